@@ -1,0 +1,118 @@
+//! The border between HTTP (text) and serving (tokens).
+//!
+//! `openai/` turns a client's request into [`Generation`]s and the [`Event`]s of
+//! each back into text. `serve/` turns a [`Generation`] into legs on workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tasuki_wire::v1;
+use tokio::sync::mpsc;
+
+/// One prompt, ready to be placed. Validated: a worker that accepts its length
+/// has nothing else to object to.
+#[derive(Debug, Clone)]
+pub struct Generation {
+    /// Stable name for logs; attempts derive theirs from it.
+    pub request_id: String,
+    pub prompt: Arc<[u32]>,
+    /// Number of choices, at least 1.
+    pub n: u32,
+    /// `seed` is set; `max_tokens` already fits the context.
+    pub sampling: v1::SamplingParams,
+    /// Salts the prefix cache.
+    pub tenant: String,
+}
+
+/// What happens to a generation, in order. Tokens of one choice arrive once
+/// each and in order, whatever happened to the workers meanwhile.
+#[derive(Debug)]
+pub enum Event {
+    PromptLogprobs(Vec<v1::TokenLogprob>),
+    Tokens {
+        choice: u32,
+        tokens: Vec<u32>,
+        /// As many as `tokens` when asked for, else empty.
+        logprobs: Vec<v1::TokenLogprob>,
+        /// Set with the choice's last tokens. On `Stop` the last token is the
+        /// stop token itself (its text is not for the client).
+        finish: Option<Finish>,
+    },
+    /// Every choice ended. Nothing follows.
+    Done(Timings),
+    /// The generation ended without all its choices. Nothing follows.
+    Failed(ServeError),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    Stop,
+    Length,
+}
+
+/// Where the time of a request went. Zero where a phase did not occur.
+#[derive(Debug, Clone, Default)]
+pub struct Timings {
+    /// Received by the router to first scheduled on the prefill worker.
+    pub queue: Duration,
+    pub prefill: Duration,
+    /// Received by the router to first token at the router.
+    pub first_token: Duration,
+    pub handshake: Duration,
+    /// First block posted to last block there.
+    pub transfer: Duration,
+    /// The part of `transfer` that prefill did not hide.
+    pub transfer_exposed: Duration,
+    /// KV usable to second token.
+    pub first_decode: Duration,
+    /// Second token to last.
+    pub decode: Duration,
+    pub total: Duration,
+    pub transfer_bytes: u64,
+    pub cached_prompt_tokens: u32,
+    /// Times the request was placed again after a fault or a preemption.
+    pub replacements: u32,
+    pub prefill_worker: String,
+    pub decode_worker: String,
+}
+
+/// Why the serving layer could not (go on to) serve.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ServeError {
+    /// 503 with Retry-After.
+    #[error("no worker can take the request: {reason}")]
+    Unavailable { reason: String, retry_after_s: u32 },
+    /// 400: the request can never run here.
+    #[error("{0}")]
+    Rejected(String),
+    /// 500: tried and failed; the message is fit for a client (no addresses).
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The events of one generation. Dropping it aborts what is left.
+pub struct Generating {
+    pub(super) events: mpsc::UnboundedReceiver<Event>,
+    pub(super) stop: mpsc::UnboundedSender<u32>,
+}
+
+impl Generating {
+    /// The next event; `None` after `Done` or `Failed`.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// Ends one choice early: a stop string was found in its text. Its further
+    /// tokens may still arrive and are to be ignored; `Done` follows as usual.
+    pub fn stop(&self, choice: u32) {
+        let _ = self.stop.send(choice);
+    }
+}
+
+/// What the workers that are up agree on.
+#[derive(Debug, Clone)]
+pub struct ModelLimits {
+    /// Prompt plus output, in tokens: the largest that some worker takes.
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+}

@@ -1,0 +1,1 @@
+"""Tasuki: prefill/decode-disaggregated LLM serving."""

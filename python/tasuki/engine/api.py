@@ -1,0 +1,230 @@
+"""What goes into the engine and what comes out of it: plain data, no torch.
+
+The worker's engine thread is the only caller. Requests arrive as `RequestSpec`;
+every `Engine.step` answers with one `StepResult`. `KvHost` is the engine as the
+handoff sees it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Leg(enum.Enum):
+    """Which part of a request this worker does."""
+
+    COLOCATED = "colocated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class LegEndReason(enum.Enum):
+    FINISHED = "finished"
+    HANDED_OFF = "handed_off"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+    RETURNED = "returned"
+    KV_LOST = "kv_lost"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. Ranges as in worker.proto; checked by the router."""
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One leg of one placement attempt of a request.
+
+    Attributes:
+        request_id: Unique per attempt; also names the handoff.
+        resumed_tokens: Output of an earlier attempt, at most one choice then.
+        choices: Indices of the choices that one prefill serves.
+        tenant: Salts the prefix cache.
+    """
+
+    request_id: str
+    leg: Leg
+    prompt_tokens: Sequence[int]
+    sampling: SamplingParams
+    resumed_tokens: Sequence[int] = ()
+    choices: Sequence[int] = (0,)
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    rank: int
+    top: Sequence[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Output:
+    """New tokens of one choice. `position` is the output index of tokens[0]."""
+
+    request_id: str
+    choice: int
+    position: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class LegTimings:
+    """Durations by this worker's clock, in seconds; meanings in worker.proto.
+
+    The engine fills queue, prefill, first_decode and decode; the handoff the rest.
+    """
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    handshake_s: float = 0.0
+    transfer_s: float = 0.0
+    transfer_exposed_s: float = 0.0
+    first_decode_s: float = 0.0
+    decode_s: float = 0.0
+    transfer_bytes: int = 0
+    transfer_blocks: int = 0
+    prefix_blocks: int = 0
+
+
+@dataclass(slots=True)
+class LegEnd:
+    """The engine holds nothing of the request any more."""
+
+    request_id: str
+    reason: LegEndReason
+    message: str = ""
+    timings: LegTimings = field(default_factory=LegTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Blocks of a PREFILL leg whose KV is final; `first` is the index in the sequence."""
+
+    request_id: str
+    first: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    choice: int
+    token: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A PREFILL leg sampled its first tokens; every block is announced by now."""
+
+    request_id: str
+    total_blocks: int
+    first_tokens: Sequence[FirstToken]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """All that one step brought. The three handoff lists concern PREFILL legs only."""
+
+    outputs: list[Output] = field(default_factory=list)
+    ended: list[LegEnd] = field(default_factory=list)
+    scheduled: list[str] = field(default_factory=list)  # first chunk is in this step
+    announced: list[Announced] = field(default_factory=list)
+    prefilled: list[Prefilled] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where a DECODE leg's KV goes: blocks of the whole prompt, in order.
+
+    The first `prefix_blocks` hold valid KV already (shared, never written to);
+    the rest are fresh and belong to the request alone.
+    """
+
+    prefix_blocks: int
+    blocks: Sequence[int]
+
+
+class KvHost(Protocol):
+    """The engine as the handoff sees it. Called on the engine thread only.
+
+    Life of a PREFILL leg: `Engine.submit` holds it back; `admit` lets the
+    scheduler see it; the step results name its chunks; its blocks stay until
+    `end_prefill_leg`. Life of a DECODE leg: `Engine.submit` parks it without
+    blocks; `assign` gives it blocks; then either `start_decode`, or
+    `end_decode_leg`, after which still-quarantined blocks come back one by one
+    through `free_quarantined`.
+    """
+
+    def admit(self, request_id: str) -> None:
+        """Credit for a PREFILL leg is there: schedule it."""
+
+    def end_prefill_leg(self, request_id: str, reason: LegEndReason, message: str = "") -> None:
+        """Released, expired or failed: stop computing, drop its blocks, report LegEnd."""
+
+    def may_credit(self, request_id: str) -> bool:
+        """Whether the inbound budget has room to expect this DECODE leg now.
+
+        True reserves the room (until assign or the leg's end).
+        """
+
+    def prefix_hint(self, request_id: str) -> int:
+        """Blocks of a DECODE leg's prompt that are cached here, at this moment."""
+
+    def assign(self, request_id: str) -> Assignment | None:
+        """Blocks for a DECODE leg's prompt; None when there is no room (nothing is held)."""
+
+    def start_decode(
+        self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
+    ) -> None:
+        """The KV of the whole prompt is in the assigned blocks and valid: decode.
+
+        Full blocks enter the prefix cache now. The leg's outputs begin with the
+        first tokens themselves (position 0 of the new ones). `timings` brings
+        what the handoff measured.
+        """
+
+    def end_decode_leg(
+        self,
+        request_id: str,
+        reason: LegEndReason,
+        message: str = "",
+        quarantine: Sequence[int] = (),
+        timings: LegTimings | None = None,
+    ) -> None:
+        """A DECODE leg that has not started ends. Its blocks are freed, except `quarantine`:
+        transfers may still write to those."""
+
+    def free_quarantined(self, blocks: Sequence[int]) -> None:
+        """No transfer writes to these any more: back to the pool."""

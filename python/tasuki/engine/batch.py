@@ -1,0 +1,37 @@
+"""One step's work in the form the model takes: flat tokens and where their KV lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class Batch:
+    """The input of one forward pass over several sequences, decodes and chunks mixed.
+
+    Sequences are ordered with single-token (decode) sequences first; there are
+    `num_decodes` of them. T is the number of tokens, S of sequences, W the
+    widest block table. Host-side lists mirror what planning needs without a
+    device read.
+
+    Attributes:
+        tokens: [T] int64, device.
+        positions: [T] int64, device; position in the sequence.
+        slots: [T] int64, device; block id x block_size + offset, where each token's KV goes.
+        block_tables: [S, W] int32, device; unused entries are 0.
+        query_lens: tokens of each sequence in this step.
+        context_lens: tokens of each sequence in the cache after this step.
+        logits_rows: [R] int64, device; rows of [T] whose logits are wanted.
+        num_decodes: how many leading sequences have a query length of 1.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    block_tables: torch.Tensor
+    query_lens: list[int]
+    context_lens: list[int]
+    logits_rows: torch.Tensor
+    num_decodes: int

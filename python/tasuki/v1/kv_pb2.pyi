@@ -1,0 +1,185 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FromDecode(_message.Message):
+    __slots__ = ("hello", "want", "renew", "release")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    want: Want
+    renew: Renew
+    release: Release
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class FromPrefill(_message.Message):
+    __slots__ = ("hello", "scheduled", "announce", "prefilled", "renewed", "gone")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    hello: HelloReply
+    scheduled: Scheduled
+    announce: Announce
+    prefilled: Prefilled
+    renewed: Renewed
+    gone: Gone
+    def __init__(self, hello: _Optional[_Union[HelloReply, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "identity", "engine_id", "expected_engine_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    identity: bytes
+    engine_id: str
+    expected_engine_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., engine_id: _Optional[str] = ..., expected_engine_id: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("engine_id", "refusal", "lease_s", "layout", "transport_metadata", "transport_metadata_digest")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    refusal: str
+    lease_s: float
+    layout: Layout
+    transport_metadata: bytes
+    transport_metadata_digest: bytes
+    def __init__(self, engine_id: _Optional[str] = ..., refusal: _Optional[str] = ..., lease_s: _Optional[float] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., transport_metadata_digest: _Optional[bytes] = ...) -> None: ...
+
+class Layout(_message.Message):
+    __slots__ = ("block_size", "tensor_parallel_size", "rank", "transport", "groups")
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    tensor_parallel_size: int
+    rank: int
+    transport: str
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, block_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., rank: _Optional[int] = ..., transport: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("kind", "base_address", "block_bytes", "num_blocks", "device", "memory", "layers")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    base_address: int
+    block_bytes: int
+    num_blocks: int
+    device: int
+    memory: str
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[str] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Want(_message.Message):
+    __slots__ = ("request_id", "prefix_blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prefix_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+
+class Scheduled(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class Announce(_message.Message):
+    __slots__ = ("request_id", "group", "first", "blocks")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    group: int
+    first: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("request_id", "total_blocks", "first_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    total_blocks: int
+    first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
+    def __init__(self, request_id: _Optional[str] = ..., total_blocks: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("choice", "token", "finished")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    token: int
+    finished: bool
+    def __init__(self, choice: _Optional[int] = ..., token: _Optional[int] = ..., finished: bool = ...) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("seq", "renewals")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    renewals: _containers.RepeatedCompositeFieldContainer[Renewal]
+    def __init__(self, seq: _Optional[int] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
+
+class Renewal(_message.Message):
+    __slots__ = ("request_id", "scheduled", "announced_blocks", "prefilled")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    scheduled: bool
+    announced_blocks: int
+    prefilled: bool
+    def __init__(self, request_id: _Optional[str] = ..., scheduled: bool = ..., announced_blocks: _Optional[int] = ..., prefilled: bool = ...) -> None: ...
+
+class Renewed(_message.Message):
+    __slots__ = ("seq", "alive", "gone")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    alive: _containers.RepeatedScalarFieldContainer[str]
+    gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seq: _Optional[int] = ..., alive: _Optional[_Iterable[str]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Gone(_message.Message):
+    __slots__ = ("request_id", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    reason: str
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,343 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_MIXED: _ClassVar[Role]
+
+class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_UNSPECIFIED: _ClassVar[Leg]
+    LEG_COLOCATED: _ClassVar[Leg]
+    LEG_PREFILL: _ClassVar[Leg]
+    LEG_DECODE: _ClassVar[Leg]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_NONE: _ClassVar[FinishReason]
+    FINISH_STOP: _ClassVar[FinishReason]
+    FINISH_LENGTH: _ClassVar[FinishReason]
+
+class LegEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEG_END_UNSPECIFIED: _ClassVar[LegEndReason]
+    LEG_END_FINISHED: _ClassVar[LegEndReason]
+    LEG_END_HANDED_OFF: _ClassVar[LegEndReason]
+    LEG_END_ABORTED: _ClassVar[LegEndReason]
+    LEG_END_REFUSED: _ClassVar[LegEndReason]
+    LEG_END_RETURNED: _ClassVar[LegEndReason]
+    LEG_END_KV_LOST: _ClassVar[LegEndReason]
+    LEG_END_REJECTED: _ClassVar[LegEndReason]
+    LEG_END_FAILED: _ClassVar[LegEndReason]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_MIXED: Role
+LEG_UNSPECIFIED: Leg
+LEG_COLOCATED: Leg
+LEG_PREFILL: Leg
+LEG_DECODE: Leg
+FINISH_NONE: FinishReason
+FINISH_STOP: FinishReason
+FINISH_LENGTH: FinishReason
+LEG_END_UNSPECIFIED: LegEndReason
+LEG_END_FINISHED: LegEndReason
+LEG_END_HANDED_OFF: LegEndReason
+LEG_END_ABORTED: LegEndReason
+LEG_END_REFUSED: LegEndReason
+LEG_END_RETURNED: LegEndReason
+LEG_END_KV_LOST: LegEndReason
+LEG_END_REJECTED: LegEndReason
+LEG_END_FAILED: LegEndReason
+
+class RouterMessage(_message.Message):
+    __slots__ = ("submit", "abort", "retarget", "set_role")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    RETARGET_FIELD_NUMBER: _ClassVar[int]
+    SET_ROLE_FIELD_NUMBER: _ClassVar[int]
+    submit: Submit
+    abort: Abort
+    retarget: Retarget
+    set_role: SetRole
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("info", "step")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    info: WorkerInfo
+    step: StepReport
+    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("protocol_version", "engine_id", "role", "model", "identity", "vocab_size", "max_model_len", "block_size", "num_blocks", "dtype", "kv_dtype", "tensor_parallel_size", "kv_endpoint", "version")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    engine_id: str
+    role: Role
+    model: str
+    identity: bytes
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    dtype: str
+    kv_dtype: str
+    tensor_parallel_size: int
+    kv_endpoint: str
+    version: str
+    def __init__(self, protocol_version: _Optional[int] = ..., engine_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., identity: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("engine_id", "kv_endpoint")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    KV_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    kv_endpoint: str
+    def __init__(self, engine_id: _Optional[str] = ..., kv_endpoint: _Optional[str] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("request_id", "leg", "peer", "prompt_tokens", "resumed_tokens", "choices", "sampling", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    leg: Leg
+    peer: Peer
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    resumed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    sampling: SamplingParams
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., leg: _Optional[_Union[Leg, str]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class SamplingParams(_message.Message):
+    __slots__ = ("seed", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_tokens: int
+    min_tokens: int
+    logprobs: int
+    prompt_logprobs: int
+    def __init__(self, seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("request_id", "choices")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Retarget(_message.Message):
+    __slots__ = ("request_id", "peer")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    peer: Peer
+    def __init__(self, request_id: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+
+class SetRole(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    def __init__(self, role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("step", "outputs", "ended", "load")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    outputs: _containers.RepeatedCompositeFieldContainer[Output]
+    ended: _containers.RepeatedCompositeFieldContainer[LegEnd]
+    load: Load
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[LegEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Output(_message.Message):
+    __slots__ = ("request_id", "choice", "position", "tokens", "logprobs", "finish", "stop_token_id", "prompt_logprobs", "cached_prompt_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choice: int
+    position: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    finish: FinishReason
+    stop_token_id: int
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    cached_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "logprob", "rank", "top")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    rank: int
+    top: _containers.RepeatedCompositeFieldContainer[TopLogprob]
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
+
+class TopLogprob(_message.Message):
+    __slots__ = ("token", "logprob")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class LegEnd(_message.Message):
+    __slots__ = ("request_id", "reason", "message", "timings")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    reason: LegEndReason
+    message: str
+    timings: LegTimings
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[LegEndReason, str]] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+
+class LegTimings(_message.Message):
+    __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks")
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    HANDSHAKE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    queue_s: float
+    prefill_s: float
+    handshake_s: float
+    transfer_s: float
+    transfer_exposed_s: float
+    first_decode_s: float
+    decode_s: float
+    transfer_bytes: int
+    transfer_blocks: int
+    prefix_blocks: int
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("role", "waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    waiting_requests: int
+    running_requests: int
+    waiting_prefill_tokens: int
+    free_blocks: int
+    total_blocks: int
+    leased_blocks: int
+    quarantined_blocks: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    counters: Counters
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired")
+    PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_PULLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_PULLED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KV_PULLS_FIELD_NUMBER: _ClassVar[int]
+    KV_PULL_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    LEASES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    output_tokens: int
+    steps: int
+    preemptions: int
+    kv_pulled_bytes: int
+    kv_pulled_blocks: int
+    kv_pulls: int
+    kv_pull_failures: int
+    leases_granted: int
+    leases_expired: int
+    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ...) -> None: ...
