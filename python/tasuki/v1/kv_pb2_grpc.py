@@ -34,8 +34,8 @@ class KvStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Connect = channel.stream_stream(
-                '/tasuki.v1.Kv/Connect',
+        self.Handoff = channel.stream_stream(
+                '/tasuki.v1.Kv/Handoff',
                 request_serializer=tasuki_dot_v1_dot_kv__pb2.FromDecode.SerializeToString,
                 response_deserializer=tasuki_dot_v1_dot_kv__pb2.FromPrefill.FromString,
                 _registered_method=True)
@@ -44,7 +44,7 @@ class KvStub(object):
 class KvServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Connect(self, request_iterator, context):
+    def Handoff(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -53,8 +53,8 @@ class KvServicer(object):
 
 def add_KvServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Connect': grpc.stream_stream_rpc_method_handler(
-                    servicer.Connect,
+            'Handoff': grpc.stream_stream_rpc_method_handler(
+                    servicer.Handoff,
                     request_deserializer=tasuki_dot_v1_dot_kv__pb2.FromDecode.FromString,
                     response_serializer=tasuki_dot_v1_dot_kv__pb2.FromPrefill.SerializeToString,
             ),
@@ -70,7 +70,7 @@ class Kv(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Connect(request_iterator,
+    def Handoff(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -83,7 +83,7 @@ class Kv(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/tasuki.v1.Kv/Connect',
+            '/tasuki.v1.Kv/Handoff',
             tasuki_dot_v1_dot_kv__pb2.FromDecode.SerializeToString,
             tasuki_dot_v1_dot_kv__pb2.FromPrefill.FromString,
             options,
