@@ -1,0 +1,139 @@
+"""Where every byte of the KV cache lies: the shape of a pool and its place on the wire.
+
+One pool per rank and cache group; a block is one contiguous run of bytes:
+
+    pool    | block 0 | block 1 | block 2 | ...              num_blocks x block_bytes
+            |         |
+    block   | head 0            | head 1            | ...    kv_heads x head_bytes
+            |                   |
+    head    | layer 0     | layer 1     | ...                layers x 2 x plane_bytes
+            |             |
+    layer   | K     | V     |                                2 x plane_bytes
+            |       |
+    plane   | slot 0 | slot 1 | ...                          block_size x head_dim elements
+
+So a transfer needs one descriptor per block, or per run of adjacent blocks.
+Heads are outermost inside a block: the heads that another tensor-parallel
+degree needs are one contiguous slice. Attention kernels see layer `l`, K or V
+`i`, as the strided view `pool[:, :, l, i]`, that is
+[num_blocks, kv_heads, block_size, head_dim].
+
+Source: DESIGN.md, "KV cache layout". This file owns no state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tasuki.errors import TasukiError
+from tasuki.v1 import kv_pb2
+
+_ALIGNMENT_BYTES = 4096
+
+
+class LayoutError(TasukiError):
+    """A cache layout that cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The pool of one cache group on one rank.
+
+    Attributes:
+        num_blocks: blocks in the pool, at least 1.
+        kv_heads: KV heads on this rank, at least 1.
+        layers: layers in the group, at least 1.
+        block_size: token slots in a block, at least 1.
+        head_dim: elements of one head's K or V for one token.
+        dtype: of the elements.
+    """
+
+    num_blocks: int
+    kv_heads: int
+    layers: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "kv_heads", "layers", "block_size", "head_dim"):
+            value = getattr(self, name)
+            if value < 1:
+                raise LayoutError(f"cache layout: {name} is {value}, must be at least 1")
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, int]:
+        """[num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+        return (
+            self.num_blocks,
+            self.kv_heads,
+            self.layers,
+            2,
+            self.block_size,
+            self.head_dim,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all heads and layers, K and V."""
+        elements = self.kv_heads * self.layers * 2 * self.block_size * self.head_dim
+        return elements * self.dtype.itemsize
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the whole pool."""
+        return self.num_blocks * self.block_bytes
+
+    def allocate(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Allocate the pool, zeroed: a slot never written reads as 0, not as NaN.
+
+        On the CPU the pool starts at a memory page, as registration likes it.
+
+        Returns:
+            Contiguous tensor of `shape` and `dtype` on `device`.
+        """
+        device = torch.device(device)
+        if device.type != "cpu":
+            return torch.zeros(self.shape, dtype=self.dtype, device=device)
+        raw = torch.zeros(self.pool_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8)
+        start = -raw.data_ptr() % _ALIGNMENT_BYTES
+        return raw[start : start + self.pool_bytes].view(self.dtype).view(self.shape)
+
+    def to_wire(
+        self,
+        pool: torch.Tensor,
+        *,
+        transport: str,
+        tensor_parallel_size: int = 1,
+        rank: int = 0,
+    ) -> kv_pb2.Layout:
+        """Describe `pool`, allocated with this layout, to a peer: one group, "full".
+
+        Raises:
+            LayoutError: `pool` is not of this layout or not contiguous.
+        """
+        if tuple(pool.shape) != self.shape or pool.dtype != self.dtype:
+            raise LayoutError(
+                f"pool is {tuple(pool.shape)} {pool.dtype}, layout says {self.shape} {self.dtype}"
+            )
+        if not pool.is_contiguous():
+            raise LayoutError(f"pool has strides {pool.stride()}, must be contiguous")
+        on_cpu = pool.device.type == "cpu"
+        group = kv_pb2.Group(
+            kind="full",
+            base_address=pool.data_ptr(),
+            block_bytes=self.block_bytes,
+            num_blocks=self.num_blocks,
+            device=0 if on_cpu else (pool.device.index or 0),
+            memory="DRAM" if on_cpu else "VRAM",
+            layers=range(self.layers),
+        )
+        return kv_pb2.Layout(
+            block_size=self.block_size,
+            tensor_parallel_size=tensor_parallel_size,
+            rank=rank,
+            transport=transport,
+            groups=[group],
+        )
