@@ -1,0 +1,116 @@
+"""Between the messages of worker.proto and the engine's plain data. Nothing is decided here."""
+
+from __future__ import annotations
+
+from tasuki.engine.api import (
+    FinishReason,
+    Leg,
+    LegEnd,
+    LegEndReason,
+    LegTimings,
+    Output,
+    RequestSpec,
+    SamplingParams,
+    TokenLogprob,
+)
+from tasuki.v1 import worker_pb2 as pb
+
+ROLE_TO_WIRE = {
+    "prefill": pb.ROLE_PREFILL,
+    "decode": pb.ROLE_DECODE,
+    "mixed": pb.ROLE_MIXED,
+}
+ROLE_FROM_WIRE = {wire: name for name, wire in ROLE_TO_WIRE.items()}
+
+_LEG = {
+    pb.LEG_COLOCATED: Leg.COLOCATED,
+    pb.LEG_PREFILL: Leg.PREFILL,
+    pb.LEG_DECODE: Leg.DECODE,
+}
+_FINISH = {
+    None: pb.FINISH_NONE,
+    FinishReason.STOP: pb.FINISH_STOP,
+    FinishReason.LENGTH: pb.FINISH_LENGTH,
+}
+_LEG_END = {
+    LegEndReason.FINISHED: pb.LEG_END_FINISHED,
+    LegEndReason.HANDED_OFF: pb.LEG_END_HANDED_OFF,
+    LegEndReason.ABORTED: pb.LEG_END_ABORTED,
+    LegEndReason.REFUSED: pb.LEG_END_REFUSED,
+    LegEndReason.RETURNED: pb.LEG_END_RETURNED,
+    LegEndReason.KV_LOST: pb.LEG_END_KV_LOST,
+    LegEndReason.REJECTED: pb.LEG_END_REJECTED,
+    LegEndReason.FAILED: pb.LEG_END_FAILED,
+}
+
+
+def request_from_wire(submit: pb.Submit) -> RequestSpec:
+    """A `Submit` as the engine takes it.
+
+    Raises:
+        KeyError: The leg is unknown to this version.
+    """
+    params = submit.sampling
+    return RequestSpec(
+        request_id=submit.request_id,
+        leg=_LEG[submit.leg],
+        prompt_tokens=list(submit.prompt_tokens),
+        resumed_tokens=list(submit.resumed_tokens),
+        choices=tuple(submit.choices) or (0,),
+        tenant=submit.tenant,
+        sampling=SamplingParams(
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p or 1.0,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty or 1.0,
+            logit_bias=dict(params.logit_bias),
+            stop_token_ids=frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+            logprobs=params.logprobs if params.HasField("logprobs") else None,
+            prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+        ),
+    )
+
+
+def output_to_wire(output: Output) -> pb.Output:
+    """An engine output as the router reads it."""
+    stopped = output.finish is FinishReason.STOP
+    return pb.Output(
+        request_id=output.request_id,
+        choice=output.choice,
+        position=output.position,
+        tokens=output.tokens,
+        logprobs=[_logprob_to_wire(entry) for entry in output.logprobs or ()],
+        finish=_FINISH[output.finish],
+        stop_token_id=output.tokens[-1] if stopped else 0,
+        prompt_logprobs=[_logprob_to_wire(entry) for entry in output.prompt_logprobs or ()],
+        cached_prompt_tokens=output.cached_prompt_tokens,
+    )
+
+
+def leg_end_to_wire(ended: LegEnd) -> pb.LegEnd:
+    """The end of a leg as the router reads it."""
+    return pb.LegEnd(
+        request_id=ended.request_id,
+        reason=_LEG_END[ended.reason],
+        message=ended.message,
+        timings=_timings_to_wire(ended.timings),
+    )
+
+
+def _timings_to_wire(timings: LegTimings) -> pb.LegTimings:
+    return pb.LegTimings(**{name: getattr(timings, name) for name in LegTimings.__slots__})
+
+
+def _logprob_to_wire(entry: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=[pb.TopLogprob(token=token, logprob=logprob) for token, logprob in entry.top],
+    )

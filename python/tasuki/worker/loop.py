@@ -1,0 +1,210 @@
+"""The engine thread: the only one that touches engine, handoff and sessions.
+
+    router streams ─┐
+    kv streams ─────┼──▶ inbox ──▶ apply ▶ poll handoffs ▶ step ▶ publish ──▶ router streams
+    transfer thread ┘                └──────────── one turn ───────────┘
+
+It sleeps on the inbox when there is nothing to compute, at most until the
+handoff's next deadline or the next heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tasuki.engine.api import Leg, RequestSpec, StepResult
+from tasuki.engine.engine import Engine
+from tasuki.kv.clock import now_s
+from tasuki.kv.handoff import Handoffs
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.sessions import Session, Sessions
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    session: Session
+    spec: RequestSpec
+    peer_engine_id: str
+    peer_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    request_id: str
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retargeted:
+    request_id: str
+    peer_engine_id: str
+    peer_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSet:
+    role: pb.Role
+
+
+class Wake:
+    """Something happened elsewhere (a KV message, a finished pull): take a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Command = Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Wake | Stop
+
+
+class EngineLoop(threading.Thread):
+    """Runs the engine until told to stop.
+
+    Args:
+        engine: The engine; handed over, nobody else calls it from now on.
+        handoffs: The KV side; likewise.
+        info: What new routers are told first; its role may change.
+        on_failure: Called from this thread with what escaped, when the loop dies of a defect.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        handoffs: Handoffs,
+        info: pb.WorkerInfo,
+        inbox: queue.SimpleQueue[Command],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name="engine", daemon=True)
+        self._engine = engine
+        self._handoffs = handoffs
+        self._info = info
+        self._inbox = inbox
+        self._on_failure = on_failure
+        self._sessions = Sessions()
+        self._steps = 0
+        self._stopping = False
+
+    def run(self) -> None:
+        try:
+            heartbeat_s = now_s()
+            while not self._stopping:
+                self._take(heartbeat_s)
+                self._handoffs.poll(now_s())
+                if self._engine.has_work():
+                    self._turn()
+                if now_s() >= heartbeat_s:
+                    heartbeat_s = now_s() + HEARTBEAT_S
+                    self._sessions.broadcast(
+                        pb.WorkerMessage(step=pb.StepReport(step=self._steps, load=self._load()))
+                    )
+        except BaseException as failure:
+            log.exception("the engine thread failed")
+            self._on_failure(failure)
+
+    def _take(self, heartbeat_s: float) -> None:
+        """Apply what waits in the inbox; with nothing to compute, wait for it."""
+        if not self._engine.has_work():
+            until_s = min(heartbeat_s, self._handoffs.next_deadline() or heartbeat_s)
+            try:
+                self._apply(self._inbox.get(timeout=max(0.0, until_s - now_s())))
+            except queue.Empty:
+                return
+        while True:
+            try:
+                self._apply(self._inbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _turn(self) -> None:
+        result = self._engine.step()
+        self._steps += 1
+        self._handoffs.on_step(result)
+        for ended in result.ended:
+            self._handoffs.on_leg_ended(ended.request_id)
+        self._publish(result)
+
+    def _publish(self, result: StepResult) -> None:
+        if result.outputs or result.ended:
+            self._sessions.publish(self._steps, result, self._load())
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Opened(session):
+                self._sessions.open(session)
+                session.send(pb.WorkerMessage(info=self._info))
+            case Closed(session):
+                for request_id in self._sessions.close(session):
+                    self._abort(request_id, ())
+            case Submitted(session, spec, peer_engine_id, peer_endpoint):
+                if not self._sessions.bind(spec.request_id, session):
+                    log.warning("request_id=%s is not run: its stream is gone", spec.request_id)
+                    return
+                self._engine.submit(spec)
+                if spec.leg is not Leg.COLOCATED:
+                    self._handoffs.submit(spec, peer_engine_id, peer_endpoint)
+            case Aborted(request_id, choices):
+                self._abort(request_id, choices)
+            case Retargeted(request_id, peer_engine_id, peer_endpoint):
+                self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint)
+            case RoleSet(role):
+                self._info.role = role
+                self._sessions.broadcast(pb.WorkerMessage(info=self._info))
+            case Stop():
+                self._stopping = True
+            case Wake():
+                pass
+
+    def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
+        self._engine.abort(request_id, choices)
+        if not choices:
+            self._handoffs.abort(request_id)
+
+    def _load(self) -> pb.Load:
+        engine = self._engine.load()
+        counters = self._engine.counters()
+        kv = self._handoffs.counters
+        return pb.Load(
+            role=self._info.role,
+            waiting_requests=engine.waiting_requests,
+            running_requests=engine.running_requests,
+            waiting_prefill_tokens=engine.waiting_prefill_tokens,
+            free_blocks=engine.free_blocks,
+            total_blocks=engine.total_blocks,
+            leased_blocks=self._handoffs.leased_blocks,
+            quarantined_blocks=engine.quarantined_blocks,
+            prefill_tokens_per_s=engine.prefill_tokens_per_s,
+            decode_step_s=engine.decode_step_s,
+            counters=pb.Counters(
+                prompt_tokens_computed=counters.prompt_tokens_computed,
+                prompt_tokens_cached=counters.prompt_tokens_cached,
+                output_tokens=counters.output_tokens,
+                steps=counters.steps,
+                preemptions=counters.preemptions,
+                kv_pulled_bytes=kv.kv_pulled_bytes,
+                kv_pulled_blocks=kv.kv_pulled_blocks,
+                kv_pulls=kv.kv_pulls,
+                kv_pull_failures=kv.kv_pull_failures,
+                leases_granted=kv.leases_granted,
+                leases_expired=kv.leases_expired,
+            ),
+        )

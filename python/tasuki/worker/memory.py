@@ -1,0 +1,87 @@
+"""How large the block pool is and how long a request may be: settled once, at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.worker.config import ConfigError
+
+_DEFAULT_SHARE = 8  # of the memory that is free: an eighth for one worker's pool
+_ENOUGH_SEQUENCES = 32  # more blocks than this many longest requests help nobody
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The pool in blocks, and the longest request in tokens that it admits."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def available_bytes() -> int:
+    """Memory that can still be taken on this machine or in this container, in bytes."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free
+
+
+def size_pool(
+    *,
+    block_bytes: int,
+    block_size: int,
+    model_context: int,
+    kv_memory: int | None,
+    max_model_len: int | None,
+    available: int,
+) -> PoolSize:
+    """Settle the pool's size and the longest request.
+
+    Inbound pulls and own prefills each need room for one longest request, so
+    the pool holds at least two.
+
+    Args:
+        block_bytes: Bytes of one block over all layers.
+        block_size: Tokens of one block.
+        model_context: Tokens the model was made for.
+        kv_memory: Bytes asked for; None: a share of `available`.
+        max_model_len: Tokens asked for; None: what model and pool allow.
+        available: Free memory in bytes.
+
+    Raises:
+        ConfigError: The asked length exceeds the model's or the pool's, or the
+            memory does not hold two blocks.
+    """
+    wanted = max_model_len or model_context
+    if max_model_len is not None and max_model_len > model_context:
+        raise ConfigError(
+            f"max-model-len is {max_model_len}, the model's context is {model_context} tokens:"
+            f" lower it"
+        )
+    enough = _ENOUGH_SEQUENCES * -(-wanted // block_size)
+    if kv_memory is None:
+        num_blocks = min(available // _DEFAULT_SHARE // block_bytes, enough)
+    else:
+        if kv_memory > available:
+            raise ConfigError(
+                f"kv-memory is {kv_memory} bytes, {available} are free on this machine: lower it"
+            )
+        num_blocks = kv_memory // block_bytes
+    longest = num_blocks // 2 * block_size
+    if longest == 0:
+        raise ConfigError(
+            f"the pool holds {num_blocks} blocks, two are the least: give kv-memory at least"
+            f" {2 * block_bytes} bytes"
+        )
+    if max_model_len is not None and max_model_len > longest:
+        needed = 2 * -(-max_model_len // block_size) * block_bytes
+        raise ConfigError(
+            f"max-model-len is {max_model_len}, a pool of {num_blocks} blocks admits {longest}"
+            f" tokens: raise kv-memory to {needed} bytes or lower max-model-len"
+        )
+    return PoolSize(num_blocks=num_blocks, max_model_len=min(wanted, longest))

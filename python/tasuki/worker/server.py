@@ -1,0 +1,86 @@
+"""The worker's gRPC face: router streams in, step reports out. Asyncio thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+from collections.abc import AsyncIterator
+
+import grpc
+
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.v1.worker_pb2_grpc import WorkerServicer
+from tasuki.worker.convert import request_from_wire
+from tasuki.worker.loop import Aborted, Closed, Command, Opened, Retargeted, RoleSet, Submitted
+from tasuki.worker.sessions import Session
+
+log = logging.getLogger(__name__)
+
+# Routers ping idle streams to notice a frozen machine; gRPC's default would
+# call that abuse and hang up.
+SERVER_OPTIONS = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class WorkerService(WorkerServicer):
+    """`tasuki.v1.Worker`: every stream becomes a session of the engine thread."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Command]) -> None:
+        self._inbox = inbox
+
+    async def Serve(  # noqa: N802 - gRPC names it
+        self,
+        request_iterator: AsyncIterator[pb.RouterMessage],
+        context: grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage],
+    ) -> AsyncIterator[pb.WorkerMessage]:
+        """One router's stream, until either side ends it."""
+        session = Session(asyncio.get_running_loop())
+        self._inbox.put(Opened(session))
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            while not reader.done():
+                getter = asyncio.create_task(session.queue.get())
+                await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
+                if not getter.done():
+                    getter.cancel()
+                    break
+                yield getter.result()
+        finally:
+            reader.cancel()
+            self._inbox.put(Closed(session))
+
+    async def _read(self, session: Session, messages: AsyncIterator[pb.RouterMessage]) -> None:
+        async for message in messages:
+            command = _command(session, message)
+            if command is not None:
+                self._inbox.put(command)
+
+
+def _command(session: Session, message: pb.RouterMessage) -> Command | None:
+    match message.WhichOneof("message"):
+        case "submit":
+            submit = message.submit
+            return Submitted(
+                session,
+                request_from_wire(submit),
+                submit.peer.engine_id,
+                submit.peer.kv_endpoint,
+            )
+        case "abort":
+            return Aborted(message.abort.request_id, tuple(message.abort.choices))
+        case "retarget":
+            peer = message.retarget.peer
+            return Retargeted(message.retarget.request_id, peer.engine_id, peer.kv_endpoint)
+        case "set_role":
+            return RoleSet(message.set_role.role)
+        case unknown:
+            log.warning("a router sent a message that this version does not know: %s", unknown)
+            return None

@@ -1,0 +1,84 @@
+"""Router streams: which of them gets which request's tokens.
+
+A `Session` is one router's stream. Its queue belongs to the asyncio thread;
+the engine thread only ever hands messages over with `send`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from tasuki.engine.api import StepResult
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.convert import leg_end_to_wire, output_to_wire
+
+
+class Session:
+    """One router's stream, from its first byte to its last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.queue: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
+
+    def send(self, message: pb.WorkerMessage) -> None:
+        """Queue a message for the router. Any thread; the order of one caller is kept."""
+        self._loop.call_soon_threadsafe(self.queue.put_nowait, message)
+
+
+class Sessions:
+    """All streams of a worker and the requests of each. Engine thread only."""
+
+    def __init__(self) -> None:
+        self._open: dict[Session, set[str]] = {}
+        self._owner: dict[str, Session] = {}
+
+    def open(self, session: Session) -> None:
+        self._open[session] = set()
+
+    def close(self, session: Session) -> set[str]:
+        """Forget a stream; returns the requests that came over it and still run."""
+        requests = self._open.pop(session, set())
+        for request_id in requests:
+            del self._owner[request_id]
+        return requests
+
+    def bind(self, request_id: str, session: Session) -> bool:
+        """Route a new request's tokens to a stream.
+
+        Returns:
+            False when the stream is gone already or the id is in use: do not run it.
+        """
+        if session not in self._open or request_id in self._owner:
+            return False
+        self._open[session].add(request_id)
+        self._owner[request_id] = session
+        return True
+
+    def publish(self, step: int, result: StepResult, load: pb.Load) -> None:
+        """Send each router its part of a step."""
+        reports: dict[Session, pb.StepReport] = {}
+        for output in result.outputs:
+            if (session := self._owner.get(output.request_id)) is not None:
+                _report(reports, session, step, load).outputs.append(output_to_wire(output))
+        for ended in result.ended:
+            session = self._owner.pop(ended.request_id, None)
+            if session is not None:
+                self._open[session].discard(ended.request_id)
+                _report(reports, session, step, load).ended.append(leg_end_to_wire(ended))
+        for session, report in reports.items():
+            session.send(pb.WorkerMessage(step=report))
+
+    def broadcast(self, message: pb.WorkerMessage) -> None:
+        """Send the same to every router."""
+        for session in self.all():
+            session.send(message)
+
+    def all(self) -> Iterable[Session]:
+        return tuple(self._open)
+
+
+def _report(
+    reports: dict[Session, pb.StepReport], session: Session, step: int, load: pb.Load
+) -> pb.StepReport:
+    return reports.setdefault(session, pb.StepReport(step=step, load=load))

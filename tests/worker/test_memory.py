@@ -1,0 +1,52 @@
+"""The pool's size and the longest request are settled from what is asked and what there is."""
+
+import pytest
+
+from tasuki.worker.config import ConfigError
+from tasuki.worker.memory import PoolSize, available_bytes, size_pool
+
+
+def size(**overrides: int | None) -> PoolSize:
+    settings: dict[str, int | None] = {
+        "block_bytes": 1_000,
+        "block_size": 16,
+        "model_context": 2_048,
+        "kv_memory": None,
+        "max_model_len": None,
+        "available": 100_000_000,
+    }
+    return size_pool(**(settings | overrides))  # type: ignore[arg-type]
+
+
+def test_with_room_the_context_is_the_models() -> None:
+    assert size() == PoolSize(num_blocks=32 * 128, max_model_len=2_048)
+
+
+def test_the_default_takes_a_share_of_what_is_free() -> None:
+    assert size(available=800_000) == PoolSize(num_blocks=100, max_model_len=800)
+
+
+def test_a_small_pool_shortens_the_context_so_that_two_requests_fit() -> None:
+    assert size(kv_memory=20_000) == PoolSize(num_blocks=20, max_model_len=160)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"max_model_len": 4_096}, ["4096", "2048"]),
+        ({"max_model_len": 1_024, "kv_memory": 20_000}, ["1024", "20 blocks", "160", "128000"]),
+        ({"kv_memory": 1_500}, ["1 blocks", "2000"]),
+        ({"kv_memory": 10**12}, [str(10**12), "100000000"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_value_and_limit(
+    overrides: dict[str, int], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        size(**overrides)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_this_machine_has_memory() -> None:
+    assert available_bytes() > 1 << 20
