@@ -13,6 +13,7 @@ from tasuki.engine.api import (
     SamplingParams,
     TokenLogprob,
 )
+from tasuki.errors import TasukiError
 from tasuki.v1 import worker_pb2 as pb
 
 ROLE_TO_WIRE = {
@@ -44,12 +45,21 @@ _LEG_END = {
 }
 
 
+class UnknownLegError(TasukiError):
+    """A router of a later version asked for a leg that this worker does not know."""
+
+
 def request_from_wire(submit: pb.Submit) -> RequestSpec:
     """A `Submit` as the engine takes it.
 
     Raises:
-        KeyError: The leg is unknown to this version.
+        UnknownLegError: The leg is not one of this version's.
     """
+    if submit.leg not in _LEG:
+        raise UnknownLegError(
+            f"leg {submit.leg} of request {submit.request_id!r} is unknown to this worker:"
+            " run router and worker of one version"
+        )
     params = submit.sampling
     return RequestSpec(
         request_id=submit.request_id,

@@ -11,7 +11,7 @@ import grpc
 
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
-from tasuki.worker.convert import request_from_wire
+from tasuki.worker.convert import UnknownLegError, request_from_wire
 from tasuki.worker.loop import Aborted, Closed, Command, Opened, Retargeted, RoleSet, Submitted
 from tasuki.worker.sessions import Session
 
@@ -59,7 +59,16 @@ class WorkerService(WorkerServicer):
 
     async def _read(self, session: Session, messages: AsyncIterator[pb.RouterMessage]) -> None:
         async for message in messages:
-            command = _command(session, message)
+            try:
+                command = _command(session, message)
+            except UnknownLegError as error:
+                ended = pb.LegEnd(
+                    request_id=message.submit.request_id,
+                    reason=pb.LEG_END_FAILED,
+                    message=str(error),
+                )
+                session.send(pb.WorkerMessage(step=pb.StepReport(ended=[ended])))
+                continue
             if command is not None:
                 self._inbox.put(command)
 

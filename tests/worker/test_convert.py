@@ -1,0 +1,50 @@
+"""What the router leaves unset means what worker.proto says."""
+
+import pytest
+
+from tasuki.engine.api import Leg
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.convert import UnknownLegError, request_from_wire
+
+
+def test_a_full_request() -> None:
+    spec = request_from_wire(
+        pb.Submit(
+            request_id="r.0",
+            leg=pb.LEG_DECODE,
+            prompt_tokens=[5, 6],
+            resumed_tokens=[7],
+            choices=[3],
+            tenant="t",
+            sampling=pb.SamplingParams(
+                seed=2**64 - 1,
+                max_tokens=9,
+                temperature=0.5,
+                top_p=0.25,
+                repetition_penalty=2,
+                logit_bias={4: -1.5},
+                stop_token_ids=[2, 2],
+                logprobs=0,
+            ),
+        )
+    )
+    assert (spec.request_id, spec.leg, spec.tenant) == ("r.0", Leg.DECODE, "t")
+    assert (list(spec.prompt_tokens), list(spec.resumed_tokens)) == ([5, 6], [7])
+    assert tuple(spec.choices) == (3,)
+    params = spec.sampling
+    assert (params.seed, params.max_tokens, params.top_p) == (2**64 - 1, 9, 0.25)
+    assert params.logit_bias == {4: -1.5} and params.stop_token_ids == {2}
+    assert params.logprobs == 0 and params.prompt_logprobs is None
+
+
+def test_unset_filters_are_off() -> None:
+    spec = request_from_wire(
+        pb.Submit(leg=pb.LEG_COLOCATED, sampling=pb.SamplingParams(max_tokens=1))
+    )
+    assert (spec.sampling.top_p, spec.sampling.repetition_penalty) == (1.0, 1.0)
+    assert spec.sampling.logprobs is None and tuple(spec.choices) == (0,)
+
+
+def test_a_leg_of_a_later_version_is_an_error() -> None:
+    with pytest.raises(UnknownLegError):
+        request_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1)))

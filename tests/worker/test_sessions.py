@@ -1,0 +1,82 @@
+"""Each router gets the tokens of its own requests, and only while its stream lives."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from tasuki.engine.api import FinishReason, LegEnd, LegEndReason, LegTimings, Output, StepResult
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.sessions import Session, Sessions
+
+
+def run(case: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(asyncio.wait_for(case(), timeout=10))
+
+
+def output(request_id: str, token: int) -> Output:
+    return Output(request_id=request_id, choice=0, position=0, tokens=[token])
+
+
+async def received(session: Session) -> list[pb.StepReport]:
+    await asyncio.sleep(0)  # let call_soon_threadsafe deliver
+    return [session.queue.get_nowait().step for _ in range(session.queue.qsize())]
+
+
+def test_a_step_is_split_by_stream() -> None:
+    async def case() -> None:
+        loop = asyncio.get_running_loop()
+        sessions, a, b = Sessions(), Session(loop), Session(loop)
+        for session in (a, b):
+            sessions.open(session)
+        assert sessions.bind("r1", a) and sessions.bind("r2", b) and sessions.bind("r3", a)
+        result = StepResult(outputs=[output("r1", 1), output("r2", 2), output("r3", 3)])
+        sessions.publish(7, result, pb.Load(free_blocks=5))
+        (of_a,), (of_b,) = await received(a), await received(b)
+        assert [(o.request_id, list(o.tokens)) for o in of_a.outputs] == [("r1", [1]), ("r3", [3])]
+        assert [(o.request_id, list(o.tokens)) for o in of_b.outputs] == [("r2", [2])]
+        assert of_a.step == 7 and of_b.load.free_blocks == 5
+
+    run(case)
+
+
+def test_after_its_end_a_request_is_nobodys() -> None:
+    async def case() -> None:
+        sessions, session = Sessions(), Session(asyncio.get_running_loop())
+        sessions.open(session)
+        sessions.bind("r1", session)
+        timings = LegTimings(transfer_s=0.5, transfer_bytes=64)
+        ended = LegEnd("r1", LegEndReason.FINISHED, timings=timings)
+        sessions.publish(1, StepResult(ended=[ended]), pb.Load())
+        sessions.publish(2, StepResult(outputs=[output("r1", 9)]), pb.Load())
+        (report,) = await received(session)
+        assert report.ended[0].reason == pb.LEG_END_FINISHED
+        assert report.ended[0].timings.transfer_bytes == 64
+        assert sessions.close(session) == set()
+
+    run(case)
+
+
+def test_closing_a_stream_names_what_still_runs() -> None:
+    async def case() -> None:
+        sessions, session = Sessions(), Session(asyncio.get_running_loop())
+        sessions.open(session)
+        sessions.bind("r1", session)
+        assert not sessions.bind("r1", session), "an id in use must not run twice"
+        assert sessions.close(session) == {"r1"}
+        assert not sessions.bind("r2", session), "a request whose stream is gone must not run"
+
+    run(case)
+
+
+def test_the_last_token_of_a_stopped_choice_is_named() -> None:
+    async def case() -> None:
+        sessions, session = Sessions(), Session(asyncio.get_running_loop())
+        sessions.open(session)
+        sessions.bind("r1", session)
+        stopped = Output("r1", 2, 5, [11, 2], finish=FinishReason.STOP)
+        sessions.publish(1, StepResult(outputs=[stopped]), pb.Load())
+        (report,) = await received(session)
+        (sent,) = report.outputs
+        assert (sent.choice, sent.position, sent.finish) == (2, 5, pb.FINISH_STOP)
+        assert sent.stop_token_id == 2
+
+    run(case)
