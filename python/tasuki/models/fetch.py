@@ -1,0 +1,67 @@
+"""From a model's name to a local Hugging Face folder.
+
+A name is an alias of the default model, a local folder, or a hub id. Nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasuki.models import cache, default_model, hub
+from tasuki.models.fetch_errors import FetchError
+
+DEFAULT_MODEL = default_model.ALIASES[0]
+
+__all__ = ["DEFAULT_MODEL", "FetchError", "list_models", "model_path", "resolve_model"]
+
+
+def resolve_model(name: str) -> Path:
+    """The model's local folder, after fetching it if need be.
+
+    Args:
+        name: `smollm2-135m`, a folder with a `config.json`, or `owner/model[@revision]`.
+
+    Raises:
+        FetchError: There is no such model, or it could not be had.
+    """
+    found = model_path(name)
+    if found is not None:
+        return found
+    if name.lower() in default_model.ALIASES:
+        return default_model.ensure()
+    if hub.is_hub_id(name):
+        return hub.fetch(name)
+    raise FetchError(
+        f"no model {name!r}: give {DEFAULT_MODEL!r}, a folder that holds a config.json, "
+        "or a hub id owner/model"
+    )
+
+
+def model_path(name: str) -> Path | None:
+    """The model's folder if that is known without fetching, else None.
+
+    A hub id always gives None: only the hub's own client knows its cache.
+
+    Raises:
+        FetchError: `name` is a folder but not a model's.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise FetchError(f"folder {folder} has no config.json: not a Hugging Face model folder")
+        return folder.resolve()
+    if name.lower() in default_model.ALIASES and default_model.is_present(default_model.folder()):
+        return default_model.folder()
+    return None
+
+
+def list_models() -> list[tuple[str, Path | None]]:
+    """What can be named without a hub: (name, folder), the folder None until fetched."""
+    known: list[tuple[str, Path | None]] = [(DEFAULT_MODEL, model_path(DEFAULT_MODEL))]
+    root = cache.models_dir()
+    if root.is_dir():
+        for entry in sorted(root.iterdir()):
+            if entry.name not in default_model.ALIASES and (entry / "config.json").is_file():
+                known.append((entry.name, entry))
+    return known

@@ -1,0 +1,71 @@
+"""Fetches a model from a Hugging Face hub by id, into the hub's own cache.
+
+`HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_ENDPOINT`, `HF_HOME` and the rest mean what
+`huggingface_hub` says they mean.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tasuki.models.fetch_errors import FetchError, say
+
+_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_UNWANTED = ["*/*", "consolidated*", "*.gguf", "training_args*", "README*"]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form `owner/model` or `owner/model@revision`."""
+    return _ID.fullmatch(name) is not None
+
+
+def fetch(name: str) -> Path:
+    """Make sure that the model `owner/model[@revision]` is in the hub's cache.
+
+    Returns:
+        Its folder there.
+
+    Raises:
+        FetchError: The hub cannot be reached, refuses, or has no such model, or
+            the model has no safetensors.
+    """
+    match = _ID.fullmatch(name)
+    if match is None:
+        raise FetchError(f"{name!r} is not a hub id of the form owner/model[@revision]")
+    from huggingface_hub import snapshot_download
+
+    say(f"looking for {name} in the hub's cache and at the hub …")
+    try:
+        got = snapshot_download(
+            match["repo"],
+            revision=match["revision"],
+            allow_patterns=_WANTED,
+            ignore_patterns=_UNWANTED,
+        )
+    except Exception as error:
+        raise FetchError(_explain(name, error)) from error
+    folder = Path(got)
+    if not any(folder.glob("*.safetensors")):
+        raise FetchError(f"{name} has no *.safetensors file; Tasuki loads no other weight format")
+    say(f"ready: {folder}")
+    return folder
+
+
+def _explain(name: str, error: Exception) -> str:
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms on the hub and set HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name}: the hub has no such revision"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{name}: the hub has no such model, or it is private and HF_TOKEN is not set"
+    if constants.HF_HUB_OFFLINE:
+        return f"{name} is not in the hub's cache, and HF_HUB_OFFLINE is set: unset it, or fetch it"
+    first_line = (str(error).strip() or repr(error)).splitlines()[0]
+    return (
+        f"{name}: the hub at {constants.ENDPOINT} cannot be reached and the model is not in its "
+        f"cache ({type(error).__name__}: {first_line}); give a local folder instead: --model DIR"
+    )
