@@ -31,10 +31,8 @@ def convert(source: Path, folder: Path) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         quantization_config=GgufConfig(dequantize=True),
