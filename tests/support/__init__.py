@@ -1,0 +1,1 @@
+"""What the tests of the whole system share: processes, clients, models, references."""

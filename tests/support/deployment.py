@@ -1,0 +1,267 @@
+"""A whole system on this machine: real workers, a real router, free ports.
+
+Unlike `tasuki serve` nothing here restarts what dies: a test that kills a
+worker decides itself whether and when it comes back.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.client import Client
+from support.metrics import Metrics
+from support.processes import Process
+from support.waiting import free_port, until
+
+MODEL_NAME = "test-model"
+START_DEADLINE_S = 120.0
+# A lease of 10 s may have to run out first.
+IDLE_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a deployment is made of.
+
+    Attributes:
+        model: folder.
+        prefill, decode, mixed: number of workers of each role.
+        worker: further arguments of every worker, e.g. `("--kv-memory", "1000000")`.
+        router: further arguments of the router.
+        dtype: of weights and cache.
+    """
+
+    model: Path
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+    worker: Sequence[str] = ()
+    router: Sequence[str] = ()
+    dtype: str = "float32"
+
+    def roles(self) -> list[str]:
+        return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+
+
+@dataclass
+class WorkerHandle:
+    """One worker: `name` is e.g. `decode-0`."""
+
+    name: str
+    role: str
+    port: int
+    process: Process
+
+
+@dataclass
+class Deployment:
+    """Starts on construction through `launch`; `stop` ends it.
+
+    Attributes:
+        url: of the router.
+        model: name that requests use.
+        model_path: its folder.
+        workers: by name.
+    """
+
+    options: Options
+    directory: Path
+    workers: dict[str, WorkerHandle] = field(default_factory=dict)
+    router: Process | None = None
+    url: str = ""
+    model: str = MODEL_NAME
+    client: Client | None = None
+
+    @classmethod
+    def launch(cls, options: Options, directory: Path) -> Deployment:
+        """Starts all workers at once, then the router, and waits until all are known."""
+        deployment = cls(options, directory)
+        try:
+            deployment._start()
+        except BaseException:
+            deployment.destroy()
+            raise
+        return deployment
+
+    def _start(self) -> None:
+        counts: dict[str, int] = {}
+        for role in self.options.roles():
+            name = f"{role}-{counts.setdefault(role, 0)}"
+            counts[role] += 1
+            port = free_port()
+            process = Process(name, self._worker_arguments(name, role, port), self._log(name))
+            self.workers[name] = WorkerHandle(name, role, port, process)
+            process.start()
+        router = ["router", "--host", "127.0.0.1", "--port", "0"]
+        router += ["--model", str(self.options.model), "--served-model-name", MODEL_NAME]
+        for worker in self.workers.values():
+            router += ["--worker", f"127.0.0.1:{worker.port}"]
+        self.router = Process("router", [*router, *self.options.router], self._log("router"))
+        self.router.start()
+        for worker in self.workers.values():
+            worker.process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
+        self.url = self.router.wait_for_line("listening on ", deadline_s=START_DEADLINE_S)
+        self.client = Client(self.url, self.model)
+        self.wait_connected()
+
+    def _worker_arguments(self, name: str, role: str, port: int) -> list[str]:
+        return [
+            "worker",
+            *("--model", str(self.options.model)),
+            *("--name", name),
+            *("--role", role),
+            *("--host", "127.0.0.1"),
+            *("--port", str(port)),
+            *("--dtype", self.options.dtype),
+            *self.options.worker,
+        ]
+
+    def _log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    @property
+    def model_path(self) -> Path:
+        return self.options.model
+
+    # -- asking --
+
+    @property
+    def http(self) -> Client:
+        assert self.client is not None
+        return self.client
+
+    def metrics(self) -> Metrics:
+        response = self.http.http.get("/metrics")
+        assert response.status_code == 200, response.text
+        return Metrics(response.text)
+
+    def logs(self) -> str:
+        """The last lines of every process, for a failure's message."""
+        processes = [worker.process for worker in self.workers.values()]
+        processes += [self.router] if self.router else []
+        return "\n".join(f"--- {p.name}\n{p.tail()}" for p in processes)
+
+    def total(self, name: str, role: str | None = None) -> float:
+        """A worker counter or gauge of `/metrics`, summed over the workers of a role."""
+        labels = {"role": role} if role else {}
+        return self.metrics().sum(f"tasuki_worker_{name}", **labels)
+
+    def gather(self, calls: Sequence[Any]) -> list[Any]:
+        """Runs callables at once, each on its own thread; results in order.
+
+        The first failure is raised, with the logs' ends in a note.
+        """
+        with ThreadPoolExecutor(len(calls)) as pool:
+            futures: list[Future[Any]] = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except Exception as error:
+            error.add_note(self.logs())
+            raise
+
+    # -- waiting --
+
+    def alive_workers(self) -> list[WorkerHandle]:
+        return [w for w in self.workers.values() if w.process.exit_code() is None]
+
+    def wait_connected(self, *, deadline_s: float = 30.0) -> None:
+        """Waits until the router is ready and knows every worker that runs."""
+        wanted = len(self.alive_workers())
+
+        def probe() -> bool:
+            if self.http.http.get("/ready").status_code != 200:
+                return False
+            return self.connected_workers() == wanted
+
+        until(probe, lambda: f"{wanted} workers connected\n{self.logs()}", deadline_s=deadline_s)
+
+    def connected_workers(self) -> int:
+        return len(self.metrics().find("tasuki_worker_total_blocks"))
+
+    def wait_idle(self, *, deadline_s: float = IDLE_DEADLINE_S) -> None:
+        """The idle integrity check: nothing runs, nobody holds a referenced block.
+
+        Raises:
+            TimeoutError: blocks or requests are left; the message says which.
+        """
+        until(
+            lambda: not self.held(),
+            lambda: f"an idle system; still held: {self.held()}\n{self.logs()}",
+            deadline_s=deadline_s,
+            interval_s=0.1,
+        )
+
+    def held(self) -> list[str]:
+        """What keeps the system from being idle, one line each."""
+        metrics = self.metrics()
+        held = []
+        for total in metrics.find("tasuki_worker_total_blocks"):
+            name = total.labels["worker"]
+            used = total.value - metrics.sum("tasuki_worker_free_blocks", worker=name)
+            gauges = {"referenced_blocks": used}
+            for gauge in ("leased_blocks", "quarantined_blocks", "waiting", "running"):
+                gauges[gauge] = metrics.sum(f"tasuki_worker_{gauge}", worker=name)
+            held += [f"{name}: {key} = {value:g}" for key, value in gauges.items() if value]
+        return held
+
+    # -- hurting --
+
+    def kill(self, name: str) -> None:
+        """SIGKILL; returns when the process is gone."""
+        self.workers[name].process.kill()
+
+    def stop_process(self, name: str) -> None:
+        """SIGSTOP."""
+        self.workers[name].process.signal(signal.SIGSTOP)
+
+    def continue_process(self, name: str) -> None:
+        """SIGCONT."""
+        self.workers[name].process.signal(signal.SIGCONT)
+
+    def restart(self, name: str, *, wait: bool = True) -> None:
+        """Starts a killed worker again, on the same port."""
+        self.workers[name].process.start()
+        if wait:
+            self.workers[name].process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
+
+    def restore(self) -> None:
+        """Brings back every worker that is gone and waits until all are connected."""
+        gone = [w.name for w in self.workers.values() if w.process.exit_code() is not None]
+        for name in gone:
+            self.restart(name, wait=False)
+        for name in gone:
+            self.workers[name].process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
+        self.wait_connected()
+
+    # -- ending --
+
+    def shut_down(self) -> None:
+        """Idle check, then an orderly end of every process; each must exit with 0.
+
+        Raises:
+            TimeoutError, AssertionError: something was held, or a process had to be killed.
+        """
+        try:
+            if self.alive_workers():
+                self.wait_idle()
+            assert self.router is not None
+            for process in [self.router, *(w.process for w in self.alive_workers())]:
+                process.signal(signal.SIGTERM)
+                code = process.wait()
+                assert code == 0, f"{process.name} ended with {code}:\n{process.tail()}"
+        finally:
+            self.destroy()
+
+    def destroy(self) -> None:
+        """Kills what is left."""
+        if self.client is not None:
+            self.client.close()
+        for worker in self.workers.values():
+            worker.process.kill()
+        if self.router is not None:
+            self.router.kill()

@@ -1,0 +1,149 @@
+"""A child process whose output goes to a file, with the means to hurt it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from support.waiting import until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class ProcessFailedError(Exception):
+    """A process ended while something was expected of it; the message has its last lines."""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of every process under test: this checkout, one thread, no hub."""
+    path = os.pathsep.join(
+        p for p in (str(REPOSITORY / "python"), os.environ.get("PYTHONPATH")) if p
+    )
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **extra,
+    }
+
+
+class Process:
+    """`python -m tasuki ARGUMENTS` in its own process group.
+
+    Args:
+        name: for messages and the log file.
+        arguments: after `tasuki`.
+        log: output of every start is appended there.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.arguments = list(arguments)
+        self.log = log
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(self) -> None:
+        """Starts it (again)."""
+        with self.log.open("ab") as output:
+            self._log_start = output.tell()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "tasuki", *self.arguments],
+                cwd=REPOSITORY,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._popen is not None, f"{self.name} was never started"
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        assert self._popen is not None, f"{self.name} was never started"
+        return self._popen.poll()
+
+    def output(self) -> str:
+        """What it printed since its latest start."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.output().splitlines()[-lines:])
+
+    def wait_for_line(self, beginning: str, *, deadline_s: float) -> str:
+        """The rest of the first output line that begins so.
+
+        Raises:
+            ProcessFailedError: it ended before.
+            TimeoutError: it is still silent.
+        """
+
+        def probe() -> str | None:
+            code = self.exit_code()
+            for line in self.output().splitlines():
+                if line.startswith(beginning):
+                    return line.removeprefix(beginning).strip() or line
+            if code is not None:
+                raise ProcessFailedError(f"{self.name} ended with {code}:\n{self.tail()}")
+            return None
+
+        return until(
+            probe,
+            lambda: f"{self.name} printing {beginning!r}; its last lines:\n{self.tail()}",
+            deadline_s=deadline_s,
+            interval_s=0.05,
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process alone."""
+        os.kill(self.pid, number)
+
+    def wait(self, *, deadline_s: float = 20.0) -> int:
+        """Its exit code; the process is killed when it does not end in time.
+
+        Raises:
+            TimeoutError: it had to be killed.
+        """
+        assert self._popen is not None
+        try:
+            return self._popen.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            tail = self.tail()
+            self.kill()
+            raise TimeoutError(
+                f"{self.name} did not end within {deadline_s:g} s; last lines:\n{tail}"
+            ) from None
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, and reaps it. Harmless when it is gone."""
+        if self._popen is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait(10)
+
+    def rss_bytes(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    def cpu_s(self) -> float:
+        """Processor seconds used so far, user and system."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
