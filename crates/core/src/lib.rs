@@ -1,1 +1,14 @@
-//! See Cargo.toml.
+//! What router, simulator and benchmark agree on: who workers and requests are,
+//! what work costs, how blocks are named. No I/O, no clock, no randomness.
+
+pub mod block_hash;
+pub mod cost;
+pub mod ids;
+pub mod request;
+pub mod worker;
+
+pub use block_hash::{BlockHash, BlockHasher, block_hashes};
+pub use cost::{CostConfig, CostModel};
+pub use ids::{Identity, Role, WorkerId};
+pub use request::{RequestView, Warm};
+pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

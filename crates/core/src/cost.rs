@@ -1,0 +1,238 @@
+//! What work costs, in seconds. Plain parameters; measured rates take over when there are any.
+
+use crate::{RequestView, WorkerView};
+
+/// Parameters of the cost model. The priors hold until a worker has measured itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CostConfig {
+    /// Prefill speed before the first measurement.
+    pub prior_prefill_tokens_per_s: f64,
+    /// Decode step of a single request before the first measurement.
+    pub prior_single_step_s: f64,
+    /// How much each further request lengthens a decode step, as a share of a single one's.
+    pub batch_slope: f64,
+    /// Part of a handoff that does not depend on its size: messages, one step's wait.
+    pub handoff_s: f64,
+    /// Last, unhidden part of a transfer, per prompt token.
+    pub handoff_s_per_token: f64,
+    /// Output that a request is expected to have at most; few reach their `max_tokens`.
+    pub expected_output_tokens: u32,
+    /// Room for growth, beyond the prompt, that a decode worker should have per choice.
+    pub headroom_tokens: u32,
+}
+
+impl Default for CostConfig {
+    fn default() -> Self {
+        Self {
+            prior_prefill_tokens_per_s: 2_000.0,
+            prior_single_step_s: 0.03,
+            batch_slope: 0.05,
+            handoff_s: 0.01,
+            handoff_s_per_token: 2e-6,
+            expected_output_tokens: 256,
+            headroom_tokens: 64,
+        }
+    }
+}
+
+/// The step time of a single request, from one measured with `running` in the batch.
+pub fn single_step_s(measured_step_s: f64, running: u32, batch_slope: f64) -> f64 {
+    measured_step_s / (1.0 + batch_slope * f64::from(running.saturating_sub(1)))
+}
+
+/// Expected durations on given workers.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CostModel {
+    pub config: CostConfig,
+}
+
+impl CostModel {
+    /// From now to the first token, on a worker that prefills the request.
+    pub fn first_token_s(&self, worker: &WorkerView, request: &RequestView) -> f64 {
+        let own = u64::from(request.tokens_to_compute(worker.id));
+        let queue_s = self.prefill_s(worker, worker.prefill_backlog_tokens());
+        let prompt_blocks = worker.blocks_for(u64::from(request.prompt_tokens));
+        queue_s + self.prefill_s(worker, own) + self.shortage_s(worker, prompt_blocks)
+    }
+
+    /// From the first token to the last expected one, on a worker that decodes the request.
+    ///
+    /// `ready_s`: from now to the moment at which the KV is there. Prompts still
+    /// waiting there then share its steps; `shared_prefill` tells that those, and
+    /// the prompt's blocks, were counted by [`Self::first_token_s`] already.
+    pub fn decode_s(
+        &self,
+        worker: &WorkerView,
+        request: &RequestView,
+        ready_s: f64,
+        shared_prefill: bool,
+    ) -> f64 {
+        let steps = request.max_tokens.saturating_sub(1);
+        let steps = f64::from(steps.min(self.config.expected_output_tokens));
+        let batch = worker.requests() + request.choices;
+        let stall_s = if shared_prefill {
+            0.0
+        } else {
+            (self.prefill_s(worker, worker.prefill_backlog_tokens()) - ready_s).max(0.0)
+        };
+        let blocks = if shared_prefill {
+            self.growth_blocks(worker, request)
+        } else {
+            self.decode_blocks(worker, request)
+        };
+        steps * self.step_s(worker, batch) + stall_s + self.shortage_s(worker, blocks)
+    }
+
+    /// Blocks that a decode worker should have for the request: prompt and first growth.
+    pub fn decode_blocks(&self, worker: &WorkerView, request: &RequestView) -> u64 {
+        let prompt = worker.blocks_for(u64::from(request.prompt_tokens));
+        prompt + self.growth_blocks(worker, request)
+    }
+
+    /// What a handoff adds between the first token and the second.
+    pub fn handoff_s(&self, request: &RequestView) -> f64 {
+        self.config.handoff_s + self.config.handoff_s_per_token * f64::from(request.prompt_tokens)
+    }
+
+    /// Computing so many prompt tokens.
+    pub fn prefill_s(&self, worker: &WorkerView, tokens: u64) -> f64 {
+        let measured = worker.load.prefill_tokens_per_s;
+        let rate = positive_or(measured, self.config.prior_prefill_tokens_per_s);
+        tokens as f64 / rate
+    }
+
+    /// One decode step with so many requests in it.
+    pub fn step_s(&self, worker: &WorkerView, requests: u32) -> f64 {
+        let single = positive_or(worker.load.single_step_s, self.config.prior_single_step_s);
+        single * (1.0 + self.config.batch_slope * f64::from(requests.saturating_sub(1)))
+    }
+
+    fn growth_blocks(&self, worker: &WorkerView, request: &RequestView) -> u64 {
+        let tokens = request.max_tokens.min(self.config.headroom_tokens);
+        u64::from(request.choices) * worker.blocks_for(u64::from(tokens))
+    }
+
+    /// Waiting for blocks that are not free. In the steady state a worker frees
+    /// as many tokens as it produces: one per running request and step.
+    fn shortage_s(&self, worker: &WorkerView, blocks: u64) -> f64 {
+        let missing = blocks.saturating_sub(worker.spare_blocks());
+        let tokens = missing as f64 * f64::from(worker.capacity.block_size_tokens);
+        let running = worker.load.running_requests.max(1);
+        tokens / f64::from(running) * self.step_s(worker, running)
+    }
+}
+
+fn positive_or(measured: f64, prior: f64) -> f64 {
+    if measured.is_finite() && measured > 0.0 {
+        measured
+    } else {
+        prior
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Capacity, Health, Identity, Outstanding, ReportedLoad, Role, WorkerId};
+
+    fn worker() -> WorkerView {
+        WorkerView {
+            id: WorkerId(0),
+            identity: Identity::default(),
+            role: Role::Mixed,
+            health: Health::Ready,
+            capacity: Capacity {
+                max_model_len_tokens: 4_096,
+                block_size_tokens: 16,
+                total_blocks: 1_000,
+            },
+            load: ReportedLoad {
+                free_blocks: 1_000,
+                prefill_tokens_per_s: 1_000.0,
+                single_step_s: 0.01,
+                ..ReportedLoad::default()
+            },
+            outstanding: Outstanding::default(),
+        }
+    }
+
+    #[test]
+    fn measured_rates_replace_priors() {
+        let model = CostModel::default();
+        let mut worker = worker();
+        assert!((model.prefill_s(&worker, 500) - 0.5).abs() < 1e-9);
+        assert!((model.step_s(&worker, 1) - 0.01).abs() < 1e-9);
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            worker.load.prefill_tokens_per_s = bad;
+            worker.load.single_step_s = bad;
+            assert!((model.prefill_s(&worker, 500) - 0.25).abs() < 1e-9);
+            assert!((model.step_s(&worker, 1) - 0.03).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn the_queue_and_what_we_sent_since_both_count() {
+        let model = CostModel::default();
+        let request = RequestView::new(100, 10);
+        let idle = model.first_token_s(&worker(), &request);
+        let mut reported = worker();
+        reported.load.waiting_prefill_tokens = 300;
+        let mut sent = worker();
+        sent.outstanding.prefill_tokens = 300;
+        assert!((model.first_token_s(&reported, &request) - idle - 0.3).abs() < 1e-9);
+        assert!((model.first_token_s(&sent, &request) - idle - 0.3).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_warm_prefix_is_not_computed() {
+        let mut request = RequestView::new(100, 10);
+        request.warm = Some(crate::Warm {
+            worker: WorkerId(0),
+            tokens: 96,
+        });
+        assert_eq!(request.tokens_to_compute(WorkerId(0)), 4);
+        assert_eq!(request.tokens_to_compute(WorkerId(1)), 100);
+        request.warm = Some(crate::Warm {
+            worker: WorkerId(0),
+            tokens: 100,
+        });
+        assert_eq!(request.tokens_to_compute(WorkerId(0)), 1);
+    }
+
+    #[test]
+    fn missing_blocks_cost_time() {
+        let model = CostModel::default();
+        let request = RequestView::new(160, 16);
+        let roomy = model.decode_s(&worker(), &request, 0.0, false);
+        let mut full = worker();
+        full.load.free_blocks = 5;
+        assert!(model.decode_s(&full, &request, 0.0, false) > roomy);
+        let mut promised = worker();
+        promised.outstanding.promised_blocks = 995;
+        assert_eq!(
+            model.decode_s(&full, &request, 0.0, false),
+            model.decode_s(&promised, &request, 0.0, false)
+        );
+    }
+
+    #[test]
+    fn a_single_step_is_recovered_from_a_batch() {
+        let model = CostModel::default();
+        let worker = worker();
+        let measured = model.step_s(&worker, 8);
+        let single = single_step_s(measured, 8, model.config.batch_slope);
+        assert!((single - 0.01).abs() < 1e-12);
+    }
+
+    #[test]
+    fn prefills_waiting_on_the_decode_worker_stall_it() {
+        let model = CostModel::default();
+        let request = RequestView::new(100, 10);
+        let mut busy = worker();
+        busy.load.waiting_prefill_tokens = 1_000;
+        let alone = model.decode_s(&worker(), &request, 0.1, false);
+        let stalled = model.decode_s(&busy, &request, 0.1, false);
+        assert!((stalled - alone - 0.9).abs() < 1e-9);
+        assert!((model.decode_s(&busy, &request, 0.1, true) - alone).abs() < 1e-9);
+    }
+}

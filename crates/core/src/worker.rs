@@ -1,0 +1,81 @@
+//! A worker as a placement decision sees it.
+
+use crate::{Identity, Role, WorkerId};
+
+/// Whether a worker may be given new work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Health {
+    /// Connected and heard of lately.
+    Ready,
+    /// Connected but silent for too long.
+    Suspect,
+    /// Not connected.
+    Down,
+}
+
+/// What a worker can hold at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Prompt plus output of one request.
+    pub max_model_len_tokens: u32,
+    pub block_size_tokens: u32,
+    pub total_blocks: u32,
+}
+
+/// A worker's own account of itself, as of its last report.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ReportedLoad {
+    pub waiting_requests: u32,
+    pub running_requests: u32,
+    /// Not yet computed, of all requests there.
+    pub waiting_prefill_tokens: u64,
+    /// Free or evictable.
+    pub free_blocks: u32,
+    /// Measured; 0 when not yet.
+    pub prefill_tokens_per_s: f64,
+    /// Measured for a step of a single request, see [`crate::cost::single_step_s`]; 0 when not yet.
+    pub single_step_s: f64,
+}
+
+/// What we sent there that its last report cannot have counted yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Outstanding {
+    pub prefill_tokens: u64,
+    pub requests: u32,
+    /// Blocks that our requests are going to take but do not hold yet.
+    pub promised_blocks: u64,
+}
+
+/// One worker at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerView {
+    pub id: WorkerId,
+    pub identity: Identity,
+    pub role: Role,
+    pub health: Health,
+    pub capacity: Capacity,
+    pub load: ReportedLoad,
+    pub outstanding: Outstanding,
+}
+
+impl WorkerView {
+    /// Prompt tokens to be computed before a new arrival's, as far as is known.
+    pub fn prefill_backlog_tokens(&self) -> u64 {
+        self.load.waiting_prefill_tokens + self.outstanding.prefill_tokens
+    }
+
+    /// Requests there now, running or about to.
+    pub fn requests(&self) -> u32 {
+        self.load.running_requests + self.load.waiting_requests + self.outstanding.requests
+    }
+
+    /// Blocks that a new arrival may count on.
+    pub fn spare_blocks(&self) -> u64 {
+        u64::from(self.load.free_blocks).saturating_sub(self.outstanding.promised_blocks)
+    }
+
+    /// Blocks that hold so many tokens.
+    pub fn blocks_for(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(u64::from(self.capacity.block_size_tokens.max(1)))
+    }
+}

@@ -1,0 +1,11 @@
+//! What an operator may choose about placement.
+
+use tasuki_core::CostConfig;
+
+/// Settings of the placement policy.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PolicyConfig {
+    /// Refuse to place a leg on a worker of another role, even when no other is left.
+    pub strict_roles: bool,
+    pub cost: CostConfig,
+}

@@ -1,0 +1,30 @@
+//! Why a request cannot be placed.
+
+use tasuki_core::Role;
+
+/// No worker, or no pair of workers, can take the request now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlacement {
+    /// Waiting does not help.
+    #[error(
+        "prompt and output come to {tokens} tokens, the longest that any worker takes is {limit_tokens}"
+    )]
+    TooLarge { tokens: u64, limit_tokens: u32 },
+    #[error("no worker is up")]
+    NoWorker,
+    #[error(
+        "no worker that takes {tokens} tokens is up, the longest for now is {limit_tokens} tokens"
+    )]
+    NoneLargeEnough { tokens: u64, limit_tokens: u32 },
+    #[error("no {role} worker is up and roles are strict")]
+    NoRole { role: Role },
+    #[error("no prefill worker and decode worker of the same model and dtype are up")]
+    NoPair,
+}
+
+impl NoPlacement {
+    /// Whether a worker that comes back could change the answer.
+    pub fn may_pass(self) -> bool {
+        !matches!(self, NoPlacement::TooLarge { .. })
+    }
+}
