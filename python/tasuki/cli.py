@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from typing import Annotated
 
 import typer
 
 from tasuki.errors import TasukiError
+from tasuki.launch import options as opt
+from tasuki.launch.parent_death import follow_parent
 
 app = typer.Typer(
     name="tasuki",
@@ -15,13 +18,188 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-model_app = typer.Typer(help="Fetch and list models.", no_args_is_help=True)
+model_app = typer.Typer(help="Fetch and list models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 
 ModelName = Annotated[
     str, typer.Argument(help="smollm2-135m, a folder, or a hub id owner/model[@revision].")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(importlib.metadata.version("tasuki"))
+        raise typer.Exit()
+
+
+@app.callback()
+def tasuki(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Prefill/decode-disaggregated LLM serving in one install."""
+
+
+@app.command()
+def serve(
+    *,
+    model: opt.ServeModel = "smollm2-135m",
+    prefill: opt.Prefill = None,
+    decode: opt.Decode = None,
+    mixed: opt.Mixed = None,
+    tp_prefill: opt.TpPrefill = 1,
+    tp_decode: opt.TpDecode = 1,
+    tp_mixed: opt.TpMixed = 1,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = None,
+    served_model_name: opt.ServedModelName = None,
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = None,
+    max_model_len: opt.MaxModelLen = None,
+    block_size: opt.BlockSize = None,
+    max_batched_tokens: opt.MaxBatchedTokens = None,
+    max_running_requests: opt.MaxRunningRequests = None,
+    lease_s: opt.Lease = None,
+    transport: opt.Transport = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    worker_host: opt.WorkersHost = "127.0.0.1",
+    worker_base_port: opt.WorkersPort = None,
+    on_kv_loss: opt.OnKvLoss = None,
+    strict_roles: opt.StrictRoles = False,
+    max_concurrent_requests: opt.MaxConcurrent = None,
+    drain_s: opt.Drain = 30.0,
+    log_dir: opt.LogDir = None,
+    quiet: opt.Quiet = False,
+    startup_timeout_s: opt.StartupTimeout = 600.0,
+) -> None:
+    """Serve a model on this machine until Ctrl-C: workers and router, one command."""
+    from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
+    from tasuki.launch.local import serve as run
+
+    config = ServeConfig(
+        model=model,
+        topology=Topology.of(prefill, decode, mixed),
+        tensor_parallel=(("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed)),
+        host=host,
+        port=port,
+        served_names=tuple(served_model_name or ()),
+        dtype=dtype,
+        worker_host=worker_host,
+        worker_base_port=worker_base_port,
+        worker=WorkerOptions(
+            kv_memory=kv_memory,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            max_batched_tokens=max_batched_tokens,
+            max_running_requests=max_running_requests,
+            lease_s=lease_s,
+            transport=transport,
+            trust_remote_code=trust_remote_code,
+        ),
+        router=RouterOptions(
+            on_kv_loss=on_kv_loss,
+            strict_roles=strict_roles,
+            max_concurrent_requests=max_concurrent_requests,
+            drain_s=drain_s,
+        ),
+        log_dir=log_dir,
+        echo_logs=not quiet,
+        startup_timeout_s=startup_timeout_s,
+    )
+    raise typer.Exit(run(config))
+
+
+@app.command()
+def demo(
+    *,
+    model: opt.ServeModel = "smollm2-135m",
+    prefill: opt.Prefill = None,
+    decode: opt.Decode = None,
+    mixed: opt.Mixed = None,
+    dtype: opt.Dtype = "auto",
+    question: opt.Question = "",
+) -> None:
+    """Serve, ask one question, show the answer and where the time went, and stop."""
+    from tasuki.launch.config import ServeConfig, Topology
+    from tasuki.launch.demo import QUESTION, ask
+    from tasuki.launch.local import Deployment
+    from tasuki.launch.local import serve as run
+
+    config = ServeConfig(
+        model=model,
+        topology=Topology.of(prefill, decode, mixed),
+        dtype=dtype,
+        echo_logs=False,
+    )
+
+    def job(deployment: Deployment) -> int:
+        return ask(deployment, question or QUESTION)
+
+    raise typer.Exit(run(config, job))
+
+
+@app.command()
+def worker(
+    *,
+    model: opt.ModelFolder,
+    role: opt.Role = "mixed",
+    name: opt.WorkerName = "worker",
+    served_name: opt.ServedName = "",
+    host: opt.WorkerHost = "127.0.0.1",
+    port: opt.WorkerPort = 0,
+    dtype: opt.Dtype = "auto",
+    kv_memory: opt.KvMemory = None,
+    max_model_len: opt.MaxModelLen = None,
+    block_size: opt.BlockSize = None,
+    max_batched_tokens: opt.MaxBatchedTokens = None,
+    max_running_requests: opt.MaxRunningRequests = None,
+    lease_s: opt.Lease = None,
+    transport: opt.Transport = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+) -> None:
+    """Run one worker: tokens in, tokens out, for routers that connect to it."""
+    from tasuki.models.fetch import resolve_model
+    from tasuki.worker.config import WorkerConfig
+
+    said = {
+        "kv_memory": kv_memory,
+        "max_model_len": max_model_len,
+        "block_size": block_size,
+        "max_batched_tokens": max_batched_tokens,
+        "max_running_requests": max_running_requests,
+        "lease_s": lease_s,
+        "transport": transport,
+    }
+    config = WorkerConfig(
+        model=resolve_model(model),
+        role=role,
+        name=name,
+        served_name=served_name,
+        host=host,
+        port=port,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        **{key: value for key, value in said.items() if value is not None},  # type: ignore[arg-type]
+    )
+    from tasuki.worker.main import configure_logging, run  # torch: only once the settings are right
+
+    configure_logging(config)
+    raise typer.Exit(run(config))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def router(context: typer.Context) -> None:
+    """Run the router in front of workers (`tasuki router --help` lists its options)."""
+    from tasuki import _native
+
+    raise typer.Exit(_native.run_router(list(context.args)))
 
 
 @model_app.command("fetch")
@@ -55,6 +233,7 @@ def model_list() -> None:
 
 def main() -> None:
     """Run the command line; a `TasukiError` becomes one line on stderr."""
+    follow_parent()
     try:
         app()
     except TasukiError as error:

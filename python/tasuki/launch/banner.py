@@ -1,0 +1,36 @@
+"""What a person needs once the server is up; pure text."""
+
+from __future__ import annotations
+
+import json
+
+QUESTION = "What is the capital of France?"
+
+
+def banner(url: str, model: str, summary: str) -> str:
+    """URL, a `curl` and an `openai` snippet; both work as pasted, so nothing is indented.
+
+    Args:
+        url: Of the router, without a trailing slash.
+        model: The served name.
+        summary: What is running, one line.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+    return f"""
+Serving {model} at {url}
+{summary}
+
+Try it with curl:
+
+curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'
+
+or from Python (pip install openai):
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none")
+messages = [{{"role": "user", "content": "{QUESTION}"}}]
+answer = client.chat.completions.create(model="{model}", messages=messages, max_tokens=64)
+print(answer.choices[0].message.content)
+
+Ctrl-C stops.
+"""

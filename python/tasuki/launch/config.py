@@ -1,0 +1,159 @@
+"""What `tasuki serve` is told: frozen, checked when built, no I/O.
+
+`None` in an option of a worker or of the router means that the option is not
+passed on: the default stands where the setting is defined (worker/config.py,
+the router's command line).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from tasuki.launch.errors import TopologyError
+
+ROLES = ("prefill", "decode", "mixed")
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How many workers of which role.
+
+    Attributes:
+        prefill: Workers that prefer prefill.
+        decode: Workers that prefer decode.
+        mixed: Workers that do both.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            if getattr(self, role) < 0:
+                raise TopologyError(f"--{role} is {getattr(self, role)}: use 0 or more")
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise TopologyError(
+                f"the topology has {self.workers} workers: use 1 to {MAX_WORKERS} in all "
+                "(--prefill, --decode, --mixed)"
+            )
+
+    @classmethod
+    def of(cls, prefill: int | None, decode: int | None, mixed: int | None) -> Topology:
+        """Fill in what was not said.
+
+        Nothing said means 1 prefill + 1 decode. One half of a split said means
+        one worker for the other half, unless there are mixed workers to do it.
+        """
+        other = 0 if mixed else 1
+        return cls(
+            prefill=other if prefill is None else prefill,
+            decode=other if decode is None else decode,
+            mixed=mixed or 0,
+        )
+
+    @property
+    def workers(self) -> int:
+        """Workers of all roles."""
+        return self.prefill + self.decode + self.mixed
+
+    def members(self) -> Iterator[tuple[str, str]]:
+        """Each worker's (name, role), in the order of their numbering: `prefill-0` first."""
+        for role in ROLES:
+            for index in range(getattr(self, role)):
+                yield f"{role}-{index}", role
+
+    def __str__(self) -> str:
+        return " + ".join(f"{getattr(self, r)} {r}" for r in ROLES if getattr(self, r))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Passed to every worker; names and meanings as in `tasuki.worker.config.WorkerConfig`."""
+
+    kv_memory: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    max_batched_tokens: int | None = None
+    max_running_requests: int | None = None
+    lease_s: float | None = None
+    transport: str | None = None
+    trust_remote_code: bool = False
+
+    def arguments(self) -> list[str]:
+        """The command-line arguments that say the same."""
+        return _arguments(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """Passed to the router; names and meanings as in `tasuki router --help`."""
+
+    on_kv_loss: str | None = None
+    strict_roles: bool = False
+    max_concurrent_requests: int | None = None
+    drain_s: float = 30.0
+
+    def arguments(self) -> list[str]:
+        """The command-line arguments that say the same."""
+        return _arguments(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything that `tasuki serve` decides from.
+
+    Attributes:
+        model: Alias, folder or hub id.
+        topology: The workers.
+        tensor_parallel: Ranks of one worker, by role.
+        host: Address the router binds.
+        port: Of the router; None: 8000 if free, else any free one.
+        served_names: What requests may call the model; empty: derived from `model`.
+        dtype: `auto`, `float32` or `bfloat16`, the same for all workers.
+        worker_host: Address the workers bind and tell each other.
+        worker_base_port: First worker's port, counting up; None: free ones.
+        worker: Options of every worker.
+        router: Options of the router.
+        log_dir: Keeps all logs there; None: a folder that is removed after a clean end.
+        echo_logs: Show the processes' output, prefixed, on stderr.
+        startup_timeout_s: Until every worker is ready.
+    """
+
+    model: str
+    topology: Topology = field(default_factory=Topology)
+    tensor_parallel: tuple[tuple[str, int], ...] = ()
+    host: str = "127.0.0.1"
+    port: int | None = None
+    served_names: tuple[str, ...] = ()
+    dtype: str = "auto"
+    worker_host: str = "127.0.0.1"
+    worker_base_port: int | None = None
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    router: RouterOptions = field(default_factory=RouterOptions)
+    log_dir: Path | None = None
+    echo_logs: bool = True
+    startup_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for role, ranks in self.tensor_parallel:
+            if ranks != 1:
+                raise TopologyError(
+                    f"--tp-{role} is {ranks}: this version has no tensor parallelism yet; "
+                    f"use 1 (more workers: --{role} N)"
+                )
+
+
+def _arguments(options: WorkerOptions | RouterOptions) -> list[str]:
+    words: list[str] = []
+    for each in fields(options):
+        value = getattr(options, each.name)
+        flag = "--" + each.name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return words

@@ -1,0 +1,185 @@
+"""Runs a deployment on this machine: workers, router, until told to stop."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+from tasuki.errors import TasukiError
+from tasuki.launch import topology
+from tasuki.launch.banner import banner
+from tasuki.launch.config import ServeConfig
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.machine import look_at_machine, router_port
+from tasuki.launch.settle import settle_dtype
+from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, say
+from tasuki.models.cache import cache_root
+from tasuki.models.fetch import resolve_model
+
+_HEALTH_TIMEOUT_S = 30.0
+_WORKER_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is up.
+
+    Attributes:
+        url: Of the router.
+        model: The served name.
+        summary: Topology, dtype and start-up time in one line.
+    """
+
+    url: str
+    model: str
+    summary: str
+
+
+Job = Callable[[Deployment], int]
+
+
+def serve(config: ServeConfig, job: Job | None = None) -> int:
+    """Serve until SIGINT or SIGTERM, or until `job` returns.
+
+    Args:
+        config: The settings.
+        job: Runs in a thread once everything is ready; its result is the exit
+            code. None: print the banner and serve.
+
+    Returns:
+        The exit code: 0 after a signal once everything was ready, 130 before.
+
+    Raises:
+        TasukiError: It cannot start; a worker's own error is in the message.
+    """
+    begun_s = time.monotonic()
+    machine = look_at_machine()
+    model = resolve_model(config.model)
+    if config.dtype == "auto":
+        say("choosing the dtype …")
+    environment = topology.worker_environment(config, machine)
+    dtype, reason = settle_dtype(model, config.dtype, environment)
+    say(f"dtype {dtype}: {reason}")
+    specs = topology.worker_specs(config, model, dtype, machine)
+    with _log_folder(config.log_dir) as logs:
+        supervisor = Supervisor(logs.path, config.echo_logs)
+        with _signals(supervisor):
+            try:
+                say(f"starting {config.topology}: {', '.join(s.name for s in specs)}")
+                supervisor.start(specs)
+                names = [s.name for s in specs]
+                addresses = supervisor.await_ready(names, config.startup_timeout_s)
+                port = router_port(config.host, config.port)
+                supervisor.start([topology.router_spec(config, model, addresses, port)])
+                (url,) = supervisor.await_ready(["router"], config.startup_timeout_s)
+                url = _reachable(url)
+                supervisor.await_condition(
+                    lambda: _is_ready(url), f"the router at {url} is ready", _HEALTH_TIMEOUT_S
+                )
+                took_s = time.monotonic() - begun_s
+                summary = f"{config.topology}, {dtype}, ready after {took_s:.1f} s"
+                served = topology.served_names(config, model)[0]
+                _begin(Deployment(url, served, summary), job, supervisor)
+                return supervisor.run()
+            except StoppedError as stopped:
+                return stopped.code or 130
+            finally:
+                _end(supervisor, config.router.drain_s)
+                logs.keep = supervisor.died
+
+
+def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
+    if job is None:
+        print(banner(deployment.url, deployment.model, deployment.summary), flush=True)
+        return
+    work = job
+
+    def run() -> None:
+        code = 1
+        try:
+            code = work(deployment)
+        except (OSError, http.client.HTTPException, TasukiError) as error:
+            say(f"error: {error}")
+        finally:
+            supervisor.post(Stop(code))
+
+    threading.Thread(target=run, name="job", daemon=True).start()
+
+
+def _end(supervisor: Supervisor, drain_s: float) -> None:
+    workers = [name for name in supervisor.names() if name != "router"]
+    if len(workers) < len(supervisor.names()):
+        say("stopping: the router drains …")
+        supervisor.stop(["router"], drain_s + 2.0)
+    supervisor.stop(workers, _WORKER_GRACE_S)
+    say("stopped")
+
+
+@dataclass(slots=True)
+class _Logs:
+    path: Path
+    keep: bool
+
+
+@contextmanager
+def _log_folder(wanted: Path | None) -> Iterator[_Logs]:
+    if wanted is not None:
+        wanted.mkdir(parents=True, exist_ok=True)
+        yield _Logs(wanted, keep=True)
+        return
+    parent = cache_root() / "logs"
+    parent.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    logs = _Logs(Path(tempfile.mkdtemp(prefix=f"{stamp}-{os.getpid()}-", dir=parent)), keep=True)
+    try:
+        yield logs
+    finally:
+        if logs.keep:
+            say(f"logs kept in {logs.path}")
+        else:
+            shutil.rmtree(logs.path, ignore_errors=True)
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.post(Stop(0))
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reachable(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.port is None:
+        raise LaunchError(f"the router says that it listens on {url!r}, which has no port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(parts.hostname or "", parts.hostname or "")
+    return f"http://[{host}]:{parts.port}" if ":" in host else f"http://{host}:{parts.port}"
+
+
+def _is_ready(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,96 @@
+"""The command line's options, each declared once; `cli.py` puts them together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `1500000`, `512MB`, `2GiB` or `2G`.
+
+    Raises:
+        typer.BadParameter: It is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", text.strip().upper())
+    if match is None or match[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is no amount of memory: use 512MB, 2GiB or bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _option(help_text: str, *names: str, **more: object) -> object:
+    return typer.Option(*names, help=help_text, show_default=False, **more)  # type: ignore[arg-type]
+
+
+# What a worker is told; `serve` passes the same on to every worker.
+KvMemory = Annotated[
+    int | None,
+    _option("KV pool of one worker, e.g. 2GB.", parser=parse_bytes, metavar="BYTES"),
+]
+MaxModelLen = Annotated[
+    int | None,
+    _option("Longest request, prompt and output, in tokens [the lesser of model and pool]."),
+]
+BlockSize = Annotated[int | None, _option("Tokens in a KV block [16].")]
+MaxBatchedTokens = Annotated[int | None, _option("Tokens in one engine step [512].")]
+MaxRunningRequests = Annotated[int | None, _option("Requests decoding at once in a worker [64].")]
+Lease = Annotated[
+    float | None,
+    _option("How long announced KV is kept for a silent peer, in seconds [10].", "--lease-s"),
+]
+Transport = Annotated[str | None, _option("How KV moves [nixl].")]
+TrustRemoteCode = Annotated[
+    bool, _option("Run code that comes with the model folder.", "--trust-remote-code")
+]
+Dtype = Annotated[
+    str, _option("auto, float32 or bfloat16 [auto: the faster one here].", metavar="DTYPE")
+]
+WorkerPort = Annotated[int, _option("Port to bind [0: any free one].")]
+WorkerHost = Annotated[str, _option("Address the worker binds and tells its peers [127.0.0.1].")]
+WorkerName = Annotated[str, _option("Name in logs.")]
+ServedName = Annotated[str, _option("Name of the model, told to routers [the folder's name].")]
+Role = Annotated[
+    str, _option("prefill, decode or mixed: a preference of the router.", metavar="ROLE")
+]
+ModelFolder = Annotated[str, _option("Folder, hub id, or smollm2-135m.")]
+
+# What `serve` decides from.
+ServeModel = Annotated[str, _option("Folder, hub id, or smollm2-135m [smollm2-135m].")]
+ServedModelName = Annotated[
+    list[str] | None, _option("Name of the model in requests [its folder or id]; repeatable.")
+]
+Prefill = Annotated[int | None, _option("Prefill workers [1].")]
+Decode = Annotated[int | None, _option("Decode workers [1].")]
+Mixed = Annotated[int | None, _option("Workers that do both [0]; alone: --mixed 2.")]
+TpPrefill = Annotated[int, _option("Ranks of a prefill worker [1].")]
+TpDecode = Annotated[int, _option("Ranks of a decode worker [1].")]
+TpMixed = Annotated[int, _option("Ranks of a mixed worker [1].")]
+Host = Annotated[str, _option("Address the router binds [127.0.0.1].")]
+Port = Annotated[int | None, _option("Port of the router [8000, or a free one if it is taken].")]
+WorkersHost = Annotated[str, _option("Address the workers bind [127.0.0.1].", "--worker-host")]
+WorkersPort = Annotated[
+    int | None,
+    _option("First worker's port; the others count up [free ones].", "--worker-base-port"),
+]
+OnKvLoss = Annotated[
+    str | None, _option("recompute or fail, when a prefill worker dies with KV [recompute].")
+]
+StrictRoles = Annotated[
+    bool, _option("Never let a worker do another role's work.", "--strict-roles")
+]
+MaxConcurrent = Annotated[
+    int | None,
+    _option("Requests in the router at once; 503 beyond.", "--max-concurrent-requests"),
+]
+Drain = Annotated[float, _option("How long Ctrl-C waits for running requests [30].", "--drain-s")]
+LogDir = Annotated[Path | None, _option("Keep the processes' logs here [kept after a crash only].")]
+Quiet = Annotated[bool, _option("Don't show the processes' logs.", "--quiet")]
+StartupTimeout = Annotated[
+    float, _option("How long the workers may take to start, in seconds [600].", "--startup-timeout")
+]
+Question = Annotated[str, _option("What to ask.")]

@@ -1,0 +1,140 @@
+"""From settings to processes: pure, no I/O, nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from tasuki.launch.config import ServeConfig
+
+_MANY_WORKERS = 4  # up to here the worker's own default share of memory adds up to less than half
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process to run.
+
+    Attributes:
+        name: Unique; prefixes its log lines.
+        arguments: After `python -m tasuki`.
+        environment: Added to the launcher's own, which wins where it says the same.
+        ready_prefix: Start of the stdout line that says it is ready; an address follows.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    ready_prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the launcher found out about the machine.
+
+    Attributes:
+        cores: CPU cores that may be used.
+        free_bytes: Memory that can still be taken.
+    """
+
+    cores: float
+    free_bytes: int
+
+
+def threads_per_worker(cores: float, workers: int) -> int:
+    """Compute threads for each of `workers` busy workers on `cores` cores, at least 1.
+
+    More threads than cores make OpenMP's barriers wait for threads that do not
+    run: two workers on two cores get ten times slower.
+    """
+    return max(1, int(cores // max(1, workers)))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
+    """Variables for every worker: threads that do not spin, transfers that stay local."""
+    environment = {
+        "OMP_NUM_THREADS": str(threads_per_worker(machine.cores, config.topology.workers)),
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+    }
+    if is_loopback(config.worker_host):
+        environment["UCX_NET_DEVICES"] = "lo"
+    return environment
+
+
+def worker_specs(
+    config: ServeConfig, model: Path, dtype: str, machine: Machine
+) -> tuple[ProcessSpec, ...]:
+    """The workers' processes, in the order of their names.
+
+    Args:
+        config: The settings.
+        model: The model's local folder.
+        dtype: Settled for all workers; KV moves only within one dtype.
+        machine: Divided among the workers.
+    """
+    environment = tuple(worker_environment(config, machine).items())
+    options = config.worker.arguments()
+    workers = config.topology.workers
+    if config.worker.kv_memory is None and workers > _MANY_WORKERS:
+        options += ["--kv-memory", str(machine.free_bytes // (2 * workers))]
+    specs = []
+    for index, (name, role) in enumerate(config.topology.members()):
+        port = 0 if config.worker_base_port is None else config.worker_base_port + index
+        words = ["worker", "--model", str(model), "--name", name, "--role", role]
+        words += ["--served-name", served_names(config, model)[0]]
+        words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
+        specs.append(ProcessSpec(name, (*words, *options), environment, "ready "))
+    return tuple(specs)
+
+
+def router_spec(config: ServeConfig, model: Path, workers: Sequence[str], port: int) -> ProcessSpec:
+    """The router's process.
+
+    Args:
+        config: The settings.
+        model: The model's local folder (tokenizer, chat template).
+        workers: The workers' addresses, `host:port`.
+        port: 0 lets it choose.
+    """
+    words = ["router", "--host", config.host, "--port", str(port), "--model", str(model)]
+    for name in served_names(config, model):
+        words += ["--served-model-name", name]
+    for address in workers:
+        words += ["--worker", address]
+    words += config.router.arguments()
+    return ProcessSpec("router", tuple(words), (), "listening on ")
+
+
+def served_names(config: ServeConfig, model: Path) -> tuple[str, ...]:
+    """What requests may call the model; the first is the one that answers carry."""
+    if config.served_names:
+        return config.served_names
+    asked = config.model.partition("@")[0]
+    is_path = Path(asked).expanduser().is_absolute() or asked.startswith((".", "~"))
+    names = [model.name, asked] if is_path or "/" not in asked else [asked]
+    return tuple(dict.fromkeys(n for n in names if n and not n.startswith((".", "~", "/"))))
+
+
+def with_port(spec: ProcessSpec, address: str) -> ProcessSpec:
+    """`spec` bound to the port of `address`, so that a restart keeps the address."""
+    words = list(spec.arguments)
+    words[words.index("--port") + 1] = address.rpartition(":")[2].rstrip("/")
+    return ProcessSpec(spec.name, tuple(words), spec.environment, spec.ready_prefix)
+
+
+def merged_environment(own: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
+    """The child's environment: what the user has set wins over what Tasuki would set."""
+    return {**dict(spec.environment), **own}
