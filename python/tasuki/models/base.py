@@ -1,0 +1,29 @@
+"""What the engine needs of a model, whatever runs it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+from tasuki.models.spec import ModelSpec
+
+
+class CausalModel(Protocol):
+    """A decoder-only language model over the paged cache."""
+
+    spec: ModelSpec
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
+        """Run one step; called on the engine thread only.
+
+        Args:
+            batch: Tokens of all sequences of the step. The batch is planned
+                here: `attention.plan` is called once.
+            attention: Writes keys and values to the cache, and attends.
+
+        Returns:
+            [R, vocab] float32: logits of `batch.logits_rows`.
+        """

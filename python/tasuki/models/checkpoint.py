@@ -1,0 +1,123 @@
+"""The tensors of a model folder: safetensors in one file or in shards, read one at a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tasuki.models.errors import ModelError
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PROGRESS_EVERY_S = 2.0
+
+
+class Checkpoint:
+    """Tensors of one folder by name, converted as they are read.
+
+    Loads that take longer than a few seconds report how far they are on stderr.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        """Open the folder's safetensors.
+
+        Raises:
+            ModelError: There are none, or one is missing or damaged.
+        """
+        self._folder, self._dtype, self._device = folder, dtype, device
+        self._handles: dict[str, Any] = {}
+        self._file_of: dict[str, str] = {}
+        for file in _files(folder):
+            try:
+                handle = safe_open(folder / file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{folder / file} cannot be read: {error}") from error
+            self._handles[file] = handle
+            self._file_of.update(dict.fromkeys(handle.keys(), file))
+        self._read = 0
+        self._said_at = time.monotonic()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All tensors of the folder."""
+        return frozenset(self._file_of)
+
+    def require(self, wanted: Iterable[str], ignored: Iterable[str] = ()) -> None:
+        """Check that the folder holds exactly the tensors that the model needs.
+
+        Args:
+            wanted: Names that must be there.
+            ignored: Names that may be there beside them.
+
+        Raises:
+            ModelError: Some are missing, or some are not known; named.
+        """
+        wanted = frozenset(wanted)
+        missing = sorted(wanted - self.names)
+        extra = sorted(
+            name
+            for name in self.names - wanted - frozenset(ignored)
+            if not name.endswith(".rotary_emb.inv_freq")
+        )
+        problems = [
+            f"{len(names)} {what} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
+            for what, names in (("missing", missing), ("not known", extra))
+            if names
+        ]
+        if problems:
+            raise ModelError(
+                f"{self._folder}: tensors {' and '.join(problems)}: the weights do not belong to"
+                f" this config.json"
+            )
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read one tensor, in the dtype and on the device asked for at the start.
+
+        Raises:
+            ModelError: Its shape differs from what config.json implies.
+        """
+        tensor: torch.Tensor = self._handles[self._file_of[name]].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self._folder}: {name} is {tuple(tensor.shape)}, config.json implies {shape}"
+            )
+        self._progress()
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def _progress(self) -> None:
+        self._read += 1
+        now = time.monotonic()
+        if now - self._said_at >= _PROGRESS_EVERY_S:
+            self._said_at = now
+            done = f"{self._read}/{len(self._file_of)} tensors"
+            print(f"model: loading {self._folder.name}: {done}", file=sys.stderr, flush=True)
+
+
+def _files(folder: Path) -> list[str]:
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            files = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ModelError(f"{index} is not a shard index: {error!r}") from error
+        missing = [file for file in files if not (folder / file).is_file()]
+        if missing:
+            raise ModelError(
+                f"{folder}: {len(missing)} of {len(files)} shards are missing"
+                f" ({', '.join(missing[:4])}): fetch the model again"
+            )
+        return files
+    if (folder / _SINGLE).is_file():
+        return [_SINGLE]
+    raise ModelError(
+        f"{folder} has neither {_SINGLE} nor {_INDEX}: convert the weights to safetensors"
+        f" (transformers: save_pretrained)"
+    )

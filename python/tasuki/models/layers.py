@@ -1,0 +1,78 @@
+"""Products with a fixed weight, as fast as this machine does them.
+
+On the CPU a weight is repacked once into oneDNN's blocked layout. Measured with
+torch 2.15 on two Zen 5 cores and the products of a 135M model (a whole step,
+milliseconds, plain -> packed):
+
+    rows    float32        bfloat16
+       1     25.1 ->  12.9    7.1 ->   7.3
+       8     39.5 ->  14.8   11.4 ->   8.2
+      32     64.8 ->  25.7   17.8 ->  14.5
+     512    495.6 -> 214.9  115.0 -> 112.0
+
+Elsewhere, or where the operators are not there or answer wrongly, it is
+`torch.nn.functional.linear`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""[T, in] to [T, out], T at least 1, in the weight's dtype."""
+
+_PACKED_FOR_ROWS = 256  # layout for this many rows was the fastest at 1, 8 and 512 as well
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Prepare a product with `weight`, which the result may or may not share memory with.
+
+    Args:
+        weight: [out, in].
+        bias: [out] or None.
+    """
+    if weight.device.type == "cpu" and _packing_works(weight.dtype):
+        return _packed(weight, bias)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight, bias)
+
+    return plain
+
+
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    product = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = product(x, packed, bias, "none", [], "")
+        return result
+
+    return run
+
+
+@functools.cache
+def _packing_works(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's packed product is there and agrees with the plain one.
+
+    The operators are what torch's own compiler emits, but not documented API:
+    hence the trial.
+    """
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        with torch.inference_mode():
+            weight = (torch.arange(48 * 32, dtype=torch.float32) % 13 - 6).view(48, 32).to(dtype)
+            bias = torch.arange(48, dtype=torch.float32).to(dtype)
+            run = _packed(weight, bias)
+            for rows in (1, 5):
+                x = (torch.arange(rows * 32, dtype=torch.float32) % 7 - 3).view(rows, 32).to(dtype)
+                if not torch.allclose(run(x), F.linear(x, weight, bias), rtol=0.01, atol=0.01):
+                    return False
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""From a Hugging Face folder to a model that runs, and the dtype to run it in."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from tasuki.models.base import CausalModel
+from tasuki.models.checkpoint import Checkpoint
+from tasuki.models.errors import ModelError
+from tasuki.models.layers import make_linear
+from tasuki.models.llama import LlamaLayer, LlamaModel, LlamaWeights
+from tasuki.models.spec import ModelSpec, read_spec
+
+# choose_dtype: rows of its products, and bytes of float32 weights that one pass reads.
+_TRIAL_ROWS = (1, 8, 256)
+_TRIAL_BYTES = 96e6
+_TRIAL_REPEATS = 3
+_WORTH = 1.1  # bfloat16 must be this much faster: float32 is exact
+
+
+def load_model(
+    path: Path | str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
+) -> CausalModel:
+    """Load a model: on the fast path if its family has one, else through transformers.
+
+    Args:
+        path: Hugging Face folder with safetensors.
+        dtype: Of weights, activations and cache.
+        device: Where the weights go.
+        trust_remote_code: Whether code that comes with the folder may run.
+
+    Raises:
+        ModelError: The folder is not complete, or its weights do not fit its config.
+        UnsupportedModelError: Neither path runs this model; says why.
+    """
+    folder, device = Path(path), torch.device(device)
+    spec = read_spec(folder, trust_remote_code=trust_remote_code)
+    if not spec.native:
+        from tasuki.models.fallback import load_fallback
+
+        return load_fallback(folder, spec, dtype, device, trust_remote_code=trust_remote_code)
+    with torch.inference_mode():
+        return LlamaModel(spec, _read_weights(spec, Checkpoint(folder, dtype, device)))
+
+
+def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
+    """Measure whether float32 or bfloat16 is faster on this machine, for this model.
+
+    Times products of the model's shapes at rows like those of decoding (1, 8)
+    and of prefill (256): a fraction of a second.
+
+    Returns:
+        The dtype, and the reason in one line.
+    """
+    device = torch.device(device)
+    if device.type != "cpu":
+        return torch.bfloat16, f"bfloat16: what {device.type} devices are made for"
+    seconds = {dtype: _trial(spec, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    gains = [a / b for a, b in zip(*seconds.values(), strict=True)]
+    measured = ", ".join(
+        f"{gain:.1f}x at {rows}" for gain, rows in zip(gains, _TRIAL_ROWS, strict=True)
+    )
+    overall = (gains[0] * gains[1] * gains[2]) ** (1 / 3)
+    faster = overall >= _WORTH
+    name = "bfloat16" if faster else "float32"
+    return (
+        torch.bfloat16 if faster else torch.float32,
+        f"{name}: bfloat16 measured {measured} rows the speed of float32 here",
+    )
+
+
+def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
+    """Seconds of one pass over some layers' MLP products, for each of _TRIAL_ROWS."""
+    inner, hidden = 2 * spec.intermediate_size, spec.hidden_size
+    copies = max(1, min(spec.num_layers, int(_TRIAL_BYTES / (4 * inner * hidden))))
+    with torch.inference_mode():
+        products = [
+            make_linear(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)
+        ]
+        result = []
+        for rows in _TRIAL_ROWS:
+            x = torch.full((rows, hidden), 0.01, dtype=dtype)
+            used = products if rows < 32 else products[: max(1, copies // 4)]
+            times = []
+            for _ in range(_TRIAL_REPEATS + 1):
+                begin = time.perf_counter()
+                for product in used:
+                    product(x)
+                times.append(time.perf_counter() - begin)
+            result.append(min(times[1:]))
+    return result
+
+
+def _read_weights(spec: ModelSpec, checkpoint: Checkpoint) -> LlamaWeights:
+    head = "lm_head.weight"
+    _require(spec, checkpoint, head)
+    vocab = (spec.vocab_size, spec.hidden_size)
+    embedding = checkpoint.tensor("model.embed_tokens.weight", vocab)
+    layers = tuple(_read_layer(spec, checkpoint, i) for i in range(spec.num_layers))
+    norm = checkpoint.tensor("model.norm.weight", (spec.hidden_size,))
+    return LlamaWeights(
+        embedding=embedding,
+        layers=layers,
+        norm=norm,
+        head=make_linear(embedding if spec.tied_head else checkpoint.tensor(head, vocab)),
+    )
+
+
+def _require(spec: ModelSpec, checkpoint: Checkpoint, head: str) -> None:
+    parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    parts += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+    if spec.attention_bias:
+        parts += [f"self_attn.{name}_proj.bias" for name in "qkv"]
+    if spec.output_bias:
+        parts.append("self_attn.o_proj.bias")
+    if spec.qk_norm:
+        parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+    wanted = [f"model.layers.{i}.{part}" for i in range(spec.num_layers) for part in parts]
+    wanted += ["model.embed_tokens.weight", "model.norm.weight"]
+    checkpoint.require(wanted if spec.tied_head else [*wanted, head], ignored=[head])
+
+
+def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> LlamaLayer:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+    def read(name: str, *shape: int) -> torch.Tensor:
+        return checkpoint.tensor(f"model.layers.{index}.{name}", shape)
+
+    rows = {"q": query, "k": kv, "v": kv}
+    qkv = torch.cat([read(f"self_attn.{n}_proj.weight", rows[n], hidden) for n in rows])
+    bias = None
+    if spec.attention_bias:
+        bias = torch.cat([read(f"self_attn.{n}_proj.bias", rows[n]) for n in rows])
+    output_bias = read("self_attn.o_proj.bias", hidden) if spec.output_bias else None
+    gate_up = torch.cat([read(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")])
+    return LlamaLayer(
+        attention_norm=read("input_layernorm.weight", hidden),
+        qkv=make_linear(qkv, bias),
+        query_norm=read("self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        key_norm=read("self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        output=make_linear(read("self_attn.o_proj.weight", hidden, query), output_bias),
+        mlp_norm=read("post_attention_layernorm.weight", hidden),
+        gate_up=make_linear(gate_up),
+        down=make_linear(read("mlp.down_proj.weight", hidden, inner)),
+    )
+
+
+__all__ = ["ModelError", "choose_dtype", "load_model"]
