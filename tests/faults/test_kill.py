@@ -1,0 +1,119 @@
+"""`kill -9` of any one worker loses no accepted request and no token.
+
+Sixteen requests are in flight. Afterwards nobody holds a block, and the worker
+that died comes back on its port and is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.crowd import Crowd, check
+from support.deployment import Deployment, Options
+from support.reference import Reference
+from support.waiting import until
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1+1", "2+2"])
+def system(
+    request: pytest.FixtureRequest,
+    tiny_model: Path,
+    deploy_for_module: Callable[[Options], Deployment],
+) -> Deployment:
+    count = request.param
+    options = ("--kv-memory", "50000000", "--max-batched-tokens", "256")
+    return deploy_for_module(Options(tiny_model, prefill=count, decode=count, worker=options))
+
+
+@pytest.fixture(autouse=True)
+def settled(system: Deployment) -> Iterator[None]:
+    """After each test: survivors idle, everybody back, the split works again."""
+    yield
+    for worker in system.alive_workers():
+        system.continue_process(worker.name)
+    system.wait_idle()
+    system.restore()
+    system.wait_idle()
+
+
+def wait_in_flight(system: Deployment, count: int) -> None:
+    until(
+        lambda: system.metrics().sum("tasuki_requests_in_flight") == count,
+        f"{count} requests in flight",
+    )
+
+
+def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Reference]) -> None:
+    """Prefill workers are frozen first, so none of the sixteen can have a token."""
+    prefill = [name for name in system.workers if name.startswith("prefill")]
+    for name in prefill:
+        system.stop_process(name)
+    crowd = Crowd(system, sixteen).start()
+    wait_in_flight(system, len(sixteen))
+    system.kill("prefill-0")
+    for name in prefill[1:]:
+        system.continue_process(name)
+    crowd.finish()
+
+
+@pytest.mark.parametrize("with_token", [1, 8, 16])
+def test_prefill_after_first_tokens(
+    system: Deployment, sixteen: list[Reference], with_token: int
+) -> None:
+    """Some are still queued, some in the middle of their handoff, some decoding."""
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=with_token, tokens=1)
+    system.kill("prefill-0")
+    crowd.finish()
+
+
+def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
+    """A decode worker that has been frozen and then dies has given no credit at all."""
+    system.stop_process("decode-0")
+    crowd = Crowd(system, sixteen).start()
+    wait_in_flight(system, len(sixteen))
+    system.kill("decode-0")
+    crowd.finish()
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(1, 1), (1, 40), (16, 5)])
+def test_decode_in_mid_stream(
+    system: Deployment, sixteen: list[Reference], requests: int, tokens: int
+) -> None:
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests, tokens)
+    system.kill("decode-0")
+    crowd.finish()
+
+
+def test_worker_that_comes_back_in_mid_stream_is_used(
+    system: Deployment, sixteen: list[Reference]
+) -> None:
+    """Killed and restarted while the sixteen still run; then the split is as before."""
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=4, tokens=4)
+    system.kill("decode-0")
+    system.restart("decode-0", wait=False)
+    crowd.finish()
+    system.restore()
+    computed = system.total("prompt_tokens_computed_total", "decode")
+    for reference in sixteen[:4]:
+        check(system.http.stream(reference.prompt_tokens, max_tokens=400), reference)
+    # The restarted worker counts from zero, the others did not grow.
+    assert system.total("prompt_tokens_computed_total", "decode") <= computed
+
+
+def test_each_in_turn(system: Deployment, sixteen: list[Reference]) -> None:
+    """Decode dies, comes back, then prefill dies: one crowd sees both."""
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=2, tokens=20)
+    system.kill("decode-0")
+    system.restart("decode-0")
+    system.wait_connected()
+    if crowd.unfinished():
+        system.kill("prefill-0")
+    crowd.finish()

@@ -1,0 +1,75 @@
+"""A decode worker that sleeps past its lease does not use what was its own.
+
+Its pool on the prefill side is overwritten by other prompts meanwhile, so a
+late read would show in the tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.crowd import Crowd
+from support.deployment import Deployment, Options
+from support.models import VOCAB_SIZE
+from support.reference import Reference
+from support.waiting import until
+
+pytestmark = pytest.mark.faults
+
+LEASE_S = 1.0
+
+
+def overwrite_pool(system: Deployment, tokens: int) -> None:
+    """Prompts that run on the prefill worker alone and take every free block in turn."""
+    draw = random.Random(3)
+    for _ in range(-(-tokens // 800)):
+        prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(800)]
+        system.http.complete(prompt, max_tokens=1)
+
+
+def test_decode_stopped_past_its_lease(
+    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+) -> None:
+    options = ("--kv-memory", "16000000", "--max-batched-tokens", "64")
+    options += ("--lease-s", str(LEASE_S))
+    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=options))
+    pool_tokens = 16 * int(system.total("total_blocks", "prefill"))
+    before = system.total("leases_expired_total", "prefill")
+
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=1, tokens=1)
+    system.stop_process("decode-0")
+    try:
+        until(
+            lambda: system.total("leases_expired_total", "prefill") > before,
+            lambda: f"a lease that expires\n{system.logs()}",
+        )
+        overwrite_pool(system, 2 * pool_tokens)
+    finally:
+        system.continue_process("decode-0")
+    crowd.finish()
+    system.wait_idle()
+
+
+def test_prefill_stopped_past_its_lease(
+    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+) -> None:
+    """The other side sleeps: renewals go unanswered, decode may not trust what it pulled."""
+    options = ("--kv-memory", "16000000", "--max-batched-tokens", "64")
+    options += ("--lease-s", str(LEASE_S))
+    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=options))
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=1, tokens=1)
+    system.stop_process("prefill-0")
+    try:
+        # The pause is the fault itself. Decode goes on with what it holds; what it
+        # could not prove in time is its loss.
+        time.sleep(4 * LEASE_S)
+    finally:
+        system.continue_process("prefill-0")
+    crowd.finish()
+    system.wait_idle()
