@@ -1,0 +1,92 @@
+"""The engine's settings: resolved once, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasuki.engine.errors import EngineConfigError
+
+IDENTITY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine may use.
+
+    Attributes:
+        num_blocks: Blocks in the pool; at least twice what one request of
+            maximal length takes, so that pulls and own work cannot starve
+            each other.
+        max_model_len: Tokens of a sequence, prompt plus output.
+        vocab_size: Token ids are below it.
+        block_size: Tokens in a block.
+        max_batched_tokens: Aim for the tokens of one step. Decodes always run;
+            prefill chunks get what they leave, and never less than a block.
+        max_running_requests: Sequences (choices count one each) that may
+            generate here at once, own ones and pulled ones each.
+        growth_headroom_tokens: Room for output that a decode leg's credit
+            asks for beyond its prompt, per choice.
+        identity: 16 bytes of model, weights and KV format; salts block hashes.
+        prefix_caching: Whether finished blocks are kept for reuse.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    block_size: int = 16
+    max_batched_tokens: int = 512
+    max_running_requests: int = 128
+    growth_headroom_tokens: int = 64
+    identity: bytes = bytes(IDENTITY_BYTES)
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse settings that could not serve one request.
+
+        Raises:
+            EngineConfigError: With the value, the limit and the remedy.
+        """
+        for name in (
+            "num_blocks",
+            "vocab_size",
+            "block_size",
+            "max_batched_tokens",
+            "max_running_requests",
+        ):
+            if getattr(self, name) < 1:
+                raise EngineConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.max_model_len < 2:
+            raise EngineConfigError(
+                f"max_model_len is {self.max_model_len}: one prompt token and one output token "
+                "need 2"
+            )
+        if self.growth_headroom_tokens < 0:
+            raise EngineConfigError(
+                f"growth_headroom_tokens is {self.growth_headroom_tokens}: it must not be negative"
+            )
+        if len(self.identity) != IDENTITY_BYTES:
+            raise EngineConfigError(
+                f"identity has {len(self.identity)} bytes: it must have {IDENTITY_BYTES}"
+            )
+        if self.num_blocks < self.min_blocks:
+            longest = self.num_blocks // 2 * self.block_size
+            raise EngineConfigError(
+                f"num_blocks is {self.num_blocks}, but two requests of max_model_len "
+                f"{self.max_model_len} tokens need {self.min_blocks} blocks of {self.block_size} "
+                f"tokens: give the cache more memory (--kv-memory) or set --max-model-len to "
+                f"{longest} or less"
+            )
+
+    @property
+    def max_request_blocks(self) -> int:
+        """Blocks of one sequence of maximal length."""
+        return self.blocks_for(self.max_model_len)
+
+    @property
+    def min_blocks(self) -> int:
+        """The smallest pool that `max_model_len` allows."""
+        return 2 * self.max_request_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold the KV of so many tokens."""
+        return -(-tokens // self.block_size)

@@ -1,0 +1,480 @@
+"""The engine: legs of requests in, one `StepResult` a step out.
+
+    submit ─▶ waiting ─▶ prefill chunks ─▶ decode ─▶ LegEnd        (colocated)
+    submit ─▶ held ─admit─▶ prefill chunks ─▶ kept ─end─▶ LegEnd    (PREFILL leg)
+    submit ─▶ parked ─assign─▶ pulling ─start─▶ decode ─▶ LegEnd    (DECODE leg)
+
+Owns every leg from submit to its LegEnd; the scheduler owns queues and blocks,
+the runner the tensors. One thread calls all of it, and `step` returns only
+when the device has finished: KV that a result names is final, and blocks freed
+between steps are touched by nobody. Long because it is the one public face.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tasuki.engine.api import (
+    Announced,
+    Assignment,
+    FinishReason,
+    FirstToken,
+    Leg,
+    LegEnd,
+    LegEndReason,
+    LegTimings,
+    Output,
+    Prefilled,
+    RequestSpec,
+    StepResult,
+    TokenLogprob,
+)
+from tasuki.engine.block_hash import root_hash
+from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.budget import Budget
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.errors import UnknownRequestError
+from tasuki.engine.inbound import Inbound
+from tasuki.engine.plan import Runner, StepOutcome, StepPlan
+from tasuki.engine.prefix_cache import PrefixCache
+from tasuki.engine.request import Phase, Request, SequenceState, Stage
+from tasuki.engine.scheduler import Scheduler
+from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates
+from tasuki.engine.validate import finish_reason, rejection
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Schedules and runs requests on one model and one pool; also a `KvHost`.
+
+    Args:
+        config: Sizes and limits.
+        runner: Computes the steps.
+        clock: Seconds, monotonic; for timings only.
+    """
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config = config
+        self._runner = runner
+        self._clock = clock
+        self._counters = EngineCounters()
+        self._rates = StepRates()
+        self._pool = BlockPool(config.num_blocks, PrefixCache(config.prefix_caching))
+        self._budget = Budget(config, self._pool)
+        self._scheduler = Scheduler(config, self._pool, self._budget, self._counters)
+        self._inbound = Inbound(config, self._pool, self._budget, self._scheduler)
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._pending = StepResult()
+        self._stalled = False
+
+    # --- the worker's side
+
+    def submit(self, spec: RequestSpec) -> None:
+        """Take a leg. A PREFILL leg is held until `admit`, a DECODE leg parked until `assign`.
+
+        One that can never run here ends REJECTED with the next step's result.
+        A second leg under an id in use is dropped: ids are unique.
+        """
+        if spec.request_id in self._requests:
+            log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
+            return
+        reason = rejection(spec, self.config)
+        if reason is not None:
+            self._pending.ended.append(LegEnd(spec.request_id, LegEndReason.REJECTED, reason))
+            return
+        self._arrivals += 1
+        root = root_hash(self.config.identity, spec.tenant)
+        request = Request(spec, self._arrivals, root, self._clock())
+        self._requests[spec.request_id] = request
+        if spec.leg is Leg.COLOCATED:
+            self._scheduler.enqueue(request.sequences[0])
+            self._stalled = False
+        elif spec.leg is Leg.DECODE:
+            self._budget.inbound[spec.request_id] = request
+
+    def abort(self, request_id: str, choices: Sequence[int] = ()) -> None:
+        """Stop the whole request, or some of its choices; no-op for an unknown id.
+
+        A leg whose blocks a peer or a transfer may touch only stops computing:
+        `end_prefill_leg` or `end_decode_leg` ends it.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        self._stalled = False
+        if choices and self._drop_choices(request, set(choices)):
+            return
+        if request.phase is Phase.ASSIGNED:
+            request.cancelled = True
+        elif request.leg is Leg.PREFILL and request.announced:
+            for sequence in request.sequences:
+                self._scheduler.stop(sequence)
+            request.phase = Phase.PREFILLED
+        else:
+            self._end(request, LegEndReason.ABORTED)
+
+    def has_work(self) -> bool:
+        """Whether `step` would bring anything now."""
+        if self._pending.ended or self._pending.outputs:
+            return True
+        return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
+
+    def step(self) -> StepResult:
+        """Run one step and tell all that happened since the last one."""
+        started_s = self._clock()
+        preemptions = self._counters.preemptions
+        plan = self._scheduler.plan(started_s)
+        for request in plan.returned:
+            self._end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
+        self._stalled = not plan.rows and self._counters.preemptions == preemptions
+        if plan.rows:
+            outcome = self._runner.execute(plan)
+            now_s = self._clock()
+            self._commit(plan, outcome, now_s)
+            self._counters.steps += 1
+            decodes = plan.num_decodes
+            self._rates.record(plan.prefill_tokens, decodes, now_s - started_s)
+        result, self._pending = self._pending, StepResult()
+        return result
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        running = {id(sequence.request) for sequence in self._scheduler.running}
+        uncomputed = 0
+        for request in self._requests.values():
+            if request.phase is Phase.HELD:
+                uncomputed += len(request.sequences[0].tokens)
+        for sequence in self._scheduler.waiting:
+            uncomputed += len(sequence.tokens)
+        for sequence in self._scheduler.running:
+            if sequence.stage is Stage.PREFILL:
+                uncomputed += len(sequence.tokens) - sequence.computed
+        kept = sum(request.phase is Phase.PREFILLED for request in self._requests.values())
+        return EngineLoad(
+            waiting_requests=max(0, len(self._requests) - len(running) - kept),
+            running_requests=len(running),
+            waiting_prefill_tokens=uncomputed,
+            free_blocks=self._pool.available,
+            total_blocks=self.config.num_blocks,
+            leased_blocks=sum(r.announced for r in self._budget.outbound.values()),
+            quarantined_blocks=self._pool.num_quarantined,
+            prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
+            decode_step_s=self._rates.decode_step_s,
+        )
+
+    def counters(self) -> EngineCounters:
+        """Counts since the start; the live object, to be read only."""
+        return self._counters
+
+    @property
+    def referenced_blocks(self) -> int:
+        """Blocks that some leg holds; 0 when no leg is here."""
+        return self._pool.num_referenced
+
+    def check(self) -> None:
+        """Compare the block accounts with what the legs hold.
+
+        Raises:
+            PoolImbalanceError: They differ: a defect.
+        """
+        self._pool.check(
+            sequence.blocks for request in self._requests.values() for sequence in request.sequences
+        )
+
+    # --- the handoff's side: KvHost
+
+    def admit(self, request_id: str) -> None:
+        """Credit for a PREFILL leg is there: schedule it. No-op if it is not held."""
+        request = self._requests.get(request_id)
+        if request is not None and request.phase is Phase.HELD:
+            request.phase = Phase.ACTIVE
+            self._scheduler.enqueue(request.sequences[0])
+            self._stalled = False
+
+    def end_prefill_leg(self, request_id: str, reason: LegEndReason, message: str = "") -> None:
+        """Stop a PREFILL leg, drop its blocks, report LegEnd. No-op if it is not here."""
+        request = self._requests.get(request_id)
+        if request is not None and request.leg is Leg.PREFILL:
+            self._end(request, reason, message)
+
+    def may_credit(self, request_id: str) -> bool:
+        """Reserve room for a parked DECODE leg; False while there is none."""
+        request = self._requests.get(request_id)
+        return request is not None and self._inbound.may_credit(request)
+
+    def prefix_hint(self, request_id: str) -> int:
+        """Blocks of a DECODE leg's context that are cached here, at this moment."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else self._inbound.prefix_hint(request)
+
+    def assign(self, request_id: str) -> Assignment | None:
+        """Blocks for a parked DECODE leg's context; None when there is no room.
+
+        Raises:
+            UnknownRequestError: No parked DECODE leg has this id.
+        """
+        return self._inbound.assign(self._decode_leg(request_id, Phase.PARKED))
+
+    def start_decode(
+        self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
+    ) -> None:
+        """The KV of the whole context is in the assigned blocks: decode.
+
+        Raises:
+            UnknownRequestError: No assigned DECODE leg has this id.
+        """
+        request = self._decode_leg(request_id, Phase.ASSIGNED)
+        root = request.sequences[0]
+        self._budget.drop(request)
+        request.phase = Phase.ACTIVE
+        request.timings = timings
+        request.first_token_s = request.last_token_s = self._clock()
+        self._scheduler.advance(root, request.num_context_tokens - root.computed)
+        wanted = [first for first in first_tokens if first.choice in root.choices]
+        if request.cancelled or not wanted:
+            self._end(request, LegEndReason.ABORTED)
+            return
+        finishes = []
+        for first in wanted:
+            finish = self._finish(root, first.token)
+            if finish is None and first.finished:
+                stops = request.spec.sampling.stop_token_ids
+                finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
+            finishes.append(finish)
+        root.choices = [first.choice for first in wanted]
+        self._report(root, [first.token for first in wanted], finishes, None)
+        self._go_on(root, [first.token for first in wanted], finishes)
+        self._stalled = False
+
+    def end_decode_leg(
+        self,
+        request_id: str,
+        reason: LegEndReason,
+        message: str = "",
+        quarantine: Sequence[int] = (),
+        timings: LegTimings | None = None,
+    ) -> None:
+        """End a DECODE leg that has not started; no-op if it is not here."""
+        request = self._requests.get(request_id)
+        if request is None or request.leg is not Leg.DECODE:
+            return
+        if timings is not None:
+            request.timings = timings
+        if quarantine and request.phase is Phase.ASSIGNED:
+            self._inbound.quarantine(request, quarantine)
+        self._end(request, reason, message)
+
+    def free_quarantined(self, blocks: Sequence[int]) -> None:
+        """No transfer writes to these any more: back to the pool."""
+        self._pool.free_quarantined(blocks)
+        self._stalled = False
+
+    # --- after the model ran
+
+    def _commit(self, plan: StepPlan, outcome: StepOutcome, now_s: float) -> None:
+        """Book what a step computed."""
+        self._pending.scheduled += plan.started
+        self._counters.prompt_tokens_computed += plan.prefill_tokens
+        failed = {id(sequence) for sequence in outcome.failed}
+        for sequence, tokens in plan.rows:
+            if id(sequence) not in failed:
+                self._scheduler.advance(sequence, tokens)
+                if sequence.request.leg is Leg.PREFILL:
+                    self._announce(sequence)
+        for sequence, scores in outcome.prompt_logprobs:
+            if sequence.request.prompt_logprobs is not None:
+                sequence.request.prompt_logprobs += scores
+        index = 0
+        while index < len(outcome.draws):
+            sequence = outcome.draws[index].sequence
+            upto = index + len(sequence.choices)
+            if id(sequence) not in failed:
+                logprobs = None if outcome.logprobs is None else outcome.logprobs[index:upto]
+                self._sampled(sequence, outcome.tokens[index:upto], logprobs, now_s)
+            index = upto
+        for request in {sequence.request for sequence in outcome.failed}:
+            self._fail(request)
+
+    def _announce(self, sequence: SequenceState) -> None:
+        """Name the blocks of a PREFILL leg that became final."""
+        request = sequence.request
+        final = sequence.computed // self.config.block_size
+        if sequence.computed == len(sequence.tokens):
+            final = len(sequence.blocks)
+        if final > request.announced:
+            blocks = tuple(sequence.blocks[request.announced : final])
+            self._pending.announced.append(Announced(request.request_id, request.announced, blocks))
+            request.announced = final
+
+    def _sampled(
+        self,
+        sequence: SequenceState,
+        tokens: list[int],
+        logprobs: Sequence[TokenLogprob | None] | None,
+        now_s: float,
+    ) -> None:
+        """A sequence has a next token for each of its choices."""
+        request = sequence.request
+        self._counters.output_tokens += len(tokens)
+        finishes = [self._finish(sequence, token) for token in tokens]
+        self._report(sequence, tokens, finishes, logprobs)
+        if now_s != request.last_token_s:
+            self._note_time(request, now_s)
+        if request.leg is Leg.PREFILL:
+            self._prefilled(sequence, tokens, finishes)
+        else:
+            self._go_on(sequence, tokens, finishes)
+
+    def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
+        return finish_reason(
+            sequence.request.spec.sampling,
+            token,
+            outputs=sequence.num_outputs + 1,
+            length=len(sequence.tokens) + 1,
+            max_model_len=self.config.max_model_len,
+        )
+
+    def _report(
+        self,
+        sequence: SequenceState,
+        tokens: list[int],
+        finishes: list[FinishReason | None],
+        logprobs: Sequence[TokenLogprob | None] | None,
+    ) -> None:
+        """One Output for each choice of a sequence; `tokens` and others go by choice."""
+        request = sequence.request
+        position = sequence.num_outputs
+        cached = request.cached_tokens or 0 if position == 0 else 0
+        for index, choice in enumerate(sequence.choices):
+            entry = None if logprobs is None else logprobs[index]
+            self._pending.outputs.append(
+                Output(
+                    request_id=request.request_id,
+                    choice=choice,
+                    position=position,
+                    tokens=[tokens[index]],
+                    logprobs=None if entry is None else [entry],
+                    finish=finishes[index],
+                    prompt_logprobs=request.prompt_logprobs,
+                    cached_prompt_tokens=cached,
+                )
+            )
+            request.prompt_logprobs = None
+
+    def _prefilled(
+        self, sequence: SequenceState, tokens: list[int], finishes: list[FinishReason | None]
+    ) -> None:
+        """A PREFILL leg is computed: its blocks stay, unless nothing needs to move."""
+        request = sequence.request
+        first_tokens = tuple(
+            FirstToken(choice, token, finish is not None)
+            for choice, token, finish in zip(sequence.choices, tokens, finishes, strict=True)
+        )
+        self._pending.prefilled.append(
+            Prefilled(request.request_id, len(sequence.blocks), first_tokens)
+        )
+        self._scheduler.stop(sequence)
+        request.phase = Phase.PREFILLED
+        if all(first.finished for first in first_tokens):
+            self._end(request, LegEndReason.FINISHED)
+
+    def _go_on(
+        self, sequence: SequenceState, tokens: list[int], finishes: list[FinishReason | None]
+    ) -> None:
+        """Let the choices that have not finished generate, each in its own sequence."""
+        request = sequence.request
+        going = [
+            (choice, token)
+            for choice, token, finish in zip(sequence.choices, tokens, finishes, strict=True)
+            if finish is None
+        ]
+        if not going:
+            self._scheduler.remove(sequence)
+            request.sequences.remove(sequence)
+            if not request.sequences:
+                self._end(request, LegEndReason.FINISHED)
+            return
+        for choice, token in going[1:]:
+            child = self._scheduler.fork(sequence, choice)
+            child.tokens.append(token)
+            self._scheduler.start_decode(child)
+        choice, token = going[0]
+        sequence.tokens.append(token)
+        if sequence.stage is not Stage.DECODE:
+            self._scheduler.stop(sequence)
+            sequence.choices = [choice]
+            self._scheduler.start_decode(sequence)
+
+    def _note_time(self, request: Request, now_s: float) -> None:
+        timings = request.timings
+        if request.first_token_s is None:
+            scheduled_s = (
+                request.submitted_s if request.scheduled_s is None else request.scheduled_s
+            )
+            timings.queue_s = scheduled_s - request.submitted_s
+            timings.prefill_s = now_s - scheduled_s
+            request.first_token_s = now_s
+        elif request.second_token_s is None:
+            timings.first_decode_s = now_s - request.first_token_s
+            request.second_token_s = now_s
+        else:
+            timings.decode_s = now_s - request.second_token_s
+        request.last_token_s = now_s
+
+    # --- ends
+
+    def _drop_choices(self, request: Request, choices: set[int]) -> bool:
+        """Drop some choices of a request; False, and nothing done, when no other would be left."""
+        left = {c for sequence in request.sequences for c in sequence.choices} - choices
+        if not left:
+            return False
+        for sequence in request.sequences.copy():
+            sequence.choices = [c for c in sequence.choices if c not in choices] or sequence.choices
+            if sequence.choices[0] in choices:
+                self._scheduler.remove(sequence)
+                request.sequences.remove(sequence)
+        return True
+
+    def _fail(self, request: Request) -> None:
+        """The model made of this request what is no number: it fails alone."""
+        held = Counter(block for s in request.sequences for block in s.blocks)
+        own = [b for b, count in held.items() if self._pool.references(b) == count]
+        for block in own:
+            self._pool.cache.forget(block)
+        self._runner.scrub(own)
+        position = max(sequence.num_outputs for sequence in request.sequences)
+        log.error("request_id=%s: logits are not finite", request.request_id)
+        self._end(
+            request,
+            LegEndReason.FAILED,
+            f"the model's logits at output position {position} are not finite: the request was "
+            "stopped; in bfloat16 try --dtype float32",
+        )
+
+    def _end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
+        """Forget a leg: blocks back, LegEnd out."""
+        for sequence in request.sequences:
+            self._scheduler.remove(sequence)
+        request.sequences.clear()
+        self._budget.drop(request)
+        del self._requests[request.request_id]
+        self._stalled = False
+        self._pending.ended.append(
+            LegEnd(request.request_id, reason, message, timings=request.timings)
+        )
+
+    def _decode_leg(self, request_id: str, phase: Phase) -> Request:
+        request = self._requests.get(request_id)
+        if request is None or request.leg is not Leg.DECODE or request.phase is not phase:
+            found = "not here" if request is None else request.phase.value
+            raise UnknownRequestError(
+                f"request {request_id}: a {phase.value} DECODE leg is wanted, it is {found}"
+            )
+        return request

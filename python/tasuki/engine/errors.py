@@ -1,0 +1,25 @@
+"""What can go wrong in the engine and a person can act on."""
+
+from __future__ import annotations
+
+from tasuki.errors import TasukiError
+
+
+class EngineConfigError(TasukiError):
+    """The engine's settings do not fit together."""
+
+
+class DuplicateRequestError(TasukiError):
+    """A request id is in use; ids are unique per placement attempt."""
+
+
+class UnknownRequestError(TasukiError):
+    """No such leg here, or not in the phase that the call is for."""
+
+
+class OutOfBlocksError(TasukiError):
+    """More blocks were asked for than are free or evictable."""
+
+
+class PoolImbalanceError(TasukiError):
+    """Block accounting is wrong: a defect. Names the first blocks concerned."""

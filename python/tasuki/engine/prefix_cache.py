@@ -1,0 +1,101 @@
+"""Which blocks hold which content: hash to block, and the order of eviction.
+
+Owns no references. A cached block is *referenced* (somebody holds it; the
+block pool knows) or *evictable* (nobody does; it waits here, least recently
+released first). Used by the engine thread only, through the block pool.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class PrefixCache:
+    """Content hashes of full, final blocks."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Cached blocks, referenced or not."""
+        return len(self._hash_of)
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that nobody references."""
+        return len(self._evictable)
+
+    def holds(self, block: int) -> bool:
+        """Whether the block's content is cached."""
+        return block in self._hash_of
+
+    def evictable(self) -> Iterable[int]:
+        """The unreferenced cached blocks, next to be evicted first."""
+        return self._evictable.keys()
+
+    def match(self, hashes: Sequence[bytes], limit: int | None = None) -> list[int]:
+        """The blocks of the longest cached prefix, at most `limit` of them.
+
+        The caller references them before anything else can evict them.
+        """
+        found = []
+        for digest in hashes if limit is None else hashes[:limit]:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def insert(self, digest: bytes, block: int) -> bool:
+        """Remember a referenced block's content.
+
+        Returns:
+            False when another block has that content already; this one then
+            stays uncached.
+        """
+        if not self._enabled or digest in self._block_of or block in self._hash_of:
+            return False
+        self._block_of[digest] = block
+        self._hash_of[block] = digest
+        return True
+
+    def forget(self, block: int) -> None:
+        """The block's content is not to be found any more; no-op if it was not cached."""
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+            self._evictable.pop(block, None)
+
+    def park(self, block: int) -> None:
+        """The last reference to a cached block is gone: it may be evicted."""
+        self._evictable[block] = None
+
+    def unpark(self, block: int) -> None:
+        """A cached block is referenced again."""
+        del self._evictable[block]
+
+    def evict(self) -> int:
+        """Give up the content of the block that was released longest ago.
+
+        Raises:
+            KeyError: Nothing is evictable.
+        """
+        block, _ = self._evictable.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block
+
+    def check(self) -> str | None:
+        """The first inconsistency of the two maps, or None."""
+        for digest, block in self._block_of.items():
+            if self._hash_of.get(block) != digest:
+                return f"hash {digest.hex()} names block {block}, which has another hash"
+        if len(self._block_of) != len(self._hash_of):
+            return f"{len(self._block_of)} hashes name {len(self._hash_of)} blocks"
+        for block in self._evictable:
+            if block not in self._hash_of:
+                return f"block {block} is evictable but not cached"
+        return None

@@ -1,0 +1,185 @@
+"""A leg of a request and its sequences: state only, changed by scheduler and engine.
+
+A request starts as one sequence (prompt plus resumed tokens) that serves all
+its choices. When the first tokens are sampled it forks: every choice that goes
+on has its own sequence, sharing the full blocks and copying the last, partly
+filled one when it first writes to it. A preempted sequence keeps its tokens
+and is prefilled again as it stands.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+from tasuki.engine.api import Leg, LegTimings, RequestSpec, TokenLogprob
+from tasuki.engine.block_hash import token_array
+
+
+class Phase(enum.Enum):
+    """Where a leg stands.
+
+    PREFILL legs: HELD until credit is there, ACTIVE, PREFILLED until released.
+    DECODE legs: PARKED without blocks, ASSIGNED while pulling, ACTIVE.
+    COLOCATED legs: ACTIVE.
+    """
+
+    HELD = "held"
+    PARKED = "parked"
+    ASSIGNED = "assigned"
+    ACTIVE = "active"
+    PREFILLED = "prefilled"
+
+
+class Stage(enum.Enum):
+    """Where a sequence stands."""
+
+    IDLE = "idle"  # its request is not ACTIVE, or it is gone
+    WAITING = "waiting"  # wants blocks and a prefill
+    PREFILL = "prefill"  # has all its blocks, computes chunks
+    DECODE = "decode"  # one token a step
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One row of work: tokens, and the blocks that hold their KV.
+
+    Attributes:
+        choices: Choices that its next sample is for; one, once it has forked.
+        tokens: Prompt, resumed and generated tokens.
+        computed: How many of `tokens` have KV in `blocks`.
+        hashes: Of the full blocks, as far as computed.
+        registered: Leading blocks that were offered to the prefix cache.
+        scratch: The sampler's own memory of this sequence.
+    """
+
+    request: Request
+    choices: list[int]
+    tokens: array[int]
+    computed: int = 0
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    hashes: list[bytes] = field(default_factory=list)
+    registered: int = 0
+    stage: Stage = Stage.IDLE
+    scratch: object | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens so far, resumed ones included: the next token's position."""
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+    def fork(self, choice: int) -> SequenceState:
+        """A sequence of one choice with the same tokens and blocks; the caller retains them."""
+        return SequenceState(
+            request=self.request,
+            choices=[choice],
+            tokens=self.tokens[:],
+            computed=self.computed,
+            blocks=self.blocks[:],
+            hashes=self.hashes[:],
+            registered=self.registered,
+        )
+
+
+class Request:
+    """One leg while the engine knows it.
+
+    Attributes:
+        arrival: Counts up; smaller is older.
+        root: Block hash chain's start.
+        sequences: Those that are alive.
+        reserved_blocks: What a DECODE leg's credit still holds back.
+        credited: A DECODE leg was promised room.
+        denied: A DECODE leg asked for credit and must wait.
+        announced: Leading blocks that a PREFILL leg has announced.
+        cancelled: A router abort came while the handoff holds the leg.
+        cached_tokens: Prompt tokens found in the prefix cache, once known.
+    """
+
+    __slots__ = (
+        "announced",
+        "arrival",
+        "cached_tokens",
+        "cancelled",
+        "credited",
+        "denied",
+        "first_token_s",
+        "last_token_s",
+        "num_prompt_tokens",
+        "phase",
+        "plain",
+        "prompt_logprobs",
+        "reserved_blocks",
+        "root",
+        "scheduled_s",
+        "second_token_s",
+        "sequences",
+        "spec",
+        "submitted_s",
+        "timings",
+    )
+
+    def __init__(self, spec: RequestSpec, arrival: int, root: bytes, now_s: float) -> None:
+        self.spec = spec
+        self.arrival = arrival
+        self.root = root
+        self.num_prompt_tokens = len(spec.prompt_tokens)
+        tokens = token_array(spec.prompt_tokens)
+        tokens.extend(spec.resumed_tokens)
+        self.sequences = [SequenceState(self, list(spec.choices), tokens)]
+        self.phase = {
+            Leg.COLOCATED: Phase.ACTIVE,
+            Leg.PREFILL: Phase.HELD,
+            Leg.DECODE: Phase.PARKED,
+        }[spec.leg]
+        self.plain = _is_plain_greedy(spec)
+        self.reserved_blocks = 0
+        self.credited = False
+        self.denied = False
+        self.announced = 0
+        self.cancelled = False
+        self.cached_tokens: int | None = None
+        wants = spec.sampling.prompt_logprobs is not None and spec.leg is not Leg.DECODE
+        self.prompt_logprobs: list[TokenLogprob] | None = (
+            [] if wants and not spec.resumed_tokens else None
+        )
+        self.timings = LegTimings()
+        self.submitted_s = now_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.second_token_s: float | None = None
+        self.last_token_s: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def leg(self) -> Leg:
+        return self.spec.leg
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Prompt and resumed tokens: what a handoff moves."""
+        return self.num_prompt_tokens + len(self.spec.resumed_tokens)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that are alive."""
+        return sum(len(sequence.choices) for sequence in self.sequences)
+
+
+def _is_plain_greedy(spec: RequestSpec) -> bool:
+    """Whether sampling is argmax of the model's own logits and nothing else."""
+    params = spec.sampling
+    return (
+        params.temperature == 0.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and params.repetition_penalty == 1.0
+        and not params.logit_bias
+        and params.min_tokens == 0
+        and params.logprobs is None
+        and params.prompt_logprobs is None
+    )

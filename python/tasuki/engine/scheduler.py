@@ -1,0 +1,273 @@
+"""Which sequences run in the next step, and on which blocks.
+
+Continuous batching: every sequence that decodes gets its token, prefill chunks
+share what the token budget leaves. First come, first served.
+
+- All blocks of a prompt are taken at admission: a started prefill never stalls
+  for memory. Growth happens in decode only.
+- When growth finds no block, the youngest generating sequence gives way. A
+  colocated one waits and is prefilled again as it stands; a pulled request
+  goes back to the router. PREFILL legs are never preempted.
+
+Owns the two queues and every sequence's blocks. Engine thread only. No torch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+
+from tasuki.engine.api import Leg
+from tasuki.engine.block_hash import extend_hashes
+from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.budget import Budget
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.plan import StepPlan
+from tasuki.engine.request import Request, SequenceState, Stage
+from tasuki.engine.stats import EngineCounters
+
+# Every position of these chunks needs logits over the whole vocabulary.
+_LOGPROB_CHUNK_TOKENS = 128
+
+
+def _age(sequence: SequenceState) -> tuple[int, int]:
+    return sequence.request.arrival, sequence.choices[0]
+
+
+class Scheduler:
+    """Queues of waiting and running sequences, oldest first."""
+
+    def __init__(
+        self, config: EngineConfig, pool: BlockPool, budget: Budget, counters: EngineCounters
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._budget = budget
+        self._counters = counters
+        self.waiting: list[SequenceState] = []
+        self.running: list[SequenceState] = []
+
+    # --- sequences come and go
+
+    def enqueue(self, sequence: SequenceState) -> None:
+        """Let a sequence wait for its prefill."""
+        sequence.stage = Stage.WAITING
+        insort(self.waiting, sequence, key=_age)
+
+    def start_decode(self, sequence: SequenceState) -> None:
+        """Let a sequence generate whose KV is there but for its last token."""
+        sequence.stage = Stage.DECODE
+        insort(self.running, sequence, key=_age)
+
+    def fork(self, sequence: SequenceState, choice: int) -> SequenceState:
+        """Another choice of a sequence; shares its blocks, belongs to no queue yet."""
+        child = sequence.fork(choice)
+        self._pool.retain(child.blocks)
+        sequence.request.sequences.append(child)
+        return child
+
+    def stop(self, sequence: SequenceState) -> None:
+        """Compute nothing more of it; it keeps its blocks."""
+        if sequence.stage is Stage.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.stage is not Stage.IDLE:
+            self.running.remove(sequence)
+        sequence.stage = Stage.IDLE
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Stop it and drop its blocks."""
+        self.stop(sequence)
+        self._drop_blocks(sequence)
+
+    def advance(self, sequence: SequenceState, tokens: int) -> None:
+        """So many more tokens have their KV; blocks that became full can be reused."""
+        sequence.computed += tokens
+        full = sequence.computed // self._config.block_size
+        if full > sequence.registered and self._config.prefix_caching:
+            self._hash(sequence, full)
+            for index in range(sequence.registered, full):
+                self._pool.cache.insert(sequence.hashes[index], sequence.blocks[index])
+            sequence.registered = full
+
+    @property
+    def num_generating(self) -> int:
+        """Sequences that generate or will: all running ones but PREFILL legs'."""
+        return sum(
+            len(sequence.choices)
+            for sequence in self.running
+            if sequence.request.leg is not Leg.PREFILL
+        )
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that may need a block at any step."""
+        return sum(sequence.stage is Stage.DECODE for sequence in self.running)
+
+    # --- one step
+
+    def plan(self, now_s: float) -> StepPlan:
+        """Choose the next step's work and give it its blocks.
+
+        A plan without rows means that nothing can run until something outside changes.
+        """
+        plan = StepPlan()
+        preempted = self._plan_decodes(plan)
+        decodes = len(plan.rows)
+        budget = max(self._config.max_batched_tokens - decodes, self._config.block_size)
+        chunks: list[tuple[SequenceState, int]] = []
+        for sequence in self.running:
+            if sequence.stage is Stage.PREFILL and budget > 0:
+                budget -= self._chunk(sequence, budget, chunks)
+        if self.waiting and not preempted:
+            self._admit(budget, chunks, plan, now_s)
+        plan.prefill_tokens = sum(tokens for _, tokens in chunks)
+        plan.rows += [row for row in chunks if row[1] == 1]
+        plan.num_decodes = len(plan.rows)
+        plan.rows += [row for row in chunks if row[1] > 1]
+        return plan
+
+    def match(self, sequence: SequenceState, num_blocks: int) -> list[int]:
+        """Cached blocks that the sequence begins with, at most `num_blocks`; not retained."""
+        if not self._config.prefix_caching:
+            return []
+        self._hash(sequence, num_blocks)
+        return self._pool.cache.match(sequence.hashes, num_blocks)
+
+    def take_blocks(self, sequence: SequenceState, hits: list[int], total: int) -> None:
+        """Give a sequence `total` blocks, of which `hits` are its cached beginning.
+
+        The caller has checked that there is room.
+        """
+        self._pool.retain(hits)
+        sequence.blocks = array("i", hits + self._pool.allocate(total - len(hits)))
+        sequence.computed = len(hits) * self._config.block_size
+        sequence.registered = len(hits)
+
+    def _plan_decodes(self, plan: StepPlan) -> bool:
+        """Plan a token for every decoding sequence; True when something was preempted."""
+        pool = self._pool
+        before = self._counters.preemptions
+        block_size = self._config.block_size
+        copies: list[tuple[SequenceState, int, int]] = []
+        for sequence in self.running.copy():
+            if sequence.stage is not Stage.DECODE:
+                continue
+            index, blocks = sequence.computed // block_size, sequence.blocks
+            if index == len(blocks):
+                if not self._make_room(sequence, plan):
+                    continue
+                blocks.append(pool.allocate(1)[0])
+            elif pool.references(blocks[index]) > 1:  # shared with a fork: copy on write
+                if not self._make_room(sequence, plan):
+                    continue
+                source = blocks[index]
+                if pool.references(source) > 1:
+                    blocks[index] = pool.allocate(1)[0]
+                    copies.append((sequence, source, blocks[index]))
+                    pool.release((source,))
+            plan.rows.append((sequence, 1))
+        preempted = self._counters.preemptions > before
+        if preempted:
+            plan.rows = [row for row in plan.rows if row[0].stage is Stage.DECODE]
+            copies = [copy for copy in copies if copy[0].stage is Stage.DECODE]
+        plan.copies = [(source, target) for _, source, target in copies]
+        return preempted
+
+    def _make_room(self, sequence: SequenceState, plan: StepPlan) -> bool:
+        """See to it that a decoding sequence can have one block; False: not in this step."""
+        while self._pool.available <= self._budget.reserved_blocks:
+            candidates = [s for s in self.running if s.request.leg is not Leg.PREFILL]
+            victim = candidates[-1]
+            if victim is sequence and len(candidates) == 1:
+                # Nobody is left to give way: credits, which are revocable, come second.
+                return self._pool.available > 0
+            self._preempt(victim, plan)
+            if sequence.stage is not Stage.DECODE:
+                return False
+        return True
+
+    def _preempt(self, victim: SequenceState, plan: StepPlan) -> None:
+        self._counters.preemptions += 1
+        request = victim.request
+        if request.leg is Leg.DECODE:
+            for sequence in request.sequences:
+                self.remove(sequence)
+            plan.returned.append(request)
+            return
+        self.remove(victim)
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs = []
+        self.enqueue(victim)
+
+    def _admit(
+        self,
+        budget: int,
+        chunks: list[tuple[SequenceState, int]],
+        plan: StepPlan,
+        now_s: float,
+    ) -> None:
+        """Start prefills, oldest first, while tokens and blocks last."""
+        slots = self._config.max_running_requests - self.num_generating
+        headroom = self.num_decoding
+        for sequence in self.waiting.copy():
+            if budget <= 0:
+                return
+            request = sequence.request
+            total = self._config.blocks_for(len(sequence.tokens))
+            if request.leg is Leg.PREFILL:
+                if total > self._budget.outbound_room:
+                    continue  # waits for a peer; colocated work behind it does not
+            elif len(sequence.choices) > slots:
+                slots = 0  # nor may a later one overtake it
+                continue
+            reusable = (len(sequence.tokens) - 1) // self._config.block_size
+            hits = [] if request.prompt_logprobs is not None else self.match(sequence, reusable)
+            taken = total - len(hits) + self._pool.unreferenced(hits)
+            if taken > self._budget.own_room - headroom:
+                return
+            self.waiting.remove(sequence)
+            self.take_blocks(sequence, hits, total)
+            sequence.stage = Stage.PREFILL
+            insort(self.running, sequence, key=_age)
+            self._note_admission(request, sequence, plan, now_s)
+            if request.leg is not Leg.PREFILL:
+                slots -= len(sequence.choices)
+            budget -= self._chunk(sequence, budget, chunks)
+
+    def _note_admission(
+        self, request: Request, sequence: SequenceState, plan: StepPlan, now_s: float
+    ) -> None:
+        self._counters.prompt_tokens_cached += sequence.computed
+        if request.cached_tokens is None:
+            request.cached_tokens = min(sequence.computed, request.num_prompt_tokens)
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+        if request.leg is Leg.PREFILL:
+            self._budget.outbound[request.request_id] = request
+            plan.started.append(request.request_id)
+
+    def _chunk(
+        self, sequence: SequenceState, budget: int, chunks: list[tuple[SequenceState, int]]
+    ) -> int:
+        """Plan the next chunk of a prefill; returns its tokens."""
+        tokens = min(len(sequence.tokens) - sequence.computed, budget)
+        if sequence.request.prompt_logprobs is not None:
+            tokens = min(tokens, _LOGPROB_CHUNK_TOKENS)
+        chunks.append((sequence, tokens))
+        return tokens
+
+    def _hash(self, sequence: SequenceState, num_blocks: int) -> None:
+        if len(sequence.hashes) < num_blocks:
+            extend_hashes(
+                sequence.hashes,
+                sequence.request.root,
+                sequence.tokens,
+                self._config.block_size,
+                num_blocks,
+            )
+
+    def _drop_blocks(self, sequence: SequenceState) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = array("i")
+        sequence.computed = 0
+        sequence.registered = 0

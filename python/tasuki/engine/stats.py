@@ -1,0 +1,64 @@
+"""What the engine counts and measures about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_WEIGHT = 0.2  # of the newest step in the moving averages
+_MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Since the engine's start. Prompt tokens include resumed and recomputed ones."""
+
+    prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy the engine is now; fields as in worker.proto's Load."""
+
+    waiting_requests: int
+    running_requests: int
+    waiting_prefill_tokens: int
+    free_blocks: int
+    total_blocks: int
+    leased_blocks: int
+    quarantined_blocks: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+
+
+@dataclass(slots=True)
+class StepRates:
+    """Moving averages over steps; 0 until measured.
+
+    Attributes:
+        prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
+        decode_step_s: Duration of a step that only decodes.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+
+    def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
+        """Take one step into account."""
+        if prefill_tokens == 0:
+            if num_decodes:
+                self.decode_step_s = _blend(self.decode_step_s, duration_s)
+            return
+        if prefill_tokens < _MIN_CHUNK_TOKENS:
+            return
+        # Decodes that ride along cost less than a step of their own.
+        decode_s = self.decode_step_s if num_decodes else 0.0
+        own_s = max(duration_s - decode_s, duration_s / 2, 1e-9)
+        self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefill_tokens / own_s)
+
+
+def _blend(average: float, sample: float) -> float:
+    return sample if average == 0.0 else average + _WEIGHT * (sample - average)
