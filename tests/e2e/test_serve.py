@@ -43,8 +43,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def wait_for_url(process: Process) -> str:
     def probe() -> str | None:
         assert process.exit_code() is None, process.output()
-        found = re.search(r"https?://127\.0\.0\.1:\d+", process.output())
-        return found.group() if found else None
+        found = re.search(r"^Serving .* at (http://127\.0\.0\.1:\d+)$", process.output(), re.M)
+        return found.group(1) if found else None
 
     return until(probe, lambda: f"a URL in\n{process.output()}", deadline_s=START_DEADLINE_S)
 

@@ -31,6 +31,8 @@ def environment(**extra: str) -> dict[str, str]:
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "KMP_BLOCKTIME": "0",
         "HF_HUB_OFFLINE": "1",
         **extra,
     }
