@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -74,7 +73,7 @@ class Child:
         environment = merged_environment(os.environ, spec)
         environment[PARENT_VARIABLE] = str(os.getpid())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasuki", *spec.arguments],
+            [*spec.program, *spec.arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

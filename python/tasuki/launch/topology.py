@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -18,15 +19,17 @@ class ProcessSpec:
 
     Attributes:
         name: Unique; prefixes its log lines.
-        arguments: After `python -m tasuki`.
+        arguments: Of the program; `--port` is among them.
         environment: Added to the launcher's own, which wins where it says the same.
         ready_prefix: Start of the stdout line that says it is ready; an address follows.
+        program: What the arguments are for.
     """
 
     name: str
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     ready_prefix: str
+    program: tuple[str, ...] = (sys.executable, "-m", "tasuki")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ def with_port(spec: ProcessSpec, address: str) -> ProcessSpec:
     """`spec` bound to the port of `address`, so that a restart keeps the address."""
     words = list(spec.arguments)
     words[words.index("--port") + 1] = address.rpartition(":")[2].rstrip("/")
-    return ProcessSpec(spec.name, tuple(words), spec.environment, spec.ready_prefix)
+    return replace(spec, arguments=tuple(words))
 
 
 def merged_environment(own: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:

@@ -1,0 +1,61 @@
+"""The settings: what is refused, what is filled in, what is passed on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
+from tasuki.launch.errors import TopologyError
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((None, None, None), (1, 1, 0)),
+        ((2, None, None), (2, 1, 0)),
+        ((None, 3, None), (1, 3, 0)),
+        ((None, None, 2), (0, 0, 2)),
+        ((1, None, 1), (1, 0, 1)),
+        ((2, 0, None), (2, 0, 0)),
+        ((None, None, 0), (1, 1, 0)),
+    ],
+)
+def test_what_is_not_said_is_filled_in(
+    said: tuple[int | None, int | None, int | None], expected: tuple[int, int, int]
+) -> None:
+    topology = Topology.of(*said)
+    assert (topology.prefill, topology.decode, topology.mixed) == expected
+
+
+def test_members_are_numbered_within_their_role() -> None:
+    names = list(Topology(prefill=2, decode=1, mixed=1).members())
+    assert names == [
+        ("prefill-0", "prefill"),
+        ("prefill-1", "prefill"),
+        ("decode-0", "decode"),
+        ("mixed-0", "mixed"),
+    ]
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0), (-1, 2, 0), (40, 40, 0)])
+def test_impossible_topologies_are_refused_with_the_value(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(TopologyError) as refused:
+        Topology(*counts)
+    assert str(sum(counts)) in str(refused.value) or "-1" in str(refused.value)
+
+
+def test_tensor_parallelism_is_refused_by_name() -> None:
+    with pytest.raises(TopologyError, match="--tp-decode is 2"):
+        ServeConfig(model="m", tensor_parallel=(("prefill", 1), ("decode", 2)))
+
+
+def test_only_what_was_said_is_passed_on() -> None:
+    assert WorkerOptions().arguments() == []
+    assert WorkerOptions(kv_memory=10**9, lease_s=2.0, trust_remote_code=True).arguments() == [
+        "--kv-memory",
+        "1000000000",
+        "--lease-s",
+        "2",
+        "--trust-remote-code",
+    ]
+    assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", "--drain-s", "30"]

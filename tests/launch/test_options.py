@@ -1,0 +1,30 @@
+"""Amounts of memory on the command line."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from tasuki.launch.options import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1500000", 1_500_000),
+        ("512MB", 512_000_000),
+        ("512m", 512_000_000),
+        ("2GiB", 2 << 30),
+        ("1.5 G", 1_500_000_000),
+        ("64KiB", 65_536),
+    ],
+)
+def test_amounts(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "5TB", "1e9"])
+def test_nonsense_is_refused_with_the_value(text: str) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        parse_bytes(text)
+    assert repr(text) in str(refused.value)

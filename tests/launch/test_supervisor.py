@@ -1,0 +1,172 @@
+"""The supervisor over real, tiny processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tasuki.launch.backoff import BackoffPolicy
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.supervisor import Stop, StoppedError, Supervisor
+from tasuki.launch.topology import ProcessSpec
+
+DEADLINE_S = 20.0
+
+# Says where it is, appends its pid to a file, and sleeps.
+SERVE = """
+import os, sys, time
+port = sys.argv[sys.argv.index("--port") + 1]
+with open(sys.argv[-1], "a") as pids:
+    pids.write(f"{os.getpid()} {port}\\n")
+print(f"ready 127.0.0.1:{port if port != '0' else '4711'}", flush=True)
+time.sleep(600)
+"""
+FAIL = "import sys; print('the pool has no room'); sys.exit('out of luck')"
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready 127.0.0.1:1", flush=True)
+time.sleep(600)
+"""
+
+
+def spec(name: str, code: str, *more: str) -> ProcessSpec:
+    arguments = ("--port", "0", *more)
+    return ProcessSpec(name, arguments, (), "ready ", (sys.executable, "-c", code))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "not so within the deadline"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    made = Supervisor(logs, echo=False, policy=BackoffPolicy(first_s=0.05))
+    yield made
+    made.stop(made.names(), grace_s=0.0)
+
+
+def test_a_death_at_start_is_told_in_its_own_words(supervisor: Supervisor, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    supervisor.start([spec("decode-0", SERVE, str(pids)), spec("prefill-0", FAIL)])
+    with pytest.raises(LaunchError) as ended:
+        supervisor.await_ready(["decode-0", "prefill-0"], DEADLINE_S)
+    message = str(ended.value)
+    assert "prefill-0" in message
+    assert "exit status 1" in message
+    assert "the pool has no room" in message
+    assert "out of luck" in message
+    assert supervisor.died
+
+
+def test_readiness_has_a_deadline(supervisor: Supervisor) -> None:
+    supervisor.start([spec("mixed-0", "import time; time.sleep(600)")])
+    with pytest.raises(LaunchError, match=r"mixed-0 not ready after 0\.1 s"):
+        supervisor.await_ready(["mixed-0"], 0.1)
+
+
+def test_a_stop_interrupts_the_start(supervisor: Supervisor) -> None:
+    supervisor.start([spec("mixed-0", "import time; time.sleep(600)")])
+    supervisor.post(Stop(3))
+    with pytest.raises(StoppedError) as stopped:
+        supervisor.await_ready(["mixed-0"], DEADLINE_S)
+    assert stopped.value.code == 3
+
+
+def test_the_dead_come_back_on_their_port(supervisor: Supervisor, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    supervisor.start([spec("decode-0", SERVE, str(pids))])
+    assert supervisor.await_ready(["decode-0"], DEADLINE_S) == ["127.0.0.1:4711"]
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in pids.read_text().splitlines()]
+
+    def kill_and_watch() -> None:
+        for incarnation in (1, 2):
+            os.kill(int(lines()[-1][0]), signal.SIGKILL)
+            eventually(lambda count=incarnation: len(lines()) > count)  # type: ignore[misc]
+        supervisor.post(Stop(0))
+
+    watcher = threading.Thread(target=kill_and_watch)
+    watcher.start()
+    assert supervisor.run() == 0
+    watcher.join(DEADLINE_S)
+    assert [port for _, port in lines()] == ["0", "4711", "4711"]
+    assert supervisor.died
+
+
+def test_stop_ends_even_the_stubborn_and_the_stopped(supervisor: Supervisor) -> None:
+    supervisor.start([spec("mixed-0", STUBBORN), spec("mixed-1", STUBBORN)])
+    supervisor.await_ready(["mixed-0", "mixed-1"], DEADLINE_S)
+    children = [m.child for m in supervisor._members.values()]
+    pids = [c.pid for c in children if c is not None]
+    os.kill(pids[1], signal.SIGSTOP)
+    supervisor.stop(supervisor.names(), grace_s=0.2)
+    assert not any(is_alive(pid) for pid in pids)
+    assert not supervisor.died
+
+
+def test_output_is_kept_by_name(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start([spec("prefill-0", FAIL)])
+    with pytest.raises(LaunchError):
+        supervisor.await_ready(["prefill-0"], DEADLINE_S)
+    assert "out of luck" in (tmp_path / "logs" / "prefill-0.log").read_text()
+
+
+# Starts a child that follows it, says the child's pid, and waits to be killed.
+LAUNCHER = """
+import os, subprocess, sys, time
+child = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[1]],
+    env={**os.environ, "TASUKI_PARENT_PID": str(os.getpid())},
+    stdout=subprocess.PIPE,
+)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+FOLLOWER = """
+import time
+from tasuki.launch.parent_death import follow_parent
+follow_parent()
+print("following", flush=True)
+time.sleep(600)
+"""
+
+
+def test_children_die_with_a_killed_launcher() -> None:
+    command = [sys.executable, "-c", LAUNCHER, FOLLOWER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        assert is_alive(pid)
+        launcher.kill()
+
+    def gone() -> bool:
+        try:  # an orphan may stay a zombie where nobody reaps
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    eventually(gone)

@@ -1,0 +1,108 @@
+"""From settings to processes, without starting any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasuki.launch import topology
+from tasuki.launch.config import ServeConfig, Topology, WorkerOptions
+from tasuki.launch.topology import Machine
+
+MODEL = Path("/models/smollm2-135m-instruct")
+MACHINE = Machine(cores=2.0, free_bytes=16 * 10**9)
+
+
+def words_after(spec: topology.ProcessSpec, flag: str) -> list[str]:
+    return [b for a, b in zip(spec.arguments, spec.arguments[1:], strict=False) if a == flag]
+
+
+def test_workers_get_role_name_and_one_dtype() -> None:
+    config = ServeConfig(model="smollm2-135m", topology=Topology(2, 1))
+    specs = topology.worker_specs(config, MODEL, "bfloat16", MACHINE)
+    assert [s.name for s in specs] == ["prefill-0", "prefill-1", "decode-0"]
+    assert [words_after(s, "--role") for s in specs] == [["prefill"], ["prefill"], ["decode"]]
+    assert {tuple(words_after(s, "--dtype")) for s in specs} == {("bfloat16",)}
+    assert {tuple(words_after(s, "--port")) for s in specs} == {("0",)}
+    assert all("--kv-memory" not in s.arguments for s in specs)
+
+
+def test_given_ports_count_up() -> None:
+    config = ServeConfig(model="m", worker_base_port=7000)
+    specs = topology.worker_specs(config, MODEL, "float32", MACHINE)
+    assert [words_after(s, "--port") for s in specs] == [["7000"], ["7001"]]
+
+
+def test_many_workers_share_half_of_the_memory() -> None:
+    config = ServeConfig(model="m", topology=Topology(0, 0, 8))
+    specs = topology.worker_specs(config, MODEL, "float32", MACHINE)
+    assert {tuple(words_after(s, "--kv-memory")) for s in specs} == {(str(10**9),)}
+    asked = ServeConfig(
+        model="m", topology=Topology(0, 0, 8), worker=WorkerOptions(kv_memory=5 * 10**8)
+    )
+    specs = topology.worker_specs(asked, MODEL, "float32", MACHINE)
+    assert {tuple(words_after(s, "--kv-memory")) for s in specs} == {("500000000",)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(2, 2, 1), (8, 2, 4), (2, 4, 1), (1.5, 1, 1), (7, 2, 3)]
+)
+def test_threads_never_exceed_the_cores(cores: float, workers: int, threads: int) -> None:
+    assert topology.threads_per_worker(cores, workers) == threads
+
+
+def test_transfers_stay_on_loopback_unless_told() -> None:
+    local = topology.worker_environment(ServeConfig(model="m"), MACHINE)
+    assert local["UCX_NET_DEVICES"] == "lo"
+    assert local["OMP_NUM_THREADS"] == "1"
+    open_ = topology.worker_environment(ServeConfig(model="m", worker_host="10.0.0.5"), MACHINE)
+    assert "UCX_NET_DEVICES" not in open_
+
+
+def test_the_users_own_environment_wins() -> None:
+    (spec, _) = topology.worker_specs(ServeConfig(model="m"), MODEL, "float32", MACHINE)
+    merged = topology.merged_environment({"OMP_NUM_THREADS": "7", "X": "y"}, spec)
+    assert merged["OMP_NUM_THREADS"] == "7"
+    assert merged["X"] == "y"
+    assert merged["KMP_BLOCKTIME"] == "0"
+
+
+def test_the_router_gets_every_worker_and_name() -> None:
+    config = ServeConfig(model="smollm2-135m")
+    spec = topology.router_spec(config, MODEL, ["127.0.0.1:1", "127.0.0.1:2"], 8000)
+    assert words_after(spec, "--worker") == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert words_after(spec, "--served-model-name") == ["smollm2-135m-instruct", "smollm2-135m"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "folder", "names"),
+    [
+        ("smollm2-135m", "/c/smollm2-135m-instruct", ("smollm2-135m-instruct", "smollm2-135m")),
+        ("Qwen/Qwen3-0.6B", "/hub/snapshots/abc123", ("Qwen/Qwen3-0.6B",)),
+        ("Qwen/Qwen3-0.6B@main", "/hub/snapshots/abc123", ("Qwen/Qwen3-0.6B",)),
+        ("/data/my-model", "/data/my-model", ("my-model",)),
+        ("./my-model", "/data/my-model", ("my-model",)),
+        (".", "/data/my-model", ("my-model",)),
+    ],
+)
+def test_served_names_are_what_a_person_would_type(
+    asked: str, folder: str, names: tuple[str, ...]
+) -> None:
+    assert topology.served_names(ServeConfig(model=asked), Path(folder)) == names
+
+
+def test_a_restart_keeps_the_address() -> None:
+    (spec, _) = topology.worker_specs(ServeConfig(model="m"), MODEL, "float32", MACHINE)
+    again = topology.with_port(spec, "127.0.0.1:4321")
+    assert words_after(again, "--port") == ["4321"]
+    router = topology.router_spec(ServeConfig(model="m"), MODEL, [], 0)
+    assert words_after(topology.with_port(router, "http://127.0.0.1:9/"), "--port") == ["9"]
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("gpu7", False)],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert topology.is_loopback(host) is loopback

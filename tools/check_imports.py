@@ -1,0 +1,190 @@
+"""Holds "what may import what" (ARCHITECTURE.md), for Python and for the Rust crates.
+
+Nothing is imported: Python is parsed, crates are read from their Cargo.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# A library that one module owns; nobody else may import it.
+OWNED_LIBRARIES = {
+    "nixl": "tasuki.kv.nixl",
+    "nixl_cu12": "tasuki.kv.nixl",
+    "nixl_cu13": "tasuki.kv.nixl",
+    "flashinfer": "tasuki.attention.flashinfer",
+    "ray": "tasuki.launch.ray",
+}
+
+# Modules that must not reach these, directly or through other modules of ours.
+FORBIDDEN_REACH = {
+    "tasuki.engine.scheduler": ("torch", "tasuki.kv"),
+    "tasuki.engine.block_pool": ("torch", "tasuki.kv"),
+    "tasuki.engine.prefix_cache": ("torch", "tasuki.kv"),
+    "tasuki.engine.api": ("torch", "tasuki.kv"),
+    "tasuki.cli": ("torch", "transformers", "grpc"),  # a command's imports are its own
+}
+
+# Packages of ours that a package may import; itself and the root are always allowed.
+ALLOWED_PACKAGES = {
+    "attention": {"engine"},
+    "engine": {"attention", "models"},
+    "kv": {"engine", "v1"},
+    "models": {"attention", "engine"},
+    "worker": {"attention", "engine", "kv", "models", "v1"},
+    "launch": {"models", "worker"},
+    "plot": set(),
+    "v1": {"v1"},
+}
+
+ALLOWED_CRATES = {
+    "core": set(),
+    "wire": set(),
+    "text": set(),
+    "policy": {"core"},
+    "sim": {"core", "policy"},
+    "bench": {"core"},
+    "router": {"core", "policy", "text", "wire"},
+    "py": {"core", "router"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import statement.
+
+    Attributes:
+        module: What is imported, absolute.
+        line: Where.
+        on_load: Whether loading the importing module runs it.
+    """
+
+    module: str
+    line: int
+    on_load: bool
+
+
+def imports_of(source: str, module: str, is_package: bool) -> Iterator[Import]:
+    """Every import in `source`, type-checking-only ones left out.
+
+    Args:
+        source: Python text.
+        module: Its dotted name, for relative imports.
+        is_package: Whether it is an `__init__.py`.
+    """
+    package = module.split(".") if is_package else module.split(".")[:-1]
+
+    def visit(node: ast.AST, on_load: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, on_load)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:  # a name may be a submodule
+                yield Import(f"{origin}.{alias.name}", node.lineno, on_load)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.orelse:
+                yield from visit(child, on_load)
+        else:
+            inner = on_load and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, inner)
+
+    yield from visit(ast.parse(source), True)
+
+
+def read_modules(root: Path) -> dict[str, tuple[Path, list[Import]]]:
+    """Every module under `root` (a folder that holds the package `tasuki`)."""
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        modules[name] = (path, list(imports_of(path.read_text(), name, is_package)))
+    return modules
+
+
+def check_python(root: Path) -> list[str]:
+    """Violations in the package under `root`, one line each."""
+    modules = read_modules(root)
+    found = []
+    for name, (path, imports) in modules.items():
+        own = name.split(".")[1] if "." in name else ""
+        for each in imports:
+            library, _, rest = each.module.partition(".")
+            owner = OWNED_LIBRARIES.get(library)
+            if owner and name != owner:
+                found.append(f"{path}:{each.line}: only {owner} may import {library}")
+            other = rest.split(".")[0]
+            if library != "tasuki" or own not in ALLOWED_PACKAGES or other in ("", own, "errors"):
+                continue
+            if f"tasuki.{other}" in modules and other not in ALLOWED_PACKAGES[own]:
+                found.append(f"{path}:{each.line}: tasuki.{own} may not import tasuki.{other}")
+    for name, forbidden in FORBIDDEN_REACH.items():
+        if name in modules:
+            found += _reach(name, forbidden, modules)
+    return found
+
+
+def _reach(
+    start: str, forbidden: tuple[str, ...], modules: dict[str, tuple[Path, list[Import]]]
+) -> list[str]:
+    found, seen, open_ends = [], {start}, [(start, start)]
+    while open_ends:
+        name, way = open_ends.pop()
+        path, imports = modules[name]
+        for each in (i for i in imports if i.on_load):
+            for bad in forbidden:
+                if each.module == bad or each.module.startswith(bad + "."):
+                    found.append(f"{path}:{each.line}: {start} reaches {bad} ({way} -> {bad})")
+            for target in _modules_loaded(each.module, modules):
+                if target not in seen:
+                    seen.add(target)
+                    open_ends.append((target, f"{way} -> {target}"))
+    return found
+
+
+def _modules_loaded(module: str, modules: dict[str, tuple[Path, list[Import]]]) -> Iterator[str]:
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):  # parents are loaded too
+        if (name := ".".join(parts[:length])) in modules:
+            yield name
+
+
+def check_crates(crates: Path) -> list[str]:
+    """Violations among the crates' Cargo.toml files, one line each."""
+    found = []
+    for manifest in sorted(crates.glob("*/Cargo.toml")):
+        crate = manifest.parent.name
+        if crate not in ALLOWED_CRATES:
+            found.append(
+                f"{manifest}: unknown crate {crate}: say in {Path(__file__).name} its rule"
+            )
+            continue
+        content = tomllib.loads(manifest.read_text())
+        for table in ("dependencies", "dev-dependencies", "build-dependencies"):
+            for name in content.get(table, {}):
+                other = name.removeprefix("tasuki-")
+                if other != name and other not in ALLOWED_CRATES[crate]:
+                    found.append(f"{manifest}: {crate} may not depend on {other} ({table})")
+    return found
+
+
+def main() -> int:
+    """Check this checkout."""
+    checkout = Path(__file__).resolve().parent.parent
+    found = check_python(checkout / "python") + check_crates(checkout / "crates")
+    for line in found:
+        print(line, file=sys.stderr)
+    print(f"imports: {len(found)} violations" if found else "imports: every direction is right")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Pins the newest requirements that fit pyproject.toml, without index addresses.
+
+The development file is the superset; the runtime file is constrained by it, so
+that serving and testing use the same versions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_COMPILE = ["pip", "compile", "--quiet", "--upgrade", "--universal", "--python-version", "3.11"]
+_PLAIN = ["--no-emit-index-url", "--no-emit-find-links", "--no-annotate", "pyproject.toml"]
+
+
+def main() -> int:
+    """Write requirements-dev.txt and requirements.txt."""
+    checkout = Path(__file__).resolve().parent.parent
+    uv = str(Path(sys.executable).parent / "uv")
+    if not Path(uv).exists():
+        print("pinning needs uv in .venv: .venv/bin/python -m pip install uv", file=sys.stderr)
+        return 1
+    environment = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "make requirements"}
+    dev = ["--group", "pyproject.toml:dev", "--output-file", "requirements-dev.txt"]
+    runtime = ["--constraint", "requirements-dev.txt", "--output-file", "requirements.txt"]
+    for more in (dev, runtime):
+        subprocess.run([uv, *_COMPILE, *_PLAIN, *more], cwd=checkout, env=environment, check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
