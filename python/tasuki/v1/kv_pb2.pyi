@@ -171,10 +171,12 @@ class Renewed(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., alive: _Optional[_Iterable[str]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("request_ids",)
+    __slots__ = ("request_ids", "keep")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    keep: bool
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., keep: bool = ...) -> None: ...
 
 class Gone(_message.Message):
     __slots__ = ("request_id", "reason")

@@ -1,0 +1,58 @@
+"""Settings and counters of the handoff."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasuki.errors import TasukiError
+
+
+class HandoffConfigError(TasukiError):
+    """A handoff setting is out of its range."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffConfig:
+    """Times of the handoff. Peers need not agree: the lease travels in the handshake.
+
+    Attributes:
+        lease_s: how long a prefill worker keeps announced blocks for a silent
+            decode worker; at least 0.1.
+        margin_fraction: share of the lease by which the decode worker's
+            deadline lies before the lease's end: covers what two clocks drift
+            apart within one lease; in (0, 0.5].
+        heartbeats_per_lease: renewals sent in one lease; at least 2.
+        park_leases: how long, in leases, a want waits for its request.
+        ask_leases: how long, in leases, an answer is waited for once the
+            deadline has passed; a worker in a long step is slow to answer.
+    """
+
+    lease_s: float = 10.0
+    margin_fraction: float = 0.1
+    heartbeats_per_lease: int = 5
+    park_leases: float = 2.0
+    ask_leases: float = 0.5
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("lease_s", self.lease_s, 0.1, 86_400.0),
+            ("margin_fraction", self.margin_fraction, 0.001, 0.5),
+            ("heartbeats_per_lease", self.heartbeats_per_lease, 2, 1_000),
+            ("park_leases", self.park_leases, 0.1, 1_000.0),
+            ("ask_leases", self.ask_leases, 0.01, 1_000.0),
+        )
+        for name, value, low, high in limits:
+            if not low <= value <= high:
+                raise HandoffConfigError(f"{name} is {value}: use a value from {low} to {high}")
+
+
+@dataclass(slots=True)
+class HandoffCounters:
+    """Since the worker's start. The first four are of pulls (decode), the rest of leases."""
+
+    kv_pulled_bytes: int = 0
+    kv_pulled_blocks: int = 0
+    kv_pulls: int = 0
+    kv_pull_failures: int = 0
+    leases_granted: int = 0
+    leases_expired: int = 0

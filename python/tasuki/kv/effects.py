@@ -1,0 +1,75 @@
+"""What the two sides of a handoff want done: plain data, carried out by `handoff.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.v1 import kv_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ToPrefill:
+    """Say `message` to the prefill engine `peer`; it may get lost."""
+
+    peer: str
+    message: kv_pb2.FromDecode
+
+
+@dataclass(frozen=True, slots=True)
+class ToDecode:
+    """Say `message` to the decode engine `peer`; it may get lost."""
+
+    peer: str
+    message: kv_pb2.FromPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Read blocks of `peer` into blocks of ours; answered with one `PullDone`.
+
+    Attributes:
+        order_id: names the order; unique for the life of this engine.
+        pairs: (remote block, local block).
+    """
+
+    order_id: int
+    peer: str
+    pairs: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPull:
+    """Post no more of this order. What is posted goes on: `PullDone` still comes."""
+
+    order_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Redial:
+    """`peer` has been silent: its stream may be dead without knowing; make a new one."""
+
+    peer: str
+
+
+Effect = ToPrefill | ToDecode | Pull | CancelPull | Redial
+
+
+@dataclass(frozen=True, slots=True)
+class PullDone:
+    """Nothing of this order writes to our blocks any more.
+
+    Attributes:
+        posted_s: when its first transfer was posted, by the handoff's clock.
+        finished_s: read off the clock after its last transfer was seen to end.
+        moved_bytes: bytes that arrived.
+        descriptors: runs of adjacent blocks that it took.
+        error: empty, or why the blocks do not hold what was asked for.
+    """
+
+    order_id: int
+    posted_s: float
+    finished_s: float
+    moved_bytes: int
+    descriptors: int
+    error: str = ""

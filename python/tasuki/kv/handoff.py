@@ -1,0 +1,331 @@
+"""The one object of the KV side that the engine thread talks to.
+
+Wires the two state machines to the streams (`link.py`, asyncio loop) and to
+the transfer thread (`puller.py`). Both put what happened into an inbox and
+wake the engine thread; `poll` takes it out. So the machines, the engine and
+the effects are all touched by the engine thread only.
+
+    engine thread:  submit abort retarget on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
+                                                 ▲                                      │
+    inbox  ◀── streams (loop), puller (thread) ──┘      streams, puller ◀───────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
+from tasuki.errors import TasukiError
+from tasuki.kv.clock import now_s as clock_now_s
+from tasuki.kv.config import HandoffConfig, HandoffCounters
+from tasuki.kv.decode_side import DecodeSide
+from tasuki.kv.effects import CancelPull, Effect, Pull, PullDone, Redial, ToDecode, ToPrefill
+from tasuki.kv.identity import PROTOCOL_VERSION
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.link import (
+    Connected,
+    DialledLink,
+    Disconnected,
+    FromDecodeEngine,
+    FromPrefillEngine,
+    HandoffServicer,
+    LinkEvent,
+    Refused,
+)
+from tasuki.kv.prefill_side import PrefillSide
+from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.transfer_plan import make_plan
+from tasuki.kv.transport import Transport, metadata_digest
+from tasuki.v1 import kv_pb2
+
+__all__ = ["HandoffConfig", "HandoffCounters", "Handoffs"]
+
+log = logging.getLogger(__name__)
+
+_Event = LinkEvent | PullDone | PeerFailed
+
+
+class HandoffDefectError(RuntimeError):
+    """The transfer thread died: nothing can be pulled any more."""
+
+
+class Handoffs:
+    """Every handoff of this engine, on either side.
+
+    Args:
+        host: the engine.
+        config: times.
+        transport: registered with the engine's pool; handed over.
+        layout: of that pool.
+        identity: of the model (16 bytes); peers must have the same.
+        engine_id: new at every start.
+        loop: where the streams run; may not be running yet.
+        wake: called from other threads when `poll` has something to do.
+        clock: seconds, suspended time counted.
+    """
+
+    def __init__(
+        self,
+        host: KvHost,
+        config: HandoffConfig,
+        transport: Transport,
+        layout: CacheLayout,
+        identity: bytes,
+        engine_id: str,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = clock_now_s,
+    ) -> None:
+        self.counters = HandoffCounters()
+        self._prefill = PrefillSide(host, config, self.counters)
+        self._decode = DecodeSide(host, config, self.counters)
+        self._transport = transport
+        self._layout = transport.layout
+        assert self._layout.groups[0].num_blocks == layout.num_blocks, "register the pool first"
+        self._identity = identity
+        self._engine_id = engine_id
+        self._config = config
+        self._loop = loop
+        self._wake = wake
+        self._clock = clock
+        self._inbox: deque[_Event] = deque()
+        self._links: dict[str, DialledLink] = {}  # loop's thread only
+        self._endpoints: dict[str, str] = {}  # prefill engines with a link
+        self._connected: set[str] = set()
+        self._closed = False
+        self.servicer = HandoffServicer(
+            identity, engine_id, self._make_reply, self._put, PROTOCOL_VERSION
+        )
+        self._puller = Puller(transport, self._put, clock)
+        self._puller.start()
+
+    # What the worker reads.
+
+    @property
+    def leased_blocks(self) -> int:
+        """Prefill: blocks announced and not given up."""
+        return self._prefill.leased_blocks
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is kept for any request."""
+        return self._prefill.idle and self._decode.idle
+
+    def next_deadline(self) -> float | None:
+        """When `poll` is due next if nothing wakes it; None: never."""
+        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())
+        return min((d for d in deadlines if d is not None), default=None)
+
+    # What the engine thread tells.
+
+    def submit(self, spec: RequestSpec, peer_engine_id: str, peer_endpoint: str) -> None:
+        """A PREFILL or DECODE leg, after the engine took it."""
+        if spec.leg is Leg.PREFILL:
+            self._prefill.submit(spec.request_id, peer_engine_id)
+        elif spec.leg is Leg.DECODE:
+            self._dial(peer_engine_id, peer_endpoint)
+            self._decode.submit(spec.request_id, peer_engine_id, self._clock())
+        self._carry_out()
+
+    def abort(self, request_id: str) -> bool:
+        """The router aborts a whole request (the engine was told already).
+
+        Returns:
+            Whether a handoff goes by that name: then the leg's end comes from
+            here, if the engine has not ended it.
+        """
+        now_s = self._clock()
+        known = self._prefill.abort(request_id, now_s)
+        known = self._decode.abort(request_id, now_s) or known
+        self._carry_out()
+        return known
+
+    def retarget(self, request_id: str, engine_id: str, endpoint: str = "") -> bool:
+        """Hand a PREFILL leg over to another decode worker, which dials us.
+
+        Returns:
+            False when there is nothing (any more) to hand over.
+        """
+        known = self._prefill.retarget(request_id, engine_id, self._clock())
+        self._carry_out()
+        return known
+
+    def on_step(self, result: StepResult) -> None:
+        """What a step brought, whether or not it concerns a handoff."""
+        now_s = self._clock()
+        self._prefill.on_step(result.scheduled, result.announced, result.prefilled, now_s)
+        for ended in result.ended:
+            self.on_leg_ended(ended.request_id)
+        self._carry_out()
+
+    def on_leg_ended(self, request_id: str) -> None:
+        """A leg ended; harmless for unknown ones and when repeated."""
+        now_s = self._clock()
+        self._prefill.on_leg_ended(request_id, now_s)
+        self._decode.on_leg_ended(request_id, now_s)
+        self._carry_out()
+
+    def poll(self, now_s: float) -> None:
+        """Take what the other threads brought, then let time pass.
+
+        Events are given the time at which they are taken out, read after that:
+        a lease renewed with a stale time would end before its holder thinks.
+
+        Raises:
+            HandoffDefectError: the transfer thread is dead.
+        """
+        while self._inbox:
+            event = self._inbox.popleft()
+            self._on_event(event, self._clock())
+        self._prefill.tick(now_s)
+        self._decode.tick(now_s)
+        self._carry_out()
+        for peer in [p for p in self._endpoints if p not in self._connected]:
+            if not self._decode.needs(peer):
+                self._hang_up(peer)
+        if not self._puller.is_alive() and not self._closed:
+            raise HandoffDefectError("the KV transfer thread died; its error is in the log")
+
+    def close(self) -> None:
+        """Stop the transfer thread and the streams."""
+        if self._closed:
+            return
+        self._closed = True
+        self._puller.stop()
+        self._in_loop(self._close_streams)
+
+    # Inside.
+
+    def _make_reply(self) -> kv_pb2.HelloReply:
+        metadata = self._transport.metadata
+        return kv_pb2.HelloReply(
+            engine_id=self._engine_id,
+            lease_s=self._config.lease_s,
+            layout=self._layout,
+            transport_metadata=metadata,
+            transport_metadata_digest=metadata_digest(metadata),
+        )
+
+    def _put(self, event: _Event) -> None:
+        """Called from any thread."""
+        self._inbox.append(event)
+        self._wake()
+
+    def _on_event(self, event: _Event, now_s: float) -> None:
+        match event:
+            case FromDecodeEngine(peer, message):
+                self._prefill.on_message(peer, message, now_s)
+            case FromPrefillEngine(peer, message):
+                self._decode.on_message(peer, message, now_s)
+            case PullDone():
+                self._decode.on_pull_done(event, now_s)
+            case Connected(peer, reply):
+                self._on_connected(peer, reply, now_s)
+            case Disconnected(peer):
+                self._connected.discard(peer)
+                self._decode.on_disconnected(peer)
+            case Refused(peer, message, replaced):
+                reason = LegEndReason.KV_LOST if replaced else LegEndReason.FAILED
+                self._on_peer_gone(peer, message, reason, now_s)
+            case PeerFailed(peer, message):
+                self._on_peer_gone(peer, message, LegEndReason.FAILED, now_s)
+
+    def _on_connected(self, peer: str, reply: kv_pb2.HelloReply, now_s: float) -> None:
+        if peer not in self._endpoints:
+            return  # hung up meanwhile
+        try:
+            plan = make_plan(self._layout, reply.layout)
+        except TasukiError as error:
+            self._on_peer_gone(peer, str(error), LegEndReason.FAILED, now_s)
+            return
+        self._connected.add(peer)
+        self._puller.connect(peer, reply.transport_metadata, reply.transport_metadata_digest, plan)
+        self._decode.on_connected(peer, reply.lease_s, now_s)
+
+    def _on_peer_gone(self, peer: str, message: str, reason: LegEndReason, now_s: float) -> None:
+        log.warning("prefill worker %s: %s", peer, message)
+        self._decode.on_peer_gone(peer, message, now_s, reason)
+        self._carry_out()
+        self._hang_up(peer)
+
+    def _carry_out(self) -> None:
+        """Do what the machines want done; in order for each peer."""
+        to_prefill: dict[str, list[kv_pb2.FromDecode]] = {}
+        to_decode: dict[str, list[kv_pb2.FromPrefill]] = {}
+        effects: list[Effect] = self._prefill.drain() + self._decode.drain()
+        for effect in effects:
+            match effect:
+                case ToPrefill(peer, message):
+                    to_prefill.setdefault(peer, []).append(message)
+                case ToDecode(peer, message):
+                    to_decode.setdefault(peer, []).append(message)
+                case Pull():
+                    self._puller.pull(effect)
+                case CancelPull(order_id):
+                    self._puller.cancel(order_id)
+                case Redial(peer):
+                    self._redial(peer)
+        if to_prefill or to_decode:
+            self._in_loop(self._send, to_prefill, to_decode)
+
+    def _dial(self, peer: str, endpoint: str) -> None:
+        if peer not in self._endpoints:
+            self._endpoints[peer] = endpoint
+            self._in_loop(self._open_link, peer, endpoint)
+
+    def _redial(self, peer: str) -> None:
+        if peer in self._endpoints:
+            endpoint = self._endpoints[peer]
+            self._connected.discard(peer)
+            self._decode.on_disconnected(peer)
+            self._in_loop(self._close_link, peer)
+            self._in_loop(self._open_link, peer, endpoint)
+
+    def _hang_up(self, peer: str) -> None:
+        if self._endpoints.pop(peer, None) is not None:
+            self._connected.discard(peer)
+            self._in_loop(self._close_link, peer)
+            self._puller.forget(peer)
+
+    def _in_loop(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed: the process is ending
+            log.debug("%s after the loop's end", function.__name__)
+
+    # In the loop's thread.
+
+    def _send(
+        self,
+        to_prefill: dict[str, list[kv_pb2.FromDecode]],
+        to_decode: dict[str, list[kv_pb2.FromPrefill]],
+    ) -> None:
+        for peer, messages in to_prefill.items():
+            if (link := self._links.get(peer)) is not None:
+                link.send(messages)
+        for peer, replies in to_decode.items():
+            self.servicer.send(peer, replies)
+
+    def _open_link(self, peer: str, endpoint: str) -> None:
+        if self._closed:
+            return
+        hello = kv_pb2.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            identity=self._identity,
+            engine_id=self._engine_id,
+            expected_engine_id=peer,
+        )
+        self._links[peer] = DialledLink(peer, endpoint, hello, self._put)
+
+    def _close_link(self, peer: str) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close()
+
+    def _close_streams(self) -> None:
+        for peer in list(self._links):
+            self._close_link(peer)
+        self.servicer.close()

@@ -1,0 +1,254 @@
+"""Streams of handoff messages: dialled by the decode worker, served by the prefill worker.
+
+Everything here runs in the asyncio loop. Messages go out by `send`, which any
+thread may call; what comes in is given to a callback as `LinkEvent`, in the
+loop's thread. A message may get lost with its stream: the state machines are
+made for that, so nothing is kept for a stream that is down.
+
+    engine thread ──send──▶ queue ──▶ stream ──▶ peer
+    engine thread ◀─inbox── event ◀── stream ◀── peer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from tasuki.v1 import kv_pb2
+from tasuki.v1.kv_pb2_grpc import KvServicer, KvStub
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_MIN_S = 0.05
+_BACKOFF_MAX_S = 1.0
+_HANDSHAKE_S = 5.0
+_CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),  # a new try is a new connection
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The handshake with prefill engine `peer` succeeded."""
+
+    peer: str
+    reply: kv_pb2.HelloReply
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The stream to prefill engine `peer` broke, or could not be made."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Prefill engine `peer` is gone (another one answers), or will never accept us."""
+
+    peer: str
+    message: str
+    replaced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrefillEngine:
+    peer: str
+    message: kv_pb2.FromPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class FromDecodeEngine:
+    peer: str
+    message: kv_pb2.FromDecode
+
+
+LinkEvent = Connected | Disconnected | Refused | FromPrefillEngine | FromDecodeEngine
+OnEvent = Callable[[LinkEvent], None]
+
+
+class DialledLink:
+    """The stream to one prefill engine, made again with backoff until `close`."""
+
+    def __init__(self, peer: str, endpoint: str, hello: kv_pb2.Hello, on_event: OnEvent) -> None:
+        self._peer = peer
+        self._endpoint = endpoint
+        self._hello = kv_pb2.FromDecode(hello=hello)
+        self._on_event = on_event
+        self._queue: asyncio.Queue[kv_pb2.FromDecode] | None = None
+        self._task = asyncio.ensure_future(self._run())
+
+    def send(self, messages: Sequence[kv_pb2.FromDecode]) -> None:
+        """Queue messages for the stream; dropped when there is none."""
+        if self._queue is not None:
+            for message in messages:
+                self._queue.put_nowait(message)
+
+    def close(self) -> None:
+        """End the stream for good."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        backoff_s = _BACKOFF_MIN_S
+        while True:
+            greeted = False
+            try:
+                async with grpc.aio.insecure_channel(
+                    self._endpoint, options=_CHANNEL_OPTIONS
+                ) as channel:
+                    greeted = await self._talk(channel)
+                    if self._queue is None and not greeted:
+                        return  # refused
+            except (TimeoutError, grpc.aio.AioRpcError, OSError) as error:
+                log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
+                greeted = self._queue is not None
+            if self._queue is not None:
+                self._queue = None
+                log.warning("kv stream to %s at %s broke", self._peer, self._endpoint)
+            self._on_event(Disconnected(self._peer))
+            backoff_s = _BACKOFF_MIN_S if greeted else min(backoff_s * 2, _BACKOFF_MAX_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _talk(self, channel: grpc.aio.Channel) -> bool:
+        """One stream, from hello to its end. Returns False when refused."""
+        call = KvStub(channel).Handoff()
+        await asyncio.wait_for(call.write(self._hello), _HANDSHAKE_S)
+        first = await asyncio.wait_for(call.read(), _HANDSHAKE_S)
+        if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+            raise OSError("the stream ended before the handshake")
+        reply = first.hello
+        expected = self._hello.hello.expected_engine_id
+        if reply.engine_id != expected:
+            message = f"engine {expected} is gone: {reply.engine_id} is at {self._endpoint}"
+            self._on_event(Refused(self._peer, message, replaced=True))
+            return False
+        if reply.refusal:
+            message = f"{self._endpoint} refused the handshake: {reply.refusal}"
+            self._on_event(Refused(self._peer, message, replaced=False))
+            return False
+        queue: asyncio.Queue[kv_pb2.FromDecode] = asyncio.Queue()
+        self._queue = queue
+        self._on_event(Connected(self._peer, reply))
+        writer = asyncio.ensure_future(_write(call, queue))
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._on_event(FromPrefillEngine(self._peer, message))
+        finally:
+            writer.cancel()
+        return True
+
+
+async def _write(
+    call: grpc.aio.StreamStreamCall[kv_pb2.FromDecode, kv_pb2.FromPrefill],
+    queue: asyncio.Queue[kv_pb2.FromDecode],
+) -> None:
+    while True:
+        message = await queue.get()
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader sees it too
+
+
+class HandoffServicer(KvServicer):  # type: ignore[misc]
+    """The prefill side of the streams.
+
+    Args:
+        identity: must equal the decode worker's.
+        engine_id: of this engine.
+        make_reply: the accepting reply.
+        on_event: gets every message.
+    """
+
+    def __init__(
+        self,
+        identity: bytes,
+        engine_id: str,
+        make_reply: Callable[[], kv_pb2.HelloReply],
+        on_event: OnEvent,
+        protocol_version: int,
+    ) -> None:
+        self._identity = identity
+        self._engine_id = engine_id
+        self._make_reply = make_reply
+        self._on_event = on_event
+        self._protocol_version = protocol_version
+        self._streams: dict[str, asyncio.Queue[kv_pb2.FromPrefill | None]] = {}
+
+    def send(self, peer: str, messages: Sequence[kv_pb2.FromPrefill]) -> None:
+        """Queue messages for the stream of decode engine `peer`; dropped when there is none."""
+        queue = self._streams.get(peer)
+        if queue is not None:
+            for message in messages:
+                queue.put_nowait(message)
+
+    def close(self) -> None:
+        """End every stream."""
+        for queue in self._streams.values():
+            queue.put_nowait(None)
+
+    def refusal(self, hello: kv_pb2.Hello) -> str:
+        """Why this decode worker cannot be served; empty: it can."""
+        if hello.protocol_version != self._protocol_version:
+            return (
+                f"protocol version is {hello.protocol_version} at the decode worker and"
+                f" {self._protocol_version} here: run the same version of tasuki"
+            )
+        if hello.identity != self._identity:
+            return (
+                f"identity is {hello.identity.hex()} at the decode worker and"
+                f" {self._identity.hex()} here: start both with the same model and dtype"
+            )
+        if hello.expected_engine_id != self._engine_id:
+            return f"engine {hello.expected_engine_id} is expected, this is {self._engine_id}"
+        return ""
+
+    async def Handoff(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[kv_pb2.FromDecode],
+        context: grpc.aio.ServicerContext[kv_pb2.FromDecode, kv_pb2.FromPrefill],
+    ) -> AsyncIterator[kv_pb2.FromPrefill]:
+        """One decode engine's stream."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
+            return
+        hello = first.hello
+        refusal = self.refusal(hello)
+        if refusal:
+            log.warning("kv stream of %s refused: %s", hello.engine_id, refusal)
+            reply = kv_pb2.HelloReply(engine_id=self._engine_id, refusal=refusal)
+            yield kv_pb2.FromPrefill(hello=reply)
+            return
+        peer = hello.engine_id
+        queue: asyncio.Queue[kv_pb2.FromPrefill | None] = asyncio.Queue()
+        if (older := self._streams.get(peer)) is not None:
+            older.put_nowait(None)
+        self._streams[peer] = queue
+        reader = asyncio.ensure_future(self._read(peer, request_iterator, queue))
+        try:
+            yield kv_pb2.FromPrefill(hello=self._make_reply())
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            if self._streams.get(peer) is queue:
+                del self._streams[peer]
+
+    async def _read(
+        self,
+        peer: str,
+        messages: AsyncIterator[kv_pb2.FromDecode],
+        queue: asyncio.Queue[kv_pb2.FromPrefill | None],
+    ) -> None:
+        try:
+            async for message in messages:
+                self._on_event(FromDecodeEngine(peer, message))
+        finally:
+            queue.put_nowait(None)

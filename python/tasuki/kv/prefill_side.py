@@ -1,0 +1,405 @@
+"""The prefill worker's side of every handoff, as a state machine.
+
+Time and messages go in, `ToDecode` effects come out, and the engine is told
+through `KvHost`. No I/O, no clock, no threads: the engine thread calls it (see
+`handoff.py`), and so does the test that tries every order of events.
+
+    submit ──▶ held ──want──▶ admitted ──first announcement──▶ leased ──▶ ended
+                                                                │  ▲
+                                                          renew └──┘
+
+What makes the decode worker's reads safe:
+
+- The lease runs from the first announcement; a renewal moves its end to a
+  lease after the moment the renewal arrived. Announced blocks are given up
+  only when the lease ran out or its holder released them: a router's abort
+  stops computing, no more.
+- A lease that is gone is never answered "alive" again, to nobody.
+- After a retarget the earlier holder may still accept what it has read, until
+  its own lease runs out: the blocks stay until then (`residual`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
+from tasuki.kv.config import HandoffConfig, HandoffCounters
+from tasuki.kv.effects import Effect, ToDecode
+from tasuki.v1 import kv_pb2 as pb
+
+_MAX_TOMBSTONES = 65_536
+
+
+@dataclass(slots=True)
+class _Handoff:
+    """One PREFILL leg.
+
+    Attributes:
+        target: decode engine that gets the KV; empty after it gave the work back.
+        wanted: the target has credit and is told everything.
+        expires_s: end of the lease; None before the first announcement.
+        residual: earlier targets that may still accept a read, and until when.
+        past: earlier targets whose renewals must not be answered "alive".
+        ending: set once nothing more is computed and the blocks only wait.
+        leg_over: the engine dropped the leg by itself; only what it said is kept.
+    """
+
+    request_id: str
+    target: str
+    wanted: bool = False
+    admitted: bool = False
+    scheduled: bool = False
+    blocks: list[int] = field(default_factory=list)
+    prefilled: pb.Prefilled | None = None
+    expires_s: float | None = None
+    residual: dict[str, float] = field(default_factory=dict)
+    past: set[str] = field(default_factory=set)
+    ending: tuple[LegEndReason, str] | None = None
+    leg_over: bool = False
+
+
+class PrefillSide:
+    """All handoffs that this engine is the prefill worker of.
+
+    Args:
+        host: the engine.
+        config: times.
+        counters: leases are counted here.
+    """
+
+    def __init__(self, host: KvHost, config: HandoffConfig, counters: HandoffCounters) -> None:
+        self._host = host
+        self._lease_s = config.lease_s
+        self._park_s = config.park_leases * config.lease_s
+        self._counters = counters
+        self._handoffs: dict[str, _Handoff] = {}
+        self._parked: dict[tuple[str, str], float] = {}  # (request, decode engine): deadline
+        self._ended: dict[str, float] = {}  # tombstones: when each may be forgotten
+        self._effects: list[Effect] = []
+
+    # What the engine thread reads.
+
+    def drain(self) -> list[Effect]:
+        """Take the effects since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due next; None: nothing waits for time to pass."""
+        return min(self._deadlines(), default=None)
+
+    @property
+    def leased_blocks(self) -> int:
+        """Blocks announced and not given up."""
+        return sum(len(h.blocks) for h in self._handoffs.values() if not h.leg_over)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no handoff and no want is kept."""
+        return not self._handoffs and not self._parked
+
+    # Events of the router and the engine.
+
+    def submit(self, request_id: str, decode_engine: str) -> None:
+        """A PREFILL leg was submitted to the engine, which holds it back.
+
+        A second one under a live id is dropped, as the engine drops it.
+        """
+        if request_id in self._handoffs:
+            return
+        handoff = _Handoff(request_id, decode_engine)
+        self._handoffs[request_id] = handoff
+        self._ended.pop(request_id, None)
+        if self._parked.pop((request_id, decode_engine), None) is not None:
+            self._want(handoff)
+
+    def abort(self, request_id: str, now_s: float) -> bool:
+        """The router wants no more of it. Announced blocks wait for release or expiry.
+
+        Returns:
+            Whether there was such a handoff.
+        """
+        handoff = self._handoffs.get(request_id)
+        if handoff is None:
+            for parked in [key for key in self._parked if key[0] == request_id]:
+                del self._parked[parked]
+                self._gone(parked[1], request_id, "aborted")
+            return False
+        if handoff.ending is None and not handoff.leg_over:
+            if handoff.wanted:
+                self._gone(handoff.target, request_id, "aborted")
+            handoff.ending = (LegEndReason.ABORTED, "")
+            if handoff.expires_s is None:
+                handoff.target = ""
+            self._settle(handoff, now_s)
+        return True
+
+    def retarget(self, request_id: str, decode_engine: str, now_s: float) -> bool:
+        """Hand over to another decode worker; computed and announced blocks are kept.
+
+        Returns:
+            False when there is nothing (any more) to hand over.
+        """
+        handoff = self._handoffs.get(request_id)
+        if handoff is None or handoff.ending is not None or handoff.leg_over:
+            return False
+        if handoff.target == decode_engine:
+            return True
+        self._drop_target(handoff)
+        handoff.target = decode_engine
+        handoff.past.discard(decode_engine)
+        if handoff.expires_s is not None:
+            self._grant(handoff, now_s)
+        if self._parked.pop((request_id, decode_engine), None) is not None:
+            self._want(handoff)
+        return True
+
+    def on_step(
+        self,
+        scheduled: Sequence[str],
+        announced: Sequence[Announced],
+        prefilled: Sequence[Prefilled],
+        now_s: float,
+    ) -> None:
+        """What one engine step brought for PREFILL legs."""
+        for request_id in scheduled:
+            if handoff := self._handoffs.get(request_id):
+                handoff.scheduled = True
+                self._say(handoff, pb.FromPrefill(scheduled=pb.Scheduled(request_id=request_id)))
+        for item in announced:
+            if handoff := self._handoffs.get(item.request_id):
+                self._announced(handoff, item, now_s)
+        for end in prefilled:
+            if handoff := self._handoffs.get(end.request_id):
+                self._prefilled(handoff, end, now_s)
+
+    def on_leg_ended(self, request_id: str, now_s: float) -> None:
+        """The engine ended the leg by itself: rejected, failed, or over at its first token."""
+        handoff = self._handoffs.get(request_id)
+        if handoff is None or handoff.leg_over:
+            return
+        if handoff.wanted:
+            self._gone(handoff.target, request_id, "the prefill leg ended")
+        self._bury(handoff, now_s)
+
+    # Events of the streams.
+
+    def on_message(self, decode_engine: str, message: pb.FromDecode, now_s: float) -> None:
+        """A message of a decode engine.
+
+        Args:
+            now_s: read off the clock after the message was received.
+        """
+        match message.WhichOneof("message"):
+            case "want":
+                self._on_want(decode_engine, message.want, now_s)
+            case "renew":
+                self._on_renew(decode_engine, message.renew, now_s)
+            case "release":
+                for request_id in message.release.request_ids:
+                    self._on_release(decode_engine, request_id, message.release.keep, now_s)
+            case _:
+                pass  # a message of a later version
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: leases, parked wants, tombstones."""
+        for handoff in list(self._handoffs.values()):
+            expired = [d for d, until_s in handoff.residual.items() if until_s <= now_s]
+            for decode_engine in expired:
+                del handoff.residual[decode_engine]
+            if handoff.expires_s is not None and handoff.expires_s <= now_s:
+                self._expire(handoff, now_s)
+            elif expired:
+                self._settle(handoff, now_s)
+        for (request_id, decode_engine), until_s in list(self._parked.items()):
+            if until_s <= now_s:
+                del self._parked[request_id, decode_engine]
+                self._gone(decode_engine, request_id, "no such request came from the router")
+        while self._ended:  # in order of their time
+            request_id, until_s = next(iter(self._ended.items()))
+            if until_s > now_s and len(self._ended) <= _MAX_TOMBSTONES:
+                break
+            del self._ended[request_id]
+
+    # Inside.
+
+    def _on_want(self, decode_engine: str, want: pb.Want, now_s: float) -> None:
+        handoff = self._handoffs.get(want.request_id)
+        if handoff is None and want.request_id not in self._ended:
+            self._parked.setdefault((want.request_id, decode_engine), now_s + self._park_s)
+        elif handoff is None or handoff.ending is not None or decode_engine in handoff.past:
+            self._gone(decode_engine, want.request_id, "ended")
+        elif handoff.target != decode_engine:  # its retarget may be on the way
+            self._parked.setdefault((want.request_id, decode_engine), now_s + self._park_s)
+        elif not handoff.wanted:
+            self._want(handoff)
+
+    def _want(self, handoff: _Handoff) -> None:
+        """The target has credit: let the engine compute, and say what there is."""
+        handoff.wanted = True
+        if not handoff.admitted:
+            handoff.admitted = True
+            self._host.admit(handoff.request_id)
+        self._say_again(handoff, pb.Renewal(request_id=handoff.request_id))
+
+    def _on_renew(self, decode_engine: str, renew: pb.Renew, now_s: float) -> None:
+        alive: list[str] = []
+        gone: list[str] = []
+        for renewal in renew.renewals:
+            answer = self._renew(decode_engine, renewal, now_s)
+            if answer is not None:
+                (alive if answer else gone).append(renewal.request_id)
+        reply = pb.Renewed(seq=renew.seq, alive=alive, gone=gone)
+        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(renewed=reply)))
+
+    def _renew(self, decode_engine: str, renewal: pb.Renewal, now_s: float) -> bool | None:
+        """True: alive; False: gone; None: nothing to say about it."""
+        handoff = self._handoffs.get(renewal.request_id)
+        heard = renewal.scheduled or renewal.announced_blocks > 0 or renewal.prefilled
+        if handoff is None or handoff.target != decode_engine:
+            if heard or (handoff is None and renewal.request_id in self._ended):
+                return False
+            if handoff is not None and (handoff.ending or decode_engine in handoff.past):
+                return False
+            return True if (renewal.request_id, decode_engine) in self._parked else None
+        if handoff.ending is not None:
+            return False
+        if handoff.leg_over:  # nothing moves; it need only hear the end
+            self._say_again(handoff, renewal)
+            return None
+        if not handoff.wanted:
+            self._want(handoff)
+        if handoff.expires_s is not None:
+            handoff.expires_s = max(handoff.expires_s, now_s + self._lease_s)
+        self._say_again(handoff, renewal)
+        return True
+
+    def _on_release(self, decode_engine: str, request_id: str, keep: bool, now_s: float) -> None:
+        self._parked.pop((request_id, decode_engine), None)
+        self._gone(decode_engine, request_id, "released")
+        handoff = self._handoffs.get(request_id)
+        if handoff is None:
+            return
+        if handoff.target != decode_engine:
+            if handoff.residual.pop(decode_engine, None) is not None:
+                self._settle(handoff, now_s)
+            return
+        if handoff.leg_over:
+            self._bury(handoff, now_s)
+            return
+        handoff.target = ""
+        handoff.wanted = False
+        if handoff.ending is None and keep:
+            if handoff.expires_s is not None:  # for as long the router may retarget it
+                handoff.expires_s = now_s + self._lease_s
+            return
+        if handoff.ending is None:
+            handoff.ending = (
+                (LegEndReason.HANDED_OFF, "")
+                if handoff.prefilled is not None
+                else (LegEndReason.FAILED, f"decode worker {decode_engine} gave the request up")
+            )
+        handoff.expires_s = None
+        self._settle(handoff, now_s)
+
+    def _announced(self, handoff: _Handoff, item: Announced, now_s: float) -> None:
+        known = len(handoff.blocks)
+        assert item.first <= known, (item.first, known)
+        handoff.blocks[item.first :] = item.blocks
+        if handoff.expires_s is None and handoff.ending is None:
+            self._grant(handoff, now_s)
+        self._say_blocks(handoff, item.first)
+
+    def _prefilled(self, handoff: _Handoff, end: Prefilled, now_s: float) -> None:
+        handoff.prefilled = pb.Prefilled(
+            request_id=end.request_id,
+            total_blocks=end.total_blocks,
+            first_tokens=[
+                pb.FirstToken(choice=t.choice, token=t.token, finished=t.finished)
+                for t in end.first_tokens
+            ],
+        )
+        self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
+        if all(token.finished for token in end.first_tokens):
+            handoff.leg_over = True
+            if handoff.expires_s is None:
+                handoff.expires_s = now_s + self._lease_s  # how long the end is repeated
+
+    def _grant(self, handoff: _Handoff, now_s: float) -> None:
+        handoff.expires_s = now_s + self._lease_s
+        self._counters.leases_granted += 1
+
+    def _expire(self, handoff: _Handoff, now_s: float) -> None:
+        if handoff.leg_over:
+            self._bury(handoff, now_s)
+            return
+        self._counters.leases_expired += 1
+        if handoff.ending is None:
+            who = handoff.target or "no decode worker"
+            handoff.ending = (
+                LegEndReason.FAILED,
+                f"the KV's lease of {self._lease_s:g} s ran out: {who} did not renew it",
+            )
+        if handoff.target:
+            self._gone(handoff.target, handoff.request_id, "the lease ran out")
+        handoff.target = ""
+        handoff.expires_s = None
+        self._settle(handoff, now_s)
+
+    def _drop_target(self, handoff: _Handoff) -> None:
+        """The target loses the handoff, but for what it may have read already."""
+        if handoff.target:
+            if handoff.wanted:
+                self._gone(handoff.target, handoff.request_id, "retargeted")
+            if handoff.expires_s is not None:
+                handoff.residual[handoff.target] = handoff.expires_s
+            handoff.past.add(handoff.target)
+        handoff.target = ""
+        handoff.wanted = False
+
+    def _settle(self, handoff: _Handoff, now_s: float) -> None:
+        """End the leg once nobody may accept a read of its blocks any more."""
+        if handoff.ending is None or handoff.target or handoff.residual:
+            return
+        reason, message = handoff.ending
+        self._bury(handoff, now_s)
+        if not handoff.leg_over:
+            self._host.end_prefill_leg(handoff.request_id, reason, message)
+
+    def _bury(self, handoff: _Handoff, now_s: float) -> None:
+        """Forget all but the name: a late want must not wait for it."""
+        del self._handoffs[handoff.request_id]
+        self._ended[handoff.request_id] = now_s + 10 * self._lease_s
+
+    def _say_again(self, handoff: _Handoff, heard: pb.Renewal) -> None:
+        """Repeat what the target has not heard."""
+        request_id = handoff.request_id
+        if handoff.scheduled and not heard.scheduled:
+            self._say(handoff, pb.FromPrefill(scheduled=pb.Scheduled(request_id=request_id)))
+        if len(handoff.blocks) > heard.announced_blocks:
+            self._say_blocks(handoff, heard.announced_blocks)
+        if handoff.prefilled is not None and not heard.prefilled:
+            self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
+
+    def _say_blocks(self, handoff: _Handoff, first: int) -> None:
+        announce = pb.Announce(
+            request_id=handoff.request_id, first=first, blocks=handoff.blocks[first:]
+        )
+        self._say(handoff, pb.FromPrefill(announce=announce))
+
+    def _say(self, handoff: _Handoff, message: pb.FromPrefill) -> None:
+        if handoff.wanted and handoff.ending is None:
+            self._effects.append(ToDecode(handoff.target, message))
+
+    def _gone(self, decode_engine: str, request_id: str, reason: str) -> None:
+        gone = pb.Gone(request_id=request_id, reason=reason)
+        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(gone=gone)))
+
+    def _deadlines(self) -> Iterator[float]:
+        for handoff in self._handoffs.values():
+            if handoff.expires_s is not None:
+                yield handoff.expires_s
+            yield from handoff.residual.values()
+        yield from self._parked.values()

@@ -1,0 +1,288 @@
+"""The transfer thread: carries out pull orders and reports how each ended.
+
+The engine thread puts orders in and never waits; this thread alone touches the
+transport. Orders of one peer are cut into pieces and posted first come, first
+served while the peer's bytes under way stay under the transport's bound. With
+nothing under way it sleeps on its condition and costs nothing.
+
+    order ─▶ queue of its peer ─▶ pieces posted ─▶ all ended ─▶ PullDone
+
+An order that failed or was cancelled posts no more pieces, and is reported
+only when those already posted have ended: its blocks are written no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tasuki.errors import TasukiError
+from tasuki.kv.clock import now_s
+from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.transport import Transfer, Transport, check_metadata
+
+log = logging.getLogger(__name__)
+
+_POLL_MIN_S = 50e-6
+_POLL_MAX_S = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFailed:
+    """`peer` cannot be read from: its metadata or its transport is unusable."""
+
+    peer: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Order:
+    """One order under way; `pieces` are yet to be posted."""
+
+    order_id: int
+    pieces: deque[list[Run]] = field(default_factory=deque)
+    inflight: int = 0
+    posted_s: float = 0.0
+    moved_bytes: int = 0
+    descriptors: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One peer. `broken`: a transfer failed; connect anew before the next one."""
+
+    metadata: bytes
+    plan: TransferPlan
+    connected: bool = False
+    broken: bool = False
+    leaving: bool = False
+    orders: deque[_Order] = field(default_factory=deque)
+    inflight: list[tuple[Transfer, _Order, int]] = field(default_factory=list)
+    inflight_bytes: int = 0
+
+
+class Puller(threading.Thread):
+    """The transfer thread.
+
+    Args:
+        transport: registered, and this thread's alone from now on.
+        report: called from this thread with every `PullDone` and `PeerFailed`.
+        clock: the handoff's clock.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        report: Callable[[PullDone | PeerFailed], None],
+        clock: Callable[[], float] = now_s,
+    ) -> None:
+        super().__init__(name="kv-transfer", daemon=True)
+        self._transport = transport
+        self._report = report
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._peers: dict[str, _Peer] = {}
+        self._orders: dict[int, _Order] = {}
+
+    # Called from the engine thread.
+
+    def connect(self, peer: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:
+        """Make `peer` readable before the orders that follow."""
+        self._command(lambda: self._connect(peer, metadata, digest, plan))
+
+    def forget(self, peer: str) -> None:
+        """No more orders will come for `peer`, unless it is connected again."""
+        self._command(lambda: self._forget(peer))
+
+    def pull(self, order: Pull) -> None:
+        """Read the blocks of `order`."""
+        self._command(lambda: self._enqueue(order))
+
+    def cancel(self, order_id: int) -> None:
+        """Post no more of an order; it is still reported when it has ended."""
+        self._command(lambda: self._cancel(order_id))
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread; what is under way is not waited for."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self.join(timeout_s)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._condition:
+            self._commands.append(command)
+            self._condition.notify()
+
+    # The thread.
+
+    def run(self) -> None:
+        pause_s = _POLL_MIN_S
+        while True:
+            with self._condition:
+                if not self._commands and not self._stopping:
+                    busy = any(peer.inflight for peer in self._peers.values())
+                    self._condition.wait(pause_s if busy else None)
+                if self._stopping:
+                    break
+                commands, self._commands = self._commands, deque()
+            for command in commands:
+                command()
+            moved = self._poll()
+            for name in list(self._peers):
+                moved |= self._post(name)
+            pause_s = _POLL_MIN_S if moved or commands else min(pause_s * 2, _POLL_MAX_S)
+        self._transport.close()
+
+    def _connect(self, name: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:
+        known = self._peers.get(name)
+        if known is not None and known.metadata == metadata and known.plan == plan:
+            known.leaving = False
+            return
+        try:
+            check_metadata(metadata, digest)
+        except TasukiError as error:
+            self._report(PeerFailed(name, str(error)))
+            return
+        peer = _Peer(metadata, plan)
+        self._peers[name] = peer
+        try:
+            self._open(name, peer)
+        except TasukiError as error:
+            del self._peers[name]
+            self._report(PeerFailed(name, str(error)))
+
+    def _open(self, name: str, peer: _Peer) -> None:
+        """Connect, anew if a transfer failed and nothing is under way."""
+        if peer.broken:
+            self._transport.disconnect(name)
+            peer.connected = peer.broken = False
+        if not peer.connected:
+            self._transport.connect(name, peer.metadata, peer.plan)
+            peer.connected = True
+
+    def _forget(self, name: str) -> None:
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        peer.leaving = True
+        self._leave(name, peer)
+
+    def _leave(self, name: str, peer: _Peer) -> None:
+        if peer.leaving and not peer.inflight and not peer.orders:
+            del self._peers[name]
+            self._transport.disconnect(name)
+
+    def _enqueue(self, pull: Pull) -> None:
+        order = _Order(pull.order_id, posted_s=self._clock())
+        peer = self._peers.get(pull.peer)
+        if peer is None:
+            order.error = f"{pull.peer} is not connected"
+            self._finish(order)
+            return
+        try:
+            limit_bytes = max(1, self._transport.max_inflight_bytes // 2)
+            order.pieces.extend(peer.plan.chunks(pull.pairs, limit_bytes))
+        except TasukiError as error:
+            order.pieces.clear()
+            order.error = str(error)
+        self._orders[order.order_id] = order
+        if order.pieces:
+            peer.orders.append(order)
+        else:
+            self._finish(order)
+
+    def _cancel(self, order_id: int) -> None:
+        order = self._orders.get(order_id)
+        if order is not None:
+            self._fail(order, "cancelled")
+
+    def _fail(self, order: _Order, error: str) -> None:
+        order.error = order.error or error
+        order.pieces.clear()
+        if order.inflight == 0:
+            self._finish(order)
+
+    def _finish(self, order: _Order) -> None:
+        self._orders.pop(order.order_id, None)
+        self._report(
+            PullDone(
+                order_id=order.order_id,
+                posted_s=order.posted_s,
+                finished_s=self._clock(),
+                moved_bytes=order.moved_bytes,
+                descriptors=order.descriptors,
+                error=order.error,
+            )
+        )
+
+    def _poll(self) -> bool:
+        """Look at every transfer under way. Returns whether one ended."""
+        moved = False
+        for name, peer in list(self._peers.items()):
+            still: list[tuple[Transfer, _Order, int]] = []
+            inflight, peer.inflight = peer.inflight, []
+            for transfer, order, size_bytes in inflight:
+                error = ""
+                try:
+                    if not transfer.done():
+                        still.append((transfer, order, size_bytes))
+                        continue
+                    order.moved_bytes += size_bytes
+                except TasukiError as failure:
+                    error = str(failure)
+                    peer.broken = True
+                moved = True
+                peer.inflight_bytes -= size_bytes
+                self._piece_ended(order, error)
+            peer.inflight = still
+            self._leave(name, peer)
+        return moved
+
+    def _piece_ended(self, order: _Order, error: str) -> None:
+        order.inflight -= 1
+        if error:
+            self._fail(order, error)
+        elif order.inflight == 0 and not order.pieces:
+            self._finish(order)
+
+    def _post(self, name: str) -> bool:
+        """Post pieces of `name` while the bound allows. Returns whether any was."""
+        peer = self._peers[name]
+        moved = False
+        while peer.orders:
+            order = peer.orders[0]
+            if not order.pieces:  # posted, failed or cancelled
+                peer.orders.popleft()
+                continue
+            runs = order.pieces[0]
+            size_bytes = sum(run.count for run in runs) * peer.plan.block_bytes
+            limit_bytes = self._transport.max_inflight_bytes
+            if peer.inflight and peer.inflight_bytes + size_bytes > limit_bytes:
+                break
+            if peer.broken and peer.inflight:
+                break  # connect anew once those have ended
+            order.pieces.popleft()
+            moved = True
+            if order.descriptors == 0:
+                order.posted_s = self._clock()
+            order.descriptors += len(runs)
+            try:
+                self._open(name, peer)
+                transfer = self._transport.post(name, runs)
+            except TasukiError as error:
+                peer.broken = True
+                self._fail(order, str(error))
+                continue
+            order.inflight += 1
+            peer.inflight_bytes += size_bytes
+            peer.inflight.append((transfer, order, size_bytes))
+        self._leave(name, peer)
+        return moved

@@ -1,0 +1,130 @@
+"""The border between the handoff and whatever moves bytes, and the list of what there is.
+
+A transport reads blocks of a peer's pool into ours, one-sided. It is made and
+registered at start by the main thread and used by the transfer thread alone
+(`puller.py`) from then on; `metadata` and `layout` never change after
+`register` and may be read from anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from tasuki.errors import TasukiError
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.v1 import kv_pb2
+
+_BUILT_IN = {"nixl": "tasuki.kv.nixl:NixlTransport"}
+
+
+class UnknownTransportError(TasukiError):
+    """No transport by that name."""
+
+
+class TransportError(TasukiError):
+    """The transport cannot start, or a peer cannot be reached by it."""
+
+
+class MetadataError(TransportError):
+    """A peer's metadata did not arrive as it was sent."""
+
+
+class Transfer(Protocol):
+    """Reads under way; made by `Transport.post`."""
+
+    def done(self) -> bool:
+        """Whether all bytes arrived.
+
+        Raises:
+            TransportError: it failed, and writes to our blocks no more.
+        """
+
+
+class Transport(Protocol):
+    """One-sided reads between pools. Constructed with a backend's name."""
+
+    @property
+    def name(self) -> str:
+        """As in the registry; both sides of a pair use the same."""
+
+    @property
+    def max_inflight_bytes(self) -> int:
+        """Bytes that may be under way from one peer at a time."""
+
+    def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
+        """Open `pool` to local writes and peers' reads, for the life of the process.
+
+        Raises:
+            TransportError: the memory cannot be registered.
+        """
+
+    @property
+    def layout(self) -> kv_pb2.Layout:
+        """What a peer must know of the registered pool."""
+
+    @property
+    def metadata(self) -> bytes:
+        """What a peer's `connect` takes."""
+
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+        """Make `peer` readable; may block for a while.
+
+        Raises:
+            TransportError: it cannot be reached.
+        """
+
+    def disconnect(self, peer: str) -> None:
+        """Forget `peer`; nothing is under way from it. Unknown peers are ignored."""
+
+    def post(self, peer: str, runs: Sequence[Run]) -> Transfer:
+        """Begin to read `runs` of `peer`; may block while it does.
+
+        Raises:
+            TransportError: nothing was begun.
+        """
+
+    def close(self) -> None:
+        """Stop; transfers under way are left to the end of the process."""
+
+
+def metadata_digest(metadata: bytes) -> bytes:
+    """BLAKE2b-128 of a metadata blob: a corrupt one must never reach the transport."""
+    return hashlib.blake2b(metadata, digest_size=16).digest()
+
+
+def check_metadata(metadata: bytes, digest: bytes) -> None:
+    """Refuse metadata that does not match its digest.
+
+    Raises:
+        MetadataError: they do not match.
+    """
+    actual = metadata_digest(metadata)
+    if actual != digest:
+        raise MetadataError(
+            f"transport metadata of {len(metadata)} bytes has digest {actual.hex()},"
+            f" the peer said {digest.hex()}: it was corrupted on the way"
+        )
+
+
+def create_transport(name: str, backend: str | None = None) -> Transport:
+    """Make the transport called `name`, optionally with one of its backends.
+
+    Raises:
+        UnknownTransportError: there is none by that name; says which there are.
+        TransportError: it cannot run here (library or backend missing).
+    """
+    target = _BUILT_IN.get(name)
+    if target is None:
+        raise UnknownTransportError(
+            f"no KV transport is called {name!r}: there is {', '.join(sorted(_BUILT_IN))}"
+        )
+    module, attribute = target.split(":")
+    factory = getattr(importlib.import_module(module), attribute)
+    transport: Transport = factory(backend) if backend else factory()
+    return transport
