@@ -1,0 +1,25 @@
+//! Renders a chat with the model's own Jinja template, character for character
+//! as `transformers.apply_chat_template` does.
+//!
+//! minijinja is the engine; the modules here close what lies between it and
+//! Jinja2 as transformers sets it up: Python's `str`, `repr` and `json.dumps`,
+//! the methods of `str`, `dict` and `list`, `{% generation %}`,
+//! `raise_exception`, `strftime_now`.
+
+mod civil_time;
+mod continuation;
+mod convert;
+mod engine;
+mod filters;
+mod input;
+mod json;
+mod methods;
+mod python;
+mod source;
+mod strings;
+mod templates;
+mod tests;
+
+pub use civil_time::CivilTime;
+pub use input::ChatInput;
+pub(crate) use templates::Templates;

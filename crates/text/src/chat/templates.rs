@@ -1,0 +1,269 @@
+//! The chat templates of one model, compiled once, and those that clients send.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use minijinja::Value;
+use serde_json::{Map, Value as Json, json};
+
+use super::continuation::Continuation;
+use super::convert::{nests_at_most, to_template};
+use super::engine::Template;
+use super::python::MAX_DEPTH;
+use super::{ChatInput, CivilTime};
+use crate::TextError;
+
+/// Variables that a request sets by other means than `template_kwargs`.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// Compiled templates of clients that are kept.
+const MAX_OVERRIDES: usize = 16;
+
+/// Names under which a message may carry its reasoning; the first is standard.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A template, or why it cannot be used.
+type Compiled = Result<Arc<Template>, (usize, String)>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Templates {
+    path: PathBuf,
+    named: BTreeMap<String, Compiled>,
+    /// Special tokens by name.
+    variables: Map<String, Json>,
+    /// Whether the default template reads lists of content parts.
+    reads_parts: bool,
+    /// Least recently used first.
+    overrides: Mutex<Vec<Arc<Template>>>,
+}
+
+impl Templates {
+    pub fn new(
+        path: &Path,
+        sources: BTreeMap<String, String>,
+        variables: Map<String, Json>,
+    ) -> Self {
+        let named = sources
+            .into_iter()
+            .map(|(name, source)| (name, compile(&source)))
+            .collect();
+        let mut templates = Self {
+            path: path.to_owned(),
+            named,
+            variables,
+            reads_parts: false,
+            overrides: Mutex::new(Vec::new()),
+        };
+        templates.reads_parts = templates.probe_parts();
+        templates
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    pub fn render(&self, input: ChatInput<'_>) -> Result<String, TextError> {
+        if input.continue_final_message && input.add_generation_prompt {
+            return Err(bad_chat(
+                "continue_final_message and add_generation_prompt exclude each other",
+            ));
+        }
+        let template = self.choose(input.chat_template_override, input.tools.is_some())?;
+        let mut messages = normalize(input.messages)?;
+        let continuation = if input.continue_final_message {
+            Some(Continuation::mark(&mut messages, &template.source)?)
+        } else {
+            None
+        };
+        let tools = objects("tools", input.tools)?;
+        let documents = objects("documents", input.documents)?;
+        let mut variables: Vec<(String, Value)> = Vec::new();
+        for (name, value) in &self.variables {
+            variables.push((name.clone(), to_template(value.clone())));
+        }
+        variables.push(("strftime_now".to_owned(), strftime_now(input.now)));
+        for (name, value) in input.template_kwargs {
+            if RESERVED.contains(&name.as_str()) {
+                let message = format!("\"{name}\" cannot be set through template arguments");
+                return Err(TextError::BadChat(message));
+            }
+            variables.push((name, to_shallow(value)?));
+        }
+        variables.push(("messages".to_owned(), to_shallow(Json::Array(messages))?));
+        variables.push(("tools".to_owned(), to_shallow(tools)?));
+        variables.push(("documents".to_owned(), to_shallow(documents)?));
+        variables.push((
+            "add_generation_prompt".to_owned(),
+            input.add_generation_prompt.into(),
+        ));
+        let rendered = template.render(Value::from_pairs(variables))?;
+        match continuation {
+            Some(continuation) => continuation.cut(rendered),
+            None => Ok(rendered),
+        }
+    }
+
+    /// Joins text parts unless the default template reads them itself.
+    pub fn fit_content(&self, mut messages: Json) -> Json {
+        if self.reads_parts {
+            return messages;
+        }
+        for message in messages.as_array_mut().into_iter().flatten() {
+            if let Some(content) = message.get_mut("content")
+                && let Some(text) = joined_text(content)
+            {
+                *content = Json::String(text);
+            }
+        }
+        messages
+    }
+
+    /// As transformers chooses: by name or text, else "tool_use" when there
+    /// are tools, else "default".
+    fn choose(&self, asked: Option<&str>, tools: bool) -> Result<Arc<Template>, TextError> {
+        let name = match asked {
+            Some(text) => match self.named.get(text) {
+                Some(_) if self.named.len() > 1 => text,
+                _ => return self.compile_override(text),
+            },
+            None if tools && self.named.contains_key("tool_use") => "tool_use",
+            None => "default",
+        };
+        match self.named.get(name) {
+            Some(Ok(template)) => Ok(Arc::clone(template)),
+            Some(Err((line, reason))) => Err(TextError::BadTemplate {
+                line: *line,
+                reason: reason.clone(),
+            }),
+            None if self.named.is_empty() => Err(TextError::NoTemplate(format!(
+                "the model {} has no chat template; use completions, or start with a folder \
+                 that has chat_template.jinja",
+                self.path.file_name().unwrap_or_default().to_string_lossy()
+            ))),
+            None => {
+                let names: Vec<&str> = self.named.keys().map(String::as_str).collect();
+                Err(TextError::NoTemplate(format!(
+                    "the model has no default chat template, only: {}",
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    fn compile_override(&self, text: &str) -> Result<Arc<Template>, TextError> {
+        let lock = || {
+            self.overrides
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut kept = lock();
+        if let Some(at) = kept.iter().position(|template| template.source == text) {
+            let template = kept.remove(at);
+            kept.push(Arc::clone(&template));
+            return Ok(template);
+        }
+        drop(kept);
+        let template = Arc::new(Template::compile(text)?);
+        let mut kept = lock();
+        if kept.len() >= MAX_OVERRIDES {
+            kept.remove(0);
+        }
+        kept.push(Arc::clone(&template));
+        Ok(template)
+    }
+
+    /// Renders one message given as parts and looks at what comes out.
+    fn probe_parts(&self) -> bool {
+        const PROBE: &str = "content-part-probe";
+        let content = json!([{"type": "text", "text": PROBE}]);
+        let messages = json!([{"role": "user", "content": content}]);
+        let input = ChatInput::new(messages, CivilTime::from_unix(0, 0));
+        let quoted = [format!("'{PROBE}'"), format!("\"{PROBE}\"")];
+        self.render(input).is_ok_and(|text| {
+            text.contains(PROBE) && !quoted.iter().any(|quoted| text.contains(quoted))
+        })
+    }
+}
+
+fn compile(source: &str) -> Compiled {
+    match Template::compile(source) {
+        Ok(template) => Ok(Arc::new(template)),
+        Err(TextError::BadTemplate { line, reason }) => Err((line, reason)),
+        Err(error) => Err((1, error.to_string())),
+    }
+}
+
+fn bad_chat(message: &str) -> TextError {
+    TextError::BadChat(message.to_owned())
+}
+
+fn to_shallow(json: Json) -> Result<Value, TextError> {
+    if nests_at_most(&json, MAX_DEPTH / 2) {
+        Ok(to_template(json))
+    } else {
+        let message = format!("the chat's data nests deeper than {}", MAX_DEPTH / 2);
+        Err(TextError::BadChat(message))
+    }
+}
+
+fn strftime_now(now: CivilTime) -> Value {
+    Value::from_function(move |format: &str| now.strftime(format))
+}
+
+/// Messages as the template gets them: no keys without a value, and reasoning
+/// under each of its names.
+fn normalize(messages: Json) -> Result<Vec<Json>, TextError> {
+    let Json::Array(mut messages) = messages else {
+        return Err(bad_chat("messages must be a list"));
+    };
+    if messages.is_empty() {
+        return Err(bad_chat(
+            "messages is empty; at least one message is needed",
+        ));
+    }
+    for (index, message) in messages.iter_mut().enumerate() {
+        let Json::Object(fields) = message else {
+            let message = format!("messages[{index}] must be an object");
+            return Err(TextError::BadChat(message));
+        };
+        fields.retain(|_, value| !value.is_null());
+        let reasoning = REASONING.iter().find_map(|name| fields.get(*name)).cloned();
+        if let Some(reasoning) = reasoning {
+            let mut aliased = Map::new();
+            aliased.insert("thinking".to_owned(), reasoning.clone());
+            aliased.extend(std::mem::take(fields));
+            aliased.insert("reasoning_content".to_owned(), reasoning);
+            *fields = aliased;
+        }
+    }
+    Ok(messages)
+}
+
+/// A list of objects, or null.
+fn objects(name: &str, value: Option<Json>) -> Result<Json, TextError> {
+    match value {
+        None | Some(Json::Null) => Ok(Json::Null),
+        Some(Json::Array(list)) if list.iter().all(Json::is_object) => Ok(Json::Array(list)),
+        Some(_) => Err(TextError::BadChat(format!(
+            "{name} must be a list of objects"
+        ))),
+    }
+}
+
+/// The text of a list that has text parts only.
+fn joined_text(content: &Json) -> Option<String> {
+    let parts = content.as_array()?;
+    let texts: Option<Vec<&str>> = parts
+        .iter()
+        .map(|part| match part {
+            Json::String(text) => Some(text.as_str()),
+            Json::Object(part) if part.get("type").is_none_or(|kind| kind == "text") => {
+                part.get("text")?.as_str()
+            }
+            _ => None,
+        })
+        .collect();
+    texts.map(|texts| texts.join("\n"))
+}

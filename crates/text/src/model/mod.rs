@@ -1,0 +1,182 @@
+//! The text side of one model: everything that its folder says about text.
+
+mod folder;
+mod generation;
+mod special;
+mod vocabulary;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokenizers::Tokenizer;
+
+use crate::TextError;
+use crate::chat::{ChatInput, Templates};
+use folder::{Folder, bad_file};
+pub use generation::GenerationDefaults;
+use special::SpecialTokens;
+pub(crate) use vocabulary::{Decoding, Vocabulary};
+
+/// Tokenizer, template and settings of a model. Read-only once loaded, so one
+/// instance serves every request from any thread.
+#[derive(Debug)]
+pub struct ModelText {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) vocabulary: Arc<Vocabulary>,
+    templates: Templates,
+    eos_token_ids: Vec<u32>,
+    generation_defaults: GenerationDefaults,
+    max_context: Option<u32>,
+}
+
+impl ModelText {
+    /// Loads a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`TextError::NoTokenizer`] without a `tokenizer.json`,
+    /// [`TextError::BadFile`] for one that cannot be used. A template that does
+    /// not compile is reported when a chat needs it.
+    pub fn load(path: &Path) -> Result<Self, TextError> {
+        let folder = Folder::read(path)?;
+        let unusable = |error| bad_file(&path.join("tokenizer.json"), error);
+        let mut tokenizer = Tokenizer::from_bytes(&folder.tokenizer).map_err(unusable)?;
+        let special = SpecialTokens::read(&folder);
+        special.add_to(&mut tokenizer).map_err(unusable)?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(unusable)?;
+        let split = folder.tokenizer_config.get("split_special_tokens");
+        tokenizer.set_encode_special_tokens(split.and_then(Value::as_bool).unwrap_or(false));
+
+        let mut eos_token_ids =
+            generation::eos_token_ids(&folder.generation_config, &folder.config);
+        if eos_token_ids.is_empty() {
+            let eos = special.named.iter().find(|(name, _)| name == "eos_token");
+            eos_token_ids.extend(eos.and_then(|(_, token)| tokenizer.token_to_id(&token.content)));
+        }
+        let variables: Map<String, Value> = special
+            .named
+            .iter()
+            .map(|(name, token)| (name.clone(), Value::from(token.content.clone())))
+            .collect();
+        Ok(Self {
+            vocabulary: Arc::new(Vocabulary::new(&tokenizer)),
+            templates: Templates::new(&folder.path, folder.templates, variables),
+            eos_token_ids,
+            generation_defaults: GenerationDefaults::read(&folder.generation_config),
+            max_context: generation::max_context(&folder.config),
+            tokenizer: Arc::new(tokenizer),
+        })
+    }
+
+    /// The token ids of a text. `add_special_tokens` adds what the tokenizer
+    /// puts around a text (BOS for many models); a rendered chat has it already.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`] when the tokenizer has no token for some character.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| TextError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// [`Self::encode`] for several texts.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_batch<T: AsRef<str>>(
+        &self,
+        texts: &[T],
+        add_special_tokens: bool,
+    ) -> Result<Vec<Vec<u32>>, TextError> {
+        let encode = |text: &T| self.encode(text.as_ref(), add_special_tokens);
+        texts.iter().map(encode).collect()
+    }
+
+    /// The text of token ids; unknown ids have none.
+    ///
+    /// # Errors
+    /// [`TextError::Decode`] when the tokenizer's decoder fails.
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, TextError> {
+        self.tokenizer
+            .decode(tokens, skip_special)
+            .map_err(|error| TextError::Decode(error.to_string()))
+    }
+
+    /// The text of one token, with U+FFFD for bytes that are no UTF-8 alone.
+    #[must_use]
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.vocabulary.bytes(id)).into_owned()
+    }
+
+    /// The bytes that one token stands for; empty for an unknown id.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.vocabulary.bytes(id).to_vec()
+    }
+
+    /// The token as the vocabulary spells it (`Ġthe`, `▁the`).
+    #[must_use]
+    pub fn token_piece(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
+    /// Whether the vocabulary has a token of this id.
+    #[must_use]
+    pub fn is_token(&self, id: u32) -> bool {
+        self.vocabulary.is_known(id)
+    }
+
+    /// The number of token ids, added tokens included. A model's head may be
+    /// larger (padding), so ids beyond it can still occur.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// The ids that end a text: those of the model's config files, or else the
+    /// tokenizer's.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos_token_ids
+    }
+
+    /// The sampling that the model's authors suggest.
+    #[must_use]
+    pub fn generation_defaults(&self) -> &GenerationDefaults {
+        &self.generation_defaults
+    }
+
+    /// The context length in tokens, where `config.json` states it.
+    #[must_use]
+    pub fn max_context(&self) -> Option<u32> {
+        self.max_context
+    }
+
+    /// Whether the model brings a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        !self.templates.is_empty()
+    }
+
+    /// Renders a chat to the prompt's text, to be encoded without special
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`TextError::NoTemplate`], [`TextError::BadTemplate`],
+    /// [`TextError::BadChat`], [`TextError::Raised`], [`TextError::Render`].
+    pub fn render_chat(&self, input: ChatInput<'_>) -> Result<String, TextError> {
+        self.templates.render(input)
+    }
+
+    /// Fits messages to the template: where it prints `content` as it is
+    /// (most templates of text models), a list of text parts becomes one
+    /// string, its parts joined by line feeds. Templates that read the parts
+    /// themselves get them unchanged, and so does a `chat_template_override`.
+    #[must_use]
+    pub fn fit_content(&self, messages: Value) -> Value {
+        self.templates.fit_content(messages)
+    }
+}

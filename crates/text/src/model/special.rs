@@ -1,0 +1,125 @@
+//! Special tokens: their names for templates, and those that only
+//! `tokenizer_config.json` declares. The rules are those of transformers 5.
+
+use serde_json::{Map, Value};
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::folder::Folder;
+
+const NAMED: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// What the config files say about special tokens.
+#[derive(Debug, Default)]
+pub(super) struct SpecialTokens {
+    /// `bos_token` and so on: the variables that chat templates see.
+    pub named: Vec<(String, AddedToken)>,
+    /// Special tokens without a name.
+    extra: Vec<AddedToken>,
+    /// `added_tokens_decoder`, by id.
+    listed: Vec<(u32, AddedToken)>,
+}
+
+impl SpecialTokens {
+    pub fn read(folder: &Folder) -> Self {
+        let mut config = folder.tokenizer_config.clone();
+        if !config.contains_key("added_tokens_decoder") {
+            config.extend(folder.special_tokens_map.clone());
+        }
+        let mut tokens = Self::default();
+        for (key, value) in &config {
+            let is_named = NAMED.contains(&key.as_str());
+            if is_named || (key.ends_with("_token") && value.is_string()) {
+                let token = special_token(value);
+                tokens.named.extend(token.map(|token| (key.clone(), token)));
+            }
+        }
+        let extra = ["extra_special_tokens", "additional_special_tokens"]
+            .iter()
+            .filter_map(|key| config.get(*key))
+            .find(|value| !value.is_null() && value.as_array().is_none_or(|a| !a.is_empty()));
+        match extra {
+            Some(Value::Array(list)) => {
+                tokens.extra = list.iter().filter_map(special_token).collect()
+            }
+            Some(Value::Object(named)) => {
+                for (name, value) in named {
+                    let token = special_token(value);
+                    tokens
+                        .named
+                        .extend(token.map(|token| (name.clone(), token)));
+                }
+            }
+            _ => {}
+        }
+        if let Some(Value::Object(listed)) = config.get("added_tokens_decoder") {
+            for (id, value) in listed {
+                if let (Ok(id), Some(token)) = (id.parse(), added_token(value, false)) {
+                    tokens.listed.push((id, token));
+                }
+            }
+            tokens.listed.sort_by_key(|(id, _)| *id);
+        }
+        tokens
+    }
+
+    /// Makes known to the tokenizer what only the config files declare.
+    pub fn add_to(&self, tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+        let known = tokenizer.get_added_tokens_decoder();
+        let mut contents: Vec<String> = known.values().map(|t| t.content.clone()).collect();
+        let mut missing = Vec::new();
+        for (id, token) in &self.listed {
+            if known.get(id).is_none_or(|other| !same(other, token)) {
+                contents.push(token.content.clone());
+                missing.push(token.clone());
+            }
+        }
+        let named = self.named.iter().map(|(_, token)| token);
+        for token in named.chain(&self.extra) {
+            if !contents.contains(&token.content) {
+                contents.push(token.content.clone());
+                missing.push(token.clone());
+            }
+        }
+        if !missing.is_empty() {
+            tokenizer.add_tokens(missing)?;
+        }
+        Ok(())
+    }
+}
+
+/// A token given as its text or as an object.
+fn special_token(value: &Value) -> Option<AddedToken> {
+    match value {
+        Value::String(text) => Some(AddedToken::from(text.clone(), true)),
+        Value::Object(_) => added_token(value, true),
+        _ => None,
+    }
+}
+
+fn added_token(value: &Value, special: bool) -> Option<AddedToken> {
+    let object: &Map<String, Value> = value.as_object()?;
+    let flag =
+        |key: &str, default: bool| object.get(key).and_then(Value::as_bool).unwrap_or(default);
+    let special = special || flag("special", false);
+    let content = object.get("content")?.as_str()?;
+    Some(
+        AddedToken::from(content, special)
+            .single_word(flag("single_word", false))
+            .lstrip(flag("lstrip", false))
+            .rstrip(flag("rstrip", false))
+            .normalized(flag("normalized", !special)),
+    )
+}
+
+fn same(a: &AddedToken, b: &AddedToken) -> bool {
+    let flags = |t: &AddedToken| (t.single_word, t.lstrip, t.rstrip, t.normalized, t.special);
+    a.content == b.content && flags(a) == flags(b)
+}

@@ -1,0 +1,234 @@
+//! Finds stop strings in a stream of text pieces.
+//!
+//! One Knuth-Morris-Pratt automaton per stop string runs over the bytes, so the
+//! cost per byte does not depend on what came before, and the outcome does not
+//! depend on where the pieces were cut. What may still become a stop string is
+//! held back; everything else is given out at once.
+
+/// What a piece of text led to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StopOutcome {
+    /// Text that is now safe to give out.
+    pub text: String,
+    /// Index of the stop string that ended the text.
+    pub stopped: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Automaton {
+    pattern: Vec<u8>,
+    /// `fallback[k]`: length of the longest proper border of `pattern[..=k]`.
+    fallback: Vec<usize>,
+    /// How much of `pattern` the text so far ends with.
+    matched: usize,
+}
+
+impl Automaton {
+    fn new(pattern: String) -> Self {
+        let pattern = pattern.into_bytes();
+        let mut fallback = vec![0; pattern.len()];
+        let mut border = 0;
+        for k in 1..pattern.len() {
+            while border > 0 && pattern[k] != pattern[border] {
+                border = fallback[border - 1];
+            }
+            if pattern[k] == pattern[border] {
+                border += 1;
+            }
+            fallback[k] = border;
+        }
+        Self {
+            pattern,
+            fallback,
+            matched: 0,
+        }
+    }
+
+    /// Takes one byte; true when the pattern ends with it.
+    fn step(&mut self, byte: u8) -> bool {
+        while self.matched > 0 && self.pattern[self.matched] != byte {
+            self.matched = self.fallback[self.matched - 1];
+        }
+        if self.pattern[self.matched] == byte {
+            self.matched += 1;
+        }
+        self.matched == self.pattern.len()
+    }
+}
+
+/// Watches one choice's text for its stop strings.
+///
+/// The match that ends first wins; of those that end together, the longest.
+/// Empty stop strings never match.
+#[derive(Debug)]
+pub struct StopMatcher {
+    automata: Vec<(usize, Automaton)>,
+    include: bool,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    stopped: bool,
+}
+
+impl StopMatcher {
+    /// A matcher for `stops`; with `include` the stop string itself is given out.
+    #[must_use]
+    pub fn new(stops: Vec<String>, include: bool) -> Self {
+        let automata = stops
+            .into_iter()
+            .enumerate()
+            .filter(|(_, stop)| !stop.is_empty())
+            .map(|(index, stop)| (index, Automaton::new(stop)))
+            .collect();
+        Self {
+            automata,
+            include,
+            held: String::new(),
+            stopped: false,
+        }
+    }
+
+    /// Takes the next piece of text. After a stop all text is swallowed.
+    pub fn push(&mut self, text: &str) -> StopOutcome {
+        if self.stopped {
+            return StopOutcome::default();
+        }
+        if self.automata.is_empty() {
+            return StopOutcome {
+                text: text.to_owned(),
+                stopped: None,
+            };
+        }
+        for (offset, byte) in text.bytes().enumerate() {
+            let mut found: Option<(usize, usize)> = None;
+            for (index, automaton) in &mut self.automata {
+                let length = automaton.pattern.len();
+                if automaton.step(byte) && found.is_none_or(|(_, longest)| length > longest) {
+                    found = Some((*index, length));
+                }
+            }
+            if let Some((index, length)) = found {
+                return self.stop(&text[..=offset], index, length);
+            }
+        }
+        self.held.push_str(text);
+        let pending = self.automata.iter().map(|(_, a)| a.matched).max();
+        let safe = self.held.len() - pending.unwrap_or(0);
+        let rest = self.held.split_off(safe);
+        StopOutcome {
+            text: std::mem::replace(&mut self.held, rest),
+            stopped: None,
+        }
+    }
+
+    /// The text ended without a stop string: gives out what was held back.
+    pub fn finish(&mut self) -> String {
+        self.stopped = true;
+        std::mem::take(&mut self.held)
+    }
+
+    fn stop(&mut self, last: &str, index: usize, length: usize) -> StopOutcome {
+        self.stopped = true;
+        let mut text = std::mem::take(&mut self.held);
+        text.push_str(last);
+        if !self.include {
+            text.truncate(text.len() - length);
+        }
+        StopOutcome {
+            text,
+            stopped: Some(index),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{StopMatcher, StopOutcome};
+
+    fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<usize>) {
+        let stops = stops.iter().map(ToString::to_string).collect();
+        let mut matcher = StopMatcher::new(stops, include);
+        let mut text = String::new();
+        for piece in pieces {
+            let outcome = matcher.push(piece);
+            text.push_str(&outcome.text);
+            if outcome.stopped.is_some() {
+                return (text, outcome.stopped);
+            }
+        }
+        text.push_str(&matcher.finish());
+        (text, None)
+    }
+
+    #[test]
+    fn holds_back_only_what_may_be_a_stop_string() {
+        let mut matcher = StopMatcher::new(vec!["\n\nUser:".into()], false);
+        let out = |text: &str| StopOutcome {
+            text: text.into(),
+            stopped: None,
+        };
+        assert_eq!(matcher.push("Hello\n"), out("Hello"));
+        assert_eq!(matcher.push("\nUse"), out(""));
+        assert_eq!(matcher.push("d"), out("\n\nUsed"));
+        assert_eq!(matcher.push(" it\n\n\n"), out(" it\n"));
+        assert_eq!(
+            matcher.push("User: hi"),
+            StopOutcome {
+                text: String::new(),
+                stopped: Some(0)
+            }
+        );
+        assert_eq!(matcher.push("more"), StopOutcome::default());
+        assert_eq!(matcher.finish(), "");
+    }
+
+    #[test]
+    fn flushes_what_never_became_a_stop_string() {
+        assert_eq!(run(&["abc"], false, &["xab"]), ("xab".into(), None));
+    }
+
+    #[test]
+    fn includes_the_stop_string_when_asked() {
+        let pieces = ["one EN", "D two"];
+        assert_eq!(run(&["END"], true, &pieces), ("one END".into(), Some(0)));
+        assert_eq!(run(&["END"], false, &pieces), ("one ".into(), Some(0)));
+    }
+
+    #[test]
+    fn the_match_that_ends_first_wins_and_then_the_longest() {
+        assert_eq!(
+            run(&["abcd", "bc"], false, &["abcd"]),
+            ("a".into(), Some(1))
+        );
+        assert_eq!(run(&["bc", "abc"], false, &["xabc"]), ("x".into(), Some(1)));
+        assert_eq!(run(&["", "z"], false, &["az"]), ("a".into(), Some(1)));
+    }
+
+    #[test]
+    fn the_outcome_does_not_depend_on_the_borders() {
+        let text = "aababa…ba\u{301}ab…x界界ab…ab🙂ab…ab界🙂!";
+        let stops = ["ab…ab界", "界🙂!", "abab…"];
+        let chars: Vec<String> = text.chars().map(String::from).collect();
+        for include in [false, true] {
+            let whole = run(&stops, include, &[text]);
+            assert_eq!(whole.1, Some(0));
+            for size in 1..=chars.len() {
+                let pieces: Vec<String> = chars.chunks(size).map(|c| c.concat()).collect();
+                let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+                assert_eq!(run(&stops, include, &pieces), whole, "pieces of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_periodic_stop_strings_stay_linear() {
+        let stop = format!("{}b", "a".repeat(4096));
+        let mut matcher = StopMatcher::new(vec![stop], false);
+        let mut text = 0;
+        for _ in 0..200_000 {
+            text += matcher.push("a").text.len();
+        }
+        assert_eq!(text, 200_000 - 4096);
+        let last = matcher.push("b");
+        assert_eq!((last.text.len(), last.stopped), (0, Some(0)));
+    }
+}
