@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -117,10 +118,11 @@ class DialledLink:
 
     async def _talk(self, channel: grpc.aio.Channel) -> bool:
         """One stream, from hello to its end. Returns False when refused."""
-        call = KvStub(channel).Handoff()
+        call: Any = KvStub(channel).Handoff()  # type: ignore[no-untyped-call]
         await asyncio.wait_for(call.write(self._hello), _HANDSHAKE_S)
-        first = await asyncio.wait_for(call.read(), _HANDSHAKE_S)
-        if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+        replies = aiter(call)
+        first = await asyncio.wait_for(anext(replies, None), _HANDSHAKE_S)
+        if first is None or first.WhichOneof("message") != "hello":
             raise OSError("the stream ended before the handshake")
         reply = first.hello
         expected = self._hello.hello.expected_engine_id
@@ -137,17 +139,14 @@ class DialledLink:
         self._on_event(Connected(self._peer, reply))
         writer = asyncio.ensure_future(_write(call, queue))
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
+            async for message in replies:
                 self._on_event(FromPrefillEngine(self._peer, message))
         finally:
             writer.cancel()
         return True
 
 
-async def _write(
-    call: grpc.aio.StreamStreamCall[kv_pb2.FromDecode, kv_pb2.FromPrefill],
-    queue: asyncio.Queue[kv_pb2.FromDecode],
-) -> None:
+async def _write(call: Any, queue: asyncio.Queue[kv_pb2.FromDecode]) -> None:
     while True:
         message = await queue.get()
         try:
@@ -156,7 +155,7 @@ async def _write(
             return  # the reader sees it too
 
 
-class HandoffServicer(KvServicer):  # type: ignore[misc]
+class HandoffServicer(KvServicer):
     """The prefill side of the streams.
 
     Args:
@@ -218,7 +217,6 @@ class HandoffServicer(KvServicer):  # type: ignore[misc]
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
-            return
         hello = first.hello
         refusal = self.refusal(hello)
         if refusal:
