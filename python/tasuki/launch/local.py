@@ -70,7 +70,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         say("choosing the dtype …")
     environment = topology.worker_environment(config, machine)
     dtype, reason = settle_dtype(model, config.dtype, environment)
-    say(f"dtype {dtype}: {reason}")
+    say(f"dtype {reason}")
     specs = topology.worker_specs(config, model, dtype, machine)
     with _log_folder(config.log_dir) as logs:
         supervisor = Supervisor(logs.path, config.echo_logs)

@@ -35,7 +35,7 @@ def settle_dtype(model: Path, wanted: str, environment: Mapping[str, str]) -> tu
         LaunchError: The model is refused, with the reason.
     """
     if wanted != "auto":
-        return wanted, "as asked for"
+        return wanted, f"{wanted}: as asked for"
     key = _key(model, environment)
     known = _load()
     if key in known:
