@@ -92,8 +92,8 @@ pub enum ServeError {
 
 /// The events of one generation. Dropping it aborts what is left.
 pub struct Generating {
-    pub(super) events: mpsc::UnboundedReceiver<Event>,
-    pub(super) stop: mpsc::UnboundedSender<u32>,
+    pub(crate) events: mpsc::UnboundedReceiver<Event>,
+    pub(crate) stop: mpsc::UnboundedSender<u32>,
 }
 
 impl Generating {

@@ -1,0 +1,165 @@
+//! The routes, and what every handler shares.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use tasuki_text::ModelText;
+
+use crate::error::ApiError;
+use crate::gate::Gate;
+use crate::openai::{self, Generator};
+use crate::serve::api::ModelLimits;
+
+/// What the HTTP side was configured with.
+#[derive(Debug, Clone)]
+pub struct HttpSettings {
+    /// The model's names, the preferred one first; never empty.
+    pub model_names: Vec<String>,
+    pub max_body_bytes: usize,
+    pub max_concurrent_requests: u32,
+    /// Let a request bring its own chat template.
+    pub allow_chat_template: bool,
+}
+
+/// Shared by all handlers.
+pub struct App {
+    pub generator: Arc<dyn Generator>,
+    pub text: Arc<ModelText>,
+    pub settings: HttpSettings,
+    pub gate: Gate,
+    pub started_unix_s: u64,
+}
+
+/// How long a client is asked to wait when no worker is there.
+const NO_WORKER_RETRY_AFTER_S: u32 = 2;
+
+impl App {
+    pub fn new(
+        generator: Arc<dyn Generator>,
+        text: Arc<ModelText>,
+        settings: HttpSettings,
+    ) -> Self {
+        Self {
+            gate: Gate::new(settings.max_concurrent_requests),
+            generator,
+            text,
+            settings,
+            started_unix_s: openai::unix_seconds(),
+        }
+    }
+
+    /// The name under which a request gets its answer; the preferred one if it
+    /// gave none.
+    ///
+    /// # Errors
+    /// A name that is not served.
+    pub fn model_name(&self, requested: Option<&str>) -> Result<String, ApiError> {
+        let names = &self.settings.model_names;
+        match requested {
+            None => Ok(names[0].clone()),
+            Some(name) if names.iter().any(|served| served == name) => Ok(name.to_owned()),
+            Some(name) => Err(ApiError::UnknownModel {
+                requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
+                served: names.join(", "),
+            }),
+        }
+    }
+
+    /// What the workers agree on.
+    ///
+    /// # Errors
+    /// `Unavailable` while none is known.
+    pub fn limits(&self) -> Result<ModelLimits, ApiError> {
+        self.generator.limits().ok_or_else(|| self.no_worker())
+    }
+
+    /// Prompt and output together, in tokens, as far as known.
+    pub fn max_model_len(&self) -> Option<u32> {
+        let limits = self.generator.limits();
+        limits.map_or_else(|| self.text.max_context(), |l| Some(l.max_model_len))
+    }
+
+    /// Of the workers, or of the tokenizer while none is known.
+    pub fn vocab_size(&self) -> u32 {
+        self.generator.limits().map_or_else(
+            || u32::try_from(self.text.vocab_size()).unwrap_or(u32::MAX),
+            |limits| limits.vocab_size,
+        )
+    }
+
+    fn no_worker(&self) -> ApiError {
+        ApiError::Unavailable {
+            reason: self
+                .generator
+                .readiness()
+                .err()
+                .unwrap_or_else(|| "none has reported yet".to_owned()),
+            retry_after_s: NO_WORKER_RETRY_AFTER_S,
+        }
+    }
+}
+
+/// Of a client's own words in an answer.
+const MAX_QUOTED_CHARS: usize = 200;
+
+/// Everything that is served.
+pub fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat_completions))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/models", get(openai::list_models))
+        .route("/v1/models/{*name}", get(openai::retrieve_model))
+        .route("/tokenize", post(openai::tokenize))
+        .route("/detokenize", post(openai::detokenize))
+        .route("/health", get(ready))
+        .route("/ready", get(ready))
+        .route("/live", get(live))
+        .route("/metrics", get(metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    if app.gate.is_draining() {
+        return Err(ApiError::Draining);
+    }
+    app.generator.readiness().map_err(|_| app.no_worker())?;
+    Ok(Json(serde_json::json!({"status": "ok"})))
+}
+
+async fn live() -> impl IntoResponse {
+    Json(serde_json::json!({"status": "ok"}))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.generator.metrics_text())
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    ApiError::UnknownPath {
+        path: quoted_path(&request),
+    }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::Method {
+        method: request.method().to_string(),
+        path: quoted_path(&request),
+    }
+}
+
+fn quoted_path(request: &Request) -> String {
+    request
+        .uri()
+        .path()
+        .chars()
+        .take(MAX_QUOTED_CHARS)
+        .collect()
+}

@@ -1,0 +1,193 @@
+//! What can be wrong with a request, and the OpenAI error body that says so.
+//!
+//! Messages are for clients: they name the value and the limit, and never an
+//! internal address.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::serve::api::ServeError;
+
+/// An answer other than success.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ApiError {
+    /// 400: the client can mend it.
+    #[error("{message}")]
+    Invalid {
+        message: String,
+        /// The field at fault.
+        param: Option<String>,
+        code: Option<&'static str>,
+    },
+    /// 404: a model that is not served here.
+    #[error("The model `{requested}` does not exist. Served here: {served}.")]
+    UnknownModel { requested: String, served: String },
+    /// 404: a path that is not served here.
+    #[error("There is no {path} here.")]
+    UnknownPath { path: String },
+    /// 405.
+    #[error("{method} is not allowed on {path}.")]
+    Method { method: String, path: String },
+    /// 413.
+    #[error("The request body has {received} bytes, the limit is {limit} bytes.")]
+    TooLarge { received: String, limit: usize },
+    /// 503: as many requests as allowed are running.
+    #[error("{limit} requests are running, which is the limit; try again in a moment.")]
+    Busy { limit: usize },
+    /// 503: shutting down.
+    #[error("The server is shutting down and takes no new requests.")]
+    Draining,
+    /// 503: nobody to serve it now.
+    #[error("No worker can take the request: {reason}")]
+    Unavailable { reason: String, retry_after_s: u32 },
+    /// 500: our fault.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// How long a client turned away by [`ApiError::Busy`] is asked to wait.
+const BUSY_RETRY_AFTER_S: u32 = 1;
+/// Likewise by [`ApiError::Draining`]: about a restart.
+const DRAINING_RETRY_AFTER_S: u32 = 10;
+
+impl ApiError {
+    /// A 400 about one field.
+    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
+        Self::Invalid {
+            message: message.into(),
+            param: Some(param.to_owned()),
+            code: None,
+        }
+    }
+
+    /// The HTTP status of the answer.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Self::UnknownModel { .. } | Self::UnknownPath { .. } => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Busy { .. } | Self::Draining | Self::Unavailable { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Busy { .. } => Some(BUSY_RETRY_AFTER_S),
+            Self::Draining => Some(DRAINING_RETRY_AFTER_S),
+            Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
+            _ => None,
+        }
+    }
+
+    /// The JSON of the answer, also the data of a stream's `error` event.
+    pub fn body(&self) -> ErrorBody {
+        let status = self.status();
+        let (param, code) = match self {
+            Self::Invalid { param, code, .. } => (param.clone(), *code),
+            Self::UnknownModel { .. } => (Some("model".to_owned()), Some("model_not_found")),
+            Self::TooLarge { .. } => (None, Some("body_too_large")),
+            Self::Busy { .. } => (None, Some("too_many_requests")),
+            Self::Draining => (None, Some("shutting_down")),
+            Self::Unavailable { .. } => (None, Some("no_worker")),
+            _ => (None, None),
+        };
+        let kind = match status {
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+            _ => "invalid_request_error",
+        };
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.to_string(),
+                kind,
+                param,
+                code,
+            },
+        }
+    }
+}
+
+/// `{"error": {...}}`, as OpenAI's clients expect it.
+#[derive(Debug, Serialize)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ErrorDetail {
+    pub message: String,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_s() {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<ServeError> for ApiError {
+    fn from(error: ServeError) -> Self {
+        match error {
+            ServeError::Unavailable {
+                reason,
+                retry_after_s,
+            } => Self::Unavailable {
+                reason,
+                retry_after_s,
+            },
+            ServeError::Rejected(message) => Self::Invalid {
+                message,
+                param: None,
+                code: None,
+            },
+            ServeError::Failed(message) => Self::Failed(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unavailable_is_503_with_retry_after() {
+        let response = ApiError::from(ServeError::Unavailable {
+            reason: "no decode worker".into(),
+            retry_after_s: 7,
+        })
+        .into_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "7");
+    }
+
+    #[test]
+    fn the_body_has_the_shape_of_openai() {
+        let body = ApiError::UnknownModel {
+            requested: "gpt-9".into(),
+            served: "a, b".into(),
+        }
+        .body();
+        assert_eq!(
+            serde_json::to_value(body).unwrap(),
+            serde_json::json!({"error": {
+                "message": "The model `gpt-9` does not exist. Served here: a, b.",
+                "type": "invalid_request_error", "param": "model", "code": "model_not_found",
+            }})
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! From started generations to an HTTP answer: whole, or as a stream.
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+
+use super::choice::Piece;
+use super::delivery::Delivery;
+use super::outputs::Outputs;
+use super::request_log::RequestLog;
+use super::shape::{Identity, Shape};
+use super::stream;
+use super::usage::{server_timing, timings_json};
+use crate::error::ApiError;
+use crate::gate::Permit;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// Tells a proxy to pass events on at once.
+const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// A request under way: everything its answer needs.
+pub struct Running<S> {
+    pub shape: S,
+    pub identity: Identity,
+    pub delivery: Delivery,
+    pub outputs: Outputs,
+    pub log: RequestLog,
+    pub _permit: Permit,
+}
+
+impl<S: Shape> Running<S> {
+    /// Waits for the whole answer, or for the beginning of its stream.
+    ///
+    /// # Errors
+    /// What ended the request before anything was sent.
+    pub async fn answer(self) -> Result<Response, ApiError> {
+        let id = HeaderValue::from_str(&self.identity.id).expect("an id is ASCII");
+        let mut response = if self.delivery.stream {
+            self.stream().await?
+        } else {
+            self.whole().await?
+        };
+        response.headers_mut().insert(REQUEST_ID, id);
+        Ok(response)
+    }
+
+    async fn stream(mut self) -> Result<Response, ApiError> {
+        // Until the first output the status can still tell of an error.
+        let first = self.outputs.next().await;
+        if let Some(Err(error)) = first {
+            self.log.outcome("failed", &self.outputs.summary());
+            return Err(error.into());
+        }
+        let headers = [
+            (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+            (header::CACHE_CONTROL, "no-cache"),
+            (NO_BUFFERING, "no"),
+        ];
+        let body = Body::from_stream(stream::events(self, first));
+        Ok((headers, body).into_response())
+    }
+
+    async fn whole(mut self) -> Result<Response, ApiError> {
+        let mut pieces = vec![Piece::default(); self.outputs.choices()];
+        while let Some(output) = self.outputs.next().await {
+            match output {
+                Ok(output) => pieces[output.index].append(output.piece),
+                Err(error) => {
+                    self.log.outcome("failed", &self.outputs.summary());
+                    return Err(error.into());
+                }
+            }
+        }
+        let summary = self.outputs.summary();
+        self.log.outcome("finished", &summary);
+        let choices = pieces
+            .into_iter()
+            .enumerate()
+            .map(|(index, piece)| {
+                self.shape
+                    .whole(index, piece, self.prompt_ids(index, !S::PROMPT_IDS_ON_TOP))
+            })
+            .collect();
+        let mut envelope = self.identity.envelope(S::OBJECT, choices);
+        envelope.usage = Some(Some(summary.usage));
+        envelope.prompt_token_ids = self.prompt_ids(0, S::PROMPT_IDS_ON_TOP);
+        envelope.timings = self
+            .delivery
+            .timings
+            .then(|| timings_json(&summary.timings));
+        let timing = [(SERVER_TIMING, server_timing(&summary.timings))];
+        Ok((timing, Json(envelope)).into_response())
+    }
+
+    /// The prompt's ids if they were asked for and belong `here`.
+    pub fn prompt_ids(&self, index: usize, here: bool) -> Option<Vec<u32>> {
+        (self.delivery.return_token_ids && here).then(|| self.outputs.prompt_tokens(index).to_vec())
+    }
+}

@@ -1,0 +1,77 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::chat_shape::ChatShape;
+use super::intake::{self, Common, Prepared};
+use super::outputs::Job;
+use super::types::{ChatFields, CommonFields, TemplateFields};
+use super::validate::{DefaultOutput, integer, output_tokens};
+use super::{body, conversation, limits};
+use crate::app::App;
+use crate::error::ApiError;
+
+/// The handler.
+pub async fn chat_completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    intake::serve(app, request, "chat", prepare).await
+}
+
+fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
+    let fields: CommonFields = body::parse(bytes)?;
+    let chat: ChatFields = body::parse(bytes)?;
+    let template: TemplateFields = body::parse(bytes)?;
+    let mut common = Common::new::<ChatShape>(app, &fields)?;
+    common.sampling.logprobs = logprobs(&chat)?;
+    let requested = requested_tokens(&fields)?;
+    let continues_prompt = template.continue_final_message.unwrap_or(false);
+
+    let prompt = conversation::tokens(&app.text, template, app.settings.allow_chat_template)?;
+    let max_tokens = output_tokens(
+        prompt.len(),
+        requested,
+        DefaultOutput::Fill,
+        common.limits.max_model_len,
+    )?;
+    let generation = common.generation(None, "messages", prompt, max_tokens)?;
+    Ok(Prepared {
+        shape: ChatShape::new(
+            Arc::clone(&app.text),
+            &common.delivery,
+            common.sampling.logprobs.is_some(),
+        ),
+        identity: common.identity,
+        delivery: common.delivery,
+        jobs: vec![Job {
+            generation,
+            echo: None,
+            muted: false,
+            continues_prompt,
+        }],
+    })
+}
+
+/// `max_completion_tokens` is the newer name and wins.
+fn requested_tokens(fields: &CommonFields) -> Result<Option<u32>, ApiError> {
+    let any = 1..=i64::from(u32::MAX);
+    let old = integer("max_tokens", fields.max_tokens, any.clone())?;
+    let new = integer("max_completion_tokens", fields.max_completion_tokens, any)?;
+    Ok(new.or(old))
+}
+
+fn logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {
+    let top = integer("top_logprobs", chat.top_logprobs, 0..=limits::MAX_LOGPROBS)?;
+    match (chat.logprobs.unwrap_or(false), top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(top)) => Err(ApiError::invalid(
+            "top_logprobs",
+            format!("top_logprobs is {top}, which needs logprobs to be true."),
+        )),
+    }
+}

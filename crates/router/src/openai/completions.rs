@@ -1,0 +1,122 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::completion_shape::CompletionShape;
+use super::echo::Echo;
+use super::intake::{self, Common, Prepared};
+use super::outputs::Job;
+use super::prompt::{Prompt, prompts};
+use super::types::{CommonFields, CompletionFields};
+use super::validate::{DefaultOutput, integer, output_tokens};
+use super::{body, limits};
+use crate::app::App;
+use crate::error::ApiError;
+
+/// The handler.
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    intake::serve(app, request, "completions", prepare).await
+}
+
+fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiError> {
+    let fields: CommonFields = body::parse(bytes)?;
+    let completion: CompletionFields = body::parse(bytes)?;
+    let mut common = Common::new::<CompletionShape>(app, &fields)?;
+    let echo = completion.echo.unwrap_or(false);
+    let logprobs = integer("logprobs", completion.logprobs, 0..=limits::MAX_LOGPROBS)?;
+    common.sampling.logprobs = logprobs;
+    common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    let requested = requested_tokens(&fields, echo)?;
+    refuse_suffix(completion.suffix.as_deref())?;
+
+    let prompts = prompts(
+        &app.text,
+        completion.prompt,
+        completion.add_special_tokens.unwrap_or(true),
+        common.limits.vocab_size,
+    )?;
+    refuse_too_many(prompts.len(), common.delivery.n)?;
+    let several = prompts.len() > 1;
+    let jobs = prompts.into_iter().enumerate().map(|(index, prompt)| {
+        let index = several.then_some(index);
+        job(app, &common, index, prompt, requested, echo)
+    });
+    let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
+    Ok(Prepared {
+        shape: CompletionShape::new(Arc::clone(&app.text), &common.delivery, logprobs.is_some()),
+        identity: common.identity,
+        delivery: common.delivery,
+        jobs,
+    })
+}
+
+fn job(
+    app: &App,
+    common: &Common,
+    index: Option<usize>,
+    prompt: Prompt,
+    requested: Option<u32>,
+    echo: bool,
+) -> Result<Job, ApiError> {
+    let muted = requested == Some(0);
+    let max_tokens = output_tokens(
+        prompt.tokens.len(),
+        // Workers generate at least one token; it is kept from the client.
+        requested.map(|tokens| tokens.max(1)),
+        DefaultOutput::AtMost(limits::DEFAULT_COMPLETION_TOKENS),
+        common.limits.max_model_len,
+    )?;
+    let generation = common.generation(index, "prompt", prompt.tokens, max_tokens)?;
+    let echo = echo.then(|| {
+        Echo::new(
+            &app.text,
+            Arc::clone(&generation.prompt),
+            prompt.given,
+            common.sampling.prompt_logprobs.is_some(),
+            common.delivery.skip_special_tokens,
+        )
+    });
+    Ok(Job {
+        generation,
+        echo,
+        muted,
+        continues_prompt: true,
+    })
+}
+
+/// None at all only makes sense when the prompt comes back.
+fn requested_tokens(fields: &CommonFields, echo: bool) -> Result<Option<u32>, ApiError> {
+    let least = if echo { 0 } else { 1 };
+    let given = fields.max_completion_tokens.or(fields.max_tokens);
+    integer("max_tokens", given, least..=i64::from(u32::MAX))
+}
+
+fn refuse_suffix(suffix: Option<&str>) -> Result<(), ApiError> {
+    match suffix {
+        Some(suffix) if !suffix.is_empty() => Err(ApiError::invalid(
+            "suffix",
+            format!("suffix has {} bytes; it is not supported.", suffix.len()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn refuse_too_many(prompts: usize, n: u32) -> Result<(), ApiError> {
+    let choices = prompts * n as usize;
+    if choices <= limits::MAX_CHOICES {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        "n",
+        format!(
+            "{prompts} prompts with n of {n} make {choices} choices; the limit is {}.",
+            limits::MAX_CHOICES
+        ),
+    ))
+}

@@ -1,0 +1,233 @@
+//! From a chat's messages to the prompt's tokens, by the model's template.
+
+use serde_json::Value;
+use tasuki_text::{ChatInput, ModelText, TextError};
+
+use super::clock;
+use super::types::TemplateFields;
+use crate::error::ApiError;
+
+/// Renders and tokenizes a conversation.
+///
+/// # Errors
+/// `Invalid` for messages that are no conversation, for what is not
+/// supported, and for what the template itself refuses.
+pub fn tokens(
+    text: &ModelText,
+    fields: TemplateFields,
+    allow_chat_template: bool,
+) -> Result<Vec<u32>, ApiError> {
+    let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
+    let continue_final_message = fields.continue_final_message.unwrap_or(false);
+    let add_generation_prompt = fields
+        .add_generation_prompt
+        .unwrap_or(!continue_final_message);
+    if continue_final_message && add_generation_prompt {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt cannot both be true.",
+        ));
+    }
+    if fields.chat_template.is_some() && !allow_chat_template {
+        return Err(ApiError::invalid(
+            "chat_template",
+            "chat_template is not accepted; the router was not started with \
+             --allow-request-chat-template.",
+        ));
+    }
+    let tools = tools(fields.tools, fields.tool_choice.as_ref())?;
+    let mut messages = fields.messages.unwrap_or_default();
+    check_messages(&messages)?;
+    messages.iter_mut().for_each(parse_tool_arguments);
+    let mut messages = Value::Array(messages);
+    if fields.chat_template.is_none() {
+        messages = text.fit_content(messages);
+    }
+    let rendered = text
+        .render_chat(ChatInput {
+            messages,
+            tools,
+            documents: fields.documents,
+            add_generation_prompt,
+            continue_final_message,
+            template_kwargs: fields.chat_template_kwargs.unwrap_or_default(),
+            chat_template_override: fields.chat_template.as_deref(),
+            now: clock::civil_now(),
+        })
+        .map_err(|error| text_error("messages", &error))?;
+    text.encode(&rendered, add_special_tokens)
+        .map_err(|error| text_error("messages", &error))
+}
+
+/// The text layer's error as an answer.
+pub fn text_error(param: &str, error: &TextError) -> ApiError {
+    if error.is_client_fault() {
+        ApiError::invalid(param, error.to_string())
+    } else {
+        ApiError::Failed(error.to_string())
+    }
+}
+
+/// The tools that the template is to show.
+fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Value>, ApiError> {
+    let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
+    match choice {
+        None | Some(Value::Null) => Ok(tools),
+        Some(Value::String(choice)) if choice == "auto" => Ok(tools),
+        Some(Value::String(choice)) if choice == "none" => Ok(None),
+        Some(other) => Err(ApiError::invalid(
+            "tool_choice",
+            format!("tool_choice is {other}; only \"none\" and \"auto\" are supported."),
+        )),
+    }
+}
+
+fn check_messages(messages: &[Value]) -> Result<(), ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "messages has 0 items; at least 1 is needed.",
+        ));
+    }
+    for (index, message) in messages.iter().enumerate() {
+        let place = format!("messages[{index}]");
+        let Value::Object(message) = message else {
+            return Err(ApiError::invalid(
+                &place,
+                format!("{place} is {}; it must be an object.", kind(message)),
+            ));
+        };
+        match message.get("role") {
+            Some(Value::String(role)) if !role.is_empty() => {}
+            other => {
+                return Err(ApiError::invalid(
+                    &format!("{place}.role"),
+                    format!(
+                        "{place}.role is {}; it must be a string such as \"user\".",
+                        other.map_or("missing", kind)
+                    ),
+                ));
+            }
+        }
+        check_content(&place, message.get("content"))?;
+    }
+    Ok(())
+}
+
+fn check_content(place: &str, content: Option<&Value>) -> Result<(), ApiError> {
+    let parts = match content {
+        None | Some(Value::Null | Value::String(_)) => return Ok(()),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => {
+            return Err(ApiError::invalid(
+                &format!("{place}.content"),
+                format!(
+                    "{place}.content is {}; it must be a string or a list of text parts.",
+                    kind(other)
+                ),
+            ));
+        }
+    };
+    for (index, part) in parts.iter().enumerate() {
+        let place = format!("{place}.content[{index}]");
+        let part_kind = part.get("type").and_then(Value::as_str);
+        if part_kind != Some("text") {
+            let found = part_kind.unwrap_or("missing");
+            return Err(ApiError::invalid(
+                &format!("{place}.type"),
+                format!("{place}.type is {found}; only \"text\" is supported."),
+            ));
+        }
+        if !part.get("text").is_some_and(Value::is_string) {
+            return Err(ApiError::invalid(
+                &format!("{place}.text"),
+                format!("{place}.text must be a string."),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Templates want the arguments of past tool calls as objects; OpenAI's
+/// clients send them as JSON in a string.
+fn parse_tool_arguments(message: &mut Value) {
+    let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for call in calls {
+        if let Some(arguments) = call.pointer_mut("/function/arguments")
+            && let Some(parsed) = arguments
+                .as_str()
+                .and_then(|text| serde_json::from_str(text).ok())
+                .filter(Value::is_object)
+        {
+            *arguments = parsed;
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn refusal(messages: Value) -> String {
+        let messages = messages.as_array().unwrap().clone();
+        check_messages(&messages).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn refusals_name_the_place_and_what_is_there() {
+        for (messages, expected) in [
+            (json!([]), "messages has 0 items"),
+            (json!(["hi"]), "messages[0] is a string"),
+            (json!([{"content": "x"}]), "messages[0].role is missing"),
+            (json!([{"role": 3}]), "messages[0].role is a number"),
+            (
+                json!([{"role": "user", "content": 3}]),
+                "messages[0].content is a number",
+            ),
+            (
+                json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+                "messages[0].content[0].type is image_url",
+            ),
+        ] {
+            let text = refusal(messages);
+            assert!(text.starts_with(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn tool_choice_none_hides_the_tools() {
+        let list = || Some(vec![json!({"type": "function"})]);
+        assert!(tools(list(), None).unwrap().is_some());
+        assert!(tools(list(), Some(&json!("auto"))).unwrap().is_some());
+        assert!(tools(list(), Some(&json!("none"))).unwrap().is_none());
+        assert!(tools(list(), Some(&json!("required"))).is_err());
+    }
+
+    #[test]
+    fn arguments_of_tool_calls_become_objects() {
+        let mut message = json!({"role": "assistant", "tool_calls": [
+            {"function": {"name": "f", "arguments": "{\"a\": 1}"}},
+            {"function": {"name": "g", "arguments": "not json"}},
+        ]});
+        parse_tool_arguments(&mut message);
+        let calls = &message["tool_calls"];
+        assert_eq!(calls[0]["function"]["arguments"], json!({"a": 1}));
+        assert_eq!(calls[1]["function"]["arguments"], "not json");
+    }
+}

@@ -1,0 +1,137 @@
+//! What is to be done with the generated tokens on their way to the client.
+
+use super::limits;
+use super::types::{CommonFields, OneOrMany};
+use super::validate::{count, integer};
+use crate::error::ApiError;
+
+/// How a request wants its answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    pub n: u32,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub return_token_ids: bool,
+    /// Timings in the body of an answer that is not streamed.
+    pub timings: bool,
+    pub stops: Vec<String>,
+    pub include_stop: bool,
+    pub skip_special_tokens: bool,
+    /// Stop strings in the text of the first tokens do not count.
+    pub min_tokens: u32,
+}
+
+impl Delivery {
+    /// # Errors
+    /// `Invalid` for values out of range and for what is not supported.
+    pub fn new(fields: &CommonFields, min_tokens: u32) -> Result<Self, ApiError> {
+        let n = integer("n", fields.n, 1..=limits::MAX_N)?.unwrap_or(1);
+        refuse_unsupported(fields, n)?;
+        let stream = fields.stream.unwrap_or(false);
+        let options = fields.stream_options.as_ref();
+        if options.is_some() && !stream {
+            return Err(ApiError::invalid(
+                "stream_options",
+                "stream_options is only allowed when stream is true.",
+            ));
+        }
+        Ok(Self {
+            n,
+            stream,
+            include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
+            return_token_ids: fields.return_token_ids.unwrap_or(false),
+            timings: fields.timings.unwrap_or(false),
+            stops: stops(fields.stop.as_ref())?,
+            include_stop: fields.include_stop_str_in_output.unwrap_or(false),
+            skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
+            min_tokens,
+        })
+    }
+}
+
+#[cfg(test)]
+impl Delivery {
+    /// One choice, whole, nothing special.
+    pub fn plain() -> Self {
+        Self::new(&CommonFields::default(), 0).expect("the defaults are valid")
+    }
+}
+
+fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
+    if let Some(best_of) = fields.best_of.filter(|best_of| *best_of != i64::from(n)) {
+        return Err(ApiError::invalid(
+            "best_of",
+            format!("best_of is {best_of} and n is {n}; best_of is not supported unless equal."),
+        ));
+    }
+    match &fields.response_format {
+        Some(format) if format.kind != "text" => Err(ApiError::invalid(
+            "response_format",
+            format!(
+                "response_format of type {:?} is not supported; only \"text\" is.",
+                format.kind
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>, ApiError> {
+    let stops = stop.map(|stop| stop.0.clone()).unwrap_or_default();
+    count("stop", stops.len(), limits::MAX_STOPS)?;
+    for stop in &stops {
+        if stop.is_empty() || stop.len() > limits::MAX_STOP_BYTES {
+            return Err(ApiError::invalid(
+                "stop",
+                format!(
+                    "stop has a string of {} bytes; each must have 1 to {}.",
+                    stop.len(),
+                    limits::MAX_STOP_BYTES
+                ),
+            ));
+        }
+    }
+    Ok(stops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(json: &str) -> Result<Delivery, ApiError> {
+        Delivery::new(&serde_json::from_str(json).unwrap(), 0)
+    }
+
+    #[test]
+    fn defaults_are_those_of_openai() {
+        let plain = delivery("{}").unwrap();
+        assert_eq!(
+            (plain.n, plain.stream, plain.include_usage),
+            (1, false, false)
+        );
+        assert!(plain.skip_special_tokens && plain.stops.is_empty());
+        let equal = delivery(r#"{"n":2,"best_of":2,"response_format":{"type":"text"}}"#);
+        assert_eq!(equal.unwrap().n, 2);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (json, part) in [
+            (r#"{"n":0}"#, "n is 0"),
+            (r#"{"n":129}"#, "128"),
+            (r#"{"best_of":3}"#, "best_of is 3"),
+            (
+                r#"{"response_format":{"type":"json_object"}}"#,
+                "json_object",
+            ),
+            (r#"{"stop":""}"#, "0 bytes"),
+            (r#"{"stream_options":{}}"#, "stream is true"),
+        ] {
+            let text = delivery(json).unwrap_err().to_string();
+            assert!(text.contains(part), "{text}");
+        }
+        let many = serde_json::json!({"stop": vec!["x"; 17]}).to_string();
+        let text = delivery(&many).unwrap_err().to_string();
+        assert_eq!(text, "stop has 17 items; the limit is 16.");
+    }
+}

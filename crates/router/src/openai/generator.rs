@@ -1,0 +1,17 @@
+//! What the handlers need of the serving layer; tests put a script there.
+
+use crate::serve::api::{Generating, Generation, ModelLimits};
+
+pub trait Generator: Send + Sync + 'static {
+    /// Starts a generation; its fate comes as events.
+    fn generate(&self, generation: Generation) -> Generating;
+
+    /// `None` while no worker is known.
+    fn limits(&self) -> Option<ModelLimits>;
+
+    /// Ok when a request could be placed now, else why not.
+    fn readiness(&self) -> Result<(), String>;
+
+    /// The metrics in Prometheus' text format.
+    fn metrics_text(&self) -> String;
+}

@@ -1,0 +1,176 @@
+//! What both generating endpoints do before and after wording their request:
+//! let it in, read it, prepare it off the event loop when it is large, run it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::Request;
+use axum::response::Response;
+use tasuki_wire::v1::SamplingParams;
+
+use super::answer::Running;
+use super::body;
+use super::clock;
+use super::delivery::Delivery;
+use super::limits;
+use super::outputs::{Job, Outputs};
+use super::request_log::RequestLog;
+use super::sampling::{ModelSampling, sampling_params};
+use super::shape::{Identity, Shape};
+use super::types::CommonFields;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::serve::api::{Generation, ModelLimits};
+
+/// Larger bodies are parsed and tokenized on a thread of their own, so that
+/// nobody else's tokens wait for it.
+const INLINE_BODY_BYTES: usize = 16 * 1024;
+
+/// A request that is ready to run.
+pub struct Prepared<S> {
+    pub shape: S,
+    pub identity: Identity,
+    pub delivery: Delivery,
+    pub jobs: Vec<Job>,
+}
+
+/// The fields that both endpoints share, checked.
+pub struct Common {
+    pub identity: Identity,
+    pub delivery: Delivery,
+    pub sampling: SamplingParams,
+    pub limits: ModelLimits,
+    pub tenant: String,
+}
+
+/// Serves one generating request; `prepare` words it.
+///
+/// # Errors
+/// Whatever prevents an answer from beginning.
+pub async fn serve<S: Shape>(
+    app: Arc<App>,
+    request: Request,
+    endpoint: &'static str,
+    prepare: fn(&App, &[u8]) -> Result<Prepared<S>, ApiError>,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let permit = app.gate.enter()?;
+    let (parts, body) = request.into_parts();
+    let bytes = body::read(&parts.headers, body, app.settings.max_body_bytes).await?;
+    let prepared = off_loop(&app, bytes, prepare).await?;
+    let outputs = Outputs::start(
+        app.generator.as_ref(),
+        &app.text,
+        &prepared.delivery,
+        prepared.jobs,
+    );
+    let log = RequestLog::new(prepared.identity.id.clone(), endpoint, started);
+    let running = Running {
+        shape: prepared.shape,
+        identity: prepared.identity,
+        delivery: prepared.delivery,
+        outputs,
+        log,
+        _permit: permit,
+    };
+    running.answer().await
+}
+
+/// Runs `work` on a body, elsewhere if it is large.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn off_loop<T: Send + 'static>(
+    app: &Arc<App>,
+    bytes: Bytes,
+    work: fn(&App, &[u8]) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    if bytes.len() <= INLINE_BODY_BYTES {
+        return work(app, &bytes);
+    }
+    let app = Arc::clone(app);
+    tokio::task::spawn_blocking(move || work(&app, &bytes))
+        .await
+        .unwrap_or_else(|_| Err(ApiError::Failed("The request could not be read.".into())))
+}
+
+impl Common {
+    /// Checks the shared fields. `max_tokens` and logprobs are still to be set.
+    ///
+    /// # Errors
+    /// An unknown model, no worker to know the limits of, bad values.
+    pub fn new<S: Shape>(app: &App, fields: &CommonFields) -> Result<Self, ApiError> {
+        let model = app.model_name(fields.model.as_deref())?;
+        let limits = app.limits()?;
+        let sampling = sampling_params(
+            fields,
+            ModelSampling {
+                defaults: app.text.generation_defaults(),
+                eos_token_ids: app.text.eos_token_ids(),
+                vocab_size: limits.vocab_size,
+            },
+            rand::random,
+        )?;
+        let tenant = fields.cache_salt.clone().unwrap_or_default();
+        if tenant.len() > limits::MAX_CACHE_SALT_BYTES {
+            return Err(ApiError::invalid(
+                "cache_salt",
+                format!(
+                    "cache_salt has {} bytes; the limit is {}.",
+                    tenant.len(),
+                    limits::MAX_CACHE_SALT_BYTES
+                ),
+            ));
+        }
+        Ok(Self {
+            identity: Identity {
+                id: format!("{}{:032x}", S::ID_PREFIX, rand::random::<u128>()),
+                created: clock::unix_seconds(),
+                model,
+            },
+            delivery: Delivery::new(fields, sampling.min_tokens)?,
+            sampling,
+            limits,
+            tenant,
+        })
+    }
+
+    /// The generation of one prompt. `index` tells the prompts of a request
+    /// apart, where there are several.
+    ///
+    /// # Errors
+    /// An empty prompt, or a `min_tokens` that cannot be reached.
+    pub fn generation(
+        &self,
+        index: Option<usize>,
+        param: &str,
+        prompt: Vec<u32>,
+        max_tokens: u32,
+    ) -> Result<Generation, ApiError> {
+        if prompt.is_empty() {
+            return Err(ApiError::invalid(
+                param,
+                format!("{param} has 0 tokens; at least 1 is needed."),
+            ));
+        }
+        let min_tokens = self.sampling.min_tokens;
+        if min_tokens > max_tokens {
+            return Err(ApiError::invalid(
+                "min_tokens",
+                format!("min_tokens is {min_tokens}; max_tokens is {max_tokens}."),
+            ));
+        }
+        let id = &self.identity.id;
+        Ok(Generation {
+            request_id: index.map_or_else(|| id.clone(), |index| format!("{id}-{index}")),
+            prompt: prompt.into(),
+            n: self.delivery.n,
+            sampling: SamplingParams {
+                max_tokens,
+                ..self.sampling.clone()
+            },
+            tenant: self.tenant.clone(),
+        })
+    }
+}

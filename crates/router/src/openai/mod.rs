@@ -1,0 +1,38 @@
+//! OpenAI's HTTP API: requests in, generations out to `serve`, text back.
+//!
+//! A request passes [`intake`], is worded by `chat` or `completions`, runs in
+//! [`outputs`] and leaves through `answer`, whole or by `stream`.
+
+mod answer;
+mod body;
+mod chat;
+mod chat_shape;
+mod choice;
+mod clock;
+mod completion_shape;
+mod completions;
+mod conversation;
+mod delivery;
+mod echo;
+mod generator;
+mod intake;
+mod limits;
+mod logprobs;
+mod models;
+mod outputs;
+mod prompt;
+mod request_log;
+mod sampling;
+mod shape;
+mod stream;
+mod tokenize;
+mod types;
+mod usage;
+mod validate;
+
+pub use chat::chat_completions;
+pub use clock::unix_seconds;
+pub use completions::completions;
+pub use generator::Generator;
+pub use models::{list as list_models, retrieve as retrieve_model};
+pub use tokenize::{detokenize, tokenize};

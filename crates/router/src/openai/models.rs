@@ -1,0 +1,58 @@
+//! `GET /v1/models` and `GET /v1/models/{name}`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Serialize;
+
+use crate::app::App;
+use crate::error::ApiError;
+
+#[derive(Debug, Serialize)]
+pub struct ModelList {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// Prompt and output together, in tokens; null while no worker is known.
+    max_model_len: Option<u32>,
+}
+
+fn model(app: &App, name: &str) -> Model {
+    Model {
+        id: name.to_owned(),
+        object: "model",
+        created: app.started_unix_s,
+        owned_by: "tasuki",
+        max_model_len: app.generator.limits().map(|limits| limits.max_model_len),
+    }
+}
+
+/// All names of the served model.
+pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
+    Json(ModelList {
+        object: "list",
+        data: app
+            .settings
+            .model_names
+            .iter()
+            .map(|name| model(&app, name))
+            .collect(),
+    })
+}
+
+/// One of them.
+pub async fn retrieve(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Model>, ApiError> {
+    let name = app.model_name(Some(&name))?;
+    Ok(Json(model(&app, &name)))
+}

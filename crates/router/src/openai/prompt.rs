@@ -1,0 +1,108 @@
+//! The prompts of a completion request, as tokens.
+
+use tasuki_text::ModelText;
+
+use super::conversation::text_error;
+use super::limits;
+use super::types::PromptField;
+use super::validate::{count, token_ids};
+use crate::error::ApiError;
+
+/// One prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// As the client wrote it, if it was text.
+    pub given: Option<String>,
+}
+
+/// All prompts of a request, in order.
+///
+/// # Errors
+/// `Invalid` for none, too many, or token ids outside the vocabulary.
+pub fn prompts(
+    text: &ModelText,
+    field: Option<PromptField>,
+    add_special_tokens: bool,
+    vocab_size: u32,
+) -> Result<Vec<Prompt>, ApiError> {
+    let encode = |given: String| -> Result<Prompt, ApiError> {
+        let tokens = text
+            .encode(&given, add_special_tokens)
+            .map_err(|error| text_error("prompt", &error))?;
+        Ok(Prompt {
+            tokens,
+            given: Some(given),
+        })
+    };
+    let check = |ids: &[i64]| -> Result<Prompt, ApiError> {
+        Ok(Prompt {
+            tokens: token_ids("prompt", ids, vocab_size)?,
+            given: None,
+        })
+    };
+    let limited = |found| count("prompt", found, limits::MAX_PROMPTS);
+    let prompts: Vec<Prompt> = match field {
+        None => return Err(ApiError::invalid("prompt", "prompt is missing.")),
+        Some(PromptField::Text(given)) => vec![encode(given)?],
+        Some(PromptField::Tokens(ids)) => vec![check(&ids)?],
+        Some(PromptField::Texts(given)) => {
+            limited(given.len())?;
+            given
+                .into_iter()
+                .map(encode)
+                .collect::<Result<_, ApiError>>()?
+        }
+        Some(PromptField::TokenLists(lists)) => {
+            limited(lists.len())?;
+            lists
+                .iter()
+                .map(|ids| check(ids))
+                .collect::<Result<_, ApiError>>()?
+        }
+    };
+    if prompts.is_empty() {
+        return Err(ApiError::invalid(
+            "prompt",
+            "prompt has 0 items; at least 1 is needed.",
+        ));
+    }
+    Ok(prompts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{TestModel, VOCAB_SIZE, tokens_of};
+
+    fn parsed(json: &str) -> Result<Vec<Prompt>, ApiError> {
+        let model = TestModel::new();
+        let field = serde_json::from_str(json).unwrap();
+        prompts(&model.text, field, true, VOCAB_SIZE)
+    }
+
+    #[test]
+    fn all_forms_become_tokens() {
+        let tokens = |json| -> Vec<Vec<u32>> {
+            parsed(json)
+                .unwrap()
+                .into_iter()
+                .map(|p| p.tokens)
+                .collect()
+        };
+        assert_eq!(tokens(r#""ab""#), [tokens_of("ab")]);
+        assert_eq!(tokens(r#"["a","b"]"#), [tokens_of("a"), tokens_of("b")]);
+        assert_eq!(tokens("[1,2]"), [[1, 2]]);
+        assert_eq!(tokens("[[1],[2]]"), [[1], [2]]);
+    }
+
+    #[test]
+    fn nothing_and_too_much_are_refused() {
+        let message = |json: &str| parsed(json).unwrap_err().to_string();
+        assert_eq!(message("null"), "prompt is missing.");
+        assert!(message("[]").contains("0 items"));
+        assert!(message("[[999999]]").contains("999999"));
+        let many = serde_json::to_string(&vec!["x"; 1025]).unwrap();
+        assert_eq!(message(&many), "prompt has 1025 items; the limit is 1024.");
+    }
+}

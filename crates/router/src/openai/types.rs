@@ -1,0 +1,259 @@
+//! The fields of requests, as clients send them. Every number is read as wide
+//! as JSON has it, so that `validate` can name a value that is out of range.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+/// What `/v1/chat/completions` and `/v1/completions` have in common.
+#[derive(Debug, Default, Deserialize)]
+pub struct CommonFields {
+    pub model: Option<String>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub n: Option<i64>,
+    pub best_of: Option<i64>,
+    pub max_tokens: Option<i64>,
+    pub max_completion_tokens: Option<i64>,
+    pub min_tokens: Option<i64>,
+    pub ignore_eos: Option<bool>,
+    pub stop: Option<OneOrMany>,
+    pub stop_token_ids: Option<Vec<i64>>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub logit_bias: Option<HashMap<String, f64>>,
+    pub seed: Option<i64>,
+    pub response_format: Option<ResponseFormat>,
+    /// Keeps this request's prefix cache apart from that of others.
+    pub cache_salt: Option<String>,
+    pub return_token_ids: Option<bool>,
+    /// Puts `timings` into the body of a response that is not streamed.
+    pub timings: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+/// What `/v1/chat/completions` and `/tokenize` need to render a conversation.
+#[derive(Debug, Default, Deserialize)]
+pub struct TemplateFields {
+    pub messages: Option<Vec<Value>>,
+    pub tools: Option<Vec<Value>>,
+    pub tool_choice: Option<Value>,
+    pub documents: Option<Value>,
+    pub add_generation_prompt: Option<bool>,
+    pub continue_final_message: Option<bool>,
+    pub add_special_tokens: Option<bool>,
+    pub chat_template: Option<String>,
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// The rest of `/v1/chat/completions`.
+#[derive(Debug, Default, Deserialize)]
+pub struct ChatFields {
+    pub logprobs: Option<bool>,
+    pub top_logprobs: Option<i64>,
+}
+
+/// The rest of `/v1/completions`.
+#[derive(Debug, Default, Deserialize)]
+pub struct CompletionFields {
+    pub prompt: Option<PromptField>,
+    pub echo: Option<bool>,
+    pub suffix: Option<String>,
+    pub logprobs: Option<i64>,
+    pub add_special_tokens: Option<bool>,
+}
+
+/// The rest of `/tokenize`.
+#[derive(Debug, Default, Deserialize)]
+pub struct TokenizeFields {
+    pub model: Option<String>,
+    pub prompt: Option<String>,
+    pub return_token_strs: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub struct DetokenizeFields {
+    pub model: Option<String>,
+    pub tokens: Option<Vec<i64>>,
+}
+
+/// A string, or a list of strings.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OneOrMany(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+        impl<'de> Visitor<'de> for Strings {
+            type Value = OneOrMany;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![value.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<OneOrMany, A::Error> {
+                let mut strings = Vec::new();
+                while let Some(string) = seq.next_element()? {
+                    strings.push(string);
+                }
+                Ok(OneOrMany(strings))
+            }
+        }
+        deserializer.deserialize_any(Strings)
+    }
+}
+
+/// The four forms of a completion's prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PromptField {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<i64>),
+    TokenLists(Vec<Vec<i64>>),
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+const PROMPT_FORMS: &str =
+    "a string, a list of strings, a list of token ids or a list of lists of token ids";
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = PromptField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(PROMPT_FORMS)
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<PromptField, E> {
+        Ok(PromptField::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptField, A::Error> {
+        fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+            first: T,
+            seq: &mut A,
+        ) -> Result<Vec<T>, A::Error> {
+            let mut items = vec![first];
+            while let Some(item) = seq.next_element()? {
+                items.push(item);
+            }
+            Ok(items)
+        }
+        Ok(match seq.next_element()? {
+            None => PromptField::Texts(Vec::new()),
+            Some(PromptItem::Text(first)) => PromptField::Texts(rest(first, &mut seq)?),
+            Some(PromptItem::Token(first)) => PromptField::Tokens(rest(first, &mut seq)?),
+            Some(PromptItem::Tokens(first)) => PromptField::TokenLists(rest(first, &mut seq)?),
+        })
+    }
+}
+
+/// What stands first in a prompt list; the others must be of its kind.
+enum PromptItem {
+    Text(String),
+    Token(i64),
+    Tokens(Vec<i64>),
+}
+
+impl<'de> Deserialize<'de> for PromptItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Item;
+        impl<'de> Visitor<'de> for Item {
+            type Value = PromptItem;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a token id or a list of token ids")
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<PromptItem, E> {
+                Ok(PromptItem::Text(value.to_owned()))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<PromptItem, E> {
+                Ok(PromptItem::Token(value))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<PromptItem, E> {
+                Ok(PromptItem::Token(i64::try_from(value).unwrap_or(i64::MAX)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptItem, A::Error> {
+                let mut tokens = Vec::new();
+                while let Some(token) = seq.next_element()? {
+                    tokens.push(token);
+                }
+                Ok(PromptItem::Tokens(tokens))
+            }
+        }
+        deserializer.deserialize_any(Item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(json: &str) -> Result<PromptField, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn a_prompt_has_four_forms() {
+        assert_eq!(prompt(r#""a""#).unwrap(), PromptField::Text("a".into()));
+        assert_eq!(
+            prompt(r#"["a","b"]"#).unwrap(),
+            PromptField::Texts(vec!["a".into(), "b".into()])
+        );
+        assert_eq!(prompt("[1,-2]").unwrap(), PromptField::Tokens(vec![1, -2]));
+        assert_eq!(
+            prompt("[[1],[]]").unwrap(),
+            PromptField::TokenLists(vec![vec![1], vec![]])
+        );
+    }
+
+    #[test]
+    fn other_forms_are_refused_with_the_forms_there_are() {
+        assert!(prompt("{}").unwrap_err().to_string().contains(PROMPT_FORMS));
+        assert!(prompt(r#"["a",1]"#).is_err());
+        assert!(prompt(r#"[1,"a"]"#).is_err());
+        assert!(prompt("[1.5]").is_err());
+    }
+
+    #[test]
+    fn stop_is_one_or_many() {
+        let one: OneOrMany = serde_json::from_str(r#""x""#).unwrap();
+        let many: OneOrMany = serde_json::from_str(r#"["x","y"]"#).unwrap();
+        assert_eq!((one.0.len(), many.0.len()), (1, 2));
+        assert!(serde_json::from_str::<OneOrMany>("3").is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Checks of single values; every refusal names the value and the limit.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use crate::error::ApiError;
+
+/// A number in a closed range.
+pub fn number(
+    name: &str,
+    value: Option<f64>,
+    range: &RangeInclusive<f64>,
+) -> Result<Option<f64>, ApiError> {
+    match value {
+        Some(given) if !range.contains(&given) => {
+            Err(outside(name, given, range.start(), range.end()))
+        }
+        other => Ok(other),
+    }
+}
+
+/// An integer in a closed range of at most 32 bits.
+pub fn integer(
+    name: &str,
+    value: Option<i64>,
+    range: RangeInclusive<i64>,
+) -> Result<Option<u32>, ApiError> {
+    let Some(given) = value else {
+        return Ok(None);
+    };
+    match u32::try_from(given) {
+        Ok(checked) if range.contains(&given) => Ok(Some(checked)),
+        _ if *range.end() >= i64::from(u32::MAX) => Err(ApiError::invalid(
+            name,
+            format!("{name} is {given}; it must be at least {}.", range.start()),
+        )),
+        _ => Err(outside(name, given, range.start(), range.end())),
+    }
+}
+
+fn outside(name: &str, given: impl Display, low: impl Display, high: impl Display) -> ApiError {
+    ApiError::invalid(
+        name,
+        format!("{name} is {given}; it must be between {low} and {high}."),
+    )
+}
+
+/// At most so many items.
+pub fn count(name: &str, found: usize, limit: usize) -> Result<(), ApiError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        name,
+        format!("{name} has {found} items; the limit is {limit}."),
+    ))
+}
+
+/// Token ids of a vocabulary of `vocab_size`.
+pub fn token_ids(name: &str, ids: &[i64], vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+    ids.iter()
+        .map(|id| token_id(name, *id, vocab_size))
+        .collect()
+}
+
+/// One token id.
+pub fn token_id(name: &str, id: i64, vocab_size: u32) -> Result<u32, ApiError> {
+    match u32::try_from(id) {
+        Ok(checked) if checked < vocab_size => Ok(checked),
+        _ => Err(ApiError::invalid(
+            name,
+            format!(
+                "{name} has token id {id}; the vocabulary has ids 0 to {}.",
+                vocab_size.saturating_sub(1)
+            ),
+        )),
+    }
+}
+
+/// What a request has left for output, when `max_tokens` is absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefaultOutput {
+    /// All that fits the context.
+    Fill,
+    /// So many tokens, or what fits if that is less.
+    AtMost(u32),
+}
+
+/// How many tokens may be generated after a prompt of `prompt_tokens`.
+///
+/// # Errors
+/// When prompt and output do not fit `max_model_len` together.
+pub fn output_tokens(
+    prompt_tokens: usize,
+    requested: Option<u32>,
+    default: DefaultOutput,
+    max_model_len: u32,
+) -> Result<u32, ApiError> {
+    let too_long = |asked: String| ApiError::Invalid {
+        message: format!(
+            "The prompt has {prompt_tokens} tokens and {asked}, but prompt and output together \
+             may have {max_model_len} tokens."
+        ),
+        param: Some("max_tokens".to_owned()),
+        code: Some("context_length_exceeded"),
+    };
+    let room = u32::try_from(prompt_tokens).map_or(0, |prompt_tokens| {
+        max_model_len.saturating_sub(prompt_tokens)
+    });
+    match (requested, default) {
+        (Some(asked), _) if asked <= room && room > 0 => Ok(asked),
+        (Some(asked), _) => Err(too_long(format!("max_tokens is {asked}"))),
+        (None, _) if room == 0 => Err(too_long("max_tokens is not set (at least 1)".to_owned())),
+        (None, DefaultOutput::Fill) => Ok(room),
+        (None, DefaultOutput::AtMost(most)) => Ok(room.min(most)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_outside_are_named_with_their_range() {
+        assert_eq!(number("top_p", Some(0.5), &(0.0..=1.0)).unwrap(), Some(0.5));
+        let error = number("temperature", Some(2.5), &(0.0..=2.0)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "temperature is 2.5; it must be between 0 and 2."
+        );
+    }
+
+    #[test]
+    fn integers_outside_are_named_with_their_limit() {
+        assert_eq!(integer("n", Some(3), 1..=128).unwrap(), Some(3));
+        assert_eq!(
+            integer("n", Some(129), 1..=128).unwrap_err().to_string(),
+            "n is 129; it must be between 1 and 128."
+        );
+        assert_eq!(
+            integer("max_tokens", Some(-5), 1..=i64::from(u32::MAX))
+                .unwrap_err()
+                .to_string(),
+            "max_tokens is -5; it must be at least 1."
+        );
+    }
+
+    #[test]
+    fn token_ids_stay_in_the_vocabulary() {
+        assert_eq!(token_ids("prompt", &[0, 9], 10).unwrap(), [0, 9]);
+        for bad in [-1, 10, i64::MAX] {
+            let text = token_id("prompt", bad, 10).unwrap_err().to_string();
+            assert!(text.contains(&bad.to_string()) && text.contains("0 to 9"));
+        }
+    }
+
+    #[test]
+    fn output_fits_the_context() {
+        use DefaultOutput::{AtMost, Fill};
+        assert_eq!(output_tokens(10, None, Fill, 100).unwrap(), 90);
+        assert_eq!(output_tokens(10, None, AtMost(16), 100).unwrap(), 16);
+        assert_eq!(output_tokens(95, None, AtMost(16), 100).unwrap(), 5);
+        assert_eq!(output_tokens(10, Some(90), Fill, 100).unwrap(), 90);
+        let text = output_tokens(10, Some(91), Fill, 100)
+            .unwrap_err()
+            .to_string();
+        for part in ["10 tokens", "max_tokens is 91", "100 tokens"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(output_tokens(100, None, Fill, 100).is_err());
+        assert!(output_tokens(100, Some(0), Fill, 100).is_err());
+    }
+}

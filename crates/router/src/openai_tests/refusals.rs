@@ -1,0 +1,196 @@
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{get, post, post_bytes, saying};
+use crate::app::{App, HttpSettings};
+use crate::testing::{FakeGenerator, MODEL, TestModel, app, settings};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// The message of a refusal with this status.
+async fn refusal(app: &Arc<App>, path: &str, body: Value, status: StatusCode) -> String {
+    let answer = post(app, path, body).await;
+    assert_eq!(answer.status, status, "{}", answer.text);
+    let message = answer.json()["error"]["message"].clone();
+    message.as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn values_and_limits_are_named() {
+    let (generator, app) = saying("x");
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        let more = more.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        (CHAT, body)
+    };
+    let completion = |more: Value| {
+        let mut body = json!({"prompt": "hi"});
+        let more = more.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        (COMPLETIONS, body)
+    };
+    let long = "x".repeat(70);
+    for ((path, body), parts) in [
+        (
+            chat(json!({"max_tokens": -5})),
+            vec!["max_tokens is -5", "at least 1"],
+        ),
+        (
+            chat(json!({"max_tokens": 60})),
+            vec!["8 tokens", "max_tokens is 60", "64"],
+        ),
+        (chat(json!({"n": 200})), vec!["n is 200", "128"]),
+        (
+            chat(json!({"temperature": "hot"})),
+            vec!["temperature", "hot"],
+        ),
+        (chat(json!({"messages": "hi"})), vec!["messages", "\"hi\""]),
+        (chat(json!({"messages": []})), vec!["messages has 0 items"]),
+        (
+            chat(json!({"top_logprobs": 3})),
+            vec!["top_logprobs is 3", "logprobs"],
+        ),
+        (
+            chat(json!({"top_logprobs": 21, "logprobs": true})),
+            vec!["21", "20"],
+        ),
+        (chat(json!({"chat_template": "x"})), vec!["chat_template"]),
+        (
+            chat(json!({"min_tokens": 9, "max_tokens": 8})),
+            vec!["min_tokens is 9", "8"],
+        ),
+        (
+            chat(json!({"tool_choice": "required"})),
+            vec!["tool_choice", "required"],
+        ),
+        (completion(json!({"prompt": long})), vec!["70 tokens", "64"]),
+        (
+            completion(json!({"prompt": ""})),
+            vec!["prompt has 0 tokens"],
+        ),
+        (
+            completion(json!({"prompt": [300]})),
+            vec!["300", "0 to 257"],
+        ),
+        (
+            completion(json!({"prompt": {"a": 1}})),
+            vec!["prompt", "a string"],
+        ),
+        (
+            completion(json!({"max_tokens": 0})),
+            vec!["max_tokens is 0"],
+        ),
+        (
+            completion(json!({"suffix": "end"})),
+            vec!["suffix", "not supported"],
+        ),
+        (completion(json!({"best_of": 4})), vec!["best_of is 4"]),
+        (completion(json!({"logprobs": 99})), vec!["99", "20"]),
+    ] {
+        let message = refusal(&app, path, body, StatusCode::BAD_REQUEST).await;
+        for part in parts {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+    }
+    assert!(generator.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_json_object() {
+    let (_, app) = saying("x");
+    for (body, part) in [
+        (b"{\"prompt\": ".to_vec(), "not valid JSON"),
+        (b"".to_vec(), "not a JSON object"),
+        (b"{\"prompt\": \"\xff\"}".to_vec(), "not valid UTF-8"),
+    ] {
+        let answer = post_bytes(&app, COMPLETIONS, body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert!(answer.text.contains(part), "{}", answer.text);
+    }
+    let answer = post_bytes(&app, COMPLETIONS, vec![b' '; 5000]).await;
+    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let message = answer.json()["error"]["message"].clone();
+    assert!(
+        message.as_str().unwrap().contains("5000 bytes"),
+        "{message}"
+    );
+    assert!(
+        message.as_str().unwrap().contains("4096 bytes"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_404() {
+    let (_, app) = saying("x");
+    let body = json!({"model": "gpt-9", "prompt": "x"});
+    let message = refusal(&app, COMPLETIONS, body, StatusCode::NOT_FOUND).await;
+    assert!(
+        message.contains("gpt-9") && message.contains(MODEL),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn paths_and_methods_that_are_not_there() {
+    let (_, app) = saying("x");
+    let answer = get(&app, "/v1/nothing").await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert!(answer.json()["error"]["message"].is_string());
+    let answer = get(&app, CHAT).await;
+    assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(answer.headers.contains_key("allow"));
+    assert!(answer.json()["error"]["message"].is_string());
+}
+
+#[tokio::test]
+async fn no_worker_is_503_with_the_reason() {
+    let app = app(Arc::new(FakeGenerator::down("no worker is connected")));
+    let body = json!({"prompt": "x"});
+    let answer = post(&app, COMPLETIONS, body).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers.contains_key("retry-after"));
+    assert!(answer.text.contains("no worker is connected"));
+}
+
+#[tokio::test]
+async fn a_model_without_chat_template_refuses_chats() {
+    let model = TestModel::with_template(None);
+    let generator = Arc::new(FakeGenerator::saying("x"));
+    let app = Arc::new(App::new(generator, Arc::clone(&model.text), settings()));
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let message = refusal(&app, CHAT, body, StatusCode::BAD_REQUEST).await;
+    assert!(message.contains("chat template"), "{message}");
+}
+
+#[tokio::test]
+async fn what_the_template_raises_is_the_clients_fault() {
+    let template = "{{ raise_exception('roles must alternate') }}";
+    let model = TestModel::with_template(Some(template));
+    let generator = Arc::new(FakeGenerator::saying("x"));
+    let app = Arc::new(App::new(generator, Arc::clone(&model.text), settings()));
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let message = refusal(&app, CHAT, body, StatusCode::BAD_REQUEST).await;
+    assert!(message.contains("roles must alternate"), "{message}");
+}
+
+#[tokio::test]
+async fn a_request_may_bring_a_template_where_that_is_allowed() {
+    let model = TestModel::new();
+    let generator = Arc::new(FakeGenerator::saying("x"));
+    let settings = HttpSettings {
+        allow_chat_template: true,
+        ..settings()
+    };
+    let fake = Arc::clone(&generator);
+    let app = Arc::new(App::new(fake, Arc::clone(&model.text), settings));
+    let body = json!({"chat_template": "own", "messages": [{"role": "user", "content": "hi"}]});
+    let answer = post(&app, CHAT, body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let seen = generator.seen.lock().unwrap();
+    assert_eq!(*seen[0].prompt, crate::testing::tokens_of("own"));
+}

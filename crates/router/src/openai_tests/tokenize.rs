@@ -1,0 +1,53 @@
+use axum::http::StatusCode;
+use serde_json::json;
+
+use super::{get, post, saying};
+use crate::testing::{MAX_MODEL_LEN, MODEL};
+
+#[tokio::test]
+async fn text_and_back() {
+    let (_, app) = saying("");
+    let body = json!({"prompt": "é", "return_token_strs": true});
+    let answer = post(&app, "/tokenize", body).await.json();
+    assert_eq!(
+        answer,
+        json!({"count": 2, "max_model_len": MAX_MODEL_LEN, "tokens": [195, 169],
+            "token_strs": ["Ã", "©"]})
+    );
+    let answer = post(&app, "/detokenize", json!({"tokens": [195, 169]})).await;
+    assert_eq!(answer.json(), json!({"prompt": "é"}));
+}
+
+#[tokio::test]
+async fn a_conversation_is_rendered() {
+    let (_, app) = saying("");
+    let messages = json!([{"role": "user", "content": "h"}]);
+    let body = json!({"messages": messages, "add_generation_prompt": false});
+    let answer = post(&app, "/tokenize", body).await.json();
+    assert_eq!(answer["tokens"], json!([257, 117, 58, 104]));
+    assert_eq!(answer["token_strs"], json!(null));
+}
+
+#[tokio::test]
+async fn ids_outside_the_vocabulary_and_nothing_at_all_are_refused() {
+    let (_, app) = saying("");
+    let answer = post(&app, "/detokenize", json!({"tokens": [-1]})).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.text.contains("-1"), "{}", answer.text);
+    let answer = post(&app, "/tokenize", json!({})).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn models_are_listed_by_name() {
+    let (_, app) = saying("");
+    let list = get(&app, "/v1/models").await.json();
+    assert_eq!(list["data"][0]["id"], MODEL);
+    assert_eq!(list["data"][0]["max_model_len"], MAX_MODEL_LEN);
+    let one = get(&app, "/v1/models/org/bytes").await;
+    assert_eq!(one.json()["id"], MODEL);
+    let encoded = get(&app, "/v1/models/org%2Fbytes").await;
+    assert_eq!(encoded.json()["id"], MODEL);
+    let none = get(&app, "/v1/models/other").await;
+    assert_eq!(none.status, StatusCode::NOT_FOUND);
+}
