@@ -35,7 +35,7 @@ class Checkpoint:
         self._file_of: dict[str, str] = {}
         for file in _files(folder):
             try:
-                handle = safe_open(folder / file, framework="pt")
+                handle: Any = safe_open(folder / file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{folder / file} cannot be read: {error}") from error
             self._handles[file] = handle

@@ -113,7 +113,7 @@ class LlamaModel:
 
     def _mlp(self, layer: LlamaLayer, hidden: torch.Tensor) -> torch.Tensor:
         both = layer.gate_up(self._norm(hidden, layer.mlp_norm))
-        gate, up = both.split(self.spec.intermediate_size, -1)
+        gate, up = both.chunk(2, -1)
         return layer.down(F.silu(gate).mul_(up))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

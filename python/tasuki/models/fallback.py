@@ -1,0 +1,237 @@
+"""Causal models of transformers that the fast path does not cover, on the same paged cache.
+
+transformers lets the attention of a class that declares
+`_supports_attention_backend` be replaced. Ours hands queries, keys and values
+to the step's `AttentionBackend`, which it finds among the keyword arguments
+that such classes pass down. Tokens of all sequences come in one row, told apart
+by the backend and by their positions.
+
+What a class declares is not taken on trust: `fallback_check` runs every model
+once at start and refuses it by name if it differs from what transformers
+itself computes. This module imports transformers, which takes seconds: it is
+imported only when needed. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.spec import ModelSpec, architecture_of, read_config, read_eos
+
+_IMPLEMENTATION = "tasuki_paged"
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+# Keyword tensors that say nothing about the attention itself.
+_HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What reaches the attention function of every layer."""
+
+    attention: AttentionBackend
+    spec: ModelSpec
+
+
+class FallbackModel:
+    """`CausalModel` around a transformers model; see models/base.py."""
+
+    def __init__(self, spec: ModelSpec, module: torch.nn.Module) -> None:
+        """Run `module`, which was loaded with our attention implementation."""
+        self.spec = spec
+        self._module = module
+        self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
+        """Run one step; see `CausalModel.forward`."""
+        attention.plan(batch)
+        options: dict[str, Any] = {"tasuki_step": _Step(attention, self.spec)}
+        if self._selects_rows:
+            options["logits_to_keep"] = batch.logits_rows
+        logits: torch.Tensor = self._module(
+            input_ids=batch.tokens[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            return_dict=True,
+            **options,
+        ).logits[0]
+        return (logits if self._selects_rows else logits[batch.logits_rows]).float()
+
+
+def load_fallback(
+    folder: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    trust_remote_code: bool,
+) -> FallbackModel:
+    """Load a model through transformers and check that it runs right on the paged cache.
+
+    Raises:
+        ModelError: The folder's weights are not complete.
+        UnsupportedModelError: The model does something that the cache cannot hold
+            or the attention cannot do.
+    """
+    from tasuki.models.fallback_check import check
+
+    AttentionInterface.register(_IMPLEMENTATION, _attend)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=_IMPLEMENTATION,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
+    module, report = loaded
+    if missing := sorted(report.get("missing_keys", ())):
+        raise ModelError(
+            f"{folder}: tensors {len(missing)} missing ({', '.join(missing[:4])}): the weights do"
+            f" not belong to this config.json"
+        )
+    module = module.to(device).eval()
+    model = FallbackModel(spec, module)
+    check(model, module, _IMPLEMENTATION, dtype, device)
+    return model
+
+
+def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
+    """Describe a model that transformers will run.
+
+    Raises:
+        ModelError: Its configuration cannot be read.
+        UnsupportedModelError: It cannot run on one pool of equal blocks; says why.
+    """
+    raw = read_config(folder)
+    architecture = architecture_of(raw, folder)
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(
+            f"{architecture} is not supported: {_first_line(error)}"
+        ) from error
+    if reason := _why_not(config, architecture, raw, trust_remote_code):
+        raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
+    heads = int(config.num_attention_heads)
+    layers = int(config.num_hidden_layers)
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        vocab_size=int(config.vocab_size),
+        max_position=int(config.max_position_embeddings),
+        sliding_windows=_windows(config, layers),
+        tied_head=bool(config.tie_word_embeddings),
+        eos_token_ids=read_eos(folder, raw),
+        native=False,
+    )
+
+
+def _why_not(
+    config: Any, architecture: str, raw: dict[str, Any], trust_remote_code: bool
+) -> str | None:
+    """What the configuration alone says against a model; None: nothing."""
+    remote = trust_remote_code and "AutoModelForCausalLM" in raw.get("auto_map", {})
+    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    names = {c.__name__ for c in (known if isinstance(known, tuple) else (known,)) if c}
+    if not remote and architecture not in names:
+        have = " or ".join(sorted(names)) or "no causal model"
+        return f"transformers {transformers.__version__} has {have} for {config.model_type}"
+    if not remote and not getattr(transformers, architecture)._supports_attention_backend:
+        return "its class does not declare _supports_attention_backend"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    if getattr(config, "kv_lora_rank", None):
+        return f"latent attention (kv_lora_rank {config.kv_lora_rank}) needs another cache layout"
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES):
+        return f"layers of type {', '.join(odd)} need another cache layout"
+    if softcap := getattr(config, "attn_logit_softcapping", None):
+        return f"attn_logit_softcapping {softcap} is not in our attention"
+    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
+    absent = [name for name in needed if getattr(config, name, None) is None]
+    return f"its configuration lacks {', '.join(absent)}" if absent else None
+
+
+def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
+    """What layer types say; classes without them pass the window to the attention themselves."""
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not window or not types:
+        return (None,) * layers
+    return tuple(int(window) if t == "sliding_attention" else None for t in types)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    tasuki_step: _Step | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function for transformers: [1, heads, T, head_dim] in, [1, T, heads, head_dim] out.
+
+    Raises:
+        UnsupportedModelError: The layer wants what the backend cannot do.
+    """
+    if tasuki_step is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not pass keyword arguments down to its attention"
+        )
+    if reason := _why_not_attend(module, attention_mask, others):
+        raise UnsupportedModelError(
+            f"{tasuki_step.spec.architecture} is not supported: its attention {reason}"
+        )
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    attended = tasuki_step.attention.forward(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window or tasuki_step.spec.sliding_windows[layer],
+    )
+    return attended[None], None
+
+
+def _why_not_attend(
+    module: torch.nn.Module, attention_mask: torch.Tensor | None, others: dict[str, Any]
+) -> str | None:
+    """What a layer asks of its attention that the backend cannot do; None: nothing."""
+    if attention_mask is not None:
+        return "brings a mask of its own"
+    for option, given in others.items():
+        wanted = isinstance(given, torch.Tensor) and option not in _HARMLESS
+        if wanted or (option in ("softcap", "position_bias") and given is not None):
+            return f"needs {option}, which ours does not have"
+    if others.get("is_causal", getattr(module, "is_causal", True)) is False:
+        return "is not causal"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

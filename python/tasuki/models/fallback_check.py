@@ -1,0 +1,166 @@
+"""The trial that a transformers model passes before it may serve on the paged cache.
+
+A class can declare support and still depend on something that the cache does
+not hold (convolution states, shared KV, its own masks), ignore the positions it
+is given, or differ in shape from layer to layer. So two short sequences are run
+through a tiny pool, in chunks and with decodes mixed in, and the logits are
+compared with those of the unchanged model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tasuki.attention.sdpa import SdpaAttention
+from tasuki.engine.batch import Batch
+from tasuki.models.base import CausalModel
+from tasuki.models.errors import UnsupportedModelError
+from tasuki.models.spec import ModelSpec
+
+_BLOCK_SIZE = 4
+_LENGTHS = (11, 7)
+# Steps of the trial: tokens of the first and of the second sequence.
+_STEPS = ((6, 0), (4, 6), (1, 1))
+# What still is rounding: the difference of a token's logits, relative to the largest logit.
+_EXACT = 1e-3  # float32: of every token
+_ROUNDED = 0.08  # shorter types: of the median token; a mixture's routing may flip for a few
+
+
+class _Recorder:
+    """`AttentionBackend` that notes which layers write what before passing them on."""
+
+    def __init__(self, spec: ModelSpec, pool: torch.Tensor) -> None:
+        self._inner = SdpaAttention(pool)
+        self._spec = spec
+        self.layers: set[int] = set()
+
+    def plan(self, batch: Batch) -> None:
+        self.layers.clear()
+        self._inner.plan(batch)
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor:
+        spec = self._spec
+        expected = (spec.num_kv_heads, spec.head_dim)
+        for name, tensor in (("keys", key), ("values", value)):
+            if tuple(tensor.shape[1:]) != expected:
+                raise UnsupportedModelError(
+                    f"{spec.architecture} is not supported: layer {layer} has {name} of shape"
+                    f" {tuple(tensor.shape[1:])}, the cache holds {expected} in every layer"
+                )
+        if layer in self.layers or not 0 <= layer < spec.num_layers:
+            raise UnsupportedModelError(
+                f"{spec.architecture} is not supported: layer {layer} of {spec.num_layers}"
+                f" attends more than once, or is none"
+            )
+        self.layers.add(layer)
+        return self._inner.forward(
+            layer, query, key, value, scale=scale, sliding_window=sliding_window
+        )
+
+
+def check(
+    model: CausalModel,
+    module: Any,
+    implementation: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Compare `model` with the transformers model `module` that it wraps.
+
+    Args:
+        model: On the paged cache.
+        module: The same weights; its attention implementation is changed to
+            "eager" for the comparison and back to `implementation`.
+
+    Raises:
+        UnsupportedModelError: They differ, or the model does not run.
+    """
+    spec = model.spec
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(spec.vocab_size, (n,), generator=generator) for n in _LENGTHS]
+    sequences = [sequence.to(device) for sequence in sequences]
+    try:
+        got = _paged(model, sequences, dtype, device)
+        want = _plain(module, sequences, implementation)
+    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UnsupportedModelError(
+            f"{spec.architecture} is not supported: the trial run failed with"
+            f" {type(error).__name__}: {reason}"
+        ) from error
+    exact = dtype == torch.float32
+    limit = _EXACT if exact else _ROUNDED
+    differences = (got - want).abs().amax(-1) / want.abs().max().clamp(min=1e-6)
+    difference = float(differences.max() if exact else differences.median())
+    if not difference <= limit:
+        raise UnsupportedModelError(
+            f"{spec.architecture} is not supported: its logits on the paged cache differ from"
+            f" those of transformers by {difference:.1e} of the largest, limit {limit:.0e}"
+        )
+
+
+def _paged(
+    model: CausalModel, sequences: list[torch.Tensor], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Logits of all tokens of both sequences, [sum of lengths, vocab], run as _STEPS says."""
+    spec = model.spec
+    width = -(-max(_LENGTHS) // _BLOCK_SIZE)
+    tables = torch.randperm(2 * width, generator=torch.Generator().manual_seed(1)).view(2, width)
+    shape = (2 * width, spec.num_kv_heads, spec.num_layers, 2, _BLOCK_SIZE, spec.head_dim)
+    recorder = _Recorder(spec, torch.zeros(shape, dtype=dtype, device=device))
+    done = [0, 0]
+    logits: list[list[torch.Tensor]] = [[], []]
+    for counts in _STEPS:
+        running = [i for i in (0, 1) if counts[i]]
+        positions = [torch.arange(done[i], done[i] + counts[i]) for i in running]
+        slots = [
+            tables[i][at // _BLOCK_SIZE] * _BLOCK_SIZE + at % _BLOCK_SIZE
+            for i, at in zip(running, positions, strict=True)
+        ]
+        for i in running:
+            done[i] += counts[i]
+        tokens = [sequences[i][done[i] - counts[i] : done[i]] for i in running]
+        batch = Batch(
+            tokens=torch.cat(tokens),
+            positions=torch.cat(positions).to(device),
+            slots=torch.cat(slots).to(device),
+            block_tables=tables[running].to(device=device, dtype=torch.int32),
+            query_lens=[counts[i] for i in running],
+            context_lens=[done[i] for i in running],
+            logits_rows=torch.arange(sum(counts), device=device),
+            num_decodes=sum(counts[i] == 1 for i in running),
+        )
+        parts = torch.split(model.forward(batch, recorder), [counts[i] for i in running])
+        for i, part in zip(running, parts, strict=True):
+            logits[i].append(part)
+        if absent := sorted(set(range(spec.num_layers)) - recorder.layers):
+            raise UnsupportedModelError(
+                f"{spec.architecture} is not supported: layers {absent} keep their state elsewhere"
+                f" than in a KV cache"
+            )
+    return torch.cat([*logits[0], *logits[1]])
+
+
+def _plain(module: Any, sequences: list[torch.Tensor], implementation: str) -> torch.Tensor:
+    """The same logits by transformers alone, each sequence whole."""
+    module.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            parts = [
+                module(input_ids=sequence[None], use_cache=False).logits[0].float()
+                for sequence in sequences
+            ]
+    finally:
+        module.set_attn_implementation(implementation)
+    return torch.cat(parts)

@@ -1,0 +1,110 @@
+"""Tiny random-weight models saved by transformers, one for each feature of the family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Larger than usual: attention then depends on what is in the cache.
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+NATIVE = (
+    "llama",
+    "llama-linear",
+    "llama-yarn-bias",
+    "mistral-window",
+    "qwen2",
+    "qwen2-some-windows",
+    "qwen3",
+)
+FALLBACK = ("olmo2", "gpt-neox", "phi", "gemma", "llama-gelu", "starcoder2-window")
+
+
+def config(name: str) -> Any:
+    """Configuration of one of NATIVE or FALLBACK."""
+    import transformers as t
+
+    shape: dict[str, Any] = dict(_SHAPE)
+    match name:
+        case "llama":
+            return t.LlamaConfig(**shape, rope_parameters=_LLAMA3)
+        case "llama-linear":
+            return t.LlamaConfig(**shape, rope_parameters=_LINEAR, tie_word_embeddings=True)
+        case "llama-yarn-bias":
+            return t.LlamaConfig(**shape, rope_parameters=_YARN, attention_bias=True, head_dim=12)
+        case "mistral-window":
+            return t.MistralConfig(**shape, head_dim=8, sliding_window=13)
+        case "qwen2":
+            return t.Qwen2Config(**shape)
+        case "qwen2-some-windows":
+            return t.Qwen2Config(
+                **shape, use_sliding_window=True, sliding_window=13, max_window_layers=1
+            )
+        case "qwen3":
+            return t.Qwen3Config(**shape, head_dim=16, tie_word_embeddings=True)
+        case "olmo2":
+            return t.Olmo2Config(**shape)
+        case "gpt-neox":
+            del shape["num_key_value_heads"]
+            return t.GPTNeoXConfig(**shape)
+        case "phi":
+            return t.PhiConfig(**shape)
+        case "gemma":
+            return t.GemmaConfig(**shape, head_dim=8)
+        case "llama-gelu":
+            return t.LlamaConfig(**shape, hidden_act="gelu")
+        case "starcoder2-window":
+            return t.Starcoder2Config(**shape, sliding_window=13)
+    raise ValueError(name)
+
+
+def save(name: str, folder: Path, **options: Any) -> Any:
+    """Save a model with random weights; biases and norms too.
+
+    Args:
+        options: for `save_pretrained`.
+
+    Returns:
+        The transformers model, float32, attending with "eager".
+    """
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        config(name), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder, **options)
+    return model
