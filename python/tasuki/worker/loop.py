@@ -54,6 +54,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Retargeted:
+    session: Session
     request_id: str
     peer_engine_id: str
     peer_endpoint: str
@@ -139,8 +140,6 @@ class EngineLoop(threading.Thread):
         result = self._engine.step()
         self._steps += 1
         self._handoffs.on_step(result)
-        for ended in result.ended:
-            self._handoffs.on_leg_ended(ended.request_id)
         self._publish(result)
 
     def _publish(self, result: StepResult) -> None:
@@ -164,8 +163,9 @@ class EngineLoop(threading.Thread):
                     self._handoffs.submit(spec, peer_engine_id, peer_endpoint)
             case Aborted(request_id, choices):
                 self._abort(request_id, choices)
-            case Retargeted(request_id, peer_engine_id, peer_endpoint):
-                self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint)
+            case Retargeted(session, request_id, peer_engine_id, peer_endpoint):
+                if not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
+                    session.send(_nothing_to_retarget(request_id))
             case RoleSet(role):
                 self._info.role = role
                 self._sessions.broadcast(pb.WorkerMessage(info=self._info))
@@ -208,3 +208,12 @@ class EngineLoop(threading.Thread):
                 leases_expired=kv.leases_expired,
             ),
         )
+
+
+def _nothing_to_retarget(request_id: str) -> pb.WorkerMessage:
+    ended = pb.LegEnd(
+        request_id=request_id,
+        reason=pb.LEG_END_FAILED,
+        message="nothing is left here to hand over: prefill again",
+    )
+    return pb.WorkerMessage(step=pb.StepReport(ended=[ended]))

@@ -75,7 +75,7 @@ def run(config: WorkerConfig) -> int:
 
 def _build(config: WorkerConfig) -> _Built:
     device = torch.device("cpu")
-    spec = read_spec(config.model)
+    spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config, spec, device)
     layout, size = _layout(config, spec, dtype)
     model = load_model(
@@ -182,12 +182,15 @@ async def _serve(config: WorkerConfig, built: _Built) -> int:
         if not done.done():
             done.set_result(code)
 
+    def on_failure(_: BaseException) -> None:
+        loop.call_soon_threadsafe(finish, 1)
+
     engine_loop = EngineLoop(
         built.engine,
         handoffs,
         built.info,
         inbox,
-        on_failure=lambda _: loop.call_soon_threadsafe(finish, 1),
+        on_failure=on_failure,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, finish, 0)

@@ -87,7 +87,9 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
             return Aborted(message.abort.request_id, tuple(message.abort.choices))
         case "retarget":
             peer = message.retarget.peer
-            return Retargeted(message.retarget.request_id, peer.engine_id, peer.kv_endpoint)
+            return Retargeted(
+                session, message.retarget.request_id, peer.engine_id, peer.kv_endpoint
+            )
         case "set_role":
             return RoleSet(message.set_role.role)
         case unknown:
