@@ -1,0 +1,187 @@
+"""Reading config.json: both ages of it, defaults, windows, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.spec import read_spec
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+
+
+def folder(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps({**BASE, **changes}))
+    return path
+
+
+def test_defaults(tmp_path: Path) -> None:
+    spec = read_spec(folder(tmp_path))
+    assert (spec.num_kv_heads, spec.head_dim, spec.max_position) == (4, 8, 128)
+    assert spec.native and not spec.tied_head and not spec.attention_bias and not spec.qk_norm
+    assert spec.sliding_windows == (None,) * 4
+    assert spec.rope is not None and spec.rope.kind == "default"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "rope_theta": 5e5,
+            "rope_scaling": {
+                "type": "llama3",
+                "factor": 8,
+                "low_freq_factor": 1,
+                "high_freq_factor": 4,
+                "original_max_position_embeddings": 32,
+            },
+        },
+        {
+            "rope_parameters": {
+                "rope_theta": 5e5,
+                "rope_type": "llama3",
+                "factor": 8,
+                "low_freq_factor": 1,
+                "high_freq_factor": 4,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ],
+    ids=["before-5", "5"],
+)
+def test_rope_of_both_ages(tmp_path: Path, changes: dict[str, Any]) -> None:
+    rope = read_spec(folder(tmp_path, **changes)).rope
+    assert rope is not None
+    assert (rope.kind, rope.theta, rope.factor) == ("llama3", 5e5, 8)
+    assert rope.original_max_position == 32
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, 256),
+        ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+    ],
+)
+def test_context_after_stretching(tmp_path: Path, rope: dict[str, Any], context: int) -> None:
+    assert read_spec(folder(tmp_path, rope_scaling=rope)).max_position == context
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 9}, (9, 9, 9, 9)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None,) * 4),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": 3,
+            },
+            (None, None, None, 9),
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": False,
+            },
+            (None,) * 4,
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (None, 9, None, 9),
+        ),
+    ],
+)
+def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    changes = {**changes, "num_key_value_heads": 2}
+    assert read_spec(folder(tmp_path, **changes)).sliding_windows == windows
+
+
+def test_generation_config_decides_what_ends(tmp_path: Path) -> None:
+    folder(tmp_path)
+    assert read_spec(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    assert read_spec(tmp_path).eos_token_ids == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
+            "T5ForConditionalGeneration",
+        ),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM"),
+        ({"architectures": ["NoSuchModel"], "model_type": "no-such"}, "NoSuchModel"),
+        (
+            {
+                "architectures": ["DeepseekV3ForCausalLM"],
+                "model_type": "deepseek_v3",
+                "kv_lora_rank": 16,
+            },
+            "kv_lora_rank 16",
+        ),
+        (
+            {
+                "architectures": ["Gemma2ForCausalLM"],
+                "model_type": "gemma2",
+                "attn_logit_softcapping": 50.0,
+            },
+            "attn_logit_softcapping 50.0",
+        ),
+        (
+            {
+                "architectures": ["Llama4ForCausalLM"],
+                "model_type": "llama4_text",
+                "layer_types": ["chunked_attention"] * 4,
+            },
+            "chunked_attention",
+        ),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        read_spec(folder(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (None, "no config.json"),
+        ("{", "not valid JSON"),
+        ("[]", "a list"),
+        ('{"architectures": []}', "0 architectures"),
+        (json.dumps({**BASE, "hidden_size": 0}), "hidden_size is 0"),
+        (json.dumps({**BASE, "num_key_value_heads": 3}), "3 KV heads"),
+    ],
+)
+def test_broken_folders(tmp_path: Path, text: str | None, named: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=named):
+        read_spec(tmp_path)
