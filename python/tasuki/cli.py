@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.errors import TasukiError
+from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch import options as opt
 from tasuki.launch.parent_death import follow_parent
 
@@ -237,5 +237,5 @@ def main() -> None:
     try:
         app()
     except TasukiError as error:
-        print(f"tasuki: error: {error}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
         sys.exit(1)

@@ -1,5 +1,8 @@
 """The root of every error that Tasuki raises on purpose."""
 
+# Begins the line on stderr by which a process says why it gives up.
+ERROR_PREFIX = "tasuki: error: "
+
 
 class TasukiError(Exception):
     """Something a person can act on.

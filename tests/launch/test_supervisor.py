@@ -15,7 +15,7 @@ import pytest
 
 from tasuki.launch.backoff import BackoffPolicy
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.supervisor import Stop, StoppedError, Supervisor
+from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, last_words
 from tasuki.launch.topology import ProcessSpec
 
 DEADLINE_S = 20.0
@@ -170,3 +170,15 @@ def test_children_die_with_a_killed_launcher() -> None:
             return True
 
     eventually(gone)
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        ([], ["(no output)"]),
+        (["a", "b"], ["a", "b"]),
+        (["noise", "tasuki: error: no room", "try less"], ["no room", "try less"]),
+    ],
+)
+def test_the_last_words_are_the_error_if_there_is_one(tail: list[str], words: list[str]) -> None:
+    assert last_words(tail) == words

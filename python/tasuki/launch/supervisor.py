@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasuki.errors import ERROR_PREFIX
 from tasuki.launch.backoff import Backoff, BackoffPolicy
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.process import Child, ChildIo, Exited, Ready, describe_exit
@@ -54,6 +55,15 @@ class _Member:
 def say(message: str) -> None:
     """One line of the launcher's own news, on stderr."""
     print(f"tasuki: {message}", file=sys.stderr, flush=True)
+
+
+def last_words(tail: Iterable[str]) -> list[str]:
+    """What of a dead process's last lines explains its end: its error if it names one."""
+    lines = list(tail) or ["(no output)"]
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].startswith(ERROR_PREFIX):
+            return [lines[index].removeprefix(ERROR_PREFIX), *lines[index + 1 :]]
+    return lines
 
 
 class Supervisor:
@@ -178,7 +188,7 @@ class Supervisor:
         log = self._log_dir / f"{member.spec.name}.log"
         how = describe_exit(event.code)
         if not restart:
-            words = "\n".join(f"  {line}" for line in event.child.tail) or "  (no output)"
+            words = "\n".join(f"  {line}" for line in last_words(event.child.tail))
             raise LaunchError(
                 f"{member.spec.name} ended during start-up ({how}); it said:\n{words}\n"
                 f"Its whole log: {log}"
