@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tasuki.errors import TasukiError
 from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
 from tasuki.launch.errors import TopologyError
 
@@ -59,3 +62,20 @@ def test_only_what_was_said_is_passed_on() -> None:
         "--trust-remote-code",
     ]
     assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", "--drain-s", "30"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"worker": WorkerOptions(block_size=0)}, "block-size is 0"),
+        ({"router": RouterOptions(on_kv_loss="panic")}, "--on-kv-loss is 'panic'"),
+        ({"port": 70_000}, "--port is 70000"),
+        ({"worker_base_port": 65_535}, "--worker-base-port is 65535: use a value from 0 to 65534"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_starts(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TasukiError, match=message):
+        ServeConfig(model="m", **settings)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from tasuki.launch.errors import TopologyError
+from tasuki.launch.errors import LaunchError, TopologyError
+from tasuki.worker.config import ROLES, WorkerConfig
 
-ROLES = ("prefill", "decode", "mixed")
 MAX_WORKERS = 64
+ON_KV_LOSS = ("recompute", "fail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class WorkerOptions:
         """The command-line arguments that say the same."""
         return _arguments(self)
 
+    def said(self) -> dict[str, Any]:
+        """What was said, by name."""
+        pairs = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in pairs if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
@@ -145,6 +152,19 @@ class ServeConfig:
                     f"--tp-{role} is {ranks}: this version has no tensor parallelism yet; "
                     f"use 1 (more workers: --{role} N)"
                 )
+        # Refuses now what every worker would refuse after it was started.
+        WorkerConfig(model=Path(self.model), dtype=self.dtype, **self.worker.said())
+        if self.router.on_kv_loss not in (None, *ON_KV_LOSS):
+            raise LaunchError(
+                f"--on-kv-loss is {self.router.on_kv_loss!r}: use one of {', '.join(ON_KV_LOSS)}"
+            )
+        last_worker = self.topology.workers - 1
+        for flag, port, more in (
+            ("--port", self.port, 0),
+            ("--worker-base-port", self.worker_base_port, last_worker),
+        ):
+            if port is not None and not 0 <= port <= 65_535 - more:
+                raise LaunchError(f"{flag} is {port}: use a value from 0 to {65_535 - more}")
 
 
 def _arguments(options: WorkerOptions | RouterOptions) -> list[str]:
