@@ -1,0 +1,190 @@
+"""A model whose next token is a hash of the sequence as it stands in the KV cache.
+
+A wrong block table, a wrong copy, KV that was never written or was overwritten
+gives other tokens than `expected` computes from the tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from tasuki.engine.api import (
+    FinishReason,
+    Leg,
+    LegEnd,
+    Output,
+    RequestSpec,
+    SamplingParams,
+    StepResult,
+)
+from tasuki.engine.batch import Batch
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.plan import Draw
+from tasuki.engine.request import Request
+from tasuki.engine.runner import ModelRunner
+from tasuki.engine.sampler import sample
+from tasuki.engine.validate import finish_reason
+
+VOCAB = 48
+
+
+def logits_of(kv: np.ndarray) -> torch.Tensor:
+    """Logits [VOCAB] from what the cache holds of a sequence: [tokens, 2 (K, V), 2]."""
+    digest = blake2b(kv.astype("<f4").tobytes(), digest_size=8).digest()
+    generator = np.random.default_rng(int.from_bytes(digest, "little"))
+    return torch.from_numpy(generator.normal(size=VOCAB).astype(np.float32)) * 2
+
+
+def ideal_kv(tokens: Sequence[int]) -> np.ndarray:
+    """What the cache must hold of these tokens."""
+    positions = np.arange(len(tokens))
+    values = np.asarray(tokens)
+    return np.stack(
+        [np.stack([values, positions], -1), np.stack([values * 3 + 1, -positions], -1)], axis=1
+    ).astype(np.float32)
+
+
+class HashModel:
+    """Writes tokens and positions as K and V, reads them back through the block tables."""
+
+    def __init__(self, pool: torch.Tensor, poison: int | None = None) -> None:
+        self.pool = pool
+        self.poison = poison  # a token whose KV is not a number
+        self.block_size = pool.shape[4]
+        self.largest_batch = 0
+
+    def forward(self, batch: Batch, attention: object) -> torch.Tensor:
+        slots = batch.slots.tolist()
+        assert len(set(slots)) == len(slots), "two tokens of one step share a slot"
+        self.largest_batch = max(self.largest_batch, len(slots))
+        planes = self.pool[:, 0, 0]  # [blocks, 2, block_size, 2]
+        for token, position, slot in zip(
+            batch.tokens.tolist(), batch.positions.tolist(), slots, strict=True
+        ):
+            block, offset = divmod(slot, self.block_size)
+            planes[block, :, offset] = torch.from_numpy(ideal_kv([token])[0])
+            planes[block, 0, offset, 1], planes[block, 1, offset, 1] = position, -position
+            if token == self.poison:
+                planes[block, :, offset] = float("nan")
+        wanted = set(batch.logits_rows.tolist())
+        found = {}
+        begin = 0
+        singles = [length == 1 for length in batch.query_lens[: batch.num_decodes]]
+        assert all(singles)
+        for index, (length, context) in enumerate(
+            zip(batch.query_lens, batch.context_lens, strict=True)
+        ):
+            table = batch.block_tables[index].to(torch.int64)
+            kv = planes[table].permute(0, 2, 1, 3).reshape(-1, 2, 2).numpy()
+            for row in range(begin, begin + length):
+                if row in wanted:
+                    seen = kv[: context - length + row - begin + 1]
+                    bad = not np.isfinite(seen).all()
+                    found[row] = torch.full((VOCAB,), float("nan")) if bad else logits_of(seen)
+            begin += length
+        return torch.stack([found[row] for row in batch.logits_rows.tolist()] or [torch.zeros(0)])
+
+
+@dataclass
+class Rig:
+    """An engine over a HashModel."""
+
+    engine: Engine
+    pool: torch.Tensor
+    model: HashModel
+    outputs: dict[tuple[str, int], list[Output]] = field(default_factory=lambda: defaultdict(list))
+    ended: dict[str, LegEnd] = field(default_factory=dict)
+    results: list[StepResult] = field(default_factory=list)
+
+    def step(self) -> StepResult:
+        result = self.engine.step()
+        self.engine.check()
+        self.results.append(result)
+        for output in result.outputs:
+            self.outputs[output.request_id, output.choice].append(output)
+        for end in result.ended:
+            assert end.request_id not in self.ended, "a leg ended twice"
+            self.ended[end.request_id] = end
+        return result
+
+    def drain(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if not self.engine.has_work():
+                return
+            self.step()
+        raise AssertionError(f"still busy after {limit} steps")
+
+    def tokens(self, request_id: str, choice: int = 0) -> list[int]:
+        """Output tokens of a choice; asserts that positions follow one another."""
+        tokens: list[int] = []
+        outputs = self.outputs[request_id, choice]
+        for output in outputs:
+            assert output.position == outputs[0].position + len(tokens)
+            tokens += output.tokens
+        return tokens
+
+    def finish(self, request_id: str, choice: int = 0) -> FinishReason | None:
+        outputs = self.outputs[request_id, choice]
+        assert all(output.finish is None for output in outputs[:-1])
+        return outputs[-1].finish if outputs else None
+
+
+def make_rig(poison: int | None = None, **settings: int | bool) -> Rig:
+    values: dict[str, int | bool] = {
+        "num_blocks": 64,
+        "max_model_len": 64,
+        "block_size": 4,
+        "max_batched_tokens": 16,
+        "vocab_size": VOCAB,
+    }
+    config = EngineConfig(**(values | settings))  # type: ignore[arg-type]
+    pool = torch.zeros(config.num_blocks, 1, 1, 2, config.block_size, 2)
+    model = HashModel(pool, poison)
+    return Rig(Engine(config, ModelRunner(model, None, pool)), pool, model)  # type: ignore[arg-type]
+
+
+def spec(
+    request_id: str,
+    prompt: Iterable[int],
+    *,
+    leg: Leg = Leg.COLOCATED,
+    choices: Sequence[int] = (0,),
+    resumed: Sequence[int] = (),
+    max_tokens: int = 8,
+    temperature: float = 0.0,
+    seed: int = 7,
+    tenant: str = "",
+    **sampling: object,
+) -> RequestSpec:
+    params = SamplingParams(seed=seed, max_tokens=max_tokens, temperature=temperature, **sampling)  # type: ignore[arg-type]
+    return RequestSpec(request_id, leg, list(prompt), params, resumed, choices, tenant)
+
+
+def expected(
+    request: RequestSpec, choice: int, max_model_len: int
+) -> tuple[list[int], FinishReason]:
+    """New tokens of a choice, generated alone and without a cache."""
+    state = Request(request, 0, b"", 0.0)
+    sequence = state.sequences[0]
+    tokens: list[int] = []
+    while True:
+        logits = logits_of(ideal_kv(sequence.tokens))[None]
+        [token], _ = sample(logits, [0], [Draw(sequence, choice)])
+        tokens.append(token)
+        sequence.tokens.append(token)
+        finish = finish_reason(
+            request.sampling,
+            token,
+            outputs=sequence.num_outputs,
+            length=len(sequence.tokens),
+            max_model_len=max_model_len,
+        )
+        if finish is not None:
+            return tokens, finish

@@ -1,0 +1,73 @@
+"""The two sides of the pool leave each other one request of maximal length."""
+
+from __future__ import annotations
+
+from engine_fakes import make_rig, spec
+
+from tasuki.engine.api import Leg
+
+
+def credit_all(rig, names):
+    return [name for name in names if rig.engine.may_credit(name)]
+
+
+def test_prefill_legs_that_are_held_leave_room_for_pulls():
+    rig = make_rig(num_blocks=40, max_batched_tokens=64)  # 16 blocks each at most
+    for index in range(6):
+        rig.engine.submit(spec(f"p{index}", [index] * 20, leg=Leg.PREFILL))
+        rig.engine.admit(f"p{index}")
+    rig.drain()
+    assert rig.engine.referenced_blocks == 20  # four of 5 blocks; N - M is 24
+    rig.engine.submit(spec("d", [9] * 63, leg=Leg.DECODE, max_tokens=1))
+    assert credit_all(rig, ["d"]) == ["d"]
+    assert rig.engine.assign("d") is not None
+
+
+def test_credits_leave_room_for_own_prefills():
+    rig = make_rig(num_blocks=40, max_batched_tokens=64)
+    names = [f"d{index}" for index in range(6)]
+    for name in names:
+        rig.engine.submit(spec(name, [1] * 20, leg=Leg.DECODE, max_tokens=1))
+    assert credit_all(rig, names) == names[:4]
+    rig.engine.submit(spec("own", [2] * 63, max_tokens=1))
+    rig.drain()
+    assert "own" in rig.ended
+
+
+def test_colocated_work_behind_a_held_back_prefill_leg_goes_on():
+    rig = make_rig(num_blocks=40, max_batched_tokens=64)
+    for index in range(5):
+        rig.engine.submit(spec(f"p{index}", [index] * 20, leg=Leg.PREFILL))
+        rig.engine.admit(f"p{index}")
+    rig.engine.submit(spec("own", [2] * 20, max_tokens=1))
+    rig.drain()
+    assert "own" in rig.ended
+    assert not rig.engine.has_work()
+
+
+def test_credit_asks_for_room_to_grow():
+    rig = make_rig(num_blocks=64, growth_headroom_tokens=8)
+    names = [f"d{index}" for index in range(20)]
+    for name in names:
+        rig.engine.submit(spec(name, [1] * 8, leg=Leg.DECODE, choices=(0, 1), max_tokens=50))
+    # 2 shared blocks and 2 more for each choice: 6 of the 48 that pulls may come to.
+    assert len(credit_all(rig, names)) == 8
+
+
+def test_credits_respect_the_running_limit():
+    rig = make_rig(num_blocks=256, max_running_requests=5)
+    names = [f"d{index}" for index in range(4)]
+    for name in names:
+        rig.engine.submit(spec(name, [1] * 8, leg=Leg.DECODE, choices=(0, 1)))
+    assert len(credit_all(rig, names)) == 2
+
+
+def test_colocated_requests_respect_the_running_limit():
+    rig = make_rig(num_blocks=256, max_running_requests=5, max_batched_tokens=256)
+    for index in range(4):
+        rig.engine.submit(spec(f"r{index}", [index] * 8, choices=(0, 1)))
+    rig.step()
+    rig.step()
+    assert rig.engine.load().running_requests == 2
+    rig.drain()
+    assert len(rig.ended) == 4

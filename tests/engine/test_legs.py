@@ -1,0 +1,284 @@
+"""PREFILL and DECODE legs, through the engine's KvHost face."""
+
+from __future__ import annotations
+
+import pytest
+from engine_fakes import VOCAB, Rig, expected, make_rig, spec
+from engine_relay import Relay
+
+from tasuki.engine.api import (
+    FinishReason,
+    FirstToken,
+    Leg,
+    LegEndReason,
+    LegTimings,
+    RequestSpec,
+)
+from tasuki.engine.errors import UnknownRequestError
+
+
+def test_prefill_leg_waits_for_credit():
+    rig = make_rig()
+    rig.engine.submit(spec("a", range(10), leg=Leg.PREFILL))
+    assert not rig.engine.has_work()
+    assert rig.engine.load().waiting_prefill_tokens == 10
+    rig.engine.admit("a")
+    assert rig.engine.has_work()
+
+
+def test_prefill_leg_announces_full_blocks_chunk_by_chunk():
+    rig = make_rig(max_batched_tokens=6)
+    request = spec("a", range(15), leg=Leg.PREFILL)
+    rig.engine.submit(request)
+    rig.engine.admit("a")
+    results = [rig.step() for _ in range(3)]
+    assert [r.scheduled for r in results] == [["a"], [], []]
+    told = [[(a.first, len(a.blocks)) for a in r.announced] for r in results]
+    assert told == [[(0, 1)], [(1, 2)], [(3, 1)]]
+    [prefilled] = results[-1].prefilled
+    token = expected(request, 0, 64)[0][0]
+    assert prefilled.total_blocks == 4
+    assert prefilled.first_tokens == (FirstToken(0, token, False),)
+    assert rig.tokens("a") == [token]
+    assert not rig.engine.has_work()
+    assert rig.engine.referenced_blocks == 4
+    assert rig.engine.load().leased_blocks == 4
+    rig.engine.end_prefill_leg("a", LegEndReason.HANDED_OFF)
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.HANDED_OFF
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_cached_blocks_are_announced_with_the_first_chunk():
+    rig = make_rig(max_batched_tokens=4)
+    rig.engine.submit(spec("warm", range(16)))
+    rig.drain()
+    rig.engine.submit(spec("a", range(24), leg=Leg.PREFILL))
+    rig.engine.admit("a")
+    [announced] = rig.step().announced
+    assert (announced.first, len(announced.blocks)) == (0, 5)
+
+
+def test_prefill_leg_whose_choices_all_finish_ends_by_itself():
+    rig = make_rig()
+    rig.engine.submit(spec("a", range(10), leg=Leg.PREFILL, max_tokens=1, choices=(0, 1)))
+    rig.engine.admit("a")
+    result = rig.step()
+    assert [f.finished for f in result.prefilled[0].first_tokens] == [True, True]
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
+    assert rig.finish("a") is FinishReason.LENGTH
+    assert rig.engine.referenced_blocks == 0
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_aborted_prefill_leg_keeps_announced_blocks_until_it_is_ended(steps: int):
+    rig = make_rig(max_batched_tokens=6)
+    rig.engine.submit(spec("a", range(15), leg=Leg.PREFILL))
+    rig.engine.admit("a")
+    for _ in range(steps):
+        rig.step()
+    computed = rig.engine.counters().prompt_tokens_computed
+    rig.engine.abort("a")
+    rig.drain()
+    assert ("a" in rig.ended) == (steps == 0)
+    assert (rig.engine.referenced_blocks > 0) == (steps > 0)
+    rig.engine.end_prefill_leg("a", LegEndReason.ABORTED, "released")
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.ABORTED
+    assert rig.engine.counters().prompt_tokens_computed == computed
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_announced_blocks_survive_a_pool_under_pressure():
+    rig = make_rig(num_blocks=32, max_model_len=64)
+    rig.engine.submit(spec("held", range(40), leg=Leg.PREFILL))
+    rig.engine.admit("held")
+    for _ in range(3):
+        rig.step()
+    [blocks] = [a.blocks for r in rig.results for a in r.announced[-1:]][-1:]
+    before = rig.pool[list(blocks)].clone()
+    requests = [spec(f"r{i}", range(i, i + 12), max_tokens=40, seed=i) for i in range(6)]
+    for request in requests:
+        rig.engine.submit(request)
+    rig.drain()
+    assert rig.engine.counters().preemptions > 0
+    for request in requests:
+        assert rig.tokens(request.request_id) == expected(request, 0, 64)[0]
+    assert rig.pool[list(blocks)].equal(before)
+
+
+def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> None:
+    """Run a DECODE leg's handoff: blocks filled as a transfer would."""
+    source = make_rig()
+    source.engine.submit(
+        RequestSpec(
+            request.request_id,
+            Leg.PREFILL,
+            request.prompt_tokens,
+            request.sampling,
+            request.resumed_tokens,
+            request.choices,
+        )
+    )
+    source.engine.admit(request.request_id)
+    source.drain()
+    announced = [b for r in source.results for a in r.announced for b in a.blocks]
+    assert rig.engine.may_credit(request.request_id)
+    assignment = rig.engine.assign(request.request_id)
+    assert assignment is not None
+    for index in range(assignment.prefix_blocks, len(announced)):
+        rig.pool[assignment.blocks[index]].copy_(source.pool[announced[index]])
+    first = [FirstToken(choice, token, False) for choice, token in tokens.items()]
+    rig.engine.start_decode(request.request_id, first, LegTimings(transfer_s=1.5))
+
+
+@pytest.mark.parametrize("prompt", [8, 11])
+def test_decode_leg_goes_on_from_the_second_token(prompt: int):
+    rig = make_rig()
+    request = spec("a", range(prompt), leg=Leg.DECODE, choices=(0, 3), temperature=1.0)
+    rig.engine.submit(request)
+    assert not rig.engine.has_work()
+    wanted = {choice: expected(request, choice, 64)[0] for choice in (0, 3)}
+    pulled(rig, request, {choice: tokens[0] for choice, tokens in wanted.items()})
+    rig.drain()
+    for choice in (0, 3):
+        assert rig.outputs["a", choice][0].position == 0
+        assert rig.tokens("a", choice) == wanted[choice]
+    counters = rig.engine.counters()
+    assert (counters.prompt_tokens_computed, counters.output_tokens) == (0, 14)
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
+    assert rig.ended["a"].timings.transfer_s == 1.5
+    assert rig.ended["a"].timings.first_decode_s > 0
+
+
+def test_pulled_blocks_serve_the_next_request_here():
+    rig = make_rig()
+    request = spec("a", range(16), leg=Leg.DECODE, max_tokens=2)
+    rig.engine.submit(request)
+    pulled(rig, request, {0: expected(request, 0, 64)[0][0]})
+    rig.drain()
+    again = spec("b", [*range(16), 9], leg=Leg.DECODE, max_tokens=3)
+    rig.engine.submit(again)
+    assert rig.engine.prefix_hint("b") == 4
+    pulled(rig, again, {0: expected(again, 0, 64)[0][0]})
+    rig.drain()
+    assert rig.tokens("b") == expected(again, 0, 64)[0]
+
+
+def test_first_token_that_finished_is_repeated_with_its_reason():
+    rig = make_rig()
+    request = spec("a", range(9), leg=Leg.DECODE, stop_token_ids=frozenset({5}))
+    rig.engine.submit(request)
+    assert rig.engine.assign("a") is not None
+    rig.engine.start_decode("a", [FirstToken(0, 5, True)], LegTimings())
+    rig.drain()
+    assert (rig.tokens("a"), rig.finish("a")) == ([5], FinishReason.STOP)
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
+
+
+def test_ended_decode_leg_leaves_its_targets_quarantined():
+    rig = make_rig()
+    rig.engine.submit(spec("a", range(20), leg=Leg.DECODE))
+    assignment = rig.engine.assign("a")
+    assert assignment is not None
+    busy = list(assignment.blocks[2:4])
+    rig.engine.end_decode_leg("a", LegEndReason.KV_LOST, "peer gone", quarantine=busy)
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.KV_LOST
+    assert rig.engine.load().quarantined_blocks == 2
+    assert rig.engine.load().free_blocks == 62
+    rig.engine.check()
+    rig.engine.free_quarantined(busy)
+    rig.engine.check()
+    assert rig.engine.load().free_blocks == 64
+
+
+def test_aborted_pull_ends_only_when_the_handoff_says_so():
+    rig = make_rig()
+    for name in ("a", "b"):
+        rig.engine.submit(spec(name, range(20), leg=Leg.DECODE))
+        assert rig.engine.assign(name) is not None
+        rig.engine.abort(name)
+    rig.drain()
+    assert not rig.ended
+    rig.engine.end_decode_leg("a", LegEndReason.ABORTED)
+    rig.engine.start_decode("b", [FirstToken(0, 5, False)], LegTimings())
+    rig.drain()
+    assert rig.ended["a"].reason is rig.ended["b"].reason is LegEndReason.ABORTED
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_credit_holds_room_back_until_the_leg_ends():
+    rig = make_rig(num_blocks=32)  # two requests of 16 blocks
+    for name in ("a", "b", "c"):
+        rig.engine.submit(spec(name, range(48), leg=Leg.DECODE, max_tokens=16))
+    assert rig.engine.may_credit("a")
+    assert rig.engine.may_credit("a"), "credit is given once and stays"
+    assert not rig.engine.may_credit("b"), "one maximal request is kept for own work"
+    rig.engine.submit(spec("own", [*range(30), *range(30)]))
+    rig.drain()
+    assert rig.ended["own"].reason is LegEndReason.FINISHED
+    rig.engine.end_decode_leg("a", LegEndReason.REFUSED)
+    assert rig.engine.may_credit("b")
+
+
+def test_waiting_own_work_and_denied_pulls_both_get_their_turn():
+    rig = make_rig(num_blocks=32, max_batched_tokens=64)
+    for index in range(6):
+        prompt = [index, *range(40), *range(15)]
+        rig.engine.submit(spec(f"own{index}", prompt, max_tokens=8))
+        rig.engine.submit(spec(f"in{index}", prompt, leg=Leg.DECODE, max_tokens=8))
+    credited = 0
+    for _ in range(400):
+        for index in range(6):
+            name = f"in{index}"
+            if name not in rig.ended and rig.engine.may_credit(name):
+                assert rig.engine.assign(name) is not None, "a credit was not honoured"
+                credited += 1
+                rig.engine.end_decode_leg(name, LegEndReason.ABORTED)
+        if rig.engine.has_work():
+            rig.step()
+    assert credited == 6
+    assert all(rig.ended[f"own{i}"].reason is LegEndReason.FINISHED for i in range(6))
+
+
+def test_youngest_pulled_request_goes_back_when_blocks_run_out():
+    rig = make_rig(num_blocks=32)
+    requests = [
+        spec(f"d{i}", range(i, i + 20), leg=Leg.DECODE, max_tokens=40, seed=i) for i in range(4)
+    ]
+    for request in requests:
+        rig.engine.submit(request)
+        assert rig.engine.assign(request.request_id) is not None
+        # The content does not matter here, only blocks.
+        rig.engine.start_decode(request.request_id, [FirstToken(0, 1, False)], LegTimings())
+    rig.drain()
+    reasons = [rig.ended[r.request_id].reason for r in requests]
+    assert reasons[0] is LegEndReason.FINISHED
+    assert reasons[-1] is LegEndReason.RETURNED
+    assert rig.engine.counters().prompt_tokens_computed == 0
+
+
+def test_handoff_calls_for_unknown_legs():
+    rig = make_rig()
+    assert not rig.engine.may_credit("x")
+    assert rig.engine.prefix_hint("x") == 0
+    rig.engine.admit("x")
+    rig.engine.end_prefill_leg("x", LegEndReason.ABORTED)
+    rig.engine.end_decode_leg("x", LegEndReason.ABORTED)
+    with pytest.raises(UnknownRequestError, match="x"):
+        rig.engine.assign("x")
+    with pytest.raises(UnknownRequestError, match="x"):
+        rig.engine.start_decode("x", [], LegTimings())
+    assert not rig.engine.has_work()
+
+
+def test_split_request_equals_the_colocated_one():
+    relay = Relay([make_rig(max_batched_tokens=5), make_rig()], seed=1)
+    request = spec("a", range(30), choices=(0, 1), temperature=0.9, max_tokens=9)
+    relay.submit(request, 0, 1)
+    relay.drain()
+    for choice in (0, 1):
+        assert relay.tokens("a", choice) == expected(request, choice, 64)[0]
+    assert relay.rigs[1].engine.counters().prompt_tokens_computed == 0
+    assert all(token < VOCAB for token in relay.tokens("a", 0))
