@@ -1,0 +1,83 @@
+//! A request's timings from those of its legs.
+
+use std::time::Duration;
+
+use tasuki_wire::v1;
+
+use super::flight::Part;
+use crate::serve::api::Timings;
+
+/// Adds a leg's account.
+///
+/// Queue, prefill and first decode are those of the first leg that got so far;
+/// what moves and decodes KV is summed over attempts.
+pub fn add(timings: &mut Timings, leg: &v1::LegTimings, part: Part, before_submit: Duration) {
+    if part != Part::Decode && timings.prefill.is_zero() && leg.prefill_s > 0.0 {
+        timings.queue = before_submit + seconds(leg.queue_s);
+        timings.prefill = seconds(leg.prefill_s);
+    }
+    if part != Part::Prefill {
+        timings.handshake += seconds(leg.handshake_s);
+        timings.transfer += seconds(leg.transfer_s);
+        timings.transfer_exposed += seconds(leg.transfer_exposed_s);
+        timings.decode += seconds(leg.decode_s);
+        timings.transfer_bytes += leg.transfer_bytes;
+        if timings.first_decode.is_zero() {
+            timings.first_decode = seconds(leg.first_decode_s);
+        }
+    }
+}
+
+/// A worker's number of seconds; nonsense counts as none.
+fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up() {
+        let mut timings = Timings::default();
+        let prefill = v1::LegTimings {
+            queue_s: 0.5,
+            prefill_s: 1.0,
+            transfer_bytes: 7,
+            ..Default::default()
+        };
+        let decode = v1::LegTimings {
+            queue_s: 9.0,
+            prefill_s: 9.0,
+            handshake_s: 0.125,
+            transfer_s: 0.25,
+            first_decode_s: 0.5,
+            decode_s: 2.0,
+            transfer_bytes: 100,
+            ..Default::default()
+        };
+        let waited = Duration::from_millis(250);
+        add(&mut timings, &prefill, Part::Prefill, waited);
+        add(&mut timings, &decode, Part::Decode, waited);
+        add(&mut timings, &decode, Part::Decode, waited);
+        assert_eq!(timings.queue, Duration::from_millis(750));
+        assert_eq!(timings.prefill, Duration::from_secs(1));
+        assert_eq!(timings.handshake, Duration::from_millis(250));
+        assert_eq!(timings.first_decode, Duration::from_millis(500));
+        assert_eq!(timings.decode, Duration::from_secs(4));
+        assert_eq!(timings.transfer_bytes, 200);
+    }
+
+    #[test]
+    fn nonsense_counts_as_none() {
+        let mut timings = Timings::default();
+        let leg = v1::LegTimings {
+            prefill_s: f64::INFINITY,
+            decode_s: f64::NAN,
+            handshake_s: -1.0,
+            ..Default::default()
+        };
+        add(&mut timings, &leg, Part::Whole, Duration::ZERO);
+        assert_eq!(timings.decode + timings.handshake + timings.prefill, Duration::ZERO);
+    }
+}
