@@ -17,7 +17,7 @@ esac
 
 python=""
 for candidate in ${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; then
         python=$(command -v "$candidate")
         break
     fi
