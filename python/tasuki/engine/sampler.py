@@ -20,8 +20,8 @@ from tasuki.engine.penalties import adjust, needs_adjusting
 from tasuki.engine.plan import Draw
 from tasuki.engine.randomness import uniform
 
-# Nuclei rarely reach further than this many tokens; a full sort is for those that do.
-_NUCLEUS_TOKENS = 1024
+# Most nuclei end within the first of these many tokens; few need the whole vocabulary.
+_WIDTHS = (128, 2048)
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:
@@ -135,34 +135,45 @@ def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
 
 
 def _nucleus_floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Floors of top-k, then top-p over what top-k leaves: [n], from scaled logits [n, V]."""
-    device, vocab = scaled.device, scaled.shape[1]
-    limits = [min(p.top_k, vocab) if p.top_k > 0 else min(_NUCLEUS_TOKENS, vocab) for p in params]
-    values = scaled.topk(max(limits), dim=-1).values
-    limit = torch.tensor(limits, device=device)[:, None]
-    weights = values.double().exp_()
-    weights.masked_fill_(torch.arange(values.shape[1], device=device) >= limit, 0.0)
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative.gather(1, limit - 1)
-    unlimited = [i for i, p in enumerate(params) if p.top_k == 0]
-    if unlimited:
-        index = torch.tensor(unlimited, device=device)
-        total[index] = scaled[index].exp().double().cumsum(dim=-1)[:, -1:]
-    share = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
-    inside = ((cumulative - weights) < share * total) & (weights > 0.0)
-    floors = values.gather(1, inside.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)[:, 0]
-    if unlimited and vocab > _NUCLEUS_TOKENS:
-        reached = (cumulative.gather(1, limit - 1) >= share * total)[:, 0].tolist()
-        for i in unlimited:
-            if not reached[i]:
-                floors[i] = _sorted_floor(scaled[i], params[i].top_p)
+    """Floors of top-k, then top-p over what top-k leaves: [n], from scaled logits [n, V].
+
+    Looks at the largest few first; a row whose nucleus reaches further tries again.
+    """
+    vocab = scaled.shape[1]
+    floors, reached = _floors_within(scaled, params, min(_WIDTHS[0], vocab))
+    for width in (*_WIDTHS[1:], vocab):
+        again = [i for i, fine in enumerate(reached) if not fine]
+        if not again:
+            break
+        found, fine = _floors_within(scaled[again], [params[i] for i in again], min(width, vocab))
+        floors[again] = found
+        for i, now_fine in zip(again, fine, strict=True):
+            reached[i] = now_fine
     return floors
 
 
-def _sorted_floor(scaled: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Top-p's floor of one row [V] by a full sort."""
-    values = scaled.sort(descending=True).values
+def _floors_within(
+    scaled: torch.Tensor, params: Sequence[SamplingParams], width: int
+) -> tuple[torch.Tensor, list[bool]]:
+    """As `_nucleus_floors`, from the `width` largest logits where top-k sets no other limit.
+
+    Returns:
+        The floors, and which of them hold: the nucleus ended within the limit.
+    """
+    device, vocab = scaled.device, scaled.shape[1]
+    limits = [min(p.top_k, vocab) if p.top_k > 0 else width for p in params]
+    values = scaled.topk(max(limits), dim=-1).values
+    last = torch.tensor(limits, device=device)[:, None] - 1
     weights = values.double().exp_()
+    weights.masked_fill_(torch.arange(values.shape[1], device=device) > last, 0.0)
     cumulative = weights.cumsum(dim=-1)
-    inside = (cumulative - weights) < top_p * cumulative[-1]
-    return values[max(int(inside.sum()), 1) - 1]
+    seen = cumulative.gather(1, last)
+    total = seen.clone()
+    unlimited = [i for i, p in enumerate(params) if p.top_k == 0]
+    if unlimited and width < vocab:
+        total[unlimited] = scaled[unlimited].exp().double().cumsum(dim=-1)[:, -1:]
+    wanted = total * torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
+    inside = ((cumulative - weights) < wanted) & (weights > 0.0)
+    floors = values.gather(1, inside.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)[:, 0]
+    reached = (seen >= wanted)[:, 0].tolist()
+    return floors, [p.top_k > 0 or fine for p, fine in zip(params, reached, strict=True)]
