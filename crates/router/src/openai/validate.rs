@@ -70,7 +70,7 @@ pub fn token_id(name: &str, id: i64, vocab_size: u32) -> Result<u32, ApiError> {
         _ => Err(ApiError::invalid(
             name,
             format!(
-                "{name} has token id {id}; the vocabulary has ids 0 to {}.",
+                "{name} has token id {id}; the vocabulary has {vocab_size} tokens, from 0 to {}.",
                 vocab_size.saturating_sub(1)
             ),
         )),
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(token_ids("prompt", &[0, 9], 10).unwrap(), [0, 9]);
         for bad in [-1, 10, i64::MAX] {
             let text = token_id("prompt", bad, 10).unwrap_err().to_string();
-            assert!(text.contains(&bad.to_string()) && text.contains("0 to 9"));
+            assert!(text.contains(&bad.to_string()) && text.contains("10 tokens, from 0 to 9"));
         }
     }
 

@@ -72,10 +72,7 @@ async fn values_and_limits_are_named() {
             completion(json!({"prompt": ""})),
             vec!["prompt has 0 tokens"],
         ),
-        (
-            completion(json!({"prompt": [300]})),
-            vec!["300", "0 to 257"],
-        ),
+        (completion(json!({"prompt": [300]})), vec!["300", "258"]),
         (
             completion(json!({"prompt": {"a": 1}})),
             vec!["prompt", "a string"],

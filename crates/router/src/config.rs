@@ -1,0 +1,178 @@
+//! The command line of `tasuki router`; every setting is defined here, once.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+use crate::app::HttpSettings;
+use crate::serve::{self, OnKvLoss};
+
+/// OpenAI-compatible HTTP in front of Tasuki workers.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "tasuki router", version, about)]
+pub struct RouterArgs {
+    /// Address to bind.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+
+    /// Port to bind; 0 lets the system choose.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+
+    /// Folder of the model (tokenizer, chat template, config).
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+
+    /// Name under which requests know the model; several are allowed. Default: the folder's name.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub served_model_name: Vec<String>,
+
+    /// A worker's gRPC address; give one option per worker.
+    #[arg(long, value_name = "HOST:PORT", num_args = 1.., required = true, value_parser = address)]
+    pub worker: Vec<String>,
+
+    /// What to do when the KV is lost on its way to the decode worker.
+    #[arg(long, value_enum, default_value_t = KvLoss::Recompute)]
+    pub on_kv_loss: KvLoss,
+
+    /// Never let a worker do what its role does not say.
+    #[arg(long)]
+    pub strict_roles: bool,
+
+    /// How long an accepted request waits for a worker when none is left.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    pub recover_s: f64,
+
+    /// Largest request body; 413 beyond.
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    pub max_body_bytes: usize,
+
+    /// Generating requests that may run at once; 503 beyond.
+    #[arg(long, value_name = "N", default_value_t = 1024,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_concurrent_requests: u32,
+
+    /// Accept the field `chat_template` in requests.
+    #[arg(long)]
+    pub allow_request_chat_template: bool,
+
+    /// How long running requests may go on after the first SIGINT or SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    pub drain_s: f64,
+
+    /// Log filter: error, warn, info, debug, trace, or directives such as info,h2=warn.
+    #[arg(
+        long,
+        value_name = "FILTER",
+        default_value = "info",
+        env = "TASUKI_LOG"
+    )]
+    pub log: String,
+}
+
+/// The words for [`OnKvLoss`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvLoss {
+    /// Prefill again.
+    Recompute,
+    /// Fail the request.
+    Fail,
+}
+
+impl From<KvLoss> for OnKvLoss {
+    fn from(given: KvLoss) -> Self {
+        match given {
+            KvLoss::Recompute => Self::Recompute,
+            KvLoss::Fail => Self::Fail,
+        }
+    }
+}
+
+impl RouterArgs {
+    /// What the HTTP side needs to know.
+    pub fn http(&self) -> HttpSettings {
+        let mut model_names = self.served_model_name.clone();
+        if model_names.is_empty() {
+            let folder = self.model.file_name().unwrap_or(self.model.as_os_str());
+            model_names.push(folder.to_string_lossy().into_owned());
+        }
+        HttpSettings {
+            model_names,
+            max_body_bytes: self.max_body_bytes,
+            max_concurrent_requests: self.max_concurrent_requests,
+            allow_chat_template: self.allow_request_chat_template,
+        }
+    }
+
+    /// What the serving layer needs to know.
+    pub fn serving(&self) -> serve::Config {
+        serve::Config {
+            workers: self.worker.clone(),
+            on_kv_loss: self.on_kv_loss.into(),
+            strict_roles: self.strict_roles,
+            recover: Duration::from_secs_f64(self.recover_s),
+        }
+    }
+
+    pub fn drain(&self) -> Duration {
+        Duration::from_secs_f64(self.drain_s)
+    }
+
+}
+
+fn address(given: &str) -> Result<String, String> {
+    match given.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(given.to_owned())
+        }
+        _ => Err("it must be HOST:PORT, such as 127.0.0.1:9000".to_owned()),
+    }
+}
+
+/// More than a day is no deadline.
+const MAX_SECONDS: f64 = 86_400.0;
+
+fn seconds(given: &str) -> Result<f64, String> {
+    match given.parse::<f64>() {
+        Ok(seconds) if (0.0..=MAX_SECONDS).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("it must be between 0 and {MAX_SECONDS}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &str) -> Result<RouterArgs, clap::Error> {
+        RouterArgs::try_parse_from(std::iter::once("tasuki router").chain(words.split(' ')))
+    }
+
+    #[test]
+    fn defaults_and_repeated_options() {
+        let args = parse("--model /m/tiny --worker a:1 --worker b:2").unwrap();
+        assert_eq!(args.worker, ["a:1", "b:2"]);
+        assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
+        assert_eq!(args.http().model_names, ["tiny"]);
+        assert_eq!(args.http().max_body_bytes, 8 * 1024 * 1024);
+        assert_eq!(args.drain(), Duration::from_secs(30));
+        let args = parse("--model m --worker a:1 --served-model-name x y --on-kv-loss fail");
+        let args = args.unwrap();
+        assert_eq!(args.http().model_names, ["x", "y"]);
+        assert_eq!(args.on_kv_loss, KvLoss::Fail);
+    }
+
+    #[test]
+    fn bad_values_are_refused() {
+        for words in [
+            "--model m",
+            "--model m --worker a",
+            "--model m --worker a:0",
+            "--model m --worker a:1 --drain-s -1",
+            "--model m --worker a:1 --drain-s nan",
+            "--model m --worker a:1 --max-concurrent-requests 0",
+        ] {
+            assert!(parse(words).is_err(), "{words}");
+        }
+    }
+}

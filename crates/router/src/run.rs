@@ -1,0 +1,184 @@
+//! The life of the router's process: start, serve, drain, exit.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use clap::Parser;
+use tasuki_text::{ModelText, TextError};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::app::{App, routes};
+use crate::config::RouterArgs;
+use crate::serve;
+
+/// Exit codes: as clap has it, and as a shell has it for an interrupt.
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const INTERRUPTED: i32 = 130;
+
+/// After draining: for connections to send what they still hold.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// Why the router could not start.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("--model {path}: {source}")]
+    Model { path: String, source: TextError },
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        address: String,
+        source: std::io::Error,
+    },
+    #[error("--log {filter}: {source}")]
+    Log {
+        filter: String,
+        source: tracing_subscriber::filter::ParseError,
+    },
+    #[error("cannot run: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// Runs `tasuki router` with these arguments (the program's name not among
+/// them) until it is told to end. Returns the exit code.
+pub fn run(arguments: Vec<String>) -> i32 {
+    let words = std::iter::once("tasuki router".to_owned()).chain(arguments);
+    let args = match RouterArgs::try_parse_from(words) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { USAGE } else { 0 };
+        }
+    };
+    match start(args) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("tasuki router: {error}");
+            FAILED
+        }
+    }
+}
+
+fn start(args: RouterArgs) -> Result<(), StartError> {
+    start_log(&args.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("router")
+        .build()?;
+    let result = runtime.block_on(serve(args));
+    // A body that is still being tokenized is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+fn start_log(filter: &str) -> Result<(), StartError> {
+    let directives = EnvFilter::try_new(filter).map_err(|source| StartError::Log {
+        filter: filter.to_owned(),
+        source,
+    })?;
+    // An embedding process may have a subscriber of its own already.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(directives)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+    Ok(())
+}
+
+async fn serve(args: RouterArgs) -> Result<(), StartError> {
+    let mut signals = Signals::new()?;
+    let text = ModelText::load(&args.model).map_err(|source| StartError::Model {
+        path: args.model.display().to_string(),
+        source,
+    })?;
+    let listener = TcpListener::bind((args.host.as_str(), args.port))
+        .await
+        .map_err(|source| StartError::Bind {
+            address: format!("{}:{}", args.host, args.port),
+            source,
+        })?;
+    let url = url(&args.host, listener.local_addr()?);
+    let service = serve::Service::start(args.serving());
+    let app = Arc::new(App::new(
+        Arc::new(service.clone()),
+        Arc::new(text),
+        args.http(),
+    ));
+
+    let (close, closed) = tokio::sync::oneshot::channel::<()>();
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
+    });
+    let server = axum::serve(listener, routes(Arc::clone(&app))).with_graceful_shutdown(async {
+        let _ = closed.await;
+    });
+    let server = tokio::spawn(server.into_future());
+    announce(&url)?;
+
+    signals.next().await;
+    tracing::info!(
+        drain_s = args.drain_s,
+        "draining; a second signal exits at once"
+    );
+    app.gate.close();
+    tokio::select! {
+        () = drain(&app, &service, args.drain()) => {}
+        () = signals.next() => std::process::exit(INTERRUPTED),
+    }
+    let _ = close.send(());
+    let _ = tokio::time::timeout(CLOSING, server).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Waits for running requests, up to the deadline; then ends what is left.
+async fn drain(app: &App, service: &serve::Service, deadline: Duration) {
+    if !app.gate.wait_empty(deadline).await {
+        tracing::warn!("requests were still running when the drain deadline passed");
+    }
+    service.drain(Duration::ZERO).await;
+}
+
+/// The one line on stdout that says where the router is.
+fn announce(url: &str) -> std::io::Result<()> {
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "listening on {url}")?;
+    stdout.flush()
+}
+
+fn url(host: &str, bound: SocketAddr) -> String {
+    let port = bound.port();
+    if host.contains(':') {
+        format!("http://[{host}]:{port}")
+    } else {
+        format!("http://{host}:{port}")
+    }
+}
+
+/// SIGINT and SIGTERM, which mean the same.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}

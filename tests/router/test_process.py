@@ -1,0 +1,182 @@
+"""The router's process: how it starts, drains and ends; workers are another matter."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from support.client import Client
+from support.deployment import Deployment
+from support.processes import Process
+from support.waiting import free_port, until
+
+START_DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[Sequence[str]], tuple[Process, str]]]:
+    """Starts a router and gives its URL."""
+    processes: list[Process] = []
+
+    def launch(arguments: Sequence[str]) -> tuple[Process, str]:
+        process = Process("router", ["router", *arguments], tmp_path / "router.log")
+        processes.append(process)
+        process.start()
+        return process, process.wait_for_line("listening on ", deadline_s=START_DEADLINE_S)
+
+    yield launch
+    for process in processes:
+        process.kill()
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, trust_env=False, timeout=10)
+
+
+def test_without_workers_it_lives_but_is_not_ready(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny_model: Path
+) -> None:
+    port = free_port()
+    process, url = start(
+        ["--model", str(tiny_model), "--worker", f"127.0.0.1:{port}", "--port", "0"]
+    )
+    assert url.startswith("http://127.0.0.1:")
+    assert get(f"{url}/live").status_code == 200
+    body = {"prompt": "x", "max_tokens": 2}
+    answers = [get(f"{url}/health"), get(f"{url}/ready")]
+    answers.append(httpx.post(f"{url}/v1/completions", json=body, trust_env=False))
+    for answer in answers:
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) > 0
+        message = answer.json()["error"]["message"]
+        assert message
+        assert str(port) not in answer.text and "127.0.0.1" not in answer.text
+    tokens = httpx.post(f"{url}/tokenize", json={"prompt": "bast"}, trust_env=False).json()
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_a_port_that_is_taken_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = ["router", "--model", str(tiny_model), "--worker", "127.0.0.1:1"]
+        process = Process("router", [*arguments, "--port", port], tmp_path / "log")
+        process.start()
+        assert process.wait() == 1
+    assert port in process.output() and "cannot listen" in process.output()
+
+
+def beside(tiny: Deployment, *more: str) -> list[str]:
+    """Arguments of a further router in front of the workers of `tiny`."""
+    arguments = ["--model", str(tiny.model_path), "--served-model-name", tiny.model, "--port", "0"]
+    for worker in tiny.workers.values():
+        arguments += ["--worker", f"127.0.0.1:{worker.port}"]
+    return [*arguments, *more]
+
+
+def open_stream(client: Client, tokens: int) -> tuple[httpx.Response, Iterator[str]]:
+    """A stream that has begun."""
+    body = {"model": client.model, "prompt": "bast", "max_tokens": tokens, "ignore_eos": True}
+    request = client.http.build_request(
+        "POST", "/v1/completions", json={**body, "stream": True, "temperature": 0}
+    )
+    response = client.http.send(request, stream=True)
+    assert response.status_code == 200
+    lines = response.iter_lines()
+    assert next(lines).startswith("data: ")
+    return response, lines
+
+
+def ready_client(url: str, tiny: Deployment) -> Client:
+    client = Client(url, tiny.model)
+    until(
+        lambda: client.http.get("/ready").status_code == 200,
+        lambda: "the second router to be ready",
+        deadline_s=START_DEADLINE_S,
+    )
+    return client
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
+) -> None:
+    process, url = start(beside(tiny))
+    client = ready_client(url, tiny)
+    response, lines = open_stream(client, 1500)
+    process.signal(signal.SIGTERM)
+    until(
+        lambda: client.http.get("/ready").status_code == 503,
+        lambda: "the router to drain",
+        deadline_s=10,
+    )
+    refused = client.http.post("/v1/completions", json={"model": tiny.model, "prompt": "x"})
+    assert refused.status_code == 503 and "retry-after" in refused.headers
+    assert process.exit_code() is None
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    response.close()
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    client.close()
+    assert process.wait() == 0
+
+
+def test_the_deadline_of_draining_ends_streams_with_an_error(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
+) -> None:
+    process, url = start(beside(tiny, "--drain-s", "0"))
+    client = ready_client(url, tiny)
+    response, lines = open_stream(client, 3000)
+    process.signal(signal.SIGTERM)
+    rest = list(lines)
+    response.close()
+    assert "event: error" in rest
+    assert "data: [DONE]" not in rest
+    client.close()
+    assert process.wait() == 0
+    tiny.wait_idle()
+
+
+def test_a_second_signal_ends_it_at_once(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
+) -> None:
+    process, url = start(beside(tiny))
+    client = ready_client(url, tiny)
+    response, _ = open_stream(client, 3000)
+    process.signal(signal.SIGINT)
+    until(
+        lambda: client.http.get("/ready").status_code == 503,
+        lambda: "the router to drain",
+        deadline_s=10,
+    )
+    process.signal(signal.SIGINT)
+    assert process.wait(deadline_s=5) == 130
+    response.close()
+    client.close()
+    tiny.wait_idle()
+
+
+def test_too_many_at_once_are_turned_away(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
+) -> None:
+    _, url = start(beside(tiny, "--max-concurrent-requests", "1"))
+    client = ready_client(url, tiny)
+    response, _ = open_stream(client, 3000)
+    body = {"model": tiny.model, "prompt": "x", "max_tokens": 1}
+    refused = client.http.post("/v1/completions", json=body)
+    assert refused.status_code == 503 and "retry-after" in refused.headers
+    assert "1 requests are running" in refused.json()["error"]["message"]
+    response.close()
+    until(
+        lambda: client.http.post("/v1/completions", json=body).status_code == 200,
+        lambda: "room after the client hung up",
+        deadline_s=10,
+    )
+    client.close()
