@@ -20,7 +20,7 @@ class Batch:
         tokens: [T] int64, device.
         positions: [T] int64, device; position in the sequence.
         slots: [T] int64, device; block id x block_size + offset, where each token's KV goes.
-        block_tables: [S, W] int32, device; unused entries are 0.
+        block_tables: [S, W] int32, device; unused entries repeat the sequence's first block.
         query_lens: tokens of each sequence in this step.
         context_lens: tokens of each sequence in the cache after this step.
         logits_rows: [R] int64, device; rows of [T] whose logits are wanted.
