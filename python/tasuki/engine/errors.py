@@ -9,10 +9,6 @@ class EngineConfigError(TasukiError):
     """The engine's settings do not fit together."""
 
 
-class DuplicateRequestError(TasukiError):
-    """A request id is in use; ids are unique per placement attempt."""
-
-
 class UnknownRequestError(TasukiError):
     """No such leg here, or not in the phase that the call is for."""
 
