@@ -139,9 +139,12 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
+    """What a PREFILL leg sampled for one choice; the DECODE leg repeats it."""
+
     choice: int
     token: int
     finished: bool
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,8 @@ class Engine:
                 finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
             finishes.append(finish)
         root.choices = [first.choice for first in wanted]
-        self._report(root, [first.token for first in wanted], finishes, None)
+        logprobs = [first.logprob for first in wanted]
+        self._report(root, [first.token for first in wanted], finishes, logprobs)
         self._go_on(root, [first.token for first in wanted], finishes)
         self._stalled = False
 
@@ -328,7 +329,7 @@ class Engine:
         if now_s != request.last_token_s:
             self._note_time(request, now_s)
         if request.leg is Leg.PREFILL:
-            self._prefilled(sequence, tokens, finishes)
+            self._prefilled(sequence, tokens, finishes, logprobs)
         else:
             self._go_on(sequence, tokens, finishes)
 
@@ -369,13 +370,20 @@ class Engine:
             request.prompt_logprobs = None
 
     def _prefilled(
-        self, sequence: SequenceState, tokens: list[int], finishes: list[FinishReason | None]
+        self,
+        sequence: SequenceState,
+        tokens: list[int],
+        finishes: list[FinishReason | None],
+        logprobs: Sequence[TokenLogprob | None] | None,
     ) -> None:
         """A PREFILL leg is computed: its blocks stay, unless nothing needs to move."""
         request = sequence.request
+        scores = [None] * len(tokens) if logprobs is None else logprobs
         first_tokens = tuple(
-            FirstToken(choice, token, finish is not None)
-            for choice, token, finish in zip(sequence.choices, tokens, finishes, strict=True)
+            FirstToken(choice, token, finish is not None, logprob)
+            for choice, token, finish, logprob in zip(
+                sequence.choices, tokens, finishes, scores, strict=True
+            )
         )
         self._pending.prefilled.append(
             Prefilled(request.request_id, len(sequence.blocks), first_tokens)

@@ -29,11 +29,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tasuki.engine import api
 from tasuki.engine.api import Assignment, KvHost, LegEndReason, LegTimings
 from tasuki.errors import TasukiError
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.effects import CancelPull, Effect, Pull, PullDone, Redial, ToPrefill
+from tasuki.kv.wire import first_tokens_from_wire
 from tasuki.v1 import kv_pb2 as pb
 
 _NEVER_S = float("-inf")
@@ -383,10 +383,7 @@ class DecodeSide:
         handoff.timings.transfer_exposed_s = max(0.0, now_s - handoff.prefilled_s)
         del self._handoffs[handoff.request_id]
         self._release(handoff, now_s, keep=False)
-        first_tokens = [
-            api.FirstToken(choice=t.choice, token=t.token, finished=t.finished)
-            for t in handoff.prefilled.first_tokens
-        ]
+        first_tokens = first_tokens_from_wire(handoff.prefilled)
         self._host.start_decode(handoff.request_id, first_tokens, handoff.timings)
 
     def _lost(self, handoff: _Handoff, message: str, now_s: float) -> None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.effects import Effect, ToDecode
+from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
 
 _MAX_TOMBSTONES = 65_536
@@ -313,14 +314,7 @@ class PrefillSide:
         self._say_blocks(handoff, item.first)
 
     def _prefilled(self, handoff: _Handoff, end: Prefilled, now_s: float) -> None:
-        handoff.prefilled = pb.Prefilled(
-            request_id=end.request_id,
-            total_blocks=end.total_blocks,
-            first_tokens=[
-                pb.FirstToken(choice=t.choice, token=t.token, finished=t.finished)
-                for t in end.first_tokens
-            ],
-        )
+        handoff.prefilled = prefilled_to_wire(end)
         self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
         if all(token.finished for token in end.first_tokens):
             handoff.leg_over = True

@@ -1,3 +1,4 @@
+from tasuki.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -131,14 +132,16 @@ class Prefilled(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., total_blocks: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("choice", "token", "finished")
+    __slots__ = ("choice", "token", "finished", "logprob")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token: int
     finished: bool
-    def __init__(self, choice: _Optional[int] = ..., token: _Optional[int] = ..., finished: bool = ...) -> None: ...
+    logprob: _worker_pb2.TokenLogprob
+    def __init__(self, choice: _Optional[int] = ..., token: _Optional[int] = ..., finished: bool = ..., logprob: _Optional[_Union[_worker_pb2.TokenLogprob, _Mapping]] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("seq", "renewals")

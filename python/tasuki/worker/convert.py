@@ -11,9 +11,9 @@ from tasuki.engine.api import (
     Output,
     RequestSpec,
     SamplingParams,
-    TokenLogprob,
 )
 from tasuki.errors import TasukiError
+from tasuki.kv.wire import logprob_to_wire
 from tasuki.v1 import worker_pb2 as pb
 
 ROLE_TO_WIRE = {
@@ -95,10 +95,10 @@ def output_to_wire(output: Output) -> pb.Output:
         choice=output.choice,
         position=output.position,
         tokens=output.tokens,
-        logprobs=[_logprob_to_wire(entry) for entry in output.logprobs or ()],
+        logprobs=[logprob_to_wire(entry) for entry in output.logprobs or ()],
         finish=_FINISH[output.finish],
         stop_token_id=output.tokens[-1] if stopped else 0,
-        prompt_logprobs=[_logprob_to_wire(entry) for entry in output.prompt_logprobs or ()],
+        prompt_logprobs=[logprob_to_wire(entry) for entry in output.prompt_logprobs or ()],
         cached_prompt_tokens=output.cached_prompt_tokens,
     )
 
@@ -115,12 +115,3 @@ def leg_end_to_wire(ended: LegEnd) -> pb.LegEnd:
 
 def _timings_to_wire(timings: LegTimings) -> pb.LegTimings:
     return pb.LegTimings(**{name: getattr(timings, name) for name in LegTimings.__slots__})
-
-
-def _logprob_to_wire(entry: TokenLogprob) -> pb.TokenLogprob:
-    return pb.TokenLogprob(
-        token=entry.token,
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top=[pb.TopLogprob(token=token, logprob=logprob) for token, logprob in entry.top],
-    )

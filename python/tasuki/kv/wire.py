@@ -1,0 +1,55 @@
+"""Between the engine's plain data and the messages of kv.proto. Nothing is decided here."""
+
+from __future__ import annotations
+
+from tasuki.engine.api import FirstToken, Prefilled, TokenLogprob
+from tasuki.v1 import kv_pb2, worker_pb2
+
+
+def prefilled_to_wire(prefilled: Prefilled) -> kv_pb2.Prefilled:
+    """The end of a prefill as the decode worker reads it."""
+    return kv_pb2.Prefilled(
+        request_id=prefilled.request_id,
+        total_blocks=prefilled.total_blocks,
+        first_tokens=[
+            kv_pb2.FirstToken(
+                choice=first.choice,
+                token=first.token,
+                finished=first.finished,
+                logprob=None if first.logprob is None else logprob_to_wire(first.logprob),
+            )
+            for first in prefilled.first_tokens
+        ],
+    )
+
+
+def first_tokens_from_wire(prefilled: kv_pb2.Prefilled) -> list[FirstToken]:
+    """The first tokens as the engine takes them."""
+    return [
+        FirstToken(
+            choice=first.choice,
+            token=first.token,
+            finished=first.finished,
+            logprob=_logprob_from_wire(first.logprob) if first.HasField("logprob") else None,
+        )
+        for first in prefilled.first_tokens
+    ]
+
+
+def logprob_to_wire(entry: TokenLogprob) -> worker_pb2.TokenLogprob:
+    """A token's log-probability and the most likely alternatives."""
+    return worker_pb2.TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=[worker_pb2.TopLogprob(token=token, logprob=logprob) for token, logprob in entry.top],
+    )
+
+
+def _logprob_from_wire(entry: worker_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=tuple((top.token, top.logprob) for top in entry.top),
+    )
