@@ -1,9 +1,40 @@
 //! `tasuki._native`: what Python calls in Rust. Nothing is decided here.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tasuki_core::Identity;
+
+/// Runs `tasuki router` with these arguments until it is told to end; returns
+/// the exit code. Other Python threads run meanwhile.
+#[pyfunction]
+fn run_router(py: Python<'_>, args: Vec<String>) -> i32 {
+    py.detach(|| tasuki_router::run(args))
+}
+
+/// Hashes of all full blocks of `tokens`, in order, 16 bytes each.
+#[pyfunction]
+fn block_hashes<'py>(
+    py: Python<'py>,
+    identity: [u8; 16],
+    tenant: &str,
+    block_size_tokens: usize,
+    tokens: Vec<u32>,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    if block_size_tokens == 0 {
+        return Err(PyValueError::new_err(
+            "block_size_tokens is 0; it must be at least 1",
+        ));
+    }
+    let identity = Identity(identity);
+    let hashes = tasuki_core::block_hashes(&identity, tenant, block_size_tokens, &tokens);
+    Ok(hashes.iter().map(|hash| PyBytes::new(py, &hash.0)).collect())
+}
 
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add_function(wrap_pyfunction!(run_router, m)?)?;
+    m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     Ok(())
 }

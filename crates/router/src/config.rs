@@ -118,7 +118,6 @@ impl RouterArgs {
     pub fn drain(&self) -> Duration {
         Duration::from_secs_f64(self.drain_s)
     }
-
 }
 
 fn address(given: &str) -> Result<String, String> {

@@ -2,15 +2,20 @@
 //!
 //! `openai/` speaks HTTP and text, `serve/` places and follows requests,
 //! `workers/` speaks to workers. `serve::api` is the border between the first
-//! two.
+//! two. [`run`] is the process.
 
 mod app;
+mod config;
 mod error;
 mod gate;
+mod metrics;
 mod openai;
 #[cfg(test)]
 mod openai_tests;
+mod run;
+mod serve;
 #[cfg(test)]
 mod testing;
-pub mod serve;
 mod workers;
+
+pub use run::run;

@@ -30,6 +30,12 @@ pub struct Running<S> {
     pub _permit: Permit,
 }
 
+impl<S> Drop for Running<S> {
+    fn drop(&mut self) {
+        self.log.write(self.outputs.summary().usage);
+    }
+}
+
 impl<S: Shape> Running<S> {
     /// Waits for the whole answer, or for the beginning of its stream.
     ///
@@ -50,7 +56,7 @@ impl<S: Shape> Running<S> {
         // Until the first output the status can still tell of an error.
         let first = self.outputs.next().await;
         if let Some(Err(error)) = first {
-            self.log.outcome("failed", &self.outputs.summary());
+            self.log.outcome = "failed";
             return Err(error.into());
         }
         let headers = [
@@ -68,13 +74,13 @@ impl<S: Shape> Running<S> {
             match output {
                 Ok(output) => pieces[output.index].append(output.piece),
                 Err(error) => {
-                    self.log.outcome("failed", &self.outputs.summary());
+                    self.log.outcome = "failed";
                     return Err(error.into());
                 }
             }
         }
         let summary = self.outputs.summary();
-        self.log.outcome("finished", &summary);
+        self.log.outcome = "finished";
         let choices = pieces
             .into_iter()
             .enumerate()

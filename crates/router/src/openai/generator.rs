@@ -1,5 +1,6 @@
 //! What the handlers need of the serving layer; tests put a script there.
 
+use crate::serve::Service;
 use crate::serve::api::{Generating, Generation, ModelLimits};
 
 pub trait Generator: Send + Sync + 'static {
@@ -14,4 +15,22 @@ pub trait Generator: Send + Sync + 'static {
 
     /// The metrics in Prometheus' text format.
     fn metrics_text(&self) -> String;
+}
+
+impl Generator for Service {
+    fn generate(&self, generation: Generation) -> Generating {
+        Service::generate(self, generation)
+    }
+
+    fn limits(&self) -> Option<ModelLimits> {
+        Service::limits(self)
+    }
+
+    fn readiness(&self) -> Result<(), String> {
+        Service::readiness(self)
+    }
+
+    fn metrics_text(&self) -> String {
+        Service::metrics_text(self)
+    }
 }

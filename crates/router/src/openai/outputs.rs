@@ -64,8 +64,6 @@ pub struct Outputs {
     prompts: Vec<Prompt>,
     choices_per_prompt: usize,
     timings: Vec<Timings>,
-    /// Events of one message of the serving layer wait here for their turn.
-    failed: bool,
 }
 
 impl Outputs {
@@ -79,9 +77,8 @@ impl Outputs {
         let waiting = FuturesUnordered::new();
         let mut prompts = Vec::with_capacity(jobs.len());
         for (prompt, job) in jobs.into_iter().enumerate() {
-            prompts.push(Prompt::new(text, delivery, &job.generation.prompt, &job));
-            let last = prompts.last_mut().expect("just pushed");
-            last.echo = job.echo;
+            prompts.push(Prompt::new(text, delivery, &job));
+            prompts[prompt].echo = job.echo;
             waiting.push(receive(prompt, generator.generate(job.generation)));
         }
         Self {
@@ -89,7 +86,6 @@ impl Outputs {
             prompts,
             choices_per_prompt: delivery.n as usize,
             timings: Vec::new(),
-            failed: false,
         }
     }
 
@@ -147,7 +143,6 @@ impl Outputs {
     }
 
     fn fail(&mut self, error: ServeError) -> Option<Result<Output, ServeError>> {
-        self.failed = true;
         self.waiting.clear();
         Some(Err(error))
     }
@@ -191,7 +186,8 @@ fn receive(prompt: usize, mut generating: Generating) -> BoxFuture<'static, Rece
 }
 
 impl Prompt {
-    fn new(text: &ModelText, delivery: &Delivery, tokens: &Arc<[u32]>, job: &Job) -> Self {
+    fn new(text: &ModelText, delivery: &Delivery, job: &Job) -> Self {
+        let tokens = &job.generation.prompt;
         let beginning = Beginning {
             echoed_chars: job.echo.as_ref().map_or(0, Echo::chars),
             muted: job.muted,

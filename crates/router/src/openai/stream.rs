@@ -94,17 +94,16 @@ impl<S: Shape> State<S> {
 
     fn fail(&mut self, error: ServeError, frames: &mut Frames) {
         self.ended = true;
-        let summary = self.running.outputs.summary();
-        self.running.log.outcome("failed", &summary);
+        self.running.log.outcome = "failed";
         frames.0.extend_from_slice(b"event: error\n");
         frames.event(&ApiError::from(error).body());
     }
 
     fn close(&mut self, frames: &mut Frames) {
         self.ended = true;
-        let summary = self.running.outputs.summary();
-        self.running.log.outcome("finished", &summary);
+        self.running.log.outcome = "finished";
         if self.running.delivery.include_usage {
+            let summary = self.running.outputs.summary();
             let mut envelope = self.envelope(Vec::new());
             envelope.usage = Some(Some(summary.usage));
             envelope.timings = Some(timings_json(&summary.timings));
