@@ -4,14 +4,17 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python::{MAX_DEPTH, as_float, pairs, too_deep, write_float, write_number};
 
+/// Spaces a level may be indented with; each item of the data pays them.
+const MAX_INDENT: usize = 256;
+
 /// `value|tojson(ensure_ascii, indent, separators, sort_keys)`.
-pub(super) fn tojson(value: &Value, args: Rest<Value>) -> Result<String, Error> {
-    let style = Style::from_args(&args)?;
+pub(super) fn tojson(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let style = Style::from_args(&args.into_values())?;
     let mut out = String::new();
     style.write(&mut out, value, 0)?;
     Ok(out)
@@ -151,7 +154,6 @@ impl Style {
 
 /// `indent` may be a number of spaces or the text itself.
 fn indentation(value: &Value) -> Result<String, Error> {
-    const MAX_SPACES: i64 = 64;
     if let Some(text) = value.as_str() {
         return Ok(text.to_owned());
     }
@@ -159,11 +161,12 @@ fn indentation(value: &Value) -> Result<String, Error> {
         ValueKind::Bool => i64::from(value.is_true()),
         _ => i64::try_from(value.clone())?,
     };
-    if spaces > MAX_SPACES {
-        let message = format!("indent={spaces}, at most {MAX_SPACES}");
+    let spaces = usize::try_from(spaces).unwrap_or(0);
+    if spaces > MAX_INDENT {
+        let message = format!("indent={spaces}, at most {MAX_INDENT}");
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
-    Ok(" ".repeat(usize::try_from(spaces).unwrap_or(0)))
+    Ok(" ".repeat(spaces))
 }
 
 fn separators(pair: &Value) -> Result<(String, String), Error> {

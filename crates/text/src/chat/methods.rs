@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::limits::check_format;
 use super::python::pairs;
 use super::strings;
 
@@ -43,7 +44,12 @@ pub(super) fn call(
     match result {
         Some(result) => result,
         // `str.format` and whatever else is known there.
-        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+        None => {
+            if let (Some(text), "format") = (value.as_str(), name) {
+                check_format(text)?;
+            }
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+        }
     }
 }
 
@@ -121,6 +127,17 @@ impl Arguments {
             return Err(Error::from(ErrorKind::TooManyArguments));
         }
         Ok(())
+    }
+
+    /// The arguments given by position.
+    pub fn positional(&self) -> &[Value] {
+        &self.positional
+    }
+
+    /// The arguments given by name.
+    pub fn named(&self) -> Result<Vec<(Value, Value)>, Error> {
+        let item = |name: &str| Ok((Value::from(name), self.named.peek(name)?));
+        self.named.args().map(item).collect()
     }
 
     pub fn value(&self, index: usize, name: &str) -> Option<Value> {

@@ -3,11 +3,9 @@
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::limits::check_width;
 use super::methods::Arguments;
 use super::python::is_space;
-
-/// Longest text that a padding method may make, in characters.
-const MAX_WIDTH: usize = 1 << 20;
 
 /// Calls `text.name(...)`; `None` when there is no such method here.
 pub(super) fn call(text: &str, name: &str, args: &Arguments) -> Option<Result<Value, Error>> {
@@ -358,12 +356,7 @@ fn count(text: &str, args: &Arguments) -> Result<Value, Error> {
 fn width(args: &Arguments) -> Result<usize, Error> {
     let width = args.integer(0, "width")?;
     let width = width.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-    let width = usize::try_from(width).unwrap_or(0);
-    if width > MAX_WIDTH {
-        let message = format!("width {width}, at most {MAX_WIDTH}");
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
-    }
-    Ok(width)
+    check_width(usize::try_from(width).unwrap_or(0))
 }
 
 fn zero_fill(text: &str, args: &Arguments) -> Result<Value, Error> {
@@ -373,7 +366,8 @@ fn zero_fill(text: &str, args: &Arguments) -> Result<Value, Error> {
     Ok(format!("{sign}{}{digits}", "0".repeat(missing)).into())
 }
 
-fn justify(text: &str, name: &str, args: &Arguments) -> Result<Value, Error> {
+/// `ljust`, `rjust` or `center`.
+pub(super) fn justify(text: &str, name: &str, args: &Arguments) -> Result<Value, Error> {
     args.at_most(2)?;
     let fill = args.optional_text(1, "fillchar")?;
     let fill = fill.as_deref().unwrap_or(" ");

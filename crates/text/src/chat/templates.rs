@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::continuation::Continuation;
 use super::convert::{nests_at_most, to_template};
-use super::engine::Template;
+use super::engine::{Author, Template};
 use super::python::MAX_DEPTH;
 use super::{ChatInput, CivilTime};
 use crate::TextError;
@@ -165,7 +165,7 @@ impl Templates {
             return Ok(template);
         }
         drop(kept);
-        let template = Arc::new(Template::compile(text)?);
+        let template = Arc::new(Template::compile(text, Author::Client)?);
         let mut kept = lock();
         if kept.len() >= MAX_OVERRIDES {
             kept.remove(0);
@@ -188,7 +188,7 @@ impl Templates {
 }
 
 fn compile(source: &str) -> Compiled {
-    match Template::compile(source) {
+    match Template::compile(source, Author::Model) {
         Ok(template) => Ok(Arc::new(template)),
         Err(TextError::BadTemplate { line, reason }) => Err((line, reason)),
         Err(error) => Err((1, error.to_string())),

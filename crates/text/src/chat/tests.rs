@@ -1,8 +1,9 @@
 //! Jinja2's tests (`x is iterable`) where minijinja's differ.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+use super::methods::Arguments;
 use super::python::{as_float, to_str};
 
 /// Replaces the differing tests.
@@ -33,12 +34,8 @@ fn is_sequence(value: &Value) -> bool {
     ) || (value.kind() == ValueKind::Iterable && value.len().is_some())
 }
 
-fn is_divisible_by(value: &Value, args: Rest<Value>) -> Result<bool, Error> {
-    let (divisor, kwargs): (Option<Value>, Kwargs) = from_args(&args)?;
-    let divisor = match divisor {
-        Some(divisor) => divisor,
-        None => kwargs.get("num")?,
-    };
+fn is_divisible_by(value: &Value, args: Rest<ValueOrKwargs>) -> Result<bool, Error> {
+    let divisor = Arguments::new(&args.into_values())?.required(0, "num")?;
     let by_zero = || Error::new(ErrorKind::InvalidOperation, "modulo by zero");
     if as_float(value).is_some() || as_float(&divisor).is_some() {
         let (a, b) = (f64::try_from(value.clone())?, f64::try_from(divisor)?);
