@@ -26,7 +26,7 @@ impl Piece {
         self.text.is_empty()
             && self.logprobs.is_empty()
             && self.finish.is_none()
-            && !(token_ids && !self.tokens.is_empty())
+            && (self.tokens.is_empty() || !token_ids)
     }
 
     /// Adds what follows in the same choice.
