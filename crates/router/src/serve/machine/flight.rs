@@ -29,7 +29,7 @@ pub enum GroupState {
         /// Nobody could take it: any change among the workers is a new chance.
         for_workers: bool,
     },
-    Flying(Flight),
+    Flying(Box<Flight>),
     /// Every choice ended and nothing is awaited.
     Landed,
 }

@@ -83,7 +83,12 @@ impl Machine {
             LegEndReason::LegEndRefused => Setback::Refused,
             _ => Setback::Failed,
         };
-        self.set_back(group, setback, &format!("{}: {why}", reason.as_str_name()), now);
+        self.set_back(
+            group,
+            setback,
+            &format!("{}: {why}", reason.as_str_name()),
+            now,
+        );
     }
 
     fn on_prefill_ended(&mut self, group: usize, reason: LegEndReason, why: &str, now: Instant) {

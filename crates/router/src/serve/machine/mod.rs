@@ -54,7 +54,10 @@ impl Machine {
         let indices: Vec<u32> = (0..request.n).collect();
         Self {
             config,
-            choices: indices.iter().map(|&i| Choice::new(i, max_tokens)).collect(),
+            choices: indices
+                .iter()
+                .map(|&i| Choice::new(i, max_tokens))
+                .collect(),
             groups: vec![Group::waiting(indices, now)],
             request,
             next_attempt: 0,
@@ -115,7 +118,8 @@ impl Machine {
         if !output.prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
             self.prompt_logprobs_sent = true;
             let logprobs = std::mem::take(&mut output.prompt_logprobs);
-            self.effects.push(Effect::Emit(Event::PromptLogprobs(logprobs)));
+            self.effects
+                .push(Effect::Emit(Event::PromptLogprobs(logprobs)));
         }
         let cached = &mut self.timings.cached_prompt_tokens;
         *cached = (*cached).max(output.cached_prompt_tokens);
@@ -160,7 +164,8 @@ impl Machine {
                 self.groups[group].state = GroupState::Landed;
             }
         }
-        self.groups.retain(|group| !matches!(group.state, GroupState::Landed));
+        self.groups
+            .retain(|group| !matches!(group.state, GroupState::Landed));
         if self.groups.is_empty() {
             self.timings.total = now - self.received;
             let timings = std::mem::take(&mut self.timings);

@@ -85,7 +85,8 @@ impl Machine {
         for group in 0..self.groups.len() {
             let GroupState::Waiting {
                 not_before, since, ..
-            } = self.groups[group].state else {
+            } = self.groups[group].state
+            else {
                 continue;
             };
             if self.over || self.unfinished(group).is_empty() || now < not_before {
@@ -151,12 +152,7 @@ impl Machine {
     ///
     /// Not once decode has gone past the first token: what it said stands, and
     /// another worker would say it anew.
-    pub(super) fn retarget(
-        &mut self,
-        group: usize,
-        detail: &str,
-        fleet: &mut dyn Fleet,
-    ) -> bool {
+    pub(super) fn retarget(&mut self, group: usize, detail: &str, fleet: &mut dyn Fleet) -> bool {
         let view = self.view(group);
         if self.has_decoded(group) {
             return false;
@@ -211,10 +207,7 @@ impl Machine {
         self.groups[group].choices = self.unfinished(group);
         let mut submit = |leg, to: &Seat, peer| {
             let submit = self.submit(group, leg, &attempt, peer);
-            self.effects.push(Effect::Submit {
-                to: to.key,
-                submit,
-            });
+            self.effects.push(Effect::Submit { to: to.key, submit });
         };
         if split {
             submit(v1::Leg::Prefill, &prefill, Some(&decode));
@@ -223,7 +216,7 @@ impl Machine {
             submit(v1::Leg::Colocated, &prefill, None);
         }
         let base = self.base(group);
-        self.groups[group].state = GroupState::Flying(Flight {
+        self.groups[group].state = GroupState::Flying(Box::new(Flight {
             attempt,
             base,
             prefill: Leg::new(prefill),
@@ -232,7 +225,7 @@ impl Machine {
             retargeted: false,
             submitted: now,
             settle_until: None,
-        });
+        }));
     }
 
     fn submit(&self, group: usize, leg: v1::Leg, attempt: &str, peer: Option<&Seat>) -> v1::Submit {
@@ -297,7 +290,11 @@ impl Machine {
         let has_none = |index: &u32| self.choices[*index as usize].tokens.is_empty();
         let (fresh, begun): (Vec<u32>, Vec<u32>) = unfinished.into_iter().partition(has_none);
         let fresh = (!fresh.is_empty()).then_some(fresh);
-        begun.into_iter().map(|index| vec![index]).chain(fresh).collect()
+        begun
+            .into_iter()
+            .map(|index| vec![index])
+            .chain(fresh)
+            .collect()
     }
 
     /// Counts a setback: how long to pause, or that it was one too many.
@@ -322,14 +319,18 @@ impl Machine {
                 counts.losses_in_a_row += 1;
                 if counts.losses_in_a_row > config.max_losses_in_a_row {
                     let losses = counts.losses_in_a_row;
-                    return failed(format!("{losses} workers were lost while they ran the request"));
+                    return failed(format!(
+                        "{losses} workers were lost while they ran the request"
+                    ));
                 }
             }
             Setback::KvLost => {
                 counts.kv_losses += 1;
                 if counts.kv_losses > config.max_kv_losses {
                     let losses = counts.kv_losses;
-                    return failed(format!("the KV cache of the request was lost {losses} times"));
+                    return failed(format!(
+                        "the KV cache of the request was lost {losses} times"
+                    ));
                 }
             }
             Setback::Refused => return counts.pause_after_refusal(now, config),

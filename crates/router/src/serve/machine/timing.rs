@@ -78,6 +78,9 @@ mod tests {
             ..Default::default()
         };
         add(&mut timings, &leg, Part::Whole, Duration::ZERO);
-        assert_eq!(timings.decode + timings.handshake + timings.prefill, Duration::ZERO);
+        assert_eq!(
+            timings.decode + timings.handshake + timings.prefill,
+            Duration::ZERO
+        );
     }
 }

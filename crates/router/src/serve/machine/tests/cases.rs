@@ -43,7 +43,10 @@ fn seat(worker: u32) -> Seat {
 impl Fleet for Script {
     fn place(&mut self, request: &RequestView) -> Result<(Seat, Seat), NoPlacement> {
         self.asked.push(request.clone());
-        let (prefill, decode) = self.pairs.pop_front().unwrap_or(Err(NoPlacement::NoWorker))?;
+        let (prefill, decode) = self
+            .pairs
+            .pop_front()
+            .unwrap_or(Err(NoPlacement::NoWorker))?;
         Ok((seat(prefill), seat(decode)))
     }
 
@@ -147,9 +150,10 @@ impl Desk {
 
     fn retargets(&self) -> Vec<(u32, &str)> {
         let retarget = |effect| match effect {
-            &Effect::Retarget { ref to, ref retarget } => {
-                Some((to.worker.0, &*retarget.peer.as_ref()?.engine_id))
-            }
+            &Effect::Retarget {
+                ref to,
+                ref retarget,
+            } => Some((to.worker.0, &*retarget.peer.as_ref()?.engine_id)),
             _ => None,
         };
         self.effects.iter().filter_map(retarget).collect()
@@ -207,7 +211,10 @@ fn a_new_request_does_not_wait_for_workers() {
     let desk = Desk::plain(&[Err(NoPlacement::NoWorker)], &[]);
     assert!(matches!(
         desk.error(),
-        Some(ServeError::Unavailable { retry_after_s: 1.., .. })
+        Some(ServeError::Unavailable {
+            retry_after_s: 1..,
+            ..
+        })
     ));
     assert!(desk.machine.is_over());
 }

@@ -56,7 +56,10 @@ impl SimLeg {
         Self {
             attempt: submit.request_id.clone(),
             leg: submit.leg(),
-            peer: submit.peer.clone().map_or_else(String::new, |p| p.engine_id),
+            peer: submit
+                .peer
+                .clone()
+                .map_or_else(String::new, |p| p.engine_id),
             progress: Progress::Begun,
             choices: submit.choices.iter().map(|&c| (c, base)).collect(),
         }

@@ -164,9 +164,19 @@ impl World {
     pub fn actions(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         let waiting = |(key, queue): &(WorkerKey, VecDeque<_>)| (!queue.is_empty()).then_some(*key);
-        actions.extend(self.to_worker.values().filter_map(waiting).map(Action::ToWorker));
+        actions.extend(
+            self.to_worker
+                .values()
+                .filter_map(waiting)
+                .map(Action::ToWorker),
+        );
         let waiting = |(key, queue): &(WorkerKey, VecDeque<_>)| (!queue.is_empty()).then_some(*key);
-        actions.extend(self.to_router.values().filter_map(waiting).map(Action::ToRouter));
+        actions.extend(
+            self.to_router
+                .values()
+                .filter_map(waiting)
+                .map(Action::ToRouter),
+        );
         for (key, leg) in self.legs() {
             if self.can_advance(leg) {
                 actions.push(Action::Advance(key, leg.attempt.clone()));
@@ -217,7 +227,12 @@ impl World {
         }
         if self.setup.client_acts {
             actions.push(Action::HangUp);
-            actions.extend(self.client.tokens.keys().map(|&choice| Action::Stop(choice)));
+            actions.extend(
+                self.client
+                    .tokens
+                    .keys()
+                    .map(|&choice| Action::Stop(choice)),
+            );
         }
     }
 
@@ -258,7 +273,9 @@ impl World {
         self.faults_left -= usize::from(!by_itself);
         match action {
             Action::EndLeg(key, attempt, reason) => {
-                let leg = self.take_leg(*key, attempt).expect("only offered for a leg");
+                let leg = self
+                    .take_leg(*key, attempt)
+                    .expect("only offered for a leg");
                 self.say(*key, Input::Ended(*key, leg.end(*reason)));
             }
             Action::Crash(at, crash) => self.crash(*at, *crash),
@@ -364,7 +381,10 @@ impl World {
         if let Some((key, leg)) =
             peer.and_then(|key| Some((key, self.take_leg(key, &decode.attempt)?)))
         {
-            self.say(key, Input::Ended(key, leg.end(LegEndReason::LegEndHandedOff)));
+            self.say(
+                key,
+                Input::Ended(key, leg.end(LegEndReason::LegEndHandedOff)),
+            );
         }
     }
 
@@ -434,7 +454,10 @@ impl World {
             };
             if self.keys().any(|key| key == to) {
                 let queue = self.to_worker.entry(to.connection);
-                queue.or_insert_with(|| (to, VecDeque::new())).1.push_back(effect);
+                queue
+                    .or_insert_with(|| (to, VecDeque::new()))
+                    .1
+                    .push_back(effect);
             } else if matches!(effect, Effect::Submit { .. }) {
                 self.say(to, Input::Lost(to));
             }
@@ -532,7 +555,11 @@ impl World {
             id: WorkerId(index as u32),
             identity: Identity::default(),
             role: worker.role,
-            health: if worker.key.is_some() { Health::Ready } else { Health::Down },
+            health: if worker.key.is_some() {
+                Health::Ready
+            } else {
+                Health::Down
+            },
             capacity: Capacity {
                 max_model_len_tokens: 1_000,
                 block_size_tokens: 16,
@@ -553,7 +580,10 @@ impl World {
 
     fn say(&mut self, key: WorkerKey, input: Input) {
         let queue = self.to_router.entry(key.connection);
-        queue.or_insert_with(|| (key, VecDeque::new())).1.push_back(input);
+        queue
+            .or_insert_with(|| (key, VecDeque::new()))
+            .1
+            .push_back(input);
     }
 
     fn keys(&self) -> impl Iterator<Item = WorkerKey> {
@@ -630,6 +660,8 @@ fn engine(key: WorkerKey) -> String {
 }
 
 fn pop<T>(queues: &mut BTreeMap<u64, (WorkerKey, VecDeque<T>)>, key: WorkerKey) -> T {
-    let queue = queues.get_mut(&key.connection).expect("only offered when there");
+    let queue = queues
+        .get_mut(&key.connection)
+        .expect("only offered when there");
     queue.1.pop_front().expect("only offered when not empty")
 }

@@ -1,0 +1,197 @@
+//! What the router counts and measures, as OpenMetrics.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::serve::api::Timings;
+use crate::workers::{self, WorkerCollector};
+
+type Label = [(&'static str, &'static str); 1];
+type Histograms = Family<Label, Histogram, fn() -> Histogram>;
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Unavailable,
+    Rejected,
+    Failed,
+    /// The client left.
+    Cancelled,
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Unavailable => "unavailable",
+            Outcome::Rejected => "rejected",
+            Outcome::Failed => "failed",
+            Outcome::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Every metric of the serving layer.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    pub in_flight: Gauge,
+    requests: Family<Label, Counter>,
+    setbacks: Family<Label, Counter>,
+    pub output_tokens: Counter,
+    pub prompt_tokens: Counter,
+    transfer_bytes: Counter,
+    /// Received to first token.
+    pub first_token: Histogram,
+    /// Received to second token.
+    pub second_token: Histogram,
+    /// From one token of a choice to its next.
+    pub between_tokens: Histogram,
+    /// Received to end.
+    pub total: Histogram,
+    phases: Histograms,
+}
+
+impl Metrics {
+    pub fn new(workers: &Arc<workers::Registry>) -> Self {
+        let phases: Histograms = Family::new_with_constructor(durations);
+        let metrics = Self {
+            registry: Mutex::new(Registry::with_prefix("tasuki")),
+            in_flight: Gauge::default(),
+            requests: Family::default(),
+            setbacks: Family::default(),
+            output_tokens: Counter::default(),
+            prompt_tokens: Counter::default(),
+            transfer_bytes: Counter::default(),
+            first_token: durations(),
+            second_token: durations(),
+            between_tokens: durations(),
+            total: durations(),
+            phases,
+        };
+        metrics.register(workers);
+        metrics
+    }
+
+    fn register(&self, workers: &Arc<workers::Registry>) {
+        let mut to = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        to.register(
+            "requests_in_flight",
+            "Generations running",
+            self.in_flight.clone(),
+        );
+        to.register(
+            "requests",
+            "Generations ended, by outcome",
+            self.requests.clone(),
+        );
+        to.register(
+            "setbacks",
+            "Attempts given up or retargeted, by reason",
+            self.setbacks.clone(),
+        );
+        to.register(
+            "output_tokens",
+            "Tokens sent to clients",
+            self.output_tokens.clone(),
+        );
+        to.register(
+            "prompt_tokens",
+            "Prompt tokens received",
+            self.prompt_tokens.clone(),
+        );
+        to.register(
+            "transfer_bytes",
+            "KV bytes moved for requests",
+            self.transfer_bytes.clone(),
+        );
+        for (name, help, histogram) in [
+            (
+                "time_to_first_token_seconds",
+                "Received to first token",
+                &self.first_token,
+            ),
+            (
+                "time_to_second_token_seconds",
+                "Received to second token",
+                &self.second_token,
+            ),
+            (
+                "inter_token_latency_seconds",
+                "From token to token",
+                &self.between_tokens,
+            ),
+            ("request_duration_seconds", "Received to end", &self.total),
+        ] {
+            to.register(name, help, histogram.clone());
+        }
+        to.register(
+            "phase_seconds",
+            "Where the time of a request went",
+            self.phases.clone(),
+        );
+        to.register_collector(Box::new(WorkerCollector(Arc::clone(workers))));
+    }
+
+    /// Counts an end.
+    pub fn ended(&self, outcome: Outcome) {
+        self.requests
+            .get_or_create(&[("outcome", outcome.as_str())])
+            .inc();
+    }
+
+    /// Counts an attempt that was given up or bent.
+    pub fn set_back(&self, reason: &'static str) {
+        self.setbacks.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts a finished request's phases; those that did not occur are left out.
+    pub fn finished(&self, timings: &Timings) {
+        self.total.observe(timings.total.as_secs_f64());
+        self.transfer_bytes.inc_by(timings.transfer_bytes);
+        let moved = timings.transfer_bytes > 0;
+        let phases: [(&str, Duration, bool); 8] = [
+            ("queue", timings.queue, true),
+            ("prefill", timings.prefill, true),
+            ("first_token", timings.first_token, true),
+            ("handshake", timings.handshake, moved),
+            ("transfer", timings.transfer, moved),
+            ("transfer_exposed", timings.transfer_exposed, moved),
+            (
+                "first_decode",
+                timings.first_decode,
+                !timings.first_decode.is_zero(),
+            ),
+            ("decode", timings.decode, !timings.decode.is_zero()),
+        ];
+        for (phase, time, _) in phases.into_iter().filter(|(.., occurred)| *occurred) {
+            self.phases
+                .get_or_create(&[("phase", phase)])
+                .observe(time.as_secs_f64());
+        }
+    }
+
+    /// The exposition, in the OpenMetrics text format.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}
+
+/// 0.5 ms to about two minutes.
+fn durations() -> Histogram {
+    Histogram::new([
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+        120.0,
+    ])
+}

@@ -1,0 +1,57 @@
+//! What an operator may say about serving.
+
+use std::time::Duration;
+
+use tasuki_policy::PolicyConfig;
+
+use super::machine::config::{MachineConfig, OnKvLoss};
+use crate::workers::Liveness;
+
+/// Settings of the serving layer.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address of each worker, host:port.
+    pub workers: Vec<String>,
+    pub on_kv_loss: OnKvLoss,
+    /// Refuse to place a leg on a worker of another role.
+    pub strict_roles: bool,
+    /// How long an accepted request waits for a worker when none is left.
+    pub recover: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let machine = MachineConfig::default();
+        Self {
+            workers: Vec::new(),
+            on_kv_loss: machine.on_kv_loss,
+            strict_roles: false,
+            recover: machine.recover,
+        }
+    }
+}
+
+/// What follows from [`Config`], and what only tests change.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tuning {
+    pub machine: MachineConfig,
+    pub policy: PolicyConfig,
+    pub liveness: Liveness,
+}
+
+impl From<&Config> for Tuning {
+    fn from(config: &Config) -> Self {
+        Self {
+            machine: MachineConfig {
+                on_kv_loss: config.on_kv_loss,
+                recover: config.recover,
+                ..MachineConfig::default()
+            },
+            policy: PolicyConfig {
+                strict_roles: config.strict_roles,
+                ..PolicyConfig::default()
+            },
+            liveness: Liveness::default(),
+        }
+    }
+}

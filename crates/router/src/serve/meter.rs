@@ -1,0 +1,85 @@
+//! Measures one request as its client sees it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::api::{Event, ServeError};
+use crate::metrics::{Metrics, Outcome};
+
+/// From the request's arrival to its end; counts as in flight while it lives.
+pub struct Meter {
+    metrics: Arc<Metrics>,
+    received: Instant,
+    /// Of each choice: tokens so far, and when the last came.
+    choices: HashMap<u32, (u64, Instant)>,
+    seen_first: bool,
+    seen_second: bool,
+    outcome: Outcome,
+}
+
+impl Meter {
+    pub fn new(metrics: Arc<Metrics>, prompt_tokens: usize, received: Instant) -> Self {
+        metrics.in_flight.inc();
+        metrics.prompt_tokens.inc_by(prompt_tokens as u64);
+        Self {
+            metrics,
+            received,
+            choices: HashMap::new(),
+            seen_first: false,
+            seen_second: false,
+            outcome: Outcome::Cancelled,
+        }
+    }
+
+    /// Takes note of what the client is about to get.
+    pub fn observe(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::PromptLogprobs(_) => {}
+            Event::Tokens { choice, tokens, .. } => self.tokens(*choice, tokens.len() as u64, now),
+            Event::Done(timings) => {
+                self.outcome = Outcome::Done;
+                self.metrics.finished(timings);
+            }
+            Event::Failed(error) => {
+                self.outcome = match error {
+                    ServeError::Unavailable { .. } => Outcome::Unavailable,
+                    ServeError::Rejected(_) => Outcome::Rejected,
+                    ServeError::Failed(_) => Outcome::Failed,
+                };
+            }
+        }
+    }
+
+    fn tokens(&mut self, choice: u32, count: u64, now: Instant) {
+        if count == 0 {
+            return;
+        }
+        self.metrics.output_tokens.inc_by(count);
+        let since_start = (now - self.received).as_secs_f64();
+        if !self.seen_first {
+            self.seen_first = true;
+            self.metrics.first_token.observe(since_start);
+        }
+        let before = self.choices.insert(choice, (count, now));
+        let (known, last) = before.unwrap_or((0, now));
+        self.choices.insert(choice, (known + count, now));
+        if known + count >= 2 && !self.seen_second {
+            self.seen_second = true;
+            self.metrics.second_token.observe(since_start);
+        }
+        if known > 0 {
+            let each = (now - last).as_secs_f64() / count as f64;
+            for _ in 0..count {
+                self.metrics.between_tokens.observe(each);
+            }
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        self.metrics.ended(self.outcome);
+    }
+}

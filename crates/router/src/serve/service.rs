@@ -1,0 +1,159 @@
+//! The handle that the HTTP side holds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tasuki_core::WorkerId;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
+use super::config::{Config, Tuning};
+use super::driver::{ClientEnds, Shared, drive};
+use crate::metrics::Metrics;
+use crate::workers::{Registry, keep_connected};
+
+/// Serving, from now until the last handle is gone. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    /// Links end when it turns true or is dropped.
+    shutdown: watch::Sender<bool>,
+    /// Requests running, and whether new ones are refused.
+    running: watch::Sender<Running>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Running {
+    requests: usize,
+    draining: bool,
+}
+
+/// One request counted as running.
+struct Ticket(watch::Sender<Running>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| running.requests -= 1);
+    }
+}
+
+impl Service {
+    /// Begins to connect to the workers. Call it on a Tokio runtime.
+    pub fn start(config: Config) -> Self {
+        let tuning = Tuning::from(&config);
+        Self::start_tuned(&config, tuning)
+    }
+
+    pub(super) fn start_tuned(config: &Config, tuning: Tuning) -> Self {
+        let workers = config.workers.len();
+        let registry = Arc::new(Registry::new(workers, tuning.policy, Instant::now()));
+        let (shutdown, down) = watch::channel(false);
+        for (id, address) in (0u32..).zip(&config.workers) {
+            tokio::spawn(keep_connected(
+                WorkerId(id),
+                address.clone(),
+                Arc::clone(&registry),
+                tuning.liveness,
+                down.clone(),
+            ));
+        }
+        let metrics = Arc::new(Metrics::new(&registry));
+        let shared = Shared {
+            registry,
+            metrics,
+            machine: tuning.machine,
+            cancel: watch::Sender::new(false),
+        };
+        Self {
+            inner: Arc::new(Inner {
+                shared: Arc::new(shared),
+                shutdown,
+                running: watch::Sender::new(Running::default()),
+            }),
+        }
+    }
+
+    /// Begins a generation. Its end, good or bad, comes as an event.
+    pub fn generate(&self, request: Generation) -> Generating {
+        let (events, for_client) = mpsc::unbounded_channel();
+        let (stop, stops) = mpsc::unbounded_channel();
+        let generating = Generating {
+            events: for_client,
+            stop,
+        };
+        let admitted = self.inner.running.send_if_modified(|running| {
+            running.requests += usize::from(!running.draining);
+            !running.draining
+        });
+        if !admitted {
+            let _ = events.send(Event::Failed(ServeError::Unavailable {
+                reason: "the server is shutting down".to_owned(),
+                retry_after_s: 5,
+            }));
+            return generating;
+        }
+        let ticket = Ticket(self.inner.running.clone());
+        let shared = Arc::clone(&self.inner.shared);
+        let client = ClientEnds {
+            events,
+            stop: stops,
+        };
+        tokio::spawn(async move {
+            let _ticket = ticket;
+            drive(request, client, shared).await;
+        });
+        generating
+    }
+
+    /// What the workers take; `None` while none was ever seen.
+    pub fn limits(&self) -> Option<ModelLimits> {
+        self.inner.shared.registry.read(|slots| {
+            let infos = || slots.iter().filter_map(|slot| slot.info.as_ref());
+            Some(ModelLimits {
+                max_model_len: infos().map(|info| info.max_model_len).max()?,
+                vocab_size: infos().map(|info| info.vocab_size).min()?,
+            })
+        })
+    }
+
+    /// Whether a request would find a placement now.
+    ///
+    /// # Errors
+    ///
+    /// The reason, for a person.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.inner.running.borrow().draining {
+            return Err("the server is shutting down".to_owned());
+        }
+        let placed = self.inner.shared.registry.readiness();
+        placed.map_err(|reason| reason.to_string())
+    }
+
+    /// All metrics, in the OpenMetrics text format.
+    pub fn metrics_text(&self) -> String {
+        self.inner.shared.metrics.text()
+    }
+
+    /// Refuses new requests, lets the running ones finish until the deadline,
+    /// ends the rest, and disconnects.
+    pub async fn drain(&self, deadline: Duration) {
+        self.inner
+            .running
+            .send_modify(|running| running.draining = true);
+        let mut running = self.inner.running.subscribe();
+        let mut idle = async || {
+            let _ = running.wait_for(|running| running.requests == 0).await;
+        };
+        if timeout(deadline, idle()).await.is_err() {
+            self.inner.shared.cancel.send_replace(true);
+            // Their tasks have nothing left to wait for.
+            let _ = timeout(Duration::from_secs(1), idle()).await;
+        }
+        self.inner.shutdown.send_replace(true);
+    }
+}

@@ -1,0 +1,132 @@
+//! What workers report of themselves, as metrics: read at every scrape, kept by nobody.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use tasuki_core::Health;
+use tasuki_wire::v1;
+
+use super::Registry;
+use super::slot::Slot;
+
+type Labels = [(&'static str, String); 2];
+
+/// Name, help, and where the value is.
+type Reading<From, To> = (&'static str, &'static str, fn(&From) -> To);
+
+const GAUGES: [Reading<v1::Load, f64>; 9] = [
+    ("waiting", "Requests that are not scheduled yet", |l| {
+        f64::from(l.waiting_requests)
+    }),
+    ("running", "Requests that are scheduled", |l| {
+        f64::from(l.running_requests)
+    }),
+    (
+        "waiting_prefill_tokens",
+        "Prompt tokens not computed yet",
+        |l| l.waiting_prefill_tokens as f64,
+    ),
+    ("free_blocks", "KV blocks free or evictable", |l| {
+        f64::from(l.free_blocks)
+    }),
+    ("total_blocks", "KV blocks", |l| f64::from(l.total_blocks)),
+    (
+        "leased_blocks",
+        "KV blocks announced and not released",
+        |l| f64::from(l.leased_blocks),
+    ),
+    (
+        "quarantined_blocks",
+        "KV blocks that an ended request's transfer may still write",
+        |l| f64::from(l.quarantined_blocks),
+    ),
+    ("prefill_tokens_per_second", "Measured prefill speed", |l| {
+        l.prefill_tokens_per_s
+    }),
+    ("decode_step_seconds", "Measured decode step", |l| {
+        l.decode_step_s
+    }),
+];
+
+const COUNTERS: [Reading<v1::Counters, u64>; 11] = [
+    ("prompt_tokens_computed", "Prompt tokens computed", |c| {
+        c.prompt_tokens_computed
+    }),
+    ("prompt_tokens_cached", "Prompt tokens found cached", |c| {
+        c.prompt_tokens_cached
+    }),
+    ("output_tokens", "Tokens produced", |c| c.output_tokens),
+    ("steps", "Engine steps", |c| c.steps),
+    ("preemptions", "Requests preempted", |c| c.preemptions),
+    ("kv_pulled_bytes", "KV bytes pulled from peers", |c| {
+        c.kv_pulled_bytes
+    }),
+    ("kv_pulled_blocks", "KV blocks pulled from peers", |c| {
+        c.kv_pulled_blocks
+    }),
+    ("kv_pulls", "Pulls completed", |c| c.kv_pulls),
+    ("kv_pull_failures", "Pulls failed", |c| c.kv_pull_failures),
+    ("leases_granted", "Leases on KV given to peers", |c| {
+        c.leases_granted
+    }),
+    ("leases_expired", "Leases that ran out", |c| {
+        c.leases_expired
+    }),
+];
+
+/// Exports every worker's last report, with the labels `worker` (its place in
+/// the router's list) and `role`. A worker that is away has only `up`.
+pub struct WorkerCollector(pub Arc<Registry>);
+
+impl fmt::Debug for WorkerCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WorkerCollector").finish()
+    }
+}
+
+impl Collector for WorkerCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        let (up, loads) = self.0.read(|slots| {
+            let up: Vec<_> = slots
+                .iter()
+                .map(|slot| (labels(slot), i64::from(slot.view.health == Health::Ready)))
+                .collect();
+            let with_load = |slot: &Slot| Some((labels(slot), slot.load?));
+            let loads: Vec<_> = slots.iter().filter_map(with_load).collect();
+            (up, loads)
+        });
+        let help = "Whether the worker is connected and heard of";
+        let mut family = encoder.encode_descriptor("worker_up", help, None, MetricType::Gauge)?;
+        for (labels, up) in &up {
+            ConstGauge::new(*up).encode(family.encode_family(labels)?)?;
+        }
+        for (name, help, read) in GAUGES {
+            let name = format!("worker_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            for (labels, load) in &loads {
+                ConstGauge::new(read(load)).encode(family.encode_family(labels)?)?;
+            }
+        }
+        for (name, help, read) in COUNTERS {
+            let name = format!("worker_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
+            for (labels, load) in &loads {
+                let counters = load.counters.unwrap_or_default();
+                ConstCounter::new(read(&counters)).encode(family.encode_family(labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn labels(slot: &Slot) -> Labels {
+    [
+        ("worker", slot.view.id.to_string()),
+        ("role", slot.view.role.to_string()),
+    ]
+}
