@@ -68,7 +68,7 @@ def test_the_answer_is_streamed_and_accounted_for(
     assert "> Where?" in shown
     assert "Paris — 東京" in shown
     assert "80.2" in shown
-    assert "2.50 MB, worker p0 to d0" in shown
+    assert "2.50 MB, from worker p0 to d0" in shown
     assert "prompt 40 tokens, answer 2 tokens" in shown
 
 

@@ -15,7 +15,8 @@ def banner(url: str, model: str, summary: str) -> str:
         model: The served name.
         summary: What is running, one line.
     """
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+    message = {"role": "user", "content": QUESTION}
+    body = {"model": model, "messages": [message], "max_tokens": 64, "temperature": 0}
     return f"""
 Serving {model} at {url}
 {summary}
@@ -29,7 +30,7 @@ or from Python (pip install openai):
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="none")
 messages = [{{"role": "user", "content": "{QUESTION}"}}]
-answer = client.chat.completions.create(model="{model}", messages=messages, max_tokens=64)
+answer = client.chat.completions.create(model="{model}", messages=messages, temperature=0)
 print(answer.choices[0].message.content)
 
 Ctrl-C stops.

@@ -88,8 +88,8 @@ def report(usage: dict[str, Any], timings: dict[str, Any], token_times_s: list[f
     lines.append(f"{line} (as this client saw them)")
     moved_bytes = timings.get("transfer_bytes", 0)
     if moved_bytes:
-        ways = f"{timings.get('prefill_worker')} to {timings.get('decode_worker')}"
-        lines.append(f"KV moved: {moved_bytes / 1e6:.2f} MB, worker {ways}")
+        source, target = timings.get("prefill_worker"), timings.get("decode_worker")
+        lines.append(f"KV moved: {moved_bytes / 1e6:.2f} MB, from worker {source} to {target}")
     else:
         lines.append("KV moved: none (prefill and decode ran on one worker)")
     return "\n".join(lines)

@@ -66,10 +66,10 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     begun_s = time.monotonic()
     machine = look_at_machine()
     model = resolve_model(config.model)
-    if config.dtype == "auto":
-        say("choosing the dtype …")
     environment = topology.worker_environment(config, machine)
-    dtype, reason = settle_dtype(model, config.dtype, environment)
+    dtype, reason = settle_dtype(
+        model, config.dtype, environment, on_measure=lambda: say("measuring dtypes …")
+    )
     say(f"dtype {reason}")
     specs = topology.worker_specs(config, model, dtype, machine)
     with _log_folder(config.log_dir) as logs:

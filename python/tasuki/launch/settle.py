@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
@@ -23,13 +23,19 @@ from tasuki.models import cache
 _FILE = "dtype.json"
 
 
-def settle_dtype(model: Path, wanted: str, environment: Mapping[str, str]) -> tuple[str, str]:
+def settle_dtype(
+    model: Path,
+    wanted: str,
+    environment: Mapping[str, str],
+    on_measure: Callable[[], None] = lambda: None,
+) -> tuple[str, str]:
     """The dtype for all workers, and why.
 
     Args:
         model: Local model folder.
         wanted: `auto` measures; anything else is the answer.
         environment: The workers' variables (threads).
+        on_measure: Called before the measurement, if there is one.
 
     Raises:
         LaunchError: The model is refused, with the reason.
@@ -41,6 +47,7 @@ def settle_dtype(model: Path, wanted: str, environment: Mapping[str, str]) -> tu
     if key in known:
         dtype, reason = known[key]
         return dtype, f"{reason} (measured earlier; --dtype chooses)"
+    on_measure()
     done = subprocess.run(
         [sys.executable, "-m", "tasuki.launch.settle", str(model)],
         env={**environment, **os.environ},

@@ -1,0 +1,29 @@
+"""What is printed works as pasted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+
+from tasuki.launch.banner import banner
+
+TEXT = banner("http://127.0.0.1:8000", "smollm2-135m-instruct", "1 prefill + 1 decode")
+
+
+def test_the_curl_line_is_one_command_with_a_json_body() -> None:
+    (line,) = [x for x in TEXT.splitlines() if x.startswith("curl ")]
+    words = shlex.split(line)
+    assert words[1] == "http://127.0.0.1:8000/v1/chat/completions"
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "smollm2-135m-instruct"
+    assert body["messages"][0]["role"] == "user"
+
+
+def test_the_snippet_is_python_even_for_an_interactive_prompt() -> None:
+    lines = TEXT.splitlines()
+    first = lines.index("from openai import OpenAI")
+    snippet = lines[first : lines.index("", first)]
+    for line in snippet:  # each line is a whole statement
+        ast.parse(line)
+    assert 'base_url="http://127.0.0.1:8000/v1"' in "\n".join(snippet)
