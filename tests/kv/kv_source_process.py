@@ -1,0 +1,111 @@
+"""A process that owns a pool and lets others read it: the far side of the NIXL tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
+
+import torch
+
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.transport import create_transport, metadata_digest
+from tasuki.v1 import kv_pb2
+
+DEADLINE_S = 60.0
+
+
+def layout(num_blocks: int, block_kib: int) -> CacheLayout:
+    """A layout whose blocks have `block_kib` KiB."""
+    return CacheLayout(
+        num_blocks=num_blocks,
+        kv_heads=1,
+        layers=2,
+        block_size=16,
+        head_dim=block_kib * 1024 // (2 * 2 * 16 * 4),
+        dtype=torch.float32,
+    )
+
+
+def block_value(block: int, seed: int) -> float:
+    """What every element of a block holds."""
+    return float(seed * 1000 + block)
+
+
+def fill(pool: torch.Tensor, seed: int) -> None:
+    for block in range(pool.shape[0]):
+        pool[block] = block_value(block, seed)
+
+
+@dataclass(slots=True)
+class Source:
+    """The far side, seen from the test."""
+
+    process: SpawnProcess
+    pipe: multiprocessing.connection.Connection
+    wire: kv_pb2.Layout
+    metadata: bytes
+    digest: bytes
+
+    def idle_cpu_fraction(self, seconds: float) -> float:
+        self.pipe.send(("idle", seconds))
+        assert self.pipe.poll(DEADLINE_S + seconds)
+        fraction: float = self.pipe.recv()
+        return fraction
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(DEADLINE_S)
+
+    def stop(self) -> int | None:
+        if self.process.is_alive():
+            self.pipe.send(("stop", 0.0))
+            self.process.join(DEADLINE_S)
+        if self.process.is_alive():
+            self.kill()
+        return self.process.exitcode
+
+
+def start_source(num_blocks: int, block_kib: int, seed: int, tls: str = "") -> Source:
+    """Start a source; `tls` restricts UCX's transports there."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_serve, args=(theirs, num_blocks, block_kib, seed, tls), daemon=True
+    )
+    process.start()
+    assert ours.poll(DEADLINE_S), "the source did not start"
+    wire, metadata = ours.recv()
+    return Source(
+        process, ours, kv_pb2.Layout.FromString(wire), metadata, metadata_digest(metadata)
+    )
+
+
+def _serve(
+    pipe: multiprocessing.connection.Connection,
+    num_blocks: int,
+    block_kib: int,
+    seed: int,
+    tls: str,
+) -> None:
+    torch.set_num_threads(1)
+    if tls:
+        os.environ["UCX_TLS"] = tls
+    shape = layout(num_blocks, block_kib)
+    pool = shape.allocate()
+    fill(pool, seed)
+    transport = create_transport("nixl")
+    transport.register(pool, shape)
+    pipe.send((transport.layout.SerializeToString(), transport.metadata))
+    while True:
+        command, seconds = pipe.recv()
+        if command == "stop":
+            return
+        started_s, wall_s = time.process_time(), time.monotonic()
+        time.sleep(seconds)
+        pipe.send((time.process_time() - started_s) / (time.monotonic() - wall_s))

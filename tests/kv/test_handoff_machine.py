@@ -1,0 +1,344 @@
+"""The handoff's two state machines in every order of events that we can afford.
+
+Three searches over the world of `handoff_model.py`: random schedules with
+faults by the thousand; all schedules of a tiny case that deviate from the
+straight one at up to two points; and fault-free ones, where every request must
+come through. Broken machines go through the same searches, which must catch
+them: that is how we know that the searches can fail.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from handoff_model import LEASE_S, Action, Sides, Violation, World
+
+from tasuki.engine.api import LegEndReason
+from tasuki.kv.decode_side import DecodeSide
+from tasuki.kv.effects import PullDone
+from tasuki.kv.prefill_side import PrefillSide
+
+# Half a percent fast or slow: far worse than real clocks, within the margin.
+CLOCKS = ((0.0, 1.0), (5_000.0, 1.005), (-70.0, 0.995), (13.0, 1.0))
+
+FAULTS = (
+    "drop",
+    "repeat",
+    "overtake",
+    "cut",
+    "crash",
+    "refuse",
+    "pause",
+    "resume",
+    "unpost",
+    "abort",
+    "retarget",
+)
+
+RANDOM_SCHEDULES = 5_000
+EVENTS = 120
+
+
+def random_schedule(seed: int, sides: Sides, events: int = EVENTS) -> World:
+    """One life of a random world: chaos, then calm."""
+    choose = random.Random(seed)
+    world = World(
+        sides,
+        num_prefill=choose.choice((1, 1, 2)),
+        num_decode=choose.choice((1, 2, 2)),
+        blocks=choose.choice((3, 4, 6)),
+        clocks=[choose.choice(CLOCKS) for _ in range(4)],
+    )
+    for number in range(choose.randint(1, 4)):
+        total = choose.randint(1, 3)
+        world.place(
+            f"r{number}",
+            total,
+            choose.choice((0, 0, choose.randint(0, total))),
+            choose.choice(world.prefills).engine_id,
+            choose.choice(world.decodes).engine_id,
+            finished_at_once=choose.random() < 0.1,
+        )
+    fault_rate = choose.choice((0.0, 0.03, 0.1, 0.25))
+    swarm = choose.sample(FAULTS, choose.choice((2, 3, len(FAULTS))))  # few kinds go deeper
+    delay_rate = choose.choice((0.02, 0.1, 0.3))
+    for _ in range(events):
+        dice = choose.random()
+        if dice < fault_rate:
+            possible = list(world.faults())
+            kinds = {fault.kind for fault in possible}
+            kind = choose.choice([kind for kind in swarm if kind in kinds] or [""])
+            possible = [fault for fault in possible if fault.kind == kind]
+        elif dice < fault_rate + delay_rate:
+            possible = list(world.delays())
+        else:
+            possible = list(world.actions()) or list(world.delays())
+        if possible:
+            choose.choice(possible).run()
+        for tick in list(world.ticks()) if dice < fault_rate + delay_rate else ():
+            if choose.random() < 0.3:
+                tick.run()
+    engines = [node.engine_id for node in (*world.prefills, *world.decodes)]
+    world.settle(frozen=choose.choice(engines) if choose.random() < 0.2 else "")
+    return world
+
+
+def tiny_world(sides: Sides, blocks: int) -> World:
+    """One request, two decode engines to choose from."""
+    world = World(sides, num_prefill=1, num_decode=2, blocks=blocks)
+    world.place("r", blocks, 0, world.prefills[0].engine_id, world.decodes[0].engine_id)
+    return world
+
+
+def deviations(world: World) -> Iterator[Action]:
+    """What may happen instead of the straight next action, to engines that are concerned."""
+    unconcerned = {node.engine_id for node in world.decodes if node.side.idle}
+    yield from list(world.actions())[1:]
+    for action in (*world.faults(), *world.ticks()):
+        if not unconcerned & set(action.name.split()):
+            yield action
+    yield Action("0.6 leases pass", lambda: world.pass_time(0.6 * LEASE_S))
+    yield Action("1.1 leases pass", lambda: world.pass_time(1.1 * LEASE_S))
+
+
+def run_with(sides: Sides, plan: dict[int, int], blocks: int) -> list[int]:
+    """Run the tiny world, deviating at step i to alternative plan[i].
+
+    Returns:
+        How many alternatives each step had.
+    """
+    world = tiny_world(sides, blocks)
+    counts = []
+    for step in range(100):
+        others = list(deviations(world))
+        counts.append(len(others))
+        if step in plan:
+            if plan[step] < len(others):
+                others[plan[step]].run()
+            continue
+        straight = next(world.actions(), None)
+        if straight is None:
+            break
+        straight.run()
+    world.settle()
+    return counts
+
+
+def exhaustive(sides: Sides, blocks: int, depth: int) -> int:
+    """All runs of the tiny world with up to `depth` deviations. Returns how many."""
+    runs = 0
+    frontier: list[dict[int, int]] = [{}]
+    while frontier:
+        plan = frontier.pop()
+        counts = run_with(sides, plan, blocks)
+        runs += 1
+        if len(plan) == depth:
+            continue
+        for step in range(max(plan, default=-1) + 1, len(counts)):
+            frontier.extend({**plan, step: other} for other in range(counts[step]))
+    return runs
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_random_schedules_keep_the_rules(part: int) -> None:
+    for seed in range(part, RANDOM_SCHEDULES, 5):
+        try:
+            random_schedule(seed, Sides())
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_random_schedules_reach_every_ending() -> None:
+    decoded = given_up = retargeted = 0
+    for seed in range(200):
+        world = random_schedule(seed, Sides())
+        for request in world.requests.values():
+            decoded += request.decoded
+            given_up += not request.decoded and not request.finished_at_once
+            retargeted += request.retargets_left == 0 and request.decoded
+    assert decoded > 50
+    assert given_up > 50
+    assert retargeted > 3
+
+
+@pytest.mark.parametrize(("blocks", "depth"), [(1, 2), (2, 1)])
+def test_every_few_deviations_in_a_tiny_case_keep_the_rules(blocks: int, depth: int) -> None:
+    runs = exhaustive(Sides(), blocks, depth)
+    assert runs > (10_000 if depth == 2 else 300)
+
+
+def test_without_faults_every_request_decodes() -> None:
+    for seed in range(300):
+        choose = random.Random(seed)
+        world = World(Sides(), num_prefill=2, num_decode=2, blocks=3, clocks=CLOCKS)
+        for number in range(8):
+            world.place(
+                f"r{number}",
+                choose.randint(1, 3),
+                0,
+                choose.choice(world.prefills).engine_id,
+                choose.choice(world.decodes).engine_id,
+            )
+        for _ in range(20_000):
+            possible = list(world.actions())
+            if possible:
+                choose.choice(possible).run()
+                continue
+            if not world.stranded():
+                break
+            deadline_s = world.next_deadline_s()
+            assert deadline_s is not None, f"seed {seed}: deadlock: {world.stranded()}"
+            world.now_s = max(world.now_s, deadline_s + 1e-6)
+            for tick in world.ticks():
+                tick.run()
+        late = [r.request_id for r in world.requests.values() if not r.decoded]
+        assert not late, f"seed {seed}: {late} never decoded"
+
+
+# Machines that are broken on purpose.
+
+
+class NoFence(DecodeSide):
+    """Accepts whatever has arrived."""
+
+    def _check(self, handoff, now_s):  # type: ignore[no-untyped-def]
+        handoff.acked_s = float("inf")
+        super()._check(handoff, now_s)
+
+
+class AckTimeFence(DecodeSide):
+    """Counts the lease from the answer instead of from the question."""
+
+    def _renewed(self, peer, renewed, now_s):  # type: ignore[no-untyped-def]
+        known = self._peers.get(peer)
+        if known is not None and renewed.seq in known.renewals:
+            known.renewals[renewed.seq] = (now_s, known.renewals[renewed.seq][1])
+        super()._renewed(peer, renewed, now_s)
+
+
+class NoQuarantine(DecodeSide):
+    """Gives blocks back while transfers still write to them."""
+
+    def _end(self, handoff, reason, message, now_s, *, keep):  # type: ignore[no-untyped-def]
+        handoff.orders.clear()
+        super()._end(handoff, reason, message, now_s, keep=keep)
+
+    def on_pull_done(self, done: PullDone, now_s: float) -> None:
+        handoff = self._orders[done.order_id].handoff
+        if self._handoffs.get(handoff.request_id) is handoff:
+            super().on_pull_done(done, now_s)
+        else:
+            del self._orders[done.order_id]
+
+
+class ForgottenQuarantine(DecodeSide):
+    """Never gives quarantined blocks back."""
+
+    def on_pull_done(self, done: PullDone, now_s: float) -> None:
+        handoff = self._orders[done.order_id].handoff
+        if self._handoffs.get(handoff.request_id) is handoff:
+            super().on_pull_done(done, now_s)
+        else:
+            del self._orders[done.order_id]
+
+
+class NeverGivesUp(DecodeSide):
+    """Waits for a silent prefill worker for ever."""
+
+    def _give_up_s(self, handoff):  # type: ignore[no-untyped-def]
+        return None
+
+
+class FreesOnAbort(PrefillSide):
+    """Frees announced blocks as soon as the router aborts."""
+
+    def abort(self, request_id: str, now_s: float) -> bool:
+        known = super().abort(request_id, now_s)
+        handoff = self._handoffs.get(request_id)
+        if handoff is not None and handoff.ending is not None:
+            handoff.target = ""
+            handoff.residual.clear()
+            self._settle(handoff, now_s)
+        return known
+
+
+class FreesOnRetarget(PrefillSide):
+    """Forgets what an earlier decode worker may still accept."""
+
+    def _drop_target(self, handoff):  # type: ignore[no-untyped-def]
+        super()._drop_target(handoff)
+        handoff.residual.clear()
+
+
+class LeaseComesBack(PrefillSide):
+    """Answers "alive" to whoever asks."""
+
+    def _renew(self, decode_engine, renewal, now_s):  # type: ignore[no-untyped-def]
+        super()._renew(decode_engine, renewal, now_s)
+        return True
+
+
+class NeverExpires(PrefillSide):
+    """Keeps blocks for a decode worker that is no more."""
+
+    def _expire(self, handoff, now_s):  # type: ignore[no-untyped-def]
+        handoff.expires_s = now_s + 1.0
+
+
+class ExpiresEarly(PrefillSide):
+    """Counts the lease short."""
+
+    def _renew(self, decode_engine, renewal, now_s):  # type: ignore[no-untyped-def]
+        return super()._renew(decode_engine, renewal, now_s - 0.5 * LEASE_S)
+
+
+class ForgetsWants(PrefillSide):
+    """Never lets a parked want go."""
+
+    def tick(self, now_s: float) -> None:
+        parked, self._parked = self._parked, {}
+        super().tick(now_s)
+        self._parked = parked
+
+
+class DoubleEnd(PrefillSide):
+    """Ends the leg on a release without regard to whose it is."""
+
+    def _on_release(self, decode_engine, request_id, keep, now_s):  # type: ignore[no-untyped-def]
+        handoff = self._handoffs.get(request_id)
+        if handoff is not None and not handoff.leg_over:
+            self._bury(handoff, now_s)
+            self._host.end_prefill_leg(request_id, LegEndReason.HANDED_OFF)
+            return
+        super()._on_release(decode_engine, request_id, keep, now_s)
+
+
+BROKEN = [
+    Sides(decode=NoFence),
+    Sides(decode=AckTimeFence),
+    Sides(decode=NoQuarantine),
+    Sides(decode=ForgottenQuarantine),
+    Sides(decode=NeverGivesUp),
+    Sides(prefill=FreesOnAbort),
+    Sides(prefill=FreesOnRetarget),
+    Sides(prefill=LeaseComesBack),
+    Sides(prefill=NeverExpires),
+    Sides(prefill=ExpiresEarly),
+    Sides(prefill=ForgetsWants),
+    Sides(prefill=DoubleEnd),
+]
+
+
+def _name(sides: Sides) -> str:
+    return (sides.decode if sides.prefill is PrefillSide else sides.prefill).__name__
+
+
+@pytest.mark.parametrize("sides", BROKEN, ids=_name)
+def test_a_broken_machine_is_caught(sides: Sides) -> None:
+    with pytest.raises(Violation):
+        for seed in range(RANDOM_SCHEDULES):
+            random_schedule(seed, sides)
+        exhaustive(sides, blocks=1, depth=2)
