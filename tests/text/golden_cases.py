@@ -179,6 +179,7 @@ TEXTS = [
     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
     "x<|im_end|>y<|im_end|> <tool_call>{}</tool_call> <|late|><image> <s> </s><unk>[SEP]",
     "<|im_end| <|im_start <|endoftext|><|endoftext|> <0x41> ▁ Ġ Ċ",
+    "<s> a <s>b  <s>   c</s>d",
     "\x00\x01\x1f\x7f\u0085\u2028\u2029 \ud7ff\ue000\U0010ffff",
     "ﬁ ﬂ ① ㍿ Å ℌ ǆ İ ß ẞ Σς",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" * 3,

@@ -26,7 +26,14 @@ from tasuki.models.cache import models_dir
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
 DEFAULT_MODEL = models_dir() / "smollm2-135m-instruct"
-SMALL_MODELS = ["byte_level", "split_regex", "byte_fallback", "metaspace", "wordpiece"]
+SMALL_MODELS = [
+    "byte_level",
+    "split_regex",
+    "byte_fallback",
+    "llama_class",
+    "metaspace",
+    "wordpiece",
+]
 
 
 class _Clock(datetime):

@@ -1,11 +1,13 @@
 """Train the small tokenizers under `models/`.
 
-Run once; the results are committed, so that golden files do not depend on the
-trainer. Each folder looks like a model's, without weights:
+The results are committed, so that golden files do not depend on the trainers
+(not all of them give the same twice); folders that are there are left alone.
+Each looks like a model's, without weights:
 
 * `byte_level`: byte-level BPE with single digits (GPT-2, SmolLM2).
 * `split_regex`: byte-level BPE behind a long regular expression (Llama 3, Qwen).
 * `byte_fallback`: sentencepiece-like BPE with `▁`, byte tokens and a BOS (Llama 2).
+* `llama_class`: the same, loaded by the class that transformers builds anew.
 * `metaspace`: Unigram with Metaspace on both sides.
 * `wordpiece`: BERT-like, lower case.
 
@@ -123,7 +125,9 @@ def wordpiece() -> Tokenizer:
 def save(name: str, tokenizer: Tokenizer, config: dict[str, Any], model: dict[str, Any]) -> None:
     """Write the folder of one tokenizer."""
     folder = HERE / "models" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        return
+    folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **config}
     for file, content in (("tokenizer_config.json", config), ("config.json", model)):
@@ -156,6 +160,12 @@ def main() -> None:
         byte_fallback(),
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         {**llama, "eos_token_id": 2},
+    )
+    save(
+        "llama_class",
+        byte_fallback(),
+        {"tokenizer_class": "LlamaTokenizer", "legacy": False, "bos_token": "<s>"},
+        {"model_type": "llama", "max_position_embeddings": 512, "eos_token_id": 2},
     )
     save("metaspace", metaspace(), {"eos_token": "</s>", "unk_token": "<unk>"}, llama)
     save("wordpiece", wordpiece(), {"sep_token": "[SEP]", "unk_token": "[UNK]"}, llama)

@@ -2,6 +2,7 @@
 
 mod folder;
 mod generation;
+mod llama_class;
 mod special;
 mod vocabulary;
 
@@ -41,6 +42,7 @@ impl ModelText {
         let folder = Folder::read(path)?;
         let unusable = |error| bad_file(&path.join("tokenizer.json"), error);
         let mut tokenizer = Tokenizer::from_bytes(&folder.tokenizer).map_err(unusable)?;
+        llama_class::apply(&folder, &mut tokenizer).map_err(unusable)?;
         let special = SpecialTokens::read(&folder);
         special.add_to(&mut tokenizer).map_err(unusable)?;
         tokenizer.with_padding(None);
