@@ -103,21 +103,21 @@ def deviations(world: World) -> Iterator[Action]:
     yield Action("1.1 leases pass", lambda: world.pass_time(1.1 * LEASE_S))
 
 
-def run_with(sides: Sides, plan: dict[int, int], blocks: int) -> list[int]:
+def run_with(sides: Sides, plan: dict[int, int], blocks: int, count: bool) -> list[int]:
     """Run the tiny world, deviating at step i to alternative plan[i].
 
     Returns:
-        How many alternatives each step had.
+        How many alternatives each step had, if they are to be counted.
     """
     world = tiny_world(sides, blocks)
     counts = []
     for step in range(100):
-        others = list(deviations(world))
-        counts.append(len(others))
         if step in plan:
-            if plan[step] < len(others):
-                others[plan[step]].run()
+            list(deviations(world))[plan[step]].run()
+            counts.append(0)
             continue
+        if count:
+            counts.append(sum(1 for _ in deviations(world)))
         straight = next(world.actions(), None)
         if straight is None:
             break
@@ -132,11 +132,9 @@ def exhaustive(sides: Sides, blocks: int, depth: int) -> int:
     frontier: list[dict[int, int]] = [{}]
     while frontier:
         plan = frontier.pop()
-        counts = run_with(sides, plan, blocks)
+        counts = run_with(sides, plan, blocks, count=len(plan) < depth)
         runs += 1
-        if len(plan) == depth:
-            continue
-        for step in range(max(plan, default=-1) + 1, len(counts)):
+        for step in range(max(plan, default=-1) + 1, len(counts) if len(plan) < depth else 0):
             frontier.extend({**plan, step: other} for other in range(counts[step]))
     return runs
 

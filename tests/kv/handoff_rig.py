@@ -1,0 +1,271 @@
+"""Workers in one process: real engines and real handoffs over real streams.
+
+The engine's model is the hash model of tests/engine (wrong KV gives wrong
+tokens); bytes are moved by a transport that copies within the process, and
+that a test can hold back or break. Tests drive every engine thread by hand,
+with `pump`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+
+from engine_fakes import VOCAB, HashModel, expected, spec
+
+from tasuki.engine.api import Leg, LegEnd, LegEndReason, Output, RequestSpec
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.runner import ModelRunner
+from tasuki.kv.clock import now_s
+from tasuki.kv.config import HandoffConfig
+from tasuki.kv.handoff import Handoffs
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.transport import TransportError
+from tasuki.v1 import kv_pb2
+from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
+
+__all__ = ["VOCAB", "Leg", "LegEndReason", "Rig", "Worker", "expected", "spec"]
+
+DEADLINE_S = 20.0
+IDENTITY = bytes(range(16))
+
+_POOLS: dict[str, torch.Tensor] = {}  # what is reachable, by metadata
+
+
+class CopyTransport:
+    """Copies between pools of this process; `hold` and `dead` make it misbehave."""
+
+    max_inflight_bytes = 1 << 20
+    name = "copy"
+
+    def __init__(self) -> None:
+        self.hold = threading.Event()
+        self.metadata = b""
+        self.layout = kv_pb2.Layout()
+        self._sources: dict[str, str] = {}
+        self._pool = torch.empty(0)
+
+    def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
+        self._pool = pool
+        self.metadata = uuid.uuid4().bytes
+        self.layout = layout.to_wire(pool, transport=self.name)
+        _POOLS[self.metadata.hex()] = pool
+
+    def die(self) -> None:
+        """As a process that is gone."""
+        del _POOLS[self.metadata.hex()]
+
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+        self._sources[peer] = metadata.hex()
+
+    def disconnect(self, peer: str) -> None:
+        self._sources.pop(peer, None)
+
+    def post(self, peer: str, runs: Sequence[Run]) -> CopyTransfer:
+        return CopyTransfer(self, self._sources[peer], list(runs))
+
+    def close(self) -> None:
+        pass
+
+
+class CopyTransfer:
+    def __init__(self, transport: CopyTransport, source: str, runs: list[Run]) -> None:
+        self._transport = transport
+        self._source = source
+        self._runs = runs
+
+    def done(self) -> bool:
+        pool = _POOLS.get(self._source)
+        if pool is None:
+            raise TransportError("remote disconnect")
+        if self._transport.hold.is_set():
+            return False
+        for run in self._runs:
+            self._transport._pool[run.local : run.local + run.count] = pool[
+                run.remote : run.remote + run.count
+            ]
+        return True
+
+
+@dataclass
+class Worker:
+    """One engine with its handoffs."""
+
+    engine: Engine
+    handoffs: Handoffs
+    transport: CopyTransport
+    engine_id: str
+    server: grpc.aio.Server
+    endpoint: str
+    layout: CacheLayout
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    ended: dict[str, LegEnd] = field(default_factory=dict)
+    frozen: bool = False
+
+    def submit(self, request: RequestSpec, leg: Leg, peer: Worker) -> None:
+        split = RequestSpec(
+            request.request_id,
+            leg,
+            request.prompt_tokens,
+            request.sampling,
+            request.resumed_tokens,
+            request.choices,
+            request.tenant,
+        )
+        self.engine.submit(split)
+        self.handoffs.submit(split, peer.engine_id, peer.endpoint)
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+        self.handoffs.abort(request_id)
+
+    def turn(self) -> None:
+        """What the engine thread does in one turn."""
+        if self.frozen:
+            return
+        self.handoffs.poll(now_s())
+        if self.engine.has_work():
+            result = self.engine.step()
+            self.engine.check()
+            self.handoffs.on_step(result)
+            for output in result.outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+            for end in result.ended:
+                self.ended[end.request_id] = end
+
+    def tokens(self, request_id: str, choice: int = 0) -> list[int]:
+        return [
+            token
+            for output in self.outputs.get(request_id, [])
+            if output.choice == choice
+            for token in output.tokens
+        ]
+
+
+class Rig:
+    """Workers and the loop that their streams run in."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self._woken = threading.Event()
+        self.workers: list[Worker] = []
+
+    def worker(
+        self,
+        *,
+        lease_s: float = 10.0,
+        identity: bytes = IDENTITY,
+        port: int = 0,
+        block_size: int = 4,
+        **settings: int | bool,
+    ) -> Worker:
+        values: dict[str, int | bool] = {
+            "num_blocks": 64,
+            "max_model_len": 64,
+            "max_batched_tokens": 8,
+            "vocab_size": VOCAB,
+        }
+        config = EngineConfig(block_size=block_size, **(values | settings))  # type: ignore[arg-type]
+        layout = CacheLayout(
+            num_blocks=config.num_blocks,
+            kv_heads=1,
+            layers=1,
+            block_size=block_size,
+            head_dim=2,
+            dtype=torch.float32,
+        )
+        pool = layout.allocate()
+        engine = Engine(config, ModelRunner(HashModel(pool), None, pool))  # type: ignore[arg-type]
+        transport = CopyTransport()
+        transport.register(pool, layout)
+        engine_id = uuid.uuid4().hex
+        handoffs = Handoffs(
+            host=engine,
+            config=HandoffConfig(lease_s=lease_s),
+            transport=transport,
+            layout=layout,
+            identity=identity,
+            engine_id=engine_id,
+            loop=self.loop,
+            wake=self._woken.set,
+        )
+        server, bound = self._run(self._serve(handoffs, port))
+        worker = Worker(
+            engine, handoffs, transport, engine_id, server, f"127.0.0.1:{bound}", layout
+        )
+        self.workers.append(worker)
+        return worker
+
+    async def _serve(self, handoffs: Handoffs, port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()
+        add_KvServicer_to_server(handoffs.servicer, server)
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        return server, bound
+
+    def _run(self, coroutine):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(DEADLINE_S)
+
+    def place(self, request: RequestSpec, prefill: Worker, decode: Worker) -> None:
+        prefill.submit(request, Leg.PREFILL, decode)
+        decode.submit(request, Leg.DECODE, prefill)
+
+    def kill(self, worker: Worker) -> None:
+        """The process is gone: its streams break, its memory cannot be read."""
+        worker.frozen = True
+        worker.transport.die()
+        self.stop_server(worker)
+        self.workers.remove(worker)
+        worker.handoffs.close()
+
+    def stop_server(self, worker: Worker) -> None:
+        self._run(worker.server.stop(0))
+
+    def pump(self, until: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        """Let every engine thread take turns until something is so."""
+        end_s = time.monotonic() + deadline_s
+        while not until():
+            assert time.monotonic() < end_s, "deadline"
+            self._woken.clear()
+            for worker in self.workers:
+                worker.turn()
+            if not any(w.engine.has_work() for w in self.workers if not w.frozen):
+                self._woken.wait(0.005)
+
+    def pump_until_idle(self, deadline_s: float = DEADLINE_S) -> None:
+        """Until no worker keeps anything of any request; then check the accounts."""
+        live = [w for w in self.workers if not w.frozen]
+        self.pump(
+            lambda: all(
+                w.handoffs.idle and not w.engine.has_work() and w.engine.referenced_blocks == 0
+                for w in live
+            ),
+            deadline_s,
+        )
+        for worker in live:
+            worker.engine.check()
+            load = worker.engine.load()
+            assert load.quarantined_blocks == 0
+            assert worker.handoffs.leased_blocks == 0
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.handoffs.close()
+            self.stop_server(worker)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(DEADLINE_S)
