@@ -53,6 +53,7 @@ class CopyTransport:
 
     def __init__(self) -> None:
         self.hold = threading.Event()
+        self.posted = 0
         self.metadata = b""
         self.layout = kv_pb2.Layout()
         self._sources: dict[str, str] = {}
@@ -75,6 +76,7 @@ class CopyTransport:
         self._sources.pop(peer, None)
 
     def post(self, peer: str, runs: Sequence[Run]) -> CopyTransfer:
+        self.posted += 1
         return CopyTransfer(self, self._sources[peer], list(runs))
 
     def close(self) -> None:

@@ -1,0 +1,220 @@
+"""The transfer thread: bounds, ends, errors; over a transport that does as it is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+
+from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.transfer_plan import Run, TransferPlan, make_plan
+from tasuki.kv.transport import TransportError, metadata_digest
+
+DEADLINE_S = 20.0
+LAYOUT = CacheLayout(
+    num_blocks=64, kv_heads=1, layers=1, block_size=4, head_dim=8, dtype=torch.float32
+)
+
+
+class Scripted:
+    """A transport whose transfers end when the test says so."""
+
+    name = "scripted"
+    max_inflight_bytes = 4 * LAYOUT.block_bytes
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.posted: queue.Queue[Handle] = queue.Queue()
+        self.fail_connect = False
+        self.closed = threading.Event()
+
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+        self.calls.append(f"connect {peer}")
+        if self.fail_connect:
+            raise TransportError("no route")
+
+    def disconnect(self, peer: str) -> None:
+        self.calls.append(f"disconnect {peer}")
+
+    def post(self, peer: str, runs: Sequence[Run]) -> Handle:
+        handle = Handle(sum(run.count for run in runs))
+        self.posted.put(handle)
+        return handle
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Handle:
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.state = "moving"
+
+    def done(self) -> bool:
+        if self.state == "error":
+            raise TransportError("remote disconnect")
+        return self.state == "done"
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.transport = Scripted()
+        self.reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
+        self.puller = Puller(self.transport, self.reports.put)  # type: ignore[arg-type]
+        self.puller.start()
+        wire = LAYOUT.to_wire(LAYOUT.allocate(), transport="scripted")
+        self.plan = make_plan(wire, wire)
+
+    def connect(self, peer: str = "p", digest: bytes | None = None) -> None:
+        metadata = b"metadata"
+        self.puller.connect(peer, metadata, digest or metadata_digest(metadata), self.plan)
+
+    def pull(self, order_id: int, blocks: int, peer: str = "p", first: int = 0) -> None:
+        self.puller.pull(Pull(order_id, peer, [(first + i, i) for i in range(blocks)]))
+
+    def handle(self) -> Handle:
+        return self.transport.posted.get(timeout=DEADLINE_S)
+
+    def done(self) -> PullDone:
+        report = self.reports.get(timeout=DEADLINE_S)
+        assert isinstance(report, PullDone)
+        return report
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.puller.stop()
+    assert bench.transport.closed.is_set()
+
+
+def settled(bench: Bench) -> None:
+    """Wait until the thread has taken every command given so far."""
+    reached = threading.Event()
+    bench.puller._command(reached.set)
+    assert reached.wait(DEADLINE_S)
+    again = threading.Event()
+    bench.puller._command(again.set)
+    assert again.wait(DEADLINE_S)
+
+
+def test_bytes_under_way_stay_below_the_bound(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 10)
+    first, second = bench.handle(), bench.handle()
+    assert (first.blocks, second.blocks) == (2, 2)
+    settled(bench)
+    assert bench.transport.posted.empty()
+    first.state = "done"
+    third = bench.handle()
+    settled(bench)
+    assert bench.transport.posted.empty()
+    second.state = third.state = "done"
+    for _ in range(2):
+        bench.handle().state = "done"
+    done = bench.done()
+    assert (done.order_id, done.error) == (1, "")
+    assert done.moved_bytes == 10 * LAYOUT.block_bytes
+    assert done.posted_s <= done.finished_s
+
+
+def test_peers_do_not_wait_for_one_another(bench: Bench) -> None:
+    bench.connect("p")
+    bench.connect("q")
+    bench.pull(1, 4, "p")
+    stuck = [bench.handle(), bench.handle()]
+    bench.pull(2, 2, "q")
+    bench.handle().state = "done"
+    assert bench.done().order_id == 2
+    for handle in stuck:
+        handle.state = "done"
+    assert bench.done().order_id == 1
+
+
+def test_a_failed_order_is_reported_only_when_all_of_it_has_ended(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 8)
+    first, second = bench.handle(), bench.handle()
+    first.state = "error"
+    settled(bench)
+    assert bench.reports.empty(), "the second piece may still write"
+    second.state = "done"
+    done = bench.done()
+    assert "remote disconnect" in done.error
+    assert done.moved_bytes == 2 * LAYOUT.block_bytes
+    assert bench.transport.posted.empty()
+
+
+def test_a_peer_is_connected_anew_after_a_failure(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 1)
+    bench.handle().state = "error"
+    assert bench.done().error
+    bench.pull(2, 1)
+    bench.handle().state = "done"
+    assert not bench.done().error
+    assert bench.transport.calls == ["connect p", "disconnect p", "connect p"]
+
+
+def test_a_cancelled_order_ends_when_what_is_posted_has(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 8)
+    bench.pull(2, 8)
+    handles = [bench.handle(), bench.handle()]
+    bench.puller.cancel(2)
+    assert bench.done().error == "cancelled"
+    bench.puller.cancel(1)
+    settled(bench)
+    assert bench.reports.empty()
+    for handle in handles:
+        handle.state = "done"
+    done = bench.done()
+    assert (done.order_id, done.error) == (1, "cancelled")
+
+
+def test_a_corrupt_metadata_blob_never_reaches_the_transport(bench: Bench) -> None:
+    bench.connect(digest=bytes(16))
+    report = bench.reports.get(timeout=DEADLINE_S)
+    assert isinstance(report, PeerFailed)
+    assert "corrupted" in report.message
+    assert bench.transport.calls == []
+
+
+def test_a_peer_that_cannot_be_connected_is_reported(bench: Bench) -> None:
+    bench.transport.fail_connect = True
+    bench.connect()
+    assert bench.reports.get(timeout=DEADLINE_S) == PeerFailed("p", "no route")
+    bench.pull(1, 1)
+    assert "not connected" in bench.done().error
+
+
+def test_blocks_outside_the_peers_pool_fail_the_order(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 2, first=63)
+    assert "remote block 64 of 64" in bench.done().error
+
+
+def test_a_peer_is_left_after_its_last_transfer(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 1)
+    handle = bench.handle()
+    bench.puller.forget("p")
+    settled(bench)
+    assert bench.transport.calls == ["connect p"]
+    handle.state = "done"
+    bench.done()
+    wait_for(bench, lambda: "disconnect p" in bench.transport.calls)
+
+
+def wait_for(bench: Bench, condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        settled(bench)
+    raise AssertionError("it never happened")
