@@ -111,6 +111,19 @@ def test_equals_the_definition(step: str, heads: tuple[int, int], window: int | 
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("step", STEPS)
+def test_bfloat16_rounds_and_no_more(step: str, window: int | None) -> None:
+    case = make_case(1, 2, STEPS[step])
+    query = torch.randn(len(case.batch.slots), 6, HEAD_DIM)
+    want = definition(case, query, 0.3, window)
+    case.pool = case.pool.bfloat16()
+    case.keys = [k.bfloat16() for k in case.keys]
+    case.values = [v.bfloat16() for v in case.values]
+    got = run(case, 1, query.bfloat16(), window)
+    torch.testing.assert_close(got.double(), want, atol=0.05, rtol=0.02)
+
+
 def test_layers_do_not_touch_one_another() -> None:
     case = make_case(2, 2, STEPS["all mixed"], garbage=7.0)
     before = case.pool.clone()

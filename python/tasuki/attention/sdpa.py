@@ -10,40 +10,49 @@ computes once a step for all layers:
             [2, S, kv_heads, W x block_size, head_dim], in one copy
 
 Decodes go together, padded to the longest of them and masked; a prefill chunk
-goes alone. A chunk that begins its sequence reads nothing from the pool.
-
-The heads that share a KV head are rows of one query matrix, so K and V are
-never repeated. This file owns no state but the plan of the current step.
+goes alone. A chunk that begins its sequence reads nothing from the pool. The
+gathered copies go to one scratch buffer, so that a step allocates nothing large
+for them. This file owns no state but that buffer and the plan of the current step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
+from tasuki.attention.grouped import additive, attend_chunk, attend_decodes, causal_mask
 from tasuki.engine.batch import Batch
+
+_Masks = dict[int | None, torch.Tensor | None]
+"""By sliding window; filled when a layer first needs one."""
+
+
+@dataclass(slots=True)
+class _Gather:
+    """What layers copy out of the pool.
+
+    Attributes:
+        rows: per layer, pool rows [2 x S x kv_heads x W].
+        planes: [2 x S x kv_heads x W, block_size x head_dim], where they go.
+        keys, values: views of `planes`, [S, kv_heads, L, head_dim]; L is exact
+            for one sequence, whole blocks for several.
+    """
+
+    rows: tuple[torch.Tensor, ...]
+    planes: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(slots=True)
 class _Decodes:
-    """The single-token sequences of a step.
+    """The single-token sequences of a step; `lengths` are tokens in the cache."""
 
-    Attributes:
-        rows: [layers, 2 x S x kv_heads x W] pool rows to gather.
-        lengths: [S] tokens in the cache.
-        longest: of them.
-        even: all have the same length, so that no mask is needed.
-    """
-
-    count: int
-    rows: torch.Tensor
-    lengths: torch.Tensor
-    longest: int
-    even: bool
-    gathered: torch.Tensor
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    lengths: list[int]
+    gather: _Gather
+    masks: _Masks = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,8 +62,8 @@ class _Chunk:
     begin: int
     end: int
     context: int
-    rows: torch.Tensor | None  # as in _Decodes; None: nothing before this chunk
-    masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    gather: _Gather | None  # None: nothing before this chunk
+    masks: _Masks = field(default_factory=dict)
 
 
 class SdpaAttention:
@@ -65,28 +74,34 @@ class SdpaAttention:
         _, self._kv_heads, self._layers, _, self._block_size, self._head_dim = pool.shape
         self._slots = pool.view(-1, self._head_dim)
         self._planes = pool.view(-1, self._block_size * self._head_dim)
-        self._dtype, device = pool.dtype, pool.device
+        device = pool.device
         self._heads_of_block = torch.arange(self._kv_heads, device=device)
         self._planes_of_layer = 2 * torch.arange(self._layers, device=device)
         self._pair = torch.arange(2, device=device)
-        self._scratch = torch.empty(0, dtype=self._dtype, device=device)
-        self._write_rows = torch.empty(0, dtype=torch.int64, device=device)
+        self._scratch = self._planes.new_empty(0)
+        self._key_rows: tuple[torch.Tensor, ...] = ()
+        self._value_rows: tuple[torch.Tensor, ...] = ()
         self._decodes: _Decodes | None = None
         self._chunks: list[_Chunk] = []
 
     def plan(self, batch: Batch) -> None:
         """Compute the pool rows that every layer of this step writes and reads."""
-        self._write_rows = self._plan_writes(batch.slots)
+        self._plan_writes(batch.slots)
+        self._reserve(batch)
         n = batch.num_decodes
-        self._decodes = self._plan_decodes(batch, n) if n else None
+        self._decodes = None
+        if n:
+            lengths = batch.context_lens[:n]
+            gather = self._plan_gather(batch.block_tables[:n], max(lengths))
+            self._decodes = _Decodes(lengths, gather)
         self._chunks = []
         begin = n
         for i in range(n, len(batch.query_lens)):
             length, context = batch.query_lens[i], batch.context_lens[i]
-            rows = None
+            past = None
             if context > length:
-                rows = self._plan_reads(batch.block_tables[i : i + 1], context)
-            self._chunks.append(_Chunk(begin, begin + length, context, rows))
+                past = self._plan_gather(batch.block_tables[i : i + 1], context)
+            self._chunks.append(_Chunk(begin, begin + length, context, past))
             begin += length
 
     def forward(
@@ -100,54 +115,60 @@ class SdpaAttention:
         sliding_window: int | None = None,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
-        writes = self._write_rows[layer]
-        self._slots.index_copy_(0, writes[0], key.reshape(-1, self._head_dim))
-        self._slots.index_copy_(0, writes[1], value.reshape(-1, self._head_dim))
-        if not self._chunks:
-            assert self._decodes is not None
-            return self._decode(self._decodes, layer, query, scale, sliding_window)
+        self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
+        self._slots.index_copy_(0, self._value_rows[layer], value.reshape(-1, self._head_dim))
+        decodes = self._decodes
+        if decodes is not None and not self._chunks:
+            return self._decode(decodes, layer, query, scale, sliding_window)
         result = torch.empty_like(query, memory_format=torch.contiguous_format)
-        if self._decodes is not None:
-            n = self._decodes.count
-            result[:n] = self._decode(self._decodes, layer, query[:n], scale, sliding_window)
+        if decodes is not None:
+            n = len(decodes.lengths)
+            result[:n] = self._decode(decodes, layer, query[:n], scale, sliding_window)
         for chunk in self._chunks:
             part = slice(chunk.begin, chunk.end)
-            result[part] = self._prefill(
-                chunk, layer, query[part], key[part], value[part], scale, sliding_window
-            )
+            keys, values = key[part].transpose(0, 1), value[part].transpose(0, 1)
+            if chunk.gather is not None:
+                self._fetch(chunk.gather, layer)
+                keys, values = chunk.gather.keys[0], chunk.gather.values[0]
+            mask = self._chunk_mask(chunk, sliding_window)
+            result[part] = attend_chunk(query[part], keys, values, mask, scale)
         return result
 
-    def _plan_writes(self, slots: torch.Tensor) -> torch.Tensor:
-        """[layers, 2, T x kv_heads] rows of `_slots`."""
+    def _plan_writes(self, slots: torch.Tensor) -> None:
+        """Rows of `_slots` for each layer's keys and values, [T x kv_heads]."""
         block, offset = slots // self._block_size, slots % self._block_size
         planes = (block[:, None] * self._kv_heads + self._heads_of_block) * (2 * self._layers)
         first = (planes * self._block_size + offset[:, None]).view(-1)
-        planes = self._planes_of_layer[:, None] + self._pair
-        return (planes * self._block_size)[:, :, None] + first
+        keys = self._planes_of_layer[:, None] * self._block_size + first
+        self._key_rows = keys.unbind(0)
+        self._value_rows = (keys + self._block_size).unbind(0)
 
-    def _plan_reads(self, tables: torch.Tensor, longest: int) -> torch.Tensor:
-        """[layers, 2 x S x kv_heads x W] rows of `_planes`; W covers `longest` tokens."""
-        width = -(-longest // self._block_size)
-        blocks = tables[:, None, :width].to(torch.int64)
+    def _reserve(self, batch: Batch) -> None:
+        """Make the scratch buffer large enough: uses of it follow one another."""
+        n = batch.num_decodes
+        widest = max(map(self._width, batch.context_lens))
+        decodes = n * max(map(self._width, batch.context_lens[:n]), default=0)
+        elements = 2 * self._kv_heads * max(decodes, widest) * self._planes.shape[1]
+        if self._scratch.numel() < elements:
+            self._scratch = self._scratch.new_empty(elements * 5 // 4)
+
+    def _width(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _plan_gather(self, tables: torch.Tensor, longest: int) -> _Gather:
+        """What sequences of up to `longest` tokens read; `tables` is [S, W or more]."""
+        blocks = tables[:, None, : self._width(longest)].to(torch.int64)
         first = (blocks * self._kv_heads + self._heads_of_block[:, None]) * (2 * self._layers)
         pair = (self._pair[:, None] + first.view(-1)).view(-1)
-        return self._planes_of_layer[:, None] + pair
+        size = self._planes.shape[1]
+        planes = self._scratch[: pair.shape[0] * size].view(-1, size)
+        both = planes.view(2, tables.shape[0], self._kv_heads, -1, self._head_dim)
+        keys, values = (both[:, :, :, :longest] if len(tables) == 1 else both).unbind(0)
+        rows = self._planes_of_layer[:, None] + pair
+        return _Gather(rows.unbind(0), planes, keys, values)
 
-    def _plan_decodes(self, batch: Batch, count: int) -> _Decodes:
-        lengths = batch.context_lens[:count]
-        longest = max(lengths)
-        rows = self._plan_reads(batch.block_tables[:count], longest)
-        planes, width = rows.shape[1], self._planes.shape[1]
-        if self._scratch.numel() < planes * width:
-            self._scratch = self._scratch.new_empty(planes * width * 5 // 4)
-        return _Decodes(
-            count=count,
-            rows=rows,
-            lengths=torch.tensor(lengths, device=rows.device),
-            longest=longest,
-            even=min(lengths) == longest,
-            gathered=self._scratch[: planes * width].view(planes, width),
-        )
+    def _fetch(self, gather: _Gather, layer: int) -> None:
+        torch.index_select(self._planes, 0, gather.rows[layer], out=gather.planes)
 
     def _decode(
         self,
@@ -158,82 +179,42 @@ class SdpaAttention:
         window: int | None,
     ) -> torch.Tensor:
         """[S, heads, head_dim] of the single-token sequences."""
-        count, longest = decodes.count, decodes.longest
-        torch.index_select(self._planes, 0, decodes.rows[layer], out=decodes.gathered)
-        both = decodes.gathered.view(2, count, self._kv_heads, -1, self._head_dim)
+        self._fetch(decodes.gather, layer)
         mask = self._decode_mask(decodes, window)
-        attended = F.scaled_dot_product_attention(
-            query.view(count, self._kv_heads, -1, self._head_dim),
-            both[0, :, :, :longest],
-            both[1, :, :, :longest],
-            mask,
-            scale=scale,
-        )
-        return attended.reshape(query.shape)
-
-    def _prefill(
-        self,
-        chunk: _Chunk,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """[tokens, heads, head_dim] of one chunk."""
-        if chunk.rows is None:
-            keys, values = key.transpose(0, 1), value.transpose(0, 1)
-        else:
-            gathered = torch.index_select(self._planes, 0, chunk.rows[layer])
-            both = gathered.view(2, self._kv_heads, -1, self._head_dim)
-            keys, values = both[:, :, : chunk.context]
-        mask = self._chunk_mask(chunk, window)
-        # [kv_heads, heads that share it, tokens, head_dim]; K and V repeat with stride 0
-        grouped = query.view(query.shape[0], self._kv_heads, -1, self._head_dim)
-        share = grouped.shape[2]
-        attended = F.scaled_dot_product_attention(
-            grouped.permute(1, 2, 0, 3),
-            keys[:, None].expand(-1, share, -1, -1),
-            values[:, None].expand(-1, share, -1, -1),
-            mask,
-            is_causal=mask is None,
-            scale=scale,
-        )
-        return attended.permute(2, 0, 1, 3).reshape(query.shape)
+        return attend_decodes(query, decodes.gather.keys, decodes.gather.values, mask, scale)
 
     def _decode_mask(self, decodes: _Decodes, window: int | None) -> torch.Tensor | None:
-        """[S, 1, 1, longest] added to the scores; None: every key is seen."""
-        if window is not None and window >= decodes.longest:
+        """[S, 1, 1, L] added to the scores; None: every key is seen."""
+        width = decodes.gather.keys.shape[2]
+        if window is not None and window >= width:
             window = None
-        if window not in decodes.masks:
-            decodes.masks[window] = None
-            if window is not None or not decodes.even:
-                keys = torch.arange(decodes.longest, device=decodes.lengths.device)
-                lengths = decodes.lengths[:, None]
-                hidden = keys >= lengths
-                if window is not None:
-                    hidden |= keys < lengths - window
-                decodes.masks[window] = self._additive(hidden)[:, None, None]
-        return decodes.masks[window]
+
+        def make() -> torch.Tensor | None:
+            if window is None and min(decodes.lengths) == width:
+                return None
+            lengths = torch.tensor(decodes.lengths, device=self._planes.device)[:, None]
+            keys = torch.arange(width, device=self._planes.device)
+            hidden = keys >= lengths
+            if window is not None:
+                hidden |= keys < lengths - window
+            return additive(hidden, self._planes)[:, None, None]
+
+        return _once(decodes.masks, window, make)
 
     def _chunk_mask(self, chunk: _Chunk, window: int | None) -> torch.Tensor | None:
         """[tokens, context] added to the scores; None: plainly causal from position 0."""
         if window is not None and window >= chunk.context:
             window = None
-        if window is None and chunk.rows is None:
+        if window is None and chunk.gather is None:
             return None
-        if window not in chunk.masks:
-            first = chunk.context - (chunk.end - chunk.begin)
-            device = self._planes.device
-            queries = torch.arange(first, chunk.context, device=device)[:, None]
-            keys = torch.arange(chunk.context, device=device)
-            hidden = keys > queries
-            if window is not None:
-                hidden |= keys <= queries - window
-            chunk.masks[window] = self._additive(hidden)
-        return chunk.masks[window]
+        tokens = chunk.end - chunk.begin
+        make = lambda: causal_mask(tokens, chunk.context, window, self._planes)  # noqa: E731
+        return _once(chunk.masks, window, make)
 
-    def _additive(self, hidden: torch.Tensor) -> torch.Tensor:
-        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
-        return zeros.masked_fill_(hidden, float("-inf"))
+
+def _once(
+    masks: _Masks, window: int | None, make: Callable[[], torch.Tensor | None]
+) -> torch.Tensor | None:
+    if window not in masks:
+        masks[window] = make()
+    return masks[window]

@@ -92,22 +92,19 @@ class LlamaModel:
     ) -> torch.Tensor:
         """[T, heads x head_dim] before the output product."""
         spec = self.spec
-        heads, rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(self._norm(hidden, layer.attention_norm))
-        qkv = qkv.view(hidden.shape[0], rotated + spec.num_kv_heads, spec.head_dim)
+        qkv = qkv.view(hidden.shape[0], heads + 2 * kv_heads, spec.head_dim)
+        query, key, value = torch.split_with_sizes(qkv, (heads, kv_heads, kv_heads), 1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            qkv[:, :heads] = self._norm(qkv[:, :heads], layer.query_norm)
-            qkv[:, heads:rotated] = self._norm(qkv[:, heads:rotated], layer.key_norm)
-        turning = qkv[:, :rotated]
+            query.copy_(self._norm(query, layer.query_norm))
+            key.copy_(self._norm(key, layer.key_norm))
+        turning = qkv.narrow(1, 0, heads + kv_heads)
         rolled = turning.roll(spec.head_dim // 2, -1)
         turning.mul_(cos).addcmul_(rolled, sin)
+        window = spec.sliding_windows[index]
         attended = attention.forward(
-            index,
-            qkv[:, :heads],
-            qkv[:, heads:rotated],
-            qkv[:, rotated:],
-            scale=self._scale,
-            sliding_window=spec.sliding_windows[index],
+            index, query, key, value, scale=self._scale, sliding_window=window
         )
         return attended.view(hidden.shape[0], -1)
 
