@@ -106,7 +106,7 @@ class DialledLink:
                     greeted = await self._talk(channel)
                     if self._queue is None and not greeted:
                         return  # refused
-            except (TimeoutError, grpc.aio.AioRpcError, OSError) as error:
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
                 greeted = self._queue is not None
             if self._queue is not None:
@@ -118,7 +118,8 @@ class DialledLink:
 
     async def _talk(self, channel: grpc.aio.Channel) -> bool:
         """One stream, from hello to its end. Returns False when refused."""
-        call: Any = KvStub(channel).Handoff()  # type: ignore[no-untyped-call]
+        stub: Any = KvStub  # generated without types
+        call = stub(channel).Handoff()
         await asyncio.wait_for(call.write(self._hello), _HANDSHAKE_S)
         replies = aiter(call)
         first = await asyncio.wait_for(anext(replies, None), _HANDSHAKE_S)
