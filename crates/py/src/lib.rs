@@ -28,7 +28,10 @@ fn block_hashes<'py>(
     }
     let identity = Identity(identity);
     let hashes = tasuki_core::block_hashes(&identity, tenant, block_size_tokens, &tokens);
-    Ok(hashes.iter().map(|hash| PyBytes::new(py, &hash.0)).collect())
+    Ok(hashes
+        .iter()
+        .map(|hash| PyBytes::new(py, &hash.0))
+        .collect())
 }
 
 #[pymodule]

@@ -1,5 +1,6 @@
 //! The routes, and what every handler shares.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::Json;
@@ -9,10 +10,11 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use tasuki_text::ModelText;
+use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::gate::Gate;
-use crate::openai::{self, Generator};
+use crate::openai::{self, Generator, TextLimit};
 use crate::serve::api::ModelLimits;
 
 /// What the HTTP side was configured with.
@@ -32,6 +34,9 @@ pub struct App {
     pub text: Arc<ModelText>,
     pub settings: HttpSettings,
     pub gate: Gate,
+    pub text_limit: TextLimit,
+    /// Permits to tokenize huge bodies, fewer than there are cores.
+    pub huge_bodies: Arc<Semaphore>,
     pub started_unix_s: u64,
 }
 
@@ -44,8 +49,11 @@ impl App {
         text: Arc<ModelText>,
         settings: HttpSettings,
     ) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             gate: Gate::new(settings.max_concurrent_requests),
+            text_limit: TextLimit::new(&text),
+            huge_bodies: Arc::new(Semaphore::new((cores / 2).max(1))),
             generator,
             text,
             settings,

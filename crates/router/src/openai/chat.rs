@@ -31,7 +31,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let requested = requested_tokens(&fields)?;
     let continues_prompt = template.continue_final_message.unwrap_or(false);
 
-    let prompt = conversation::tokens(&app.text, template, app.settings.allow_chat_template)?;
+    let prompt = conversation::tokens(app, template, Some(common.limits.max_model_len))?;
     let max_tokens = output_tokens(
         prompt.len(),
         requested,

@@ -36,10 +36,10 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     refuse_suffix(completion.suffix.as_deref())?;
 
     let prompts = prompts(
-        &app.text,
+        app,
         completion.prompt,
         completion.add_special_tokens.unwrap_or(true),
-        common.limits.vocab_size,
+        &common.limits,
     )?;
     refuse_too_many(prompts.len(), common.delivery.n)?;
     let several = prompts.len() > 1;

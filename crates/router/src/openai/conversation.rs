@@ -1,22 +1,25 @@
 //! From a chat's messages to the prompt's tokens, by the model's template.
 
 use serde_json::Value;
-use tasuki_text::{ChatInput, ModelText, TextError};
+use tasuki_text::{ChatInput, TextError};
 
 use super::clock;
 use super::types::TemplateFields;
+use crate::app::App;
 use crate::error::ApiError;
 
-/// Renders and tokenizes a conversation.
+/// Renders and tokenizes a conversation. `max_model_len`: refuse early what
+/// cannot fit so many tokens.
 ///
 /// # Errors
 /// `Invalid` for messages that are no conversation, for what is not
 /// supported, and for what the template itself refuses.
 pub fn tokens(
-    text: &ModelText,
+    app: &App,
     fields: TemplateFields,
-    allow_chat_template: bool,
+    max_model_len: Option<u32>,
 ) -> Result<Vec<u32>, ApiError> {
+    let text = &app.text;
     let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields
@@ -28,7 +31,7 @@ pub fn tokens(
             "continue_final_message and add_generation_prompt cannot both be true.",
         ));
     }
-    if fields.chat_template.is_some() && !allow_chat_template {
+    if fields.chat_template.is_some() && !app.settings.allow_chat_template {
         return Err(ApiError::invalid(
             "chat_template",
             "chat_template is not accepted; the router was not started with \
@@ -55,6 +58,9 @@ pub fn tokens(
             now: clock::civil_now(),
         })
         .map_err(|error| text_error("messages", &error))?;
+    if let Some(max_model_len) = max_model_len {
+        app.text_limit.check("messages", &rendered, max_model_len)?;
+    }
     text.encode(&rendered, add_special_tokens)
         .map_err(|error| text_error("messages", &error))
 }

@@ -25,7 +25,10 @@ use crate::serve::api::{Generation, ModelLimits};
 
 /// Larger bodies are parsed and tokenized on a thread of their own, so that
 /// nobody else's tokens wait for it.
-const INLINE_BODY_BYTES: usize = 16 * 1024;
+const INLINE_BODY_BYTES: usize = 2 * 1024;
+
+/// These take seconds and much memory; only a few are worked on at a time.
+const HUGE_BODY_BYTES: usize = 256 * 1024;
 
 /// A request that is ready to run.
 pub struct Prepared<S> {
@@ -89,10 +92,19 @@ pub async fn off_loop<T: Send + 'static>(
     if bytes.len() <= INLINE_BODY_BYTES {
         return work(app, &bytes);
     }
+    let permit = if bytes.len() > HUGE_BODY_BYTES {
+        Arc::clone(&app.huge_bodies).acquire_owned().await.ok()
+    } else {
+        None
+    };
     let app = Arc::clone(app);
-    tokio::task::spawn_blocking(move || work(&app, &bytes))
-        .await
-        .unwrap_or_else(|_| Err(ApiError::Failed("The request could not be read.".into())))
+    tokio::task::spawn_blocking(move || {
+        // Here, as the work goes on when the client has hung up.
+        let _permit = permit;
+        work(&app, &bytes)
+    })
+    .await
+    .unwrap_or_else(|_| Err(ApiError::Failed("The request could not be read.".into())))
 }
 
 impl Common {

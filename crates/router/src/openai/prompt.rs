@@ -1,12 +1,12 @@
 //! The prompts of a completion request, as tokens.
 
-use tasuki_text::ModelText;
-
 use super::conversation::text_error;
-use super::limits;
+use super::limits::MAX_PROMPTS;
 use super::types::PromptField;
 use super::validate::{count, token_ids};
+use crate::app::App;
 use crate::error::ApiError;
+use crate::serve::api::ModelLimits;
 
 /// One prompt.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,13 +21,16 @@ pub struct Prompt {
 /// # Errors
 /// `Invalid` for none, too many, or token ids outside the vocabulary.
 pub fn prompts(
-    text: &ModelText,
+    app: &App,
     field: Option<PromptField>,
     add_special_tokens: bool,
-    vocab_size: u32,
+    limits: &ModelLimits,
 ) -> Result<Vec<Prompt>, ApiError> {
     let encode = |given: String| -> Result<Prompt, ApiError> {
-        let tokens = text
+        app.text_limit
+            .check("prompt", &given, limits.max_model_len)?;
+        let tokens = app
+            .text
             .encode(&given, add_special_tokens)
             .map_err(|error| text_error("prompt", &error))?;
         Ok(Prompt {
@@ -37,11 +40,11 @@ pub fn prompts(
     };
     let check = |ids: &[i64]| -> Result<Prompt, ApiError> {
         Ok(Prompt {
-            tokens: token_ids("prompt", ids, vocab_size)?,
+            tokens: token_ids("prompt", ids, limits.vocab_size)?,
             given: None,
         })
     };
-    let limited = |found| count("prompt", found, limits::MAX_PROMPTS);
+    let limited = |found| count("prompt", found, MAX_PROMPTS);
     let prompts: Vec<Prompt> = match field {
         None => return Err(ApiError::invalid("prompt", "prompt is missing.")),
         Some(PromptField::Text(given)) => vec![encode(given)?],
@@ -72,13 +75,15 @@ pub fn prompts(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::testing::{TestModel, VOCAB_SIZE, tokens_of};
+    use crate::testing::{FakeGenerator, app, tokens_of};
 
     fn parsed(json: &str) -> Result<Vec<Prompt>, ApiError> {
-        let model = TestModel::new();
+        let app = app(Arc::new(FakeGenerator::saying("")));
         let field = serde_json::from_str(json).unwrap();
-        prompts(&model.text, field, true, VOCAB_SIZE)
+        prompts(&app, field, true, &app.limits()?)
     }
 
     #[test]

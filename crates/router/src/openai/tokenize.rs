@@ -57,9 +57,7 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
             .text
             .encode(&prompt, template.add_special_tokens.unwrap_or(true))
             .map_err(|error| text_error("prompt", &error))?,
-        (None, Some(_)) => {
-            conversation::tokens(&app.text, template, app.settings.allow_chat_template)?
-        }
+        (None, Some(_)) => conversation::tokens(app, template, None)?,
         (None, None) => {
             return Err(ApiError::invalid("prompt", "prompt or messages is needed."));
         }

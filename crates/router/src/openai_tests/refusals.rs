@@ -67,6 +67,10 @@ async fn values_and_limits_are_named() {
             chat(json!({"tool_choice": "required"})),
             vec!["tool_choice", "required"],
         ),
+        (
+            completion(json!({"prompt": "y".repeat(2000)})),
+            vec!["2000 bytes", "64"],
+        ),
         (completion(json!({"prompt": long})), vec!["70 tokens", "64"]),
         (
             completion(json!({"prompt": ""})),
