@@ -1,8 +1,11 @@
 #!/bin/sh
-# Builds the extension and makes the checkout the installed package `tasuki`.
+# Builds the extension in place, where cargo's progress can be seen, and makes the
+# checkout the installed package `tasuki`. Installs nothing else: with its
+# dependencies `maturin develop` would bring the development tools, unpinned.
 # Usage: build_native.sh VENV
 set -eu
 cd "$(dirname "$0")/.."
-installer=""
-[ ! -x "$1/bin/uv" ] || installer="--uv"
-PATH=$1/bin:$PATH VIRTUAL_ENV=$1 exec "$1/bin/maturin" develop --release $installer
+PATH=$1/bin:$PATH VIRTUAL_ENV=$1
+export PATH VIRTUAL_ENV
+"$1/bin/maturin" develop --release --skip-install
+exec tools/install_requirements.sh "$1" --no-deps --no-build-isolation -e .
