@@ -1,1 +1,195 @@
+//! A worker for tests: a real gRPC server whose words are the test's.
 
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tasuki_wire::v1::worker_server::{Worker, WorkerServer};
+use tasuki_wire::v1::{self, router_message, worker_message};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Fails the test when something takes too long.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited too long for {what}"),
+    }
+}
+
+/// Polls until a condition holds.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    soon(what, async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// A listening worker. Dropped: the port is closed, running sessions stay.
+pub struct FakeWorker {
+    pub address: SocketAddr,
+    sessions: mpsc::UnboundedReceiver<Session>,
+    server: JoinHandle<()>,
+}
+
+/// One router's stream, as the worker has it. Dropped: the stream ends.
+pub struct Session {
+    incoming: Streaming<v1::RouterMessage>,
+    outgoing: mpsc::UnboundedSender<Result<v1::WorkerMessage, Status>>,
+}
+
+struct Face(mpsc::UnboundedSender<Session>);
+
+#[tonic::async_trait]
+impl Worker for Face {
+    type ServeStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerMessage, Status>> + Send>>;
+
+    async fn serve(
+        &self,
+        request: Request<Streaming<v1::RouterMessage>>,
+    ) -> Result<Response<Self::ServeStream>, Status> {
+        let (outgoing, receiver) = mpsc::unbounded_channel();
+        let session = Session {
+            incoming: request.into_inner(),
+            outgoing,
+        };
+        let _ = self.0.send(session);
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            receiver,
+        ))))
+    }
+}
+
+impl FakeWorker {
+    pub async fn start() -> Self {
+        Self::start_at("127.0.0.1:0".parse().expect("an address")).await
+    }
+
+    /// Starts again at the address of one that ended.
+    pub async fn start_at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a free port");
+        let address = listener.local_addr().expect("a bound address");
+        let (sender, sessions) = mpsc::unbounded_channel();
+        let incoming = TcpIncoming::from(listener);
+        let server = tokio::spawn(async move {
+            let service = Server::builder().add_service(WorkerServer::new(Face(sender)));
+            let _ = service.serve_with_incoming(incoming).await;
+        });
+        Self {
+            address,
+            sessions,
+            server,
+        }
+    }
+
+    /// The next stream of a router.
+    pub async fn session(&mut self) -> Session {
+        soon("a router", self.sessions.recv())
+            .await
+            .expect("a session")
+    }
+}
+
+impl Drop for FakeWorker {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Session {
+    pub fn say(&self, message: worker_message::Message) {
+        let message = v1::WorkerMessage {
+            message: Some(message),
+        };
+        // A router that is gone hears nothing.
+        let _ = self.outgoing.send(Ok(message));
+    }
+
+    pub fn report(&self, report: v1::StepReport) {
+        self.say(worker_message::Message::Step(report));
+    }
+
+    pub fn output(&self, attempt: &str, position: u32, tokens: &[u32], finish: v1::FinishReason) {
+        self.report(v1::StepReport {
+            outputs: vec![v1::Output {
+                request_id: attempt.to_owned(),
+                position,
+                tokens: tokens.to_vec(),
+                finish: finish.into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        });
+    }
+
+    pub fn ended(&self, attempt: &str, reason: v1::LegEndReason, timings: v1::LegTimings) {
+        self.report(v1::StepReport {
+            ended: vec![v1::LegEnd {
+                request_id: attempt.to_owned(),
+                reason: reason.into(),
+                message: String::new(),
+                timings: Some(timings),
+            }],
+            ..Default::default()
+        });
+    }
+
+    /// The router's next message; `None` when it is gone.
+    pub async fn next(&mut self) -> Option<router_message::Message> {
+        let message = soon("the router's next message", self.incoming.message()).await;
+        message.ok().flatten().and_then(|m| m.message)
+    }
+
+    pub async fn submit(&mut self) -> v1::Submit {
+        match self.next().await {
+            Some(router_message::Message::Submit(submit)) => submit,
+            other => panic!("expected a submit, got {other:?}"),
+        }
+    }
+
+    pub async fn abort(&mut self) -> v1::Abort {
+        match self.next().await {
+            Some(router_message::Message::Abort(abort)) => abort,
+            other => panic!("expected an abort, got {other:?}"),
+        }
+    }
+}
+
+/// Information of a worker of 100 blocks that takes 1,024 tokens.
+pub fn info(engine: &str, role: v1::Role) -> v1::WorkerInfo {
+    v1::WorkerInfo {
+        protocol_version: tasuki_wire::PROTOCOL_VERSION,
+        engine_id: engine.to_owned(),
+        role: role.into(),
+        model: "tiny".to_owned(),
+        identity: vec![7; 16],
+        vocab_size: 512,
+        max_model_len: 1_024,
+        block_size: 16,
+        num_blocks: 100,
+        tensor_parallel_size: 1,
+        kv_endpoint: format!("{engine}:1"),
+        ..Default::default()
+    }
+}
+
+/// A load report of an idle worker.
+pub fn idle(role: v1::Role) -> v1::Load {
+    v1::Load {
+        role: role.into(),
+        free_blocks: 100,
+        total_blocks: 100,
+        ..Default::default()
+    }
+}

@@ -130,33 +130,32 @@ impl Desk {
 
     /// Submits of the last input: worker, attempt, leg, resumed tokens.
     fn submits(&self) -> Vec<(u32, &str, Leg, usize)> {
-        let submit = |effect| match effect {
-            &Effect::Submit { ref to, ref submit } => {
+        let effects = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Submit { to, submit } => {
                 let resumed = submit.resumed_tokens.len();
                 Some((to.worker.0, &*submit.request_id, submit.leg(), resumed))
             }
             _ => None,
-        };
-        self.effects.iter().filter_map(submit).collect()
+        });
+        effects.collect()
     }
 
     fn aborts(&self) -> Vec<(u32, &str)> {
-        let abort = |effect| match effect {
-            &Effect::Abort { ref to, ref abort } => Some((to.worker.0, &*abort.request_id)),
+        let effects = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Abort { to, abort } => Some((to.worker.0, &*abort.request_id)),
             _ => None,
-        };
-        self.effects.iter().filter_map(abort).collect()
+        });
+        effects.collect()
     }
 
     fn retargets(&self) -> Vec<(u32, &str)> {
-        let retarget = |effect| match effect {
-            &Effect::Retarget {
-                ref to,
-                ref retarget,
-            } => Some((to.worker.0, &*retarget.peer.as_ref()?.engine_id)),
+        let effects = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Retarget { to, retarget } => {
+                Some((to.worker.0, &*retarget.peer.as_ref()?.engine_id))
+            }
             _ => None,
-        };
-        self.effects.iter().filter_map(retarget).collect()
+        });
+        effects.collect()
     }
 
     fn setbacks(&self) -> Vec<Setback> {

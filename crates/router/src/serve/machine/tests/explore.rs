@@ -98,7 +98,7 @@ fn every_run_with_two_deviations() {
 
 #[test]
 fn every_run_with_three_deviations_of_the_smallest_split() {
-    let runs = explore(&Setup::new(&[Prefill, Decode, Decode], 1, 2, 8, 3), 3);
+    let runs = explore(&Setup::new(&[Prefill, Decode, Decode], 1, 2, 8, 2), 3);
     assert!(runs > 20_000, "only {runs} runs");
 }
 
