@@ -1,0 +1,67 @@
+"""A folder that brings its own model class runs only when told to trust it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from paged import Paged, Sequence
+from tiny import save
+
+from tasuki.models.errors import UnsupportedModelError
+from tasuki.models.loader import load_model
+from tasuki.models.spec import read_spec
+
+_CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Path(__file__).with_name("ran").touch()
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own-kind"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    path = tmp_path / "model"
+    save("llama-gelu", path)
+    (path / "own.py").write_text(_CODE)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    config["architectures"], config["model_type"] = ["OwnForCausalLM"], "own-kind"
+    config["auto_map"] = {
+        "AutoConfig": "own.OwnConfig",
+        "AutoModelForCausalLM": "own.OwnForCausalLM",
+    }
+    file.write_text(json.dumps(config))
+    return path
+
+
+def test_refused_by_default(folder: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="OwnForCausalLM"):
+        read_spec(folder)
+    assert not list(folder.parent.rglob("ran"))
+
+
+def test_runs_when_trusted(folder: Path) -> None:
+    model = load_model(folder, dtype=torch.float32, trust_remote_code=True)
+    tokens = list(range(3, 20))
+    got = Paged(model).step([(Sequence(tokens), 17)])
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    with torch.inference_mode():
+        want = reference(torch.tensor([tokens])).logits[0]
+    assert float((got - want).abs().max() / want.abs().max()) < 1e-4
