@@ -25,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[T, in] to [T, out], T at least 1, in the weight's dtype."""
 
+_EXACT_ROWS = 16
 _PACKED_FOR_ROWS = 256  # layout for this many rows was the fastest at 1, 8 and 512 as well
 
 
@@ -49,10 +50,28 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
 
     def run(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        padding = padded_rows(rows) - rows
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
         result: torch.Tensor = product(x, packed, bias, "none", [], "")
-        return result
+        return result[:rows] if padding else result
 
     return run
+
+
+def padded_rows(rows: int) -> int:
+    """The row count that a product of `rows` rows is computed with.
+
+    oneDNN compiles a kernel for every row count it meets, takes as long for it
+    as for the product itself and keeps about 1 MB of each, 1024 of them. Prefill
+    steps are of every length, so few counts are used: every one up to 16, then
+    four to an octave.
+    """
+    if rows <= _EXACT_ROWS:
+        return rows
+    step: int = 1 << ((rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
 
 
 @functools.cache
