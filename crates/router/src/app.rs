@@ -1,14 +1,8 @@
-//! The routes, and what every handler shares.
+//! What every handler shares.
 
 use std::num::NonZero;
 use std::sync::Arc;
 
-use axum::Json;
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::header;
-use axum::response::IntoResponse;
-use axum::routing::{get, post};
 use tasuki_text::ModelText;
 use tokio::sync::Semaphore;
 
@@ -100,7 +94,8 @@ impl App {
         )
     }
 
-    fn no_worker(&self) -> ApiError {
+    /// Why nobody can take a request now.
+    pub fn no_worker(&self) -> ApiError {
         ApiError::Unavailable {
             reason: self
                 .generator
@@ -113,61 +108,4 @@ impl App {
 }
 
 /// Of a client's own words in an answer.
-const MAX_QUOTED_CHARS: usize = 200;
-
-/// Everything that is served.
-pub fn routes(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(openai::chat_completions))
-        .route("/v1/completions", post(openai::completions))
-        .route("/v1/models", get(openai::list_models))
-        .route("/v1/models/{*name}", get(openai::retrieve_model))
-        .route("/tokenize", post(openai::tokenize))
-        .route("/detokenize", post(openai::detokenize))
-        .route("/health", get(ready))
-        .route("/ready", get(ready))
-        .route("/live", get(live))
-        .route("/metrics", get(metrics))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
-}
-
-async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
-    if app.gate.is_draining() {
-        return Err(ApiError::Draining);
-    }
-    app.generator.readiness().map_err(|_| app.no_worker())?;
-    Ok(Json(serde_json::json!({"status": "ok"})))
-}
-
-async fn live() -> impl IntoResponse {
-    Json(serde_json::json!({"status": "ok"}))
-}
-
-async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.generator.metrics_text())
-}
-
-async fn unknown_path(request: Request) -> ApiError {
-    ApiError::UnknownPath {
-        path: quoted_path(&request),
-    }
-}
-
-async fn wrong_method(request: Request) -> ApiError {
-    ApiError::Method {
-        method: request.method().to_string(),
-        path: quoted_path(&request),
-    }
-}
-
-fn quoted_path(request: &Request) -> String {
-    request
-        .uri()
-        .path()
-        .chars()
-        .take(MAX_QUOTED_CHARS)
-        .collect()
-}
+pub const MAX_QUOTED_CHARS: usize = 200;

@@ -12,6 +12,7 @@ mod metrics;
 mod openai;
 #[cfg(test)]
 mod openai_tests;
+mod routes;
 mod run;
 mod serve;
 #[cfg(test)]

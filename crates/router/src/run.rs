@@ -12,8 +12,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::app::{App, routes};
+use crate::app::App;
 use crate::config::RouterArgs;
+use crate::routes::routes;
 use crate::serve;
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.

@@ -13,7 +13,8 @@ use axum::http::{HeaderMap, Request, StatusCode};
 use serde_json::Value;
 use tower::ServiceExt;
 
-use crate::app::{App, routes};
+use crate::app::App;
+use crate::routes::routes;
 use crate::testing::{FakeGenerator, app};
 
 /// An answer, read to its end.

@@ -7,7 +7,7 @@ use serde_json::json;
 use tower::ServiceExt;
 
 use super::{get, post, saying};
-use crate::app::routes;
+use crate::routes::routes;
 use crate::serve::api::Event;
 use crate::testing::{FakeGenerator, app, tokens_of};
 

@@ -1,0 +1,71 @@
+//! Every path that is served, and the answers that need no model.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+
+use crate::app::{App, MAX_QUOTED_CHARS};
+use crate::error::ApiError;
+use crate::openai;
+
+/// Everything that is served.
+pub fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat_completions))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/models", get(openai::list_models))
+        .route("/v1/models/{*name}", get(openai::retrieve_model))
+        .route("/tokenize", post(openai::tokenize))
+        .route("/detokenize", post(openai::detokenize))
+        .route("/health", get(ready))
+        .route("/ready", get(ready))
+        .route("/live", get(live))
+        .route("/metrics", get(metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    if app.gate.is_draining() {
+        return Err(ApiError::Draining);
+    }
+    app.generator.readiness().map_err(|_| app.no_worker())?;
+    Ok(Json(serde_json::json!({"status": "ok"})))
+}
+
+async fn live() -> impl IntoResponse {
+    Json(serde_json::json!({"status": "ok"}))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.generator.metrics_text())
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    ApiError::UnknownPath {
+        path: quoted_path(&request),
+    }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::Method {
+        method: request.method().to_string(),
+        path: quoted_path(&request),
+    }
+}
+
+fn quoted_path(request: &Request) -> String {
+    request
+        .uri()
+        .path()
+        .chars()
+        .take(MAX_QUOTED_CHARS)
+        .collect()
+}
