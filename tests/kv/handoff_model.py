@@ -20,6 +20,8 @@ What must hold is checked where it can be violated, by `Violation`:
 - after the faults stop and time passes, nothing is kept by anybody.
 
 An `Action` is a named thing that may happen next; the explorer picks.
+
+Long because it is one world: every part of it refers to every other.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class HandoffConfig:
 
 @dataclass(slots=True)
 class HandoffCounters:
-    """Since the worker's start. The first four are of pulls (decode), the rest of leases."""
+    """Since the worker's start: pulls (as decode worker), then leases (as prefill worker)."""
 
     kv_pulled_bytes: int = 0
     kv_pulled_blocks: int = 0

@@ -21,6 +21,8 @@ time; no answer, and the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
 and freed one order at a time as the pulls end.
+
+Long because it is one machine: its safety is argued, and tested, as a whole.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ What makes the decode worker's reads safe:
 - A lease that is gone is never answered "alive" again, to nobody.
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
+
+Long because it is one machine: its safety is argued, and tested, as a whole.
 """
 
 from __future__ import annotations
