@@ -76,5 +76,5 @@ def test_health_and_metrics(tiny: Deployment) -> None:
         assert tiny.http.http.get(path).status_code == 200, path
     metrics = tiny.metrics()
     histograms = {s.name for s in metrics.samples if s.name.endswith("_bucket")}
-    for phase in ("ttft", "itl"):
+    for phase in ("time_to_first_token", "time_to_second_token", "inter_token_latency", "phase"):
         assert any(phase in name for name in histograms), (phase, histograms)

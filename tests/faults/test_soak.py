@@ -18,8 +18,9 @@ from support.models import VOCAB_SIZE
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 REQUESTS = 500
-WARM_UP_REQUESTS = 600
-MEASURED_REQUESTS = 1500
+# Until every batch shape has been seen and the allocator has what it wants.
+WARM_UP_REQUESTS = 2000
+MEASURED_REQUESTS = 1000
 CONCURRENCY = 16
 # Growth of resident memory per 1,000 requests, as a share of it.
 MEMORY_SLOPE_LIMIT = 0.01

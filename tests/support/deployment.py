@@ -181,7 +181,10 @@ class Deployment:
         until(probe, lambda: f"{wanted} workers connected\n{self.logs()}", deadline_s=deadline_s)
 
     def connected_workers(self) -> int:
-        return len(self.metrics().find("tasuki_worker_total_blocks"))
+        """Workers that the router calls up and has had a report from."""
+        metrics = self.metrics()
+        up = {s.labels["worker"] for s in metrics.find("tasuki_worker_up") if s.value == 1}
+        return len(up & metrics.values("worker", "tasuki_worker_total_blocks"))
 
     def wait_idle(self, *, deadline_s: float = IDLE_DEADLINE_S) -> None:
         """The idle integrity check: nothing runs, nobody holds a referenced block.
@@ -250,10 +253,12 @@ class Deployment:
             if self.alive_workers():
                 self.wait_idle()
             assert self.router is not None
-            for process in [self.router, *(w.process for w in self.alive_workers())]:
-                process.signal(signal.SIGTERM)
-                code = process.wait()
-                assert code == 0, f"{process.name} ended with {code}:\n{process.tail()}"
+            for group in ([self.router], [w.process for w in self.alive_workers()]):
+                for process in group:
+                    process.signal(signal.SIGTERM)
+                for process in group:
+                    code = process.wait()
+                    assert code == 0, f"{process.name} ended with {code}:\n{process.tail()}"
         finally:
             self.destroy()
 
