@@ -19,6 +19,9 @@ pub struct CostConfig {
     pub expected_output_tokens: u32,
     /// Room for growth, beyond the prompt, that a decode worker should have per choice.
     pub headroom_tokens: u32,
+    /// Measured speeds that differ by less than this factor count as equal:
+    /// measurements are noisy, and an unlucky one must not starve a worker.
+    pub noise_factor: f64,
 }
 
 impl Default for CostConfig {
@@ -31,6 +34,7 @@ impl Default for CostConfig {
             handoff_s_per_token: 2e-6,
             expected_output_tokens: 256,
             headroom_tokens: 64,
+            noise_factor: 1.5,
         }
     }
 }
@@ -40,13 +44,32 @@ pub fn single_step_s(measured_step_s: f64, running: u32, batch_slope: f64) -> f6
     measured_step_s / (1.0 + batch_slope * f64::from(running.saturating_sub(1)))
 }
 
-/// Expected durations on given workers.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// Expected durations on the workers of one fleet.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostModel {
-    pub config: CostConfig,
+    config: CostConfig,
+    /// The fastest that was measured; the priors when nothing was.
+    best_prefill_tokens_per_s: f64,
+    best_single_step_s: f64,
 }
 
 impl CostModel {
+    /// A model for choosing among `fleet`. A worker that has measured nothing
+    /// yet is taken for as fast as the best, so that it gets to measure.
+    pub fn new<'a>(config: CostConfig, fleet: impl IntoIterator<Item = &'a WorkerView>) -> Self {
+        let (mut rate, mut step_s) = (0.0_f64, f64::INFINITY);
+        for worker in fleet {
+            let load = &worker.load;
+            rate = rate.max(measured(load.prefill_tokens_per_s).unwrap_or(0.0));
+            step_s = step_s.min(measured(load.single_step_s).unwrap_or(f64::INFINITY));
+        }
+        Self {
+            config,
+            best_prefill_tokens_per_s: measured(rate).unwrap_or(config.prior_prefill_tokens_per_s),
+            best_single_step_s: measured(step_s).unwrap_or(config.prior_single_step_s),
+        }
+    }
+
     /// From now to the first token, on a worker that prefills the request.
     pub fn first_token_s(&self, worker: &WorkerView, request: &RequestView) -> f64 {
         let own = u64::from(request.tokens_to_compute(worker.id));
@@ -96,15 +119,19 @@ impl CostModel {
 
     /// Computing so many prompt tokens.
     pub fn prefill_s(&self, worker: &WorkerView, tokens: u64) -> f64 {
-        let measured = worker.load.prefill_tokens_per_s;
-        let rate = positive_or(measured, self.config.prior_prefill_tokens_per_s);
-        tokens as f64 / rate
+        let best = self.best_prefill_tokens_per_s;
+        let own = measured(worker.load.prefill_tokens_per_s);
+        let slower = own.filter(|rate| rate * self.config.noise_factor < best);
+        tokens as f64 / slower.unwrap_or(best)
     }
 
     /// One decode step with so many requests in it.
     pub fn step_s(&self, worker: &WorkerView, requests: u32) -> f64 {
-        let single = positive_or(worker.load.single_step_s, self.config.prior_single_step_s);
-        single * (1.0 + self.config.batch_slope * f64::from(requests.saturating_sub(1)))
+        let best = self.best_single_step_s;
+        let own = measured(worker.load.single_step_s);
+        let slower = own.filter(|step_s| *step_s > best * self.config.noise_factor);
+        slower.unwrap_or(best)
+            * (1.0 + self.config.batch_slope * f64::from(requests.saturating_sub(1)))
     }
 
     fn growth_blocks(&self, worker: &WorkerView, request: &RequestView) -> u64 {
@@ -122,12 +149,9 @@ impl CostModel {
     }
 }
 
-fn positive_or(measured: f64, prior: f64) -> f64 {
-    if measured.is_finite() && measured > 0.0 {
-        measured
-    } else {
-        prior
-    }
+/// A measurement, if there is one.
+fn measured(value: f64) -> Option<f64> {
+    (value.is_finite() && value > 0.0).then_some(value)
 }
 
 #[cfg(test)]
@@ -156,15 +180,37 @@ mod tests {
         }
     }
 
+    fn alone(worker: &WorkerView) -> CostModel {
+        CostModel::new(CostConfig::default(), [worker])
+    }
+
+    #[test]
+    fn the_unmeasured_count_as_the_best_and_noise_counts_as_nothing() {
+        let fast = worker();
+        let (mut slow, mut new) = (worker(), worker());
+        new.load.prefill_tokens_per_s = 0.0;
+        new.load.single_step_s = 0.0;
+        for (factor, expected) in [(1.4, 1.0), (2.0, 2.0)] {
+            slow.load.prefill_tokens_per_s = 1_000.0 / factor;
+            slow.load.single_step_s = 0.01 * factor;
+            let model = CostModel::new(CostConfig::default(), [&slow, &fast, &new]);
+            assert!((model.prefill_s(&slow, 100) - 0.1 * expected).abs() < 1e-9);
+            assert!((model.step_s(&slow, 1) - 0.01 * expected).abs() < 1e-9);
+            assert!((model.prefill_s(&new, 100) - 0.1).abs() < 1e-9);
+            assert!((model.step_s(&new, 1) - 0.01).abs() < 1e-9);
+        }
+    }
+
     #[test]
     fn measured_rates_replace_priors() {
-        let model = CostModel::default();
         let mut worker = worker();
+        let model = alone(&worker);
         assert!((model.prefill_s(&worker, 500) - 0.5).abs() < 1e-9);
         assert!((model.step_s(&worker, 1) - 0.01).abs() < 1e-9);
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             worker.load.prefill_tokens_per_s = bad;
             worker.load.single_step_s = bad;
+            let model = alone(&worker);
             assert!((model.prefill_s(&worker, 500) - 0.25).abs() < 1e-9);
             assert!((model.step_s(&worker, 1) - 0.03).abs() < 1e-9);
         }
@@ -172,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_queue_and_what_we_sent_since_both_count() {
-        let model = CostModel::default();
+        let model = alone(&worker());
         let request = RequestView::new(100, 10);
         let idle = model.first_token_s(&worker(), &request);
         let mut reported = worker();
@@ -201,7 +247,7 @@ mod tests {
 
     #[test]
     fn missing_blocks_cost_time() {
-        let model = CostModel::default();
+        let model = alone(&worker());
         let request = RequestView::new(160, 16);
         let roomy = model.decode_s(&worker(), &request, 0.0, false);
         let mut full = worker();
@@ -217,16 +263,16 @@ mod tests {
 
     #[test]
     fn a_single_step_is_recovered_from_a_batch() {
-        let model = CostModel::default();
+        let model = alone(&worker());
         let worker = worker();
         let measured = model.step_s(&worker, 8);
-        let single = single_step_s(measured, 8, model.config.batch_slope);
+        let single = single_step_s(measured, 8, CostConfig::default().batch_slope);
         assert!((single - 0.01).abs() < 1e-12);
     }
 
     #[test]
     fn prefills_waiting_on_the_decode_worker_stall_it() {
-        let model = CostModel::default();
+        let model = alone(&worker());
         let request = RequestView::new(100, 10);
         let mut busy = worker();
         busy.load.waiting_prefill_tokens = 1_000;

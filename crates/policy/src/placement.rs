@@ -63,9 +63,7 @@ pub fn place_decode(
     let identity = workers.iter().find(|w| w.id == prefill)?.identity;
     let fitting = able(workers, request).ok()?;
     let decoders = wanted(&fitting, Role::decodes, config);
-    let model = CostModel {
-        config: config.cost,
-    };
+    let model = CostModel::new(config.cost, fitting.iter().copied());
     let candidates = decoders.into_iter().filter(|worker| {
         worker.id != prefill && worker.identity == identity && !tried.contains(&worker.id)
     });
@@ -184,9 +182,10 @@ fn cheapest(
     config: &PolicyConfig,
     tie: u64,
 ) -> Option<Placement> {
-    let model = CostModel {
-        config: config.cost,
-    };
+    let fleet = pairs
+        .iter()
+        .flat_map(|(prefill, decode)| [*prefill, *decode]);
+    let model = CostModel::new(config.cost, fleet);
     let costs = pairs.iter().map(|(prefill, decode)| {
         let placement = (prefill.id, decode.id);
         (placement, pair_cost_s(&model, prefill, decode, request))

@@ -93,6 +93,43 @@ fn idle_mixed_workers_keep_requests_whole_and_take_turns() {
 }
 
 #[test]
+fn a_worker_that_measured_nothing_yet_is_not_left_out() {
+    for (busy, idle) in [(1, 2), (2, 1)] {
+        let mut workers = [
+            worker(0, Role::Prefill),
+            worker(1, Role::Decode),
+            worker(2, Role::Decode),
+        ];
+        workers[busy].load.single_step_s = 0.001;
+        workers[busy].load.running_requests = 1;
+        workers[idle].load.single_step_s = 0.0;
+        let chosen = pair(&workers, &RequestView::new(100, 10));
+        assert_eq!(chosen, (0, idle as u32));
+    }
+}
+
+#[test]
+fn requests_spread_over_workers_that_measure_alike() {
+    let mut workers = [
+        worker(0, Role::Prefill),
+        worker(1, Role::Decode),
+        worker(2, Role::Decode),
+    ];
+    workers[1].load.single_step_s = 0.011;
+    workers[2].load.single_step_s = 0.009;
+    for tie in 0..16 {
+        let request = RequestView::new(100, 10);
+        let placement = place(&workers, &request, &PolicyConfig::default(), tie).unwrap();
+        workers[placement.decode.0 as usize].outstanding.requests += 1;
+    }
+    let got = [
+        workers[1].outstanding.requests,
+        workers[2].outstanding.requests,
+    ];
+    assert_eq!(got, [8, 8]);
+}
+
+#[test]
 fn a_heavy_prefill_backlog_sends_the_prefill_elsewhere() {
     // 0 decodes fast but has prompts waiting; 1 is idle but decodes slowly.
     let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];

@@ -15,6 +15,10 @@ use super::registry::Mail;
 /// How much a new measurement of the step time counts.
 const STEP_WEIGHT: f64 = 0.2;
 
+/// Speeds that an idle worker measured so many reports (seconds) ago are
+/// forgotten: a bad moment must not keep requests away for good.
+const IDLE_REPORTS_UNTIL_FORGOTTEN: u32 = 10;
+
 /// A report that was under way when we submitted cannot have counted it; the next one has.
 const REPORTS_UNTIL_COUNTED: u8 = 2;
 
@@ -26,6 +30,7 @@ pub struct Slot {
     pub load: Option<v1::Load>,
     pub connection: Option<Connection>,
     pub last_heard: Instant,
+    idle_reports: u32,
 }
 
 pub struct Connection {
@@ -63,6 +68,7 @@ impl Slot {
             load: None,
             connection: None,
             last_heard: now,
+            idle_reports: 0,
         }
     }
 
@@ -106,13 +112,19 @@ impl Slot {
                 measured
             };
         }
+        if load.running_requests + load.waiting_requests > 0 {
+            self.idle_reports = 0;
+        }
+        self.idle_reports += 1;
+        let forget = self.idle_reports > IDLE_REPORTS_UNTIL_FORGOTTEN;
+        let known = |measured: f64| if forget { 0.0 } else { measured };
         self.view.load = ReportedLoad {
             waiting_requests: load.waiting_requests,
             running_requests: load.running_requests,
             waiting_prefill_tokens: load.waiting_prefill_tokens,
             free_blocks: load.free_blocks,
-            prefill_tokens_per_s: load.prefill_tokens_per_s,
-            single_step_s: single,
+            prefill_tokens_per_s: known(load.prefill_tokens_per_s),
+            single_step_s: known(single),
         };
         if let Some(connection) = &mut self.connection {
             for leg in connection.legs.values_mut() {

@@ -279,3 +279,36 @@ fn what_workers_say_of_themselves_is_checked() {
     registry.leave(key);
     assert!(join(1, info("a", Role::Mixed)).is_ok());
 }
+
+#[test]
+fn an_idle_workers_speeds_are_forgotten_in_time() {
+    let registry = registry(1);
+    let (messages, _sent) = mpsc::unbounded_channel();
+    let now = Instant::now();
+    let key = registry
+        .join(WorkerId(0), info("a", Role::Mixed), messages, now)
+        .expect("joined");
+    let report = |running_requests| v1::StepReport {
+        load: Some(v1::Load {
+            running_requests,
+            prefill_tokens_per_s: 500.0,
+            decode_step_s: 0.01,
+            ..idle(Role::Mixed)
+        }),
+        ..Default::default()
+    };
+    let speeds = || {
+        let load = view(&registry, 0).load;
+        (load.prefill_tokens_per_s, load.single_step_s)
+    };
+    registry.report(key, report(1), now);
+    for _ in 0..8 {
+        registry.report(key, report(0), now);
+    }
+    assert_eq!(speeds(), (500.0, 0.01));
+    registry.report(key, report(0), now);
+    registry.report(key, report(0), now);
+    assert_eq!(speeds(), (0.0, 0.0));
+    registry.report(key, report(1), now);
+    assert_eq!(speeds(), (500.0, 0.01));
+}
