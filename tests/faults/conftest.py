@@ -9,11 +9,11 @@ from support.reference import Reference
 from support.workload import known_requests
 
 IN_FLIGHT = 16
-STEPS = 400
+STEPS = 300
 
 
 @pytest.fixture(scope="session")
 def sixteen(tiny_model: Path) -> list[Reference]:
-    """Prompts of one block to forty, 400 output tokens each."""
+    """Prompts of one block to forty, 300 output tokens each."""
     lengths = (16, 40, 150, 333, 640)
     return known_requests(tiny_model, IN_FLIGHT, prompt_lengths=lengths, steps=STEPS)

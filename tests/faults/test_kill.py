@@ -6,11 +6,13 @@ that died comes back on its port and is used again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.client import Answer
+from support.client import Answer, request_body
 from support.crowd import Crowd, check
 from support.deployment import Deployment, Options
 from support.reference import Reference
@@ -108,7 +110,8 @@ def test_worker_that_comes_back_in_mid_stream_is_used(
     system.restore()
     computed = system.total("prompt_tokens_computed_total", "decode")
     for reference in sixteen[:4]:
-        check(system.http.stream(reference.prompt_tokens, max_tokens=400), reference)
+        steps = len(reference.tokens)
+        check(system.http.stream(reference.prompt_tokens, max_tokens=steps), reference)
     # The restarted worker counts from zero, the others did not grow.
     assert system.total("prompt_tokens_computed_total", "decode") <= computed
 
@@ -123,3 +126,44 @@ def test_each_in_turn(system: Deployment, sixteen: list[Reference]) -> None:
     if crowd.unfinished():
         system.kill("prefill-0")
     crowd.finish()
+
+
+def stream_choices(system: Deployment, prompt: list[int], choices: int) -> dict[int, list[int]]:
+    """Token ids of each choice of one sampled, streamed request."""
+    path, body = request_body(prompt, max_tokens=120, n=choices, temperature=0.8, seed=3)
+    tokens: dict[int, list[int]] = {index: [] for index in range(choices)}
+    for event in system.http.events(path, {"model": system.model, "stream": True, **body}):
+        if event != "[DONE]":
+            chunk = json.loads(event)
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                tokens[choice["index"]] += choice.get("token_ids") or []
+    return tokens
+
+
+def test_sampled_choices_go_on_where_they_were(
+    system: Deployment, sixteen: list[Reference]
+) -> None:
+    """n = 3, sampled: randomness belongs to seed, choice and position, not to a worker."""
+    prompts = [reference.prompt_tokens for reference in sixteen[:6]]
+    calls = [lambda p=prompt: stream_choices(system, p, 3) for prompt in prompts]
+    undisturbed = system.gather(calls)
+    with ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(system.gather, calls)
+        before = system.total("output_tokens_total", "decode")
+        until(
+            lambda: system.total("output_tokens_total", "decode") > before + 100,
+            "decoding",
+            interval_s=0.001,
+        )
+        system.kill("decode-0")
+        answers = disturbed.result()
+    pairs = [
+        (expected[index], got[index])
+        for expected, got in zip(undisturbed, answers, strict=True)
+        for index in expected
+    ]
+    assert [len(got) for _, got in pairs] == [120] * 18
+    # Sampling may fall on another side of a border by rounding; one of 2,160 is generous.
+    differing = [index for index, (expected, got) in enumerate(pairs) if expected != got]
+    assert len(differing) <= 1, differing

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.client import AnswerError
 from support.crowd import Crowd
 from support.deployment import Deployment, Options
 from support.models import VOCAB_SIZE
@@ -34,9 +35,7 @@ def overwrite_pool(system: Deployment, tokens: int) -> None:
 def test_decode_stopped_past_its_lease(
     tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
 ) -> None:
-    options = ("--kv-memory", "16000000", "--max-batched-tokens", "64")
-    options += ("--lease-s", str(LEASE_S))
-    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=options))
+    system = deploy(leased(tiny_model))
     pool_tokens = 16 * int(system.total("total_blocks", "prefill"))
     before = system.total("leases_expired_total", "prefill")
 
@@ -59,17 +58,42 @@ def test_prefill_stopped_past_its_lease(
     tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
 ) -> None:
     """The other side sleeps: renewals go unanswered, decode may not trust what it pulled."""
-    options = ("--kv-memory", "16000000", "--max-batched-tokens", "64")
-    options += ("--lease-s", str(LEASE_S))
-    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=options))
+    system = deploy(leased(tiny_model))
     crowd = Crowd(system, sixteen).start()
     crowd.wait_received(requests=1, tokens=1)
-    system.stop_process("prefill-0")
-    try:
-        # The pause is the fault itself. Decode goes on with what it holds; what it
-        # could not prove in time is its loss.
-        time.sleep(4 * LEASE_S)
-    finally:
-        system.continue_process("prefill-0")
+    pause(system, "prefill-0")
     crowd.finish()
     system.wait_idle()
+
+
+def test_operator_may_prefer_failure_to_recomputing(
+    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+) -> None:
+    """`--on-kv-loss fail`: what lost its KV fails and says so, the rest is right."""
+    system = deploy(leased(tiny_model, "--on-kv-loss", "fail"))
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests=1, tokens=1)
+    pause(system, "prefill-0")
+    answers, failures = crowd.outcomes()
+    print(f"{len(answers)} answered, {len(failures)} failed")
+    assert failures
+    for failure in failures:
+        assert isinstance(failure, AnswerError)
+        assert "KV" in failure.message
+        assert "127.0.0.1" not in str(failure)
+    system.wait_idle()
+
+
+def leased(model: Path, *router: str) -> Options:
+    """1 + 1 with a short lease and small steps, so that handoffs take a while."""
+    worker = ("--kv-memory", "16000000", "--max-batched-tokens", "64", "--lease-s", str(LEASE_S))
+    return Options(model, prefill=1, decode=1, worker=worker, router=router)
+
+
+def pause(system: Deployment, name: str) -> None:
+    """SIGSTOP for four leases. The pause is the fault itself, not a synchronisation."""
+    system.stop_process(name)
+    try:
+        time.sleep(4 * LEASE_S)
+    finally:
+        system.continue_process(name)

@@ -86,16 +86,31 @@ class Crowd:
             AssertionError: an answer that is not exactly the expected one.
             TimeoutError: a request is stuck.
         """
-        self._wait(lambda: self.unfinished() == 0, "all requests ended", deadline_s)
-        answers = []
-        for reference, answer in zip(self._references, self._answers, strict=True):
-            if isinstance(answer, BaseException):
-                answer.add_note(f"{reference.name}\n{self._deployment.logs()}")
-                raise answer
-            assert answer is not None
-            check(answer, reference)
-            answers.append(answer)
+        answers, failures = self.outcomes(deadline_s=deadline_s)
+        for failure in failures:
+            failure.add_note(self._deployment.logs())
+            raise failure
         return answers
+
+    def outcomes(self, *, deadline_s: float = 90.0) -> tuple[list[Answer], list[BaseException]]:
+        """Answers, each compared with its reference, and the errors of the others.
+
+        Raises:
+            AssertionError: an answer that is not exactly the expected one.
+            TimeoutError: a request is stuck.
+        """
+        self._wait(lambda: self.unfinished() == 0, "all requests ended", deadline_s)
+        answers: list[Answer] = []
+        failures: list[BaseException] = []
+        for reference, answer in zip(self._references, self._answers, strict=True):
+            if isinstance(answer, Answer):
+                check(answer, reference)
+                answers.append(answer)
+            else:
+                assert answer is not None
+                answer.add_note(reference.name)
+                failures.append(answer)
+        return answers, failures
 
 
 def check(answer: Answer, reference: Reference) -> None:

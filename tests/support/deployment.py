@@ -97,17 +97,20 @@ class Deployment:
             process = Process(name, self._worker_arguments(name, role, port), self._log(name))
             self.workers[name] = WorkerHandle(name, role, port, process)
             process.start()
+        self._start_router()
+        for worker in self.workers.values():
+            worker.process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
+        self.wait_connected()
+
+    def _start_router(self) -> None:
         router = ["router", "--host", "127.0.0.1", "--port", "0"]
         router += ["--model", str(self.options.model), "--served-model-name", MODEL_NAME]
         for worker in self.workers.values():
             router += ["--worker", f"127.0.0.1:{worker.port}"]
         self.router = Process("router", [*router, *self.options.router], self._log("router"))
         self.router.start()
-        for worker in self.workers.values():
-            worker.process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
         self.url = self.router.wait_for_line("listening on ", deadline_s=START_DEADLINE_S)
         self.client = Client(self.url, self.model)
-        self.wait_connected()
 
     def _worker_arguments(self, name: str, role: str, port: int) -> list[str]:
         return [
@@ -231,6 +234,13 @@ class Deployment:
         self.workers[name].process.start()
         if wait:
             self.workers[name].process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
+
+    def restart_router(self) -> None:
+        """SIGKILL to the router and another one in its place, at another address."""
+        assert self.router is not None
+        self.router.kill()
+        self._start_router()
+        self.wait_connected()
 
     def restore(self) -> None:
         """Brings back every worker that is gone and waits until all are connected."""
