@@ -1,4 +1,6 @@
 //! Single decisions: who is told what, at which fault.
+//!
+//! Longer than a room: one short test for each decision.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
