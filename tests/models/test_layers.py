@@ -13,9 +13,9 @@ def test_few_row_counts_reach_the_kernels() -> None:
     """Each costs about 1 MB and its compilation; decode batches are not padded."""
     assert [padded_rows(rows) for rows in range(1, 17)] == list(range(1, 17))
     counts = {padded_rows(rows) for rows in range(1, 513)}
-    assert len(counts) <= 40
+    assert len(counts) == 44
     for rows in range(17, 5000):
-        assert rows <= padded_rows(rows) <= 1.25 * rows
+        assert rows <= padded_rows(rows) <= (1.25 if rows <= 128 else 1.125) * rows
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 100, 257])
