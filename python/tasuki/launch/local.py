@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -21,10 +17,10 @@ from tasuki.launch import topology
 from tasuki.launch.banner import banner
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.logs import log_folder
 from tasuki.launch.machine import look_at_machine, router_port
 from tasuki.launch.settle import settle_dtype
 from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, say
-from tasuki.models.cache import cache_root
 from tasuki.models.fetch import resolve_model
 
 _HEALTH_TIMEOUT_S = 30.0
@@ -72,7 +68,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     )
     say(f"dtype {reason}")
     specs = topology.worker_specs(config, model, dtype, machine)
-    with _log_folder(config.log_dir) as logs:
+    with log_folder(config.log_dir) as logs:
         supervisor = Supervisor(logs.path, config.echo_logs)
         with _signals(supervisor):
             try:
@@ -97,6 +93,8 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
             finally:
                 _end(supervisor, config.router.drain_s)
                 logs.keep = supervisor.died
+                if supervisor.died or config.log_dir:
+                    say(f"logs kept in {logs.path}")
 
 
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
@@ -124,31 +122,6 @@ def _end(supervisor: Supervisor, drain_s: float) -> None:
         supervisor.stop(["router"], drain_s + 2.0)
     supervisor.stop(workers, _WORKER_GRACE_S)
     say("stopped")
-
-
-@dataclass(slots=True)
-class _Logs:
-    path: Path
-    keep: bool
-
-
-@contextmanager
-def _log_folder(wanted: Path | None) -> Iterator[_Logs]:
-    if wanted is not None:
-        wanted.mkdir(parents=True, exist_ok=True)
-        yield _Logs(wanted, keep=True)
-        return
-    parent = cache_root() / "logs"
-    parent.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    logs = _Logs(Path(tempfile.mkdtemp(prefix=f"{stamp}-{os.getpid()}-", dir=parent)), keep=True)
-    try:
-        yield logs
-    finally:
-        if logs.keep:
-            say(f"logs kept in {logs.path}")
-        else:
-            shutil.rmtree(logs.path, ignore_errors=True)
 
 
 @contextmanager

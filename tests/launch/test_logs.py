@@ -1,0 +1,58 @@
+"""Logs stay when they are needed, and do not pile up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.logs import KEPT_FOLDERS, log_folder
+
+NOBODY = 2**22 + 1  # beyond the largest process id
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TASUKI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_they_go_after_a_clean_end() -> None:
+    with log_folder(None) as logs:
+        (logs.path / "router.log").write_text("x")
+        logs.keep = False
+    assert not logs.path.exists()
+
+
+def test_they_stay_after_a_crash() -> None:
+    with pytest.raises(ZeroDivisionError), log_folder(None) as logs:
+        raise ZeroDivisionError
+    assert logs.path.is_dir()
+
+
+def test_a_folder_that_was_asked_for_stays(tmp_path: Path) -> None:
+    with log_folder(tmp_path / "mine") as logs:
+        logs.keep = False
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match="--log-dir"), log_folder(tmp_path / "file" / "logs"):
+        pass
+
+
+def test_old_ones_are_removed_but_never_a_running_launchers(cache: Path) -> None:
+    parent = cache / "logs"
+    running = parent / f"20200101-000000-{os.getpid()}-a"
+    running.mkdir(parents=True)
+    old = [parent / f"20200102-0000{n:02}-{NOBODY}-a" for n in range(KEPT_FOLDERS + 5)]
+    for folder in old:
+        folder.mkdir()
+    with log_folder(None) as logs:
+        left = sorted(parent.iterdir())
+    assert running in left
+    assert logs.path in left
+    assert left[1:-1] == old[-KEPT_FOLDERS + 1 :]
