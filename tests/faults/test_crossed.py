@@ -136,8 +136,7 @@ def test_crossed_traffic_with_tiny_pools_finishes(
         assert traffic.produced(number) == reference.tokens, reference.name
     print("legs ended:", {pb.LegEndReason.Name(r): traffic.reasons.count(r) for r in range(1, 9)})
     system.wait_idle()
-    metrics = system.metrics()
-    pulled = [s.value for s in metrics.find("tasuki_worker_kv_pulled_blocks_total")]
+    pulled = [s.value for s in system.metrics().find("tasuki_worker_kv_pulled_blocks_total")]
     assert len(pulled) == 2 and min(pulled) > 0, "traffic was not crossed"
 
 

@@ -7,6 +7,7 @@ worker decides itself whether and when it comes back.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ MODEL_NAME = "test-model"
 START_DEADLINE_S = 120.0
 # A lease of 10 s may have to run out first.
 IDLE_DEADLINE_S = 30.0
+# Workers report at least once a second.
+REPORT_PERIOD_S = 1.2
 
 
 @dataclass(frozen=True)
@@ -192,11 +195,22 @@ class Deployment:
     def wait_idle(self, *, deadline_s: float = IDLE_DEADLINE_S) -> None:
         """The idle integrity check: nothing runs, nobody holds a referenced block.
 
+        Workers report at least once a second, so the check must hold for longer
+        than that: every worker has then said so anew.
+
         Raises:
             TimeoutError: blocks or requests are left; the message says which.
         """
+        since_s = time.monotonic()
+
+        def idle_for_long() -> bool:
+            nonlocal since_s
+            if self.held():
+                since_s = time.monotonic()
+            return time.monotonic() - since_s > REPORT_PERIOD_S
+
         until(
-            lambda: not self.held(),
+            idle_for_long,
             lambda: f"an idle system; still held: {self.held()}\n{self.logs()}",
             deadline_s=deadline_s,
             interval_s=0.1,
