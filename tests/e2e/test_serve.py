@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 from support.client import Client
-from support.processes import Process
+from support.processes import Process, environment
 from support.waiting import until
 
 START_DEADLINE_S = 120.0
@@ -21,7 +26,8 @@ Serve = Callable[..., Process]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    monkeypatch.setenv("TASUKI_CACHE", str(tmp_path / "cache"))  # logs are kept there
     started: list[Process] = []
 
     def start(*arguments: str) -> Process:
@@ -70,8 +76,36 @@ def workers_of(process: Process) -> dict[str, psutil.Process]:
     return found
 
 
+def printed(process: Process, beginning: str) -> str:
+    """What the banner says from the line that begins so to the next empty one."""
+    lines = process.output().splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith(beginning))
+    return "\n".join(lines[start : lines.index("", start)])
+
+
+def paste(*command: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        command,
+        env=environment(NO_PROXY="127.0.0.1", PYTHONUTF8="1"),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def listening_at(process: Process) -> set[str]:
+    """Addresses at which the launcher and everything under it take connections."""
+    family = [psutil.Process(process.pid), *process.descendants()]
+    sockets = [socket for each in family for socket in each.net_connections("inet")]
+    return {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+
+
 def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Path) -> None:
-    process = serve("--model", str(tiny_model), "--dtype", "float32", "--port", "0")
+    settings = ("--dtype", "float32", "--max-model-len", "512", "--port", "0")
+    process = serve("--model", str(tiny_model), *settings)
     url = wait_for_url(process)
     client = Client(url, "")
     wait_ready(client)
@@ -80,7 +114,17 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
     assert len(answer.tokens) == 20
 
     # What it prints works as pasted: a curl command and an openai snippet.
-    assert "curl" in process.output() and "openai" in process.output().lower()
+    assert paste(sys.executable, "-c", printed(process, "from openai import")).strip()
+    if shutil.which("curl"):
+        document = json.loads(paste("sh", "-c", printed(process, "curl ")))
+        assert document["choices"][0]["message"]["content"]
+
+    # It says what it settled on, worker by worker, and stays on this machine.
+    for name in ("prefill-0", "decode-0"):
+        said = rf"^{name} *\| .*KV pool: .* MB \(--kv-memory\).* 512 tokens \(--max-model-len\)$"
+        assert re.search(said, process.output(), re.M), process.output()
+    assert "dtype float32" in process.output()
+    assert listening_at(process) == {"127.0.0.1"}
 
     # A worker that dies is started again and rejoins.
     workers = workers_of(process)
@@ -99,12 +143,22 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
     )
     assert client.complete("gong bast", max_tokens=20).tokens == answer.tokens
 
-    # Ctrl-C: the group gets SIGINT, as from a terminal.
+    # Ctrl-C: what runs may end, then everything does; the dead worker's logs stay.
     children = process.descendants()
     assert len(children) >= 3
-    process.signal(signal.SIGINT)
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(
+            client.stream, "gong bast", max_tokens=400, on_token=lambda _: begun.set()
+        )
+        assert begun.wait(30)
+        process.signal(signal.SIGINT)
+        assert len(last.result(60).tokens) == 400
     assert process.wait(deadline_s=30) == 0, process.tail()
     assert not [child for child in children if child.is_running() and not is_zombie(child)]
+    kept = re.search(r"^tasuki: logs kept in (.*)$", process.output(), re.M)
+    assert kept is not None, process.output()
+    assert (Path(kept[1]) / "decode-0.log").read_text().count("--- decode-0 started") == 2
     client.close()
 
 
@@ -159,7 +213,7 @@ def test_broken_weights_end_with_the_workers_own_error(
 
 
 def test_idle_workers_use_little_processor(serve: Serve, tiny_model: Path) -> None:
-    """Under 3% of a core each, after real work has started every thread."""
+    """Under 3% of a core each over a minute, after real work has started every thread."""
     process = serve("--model", str(tiny_model), "--dtype", "float32")
     client = Client(wait_for_url(process), "")
     wait_ready(client)
@@ -167,7 +221,7 @@ def test_idle_workers_use_little_processor(serve: Serve, tiny_model: Path) -> No
     client.complete("gong bast", max_tokens=20)
     workers = workers_of(process)
     assert len(workers) == 2
-    window_s = 10.0
+    window_s = 60.0
 
     def used() -> dict[str, float]:
         times = {name: worker.cpu_times() for name, worker in workers.items()}
@@ -179,3 +233,12 @@ def test_idle_workers_use_little_processor(serve: Serve, tiny_model: Path) -> No
     print(shares)
     client.close()
     assert max(shares.values()) < 0.03, shares
+
+
+def test_the_demo_answers_accounts_for_its_time_and_ends(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = ["demo", "--model", str(tiny_model), "--dtype", "float32"]
+    process = Process("demo", arguments, tmp_path / "demo.log")
+    process.start()
+    assert process.wait(deadline_s=START_DEADLINE_S) == 0
+    for said in ("where the time went", "KV moved: 0.", "from worker 0 to 1", "tasuki: stopped"):
+        assert said in process.output(), process.output()

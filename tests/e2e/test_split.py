@@ -36,10 +36,10 @@ def random_prompt(seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 300, 1000])
 def test_every_prompt_block_moves_once(tiny: Deployment, length: int) -> None:
-    tiny.wait_idle()
+    tiny.wait_quiet()
     before = {role: counters(tiny, role) for role in ("prefill", "decode")}
     tiny.http.complete(random_prompt(length, length), max_tokens=20)
-    tiny.wait_idle()
+    tiny.wait_quiet()
     prefill = grown(before["prefill"], counters(tiny, "prefill"))
     decode = grown(before["decode"], counters(tiny, "decode"))
     blocks = -(-length // BLOCK)
@@ -53,10 +53,10 @@ def test_every_prompt_block_moves_once(tiny: Deployment, length: int) -> None:
 def test_prefix_that_decode_holds_is_not_moved(tiny: Deployment) -> None:
     prompt = random_prompt(99, 20 * BLOCK + 5)
     first = tiny.http.complete(prompt, max_tokens=8)
-    tiny.wait_idle()
+    tiny.wait_quiet()
     before = counters(tiny, "decode")
     second = tiny.http.complete(prompt, max_tokens=8)
-    tiny.wait_idle()
+    tiny.wait_quiet()
     assert second.tokens == first.tokens
     assert second.usage is not None
     assert second.usage["prompt_tokens_details"]["cached_tokens"] >= 20 * BLOCK
@@ -64,12 +64,12 @@ def test_prefix_that_decode_holds_is_not_moved(tiny: Deployment) -> None:
 
 
 def test_n_choices_need_one_prefill_and_one_pull(tiny: Deployment) -> None:
-    tiny.wait_idle()
+    tiny.wait_quiet()
     before = {role: counters(tiny, role) for role in ("prefill", "decode")}
     body = {"model": tiny.model, "prompt": random_prompt(7, 100), "n": 4, "max_tokens": 12}
     body |= {"seed": 5, "ignore_eos": True, "return_token_ids": True}
     document = tiny.http.post("/v1/completions", body)
-    tiny.wait_idle()
+    tiny.wait_quiet()
     choices = [tuple(choice["token_ids"]) for choice in document["choices"]]
     assert [len(choice) for choice in choices] == [12] * 4
     assert len(set(choices)) > 1, "choices have random numbers of their own"
@@ -81,10 +81,10 @@ def test_n_choices_need_one_prefill_and_one_pull(tiny: Deployment) -> None:
 
 
 def test_one_token_is_not_split(tiny: Deployment) -> None:
-    tiny.wait_idle()
+    tiny.wait_quiet()
     before = counters(tiny, "decode")
     answer = tiny.http.complete(random_prompt(13, 200), max_tokens=1)
-    tiny.wait_idle()
+    tiny.wait_quiet()
     assert len(answer.tokens) == 1
     assert set(grown(before, counters(tiny, "decode")).values()) == {0}
 

@@ -40,7 +40,6 @@ def settled(system: Deployment) -> Iterator[None]:
         system.continue_process(worker.name)
     system.wait_idle()
     system.restore()
-    system.wait_idle()
 
 
 def wait_in_flight(system: Deployment, count: int) -> None:

@@ -216,6 +216,10 @@ class Deployment:
             interval_s=0.1,
         )
 
+    def wait_quiet(self) -> None:
+        """Waits until the latest reports say idle: enough between two requests."""
+        until(lambda: not self.held(), lambda: f"quiet; still held: {self.held()}")
+
     def held(self) -> list[str]:
         """What keeps the system from being idle, one line each."""
         metrics = self.metrics()
