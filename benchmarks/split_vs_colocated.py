@@ -259,7 +259,7 @@ def main() -> None:
         for number in range(-1, options.rounds):  # round -1 warms up
             for seed, load in enumerate(LOADS):
                 for name, server in servers.items():
-                    row = run_round(server, load, 1000 * number + seed)
+                    row = run_round(server, load, 1000 * (number + 1) + seed)
                     if number >= 0:
                         rounds[load.name][name].append(row)
                     print(
