@@ -49,6 +49,13 @@ def plant(root: Path, files: dict[str, str]) -> Path:
             "tasuki.kv may not import tasuki.worker",
         ),
         (
+            {
+                "tasuki/kv/link.py": "from tasuki.engine.api import a\nfrom tasuki.engine import b",
+                "tasuki/engine/__init__.py": "",
+            },
+            "link.py:2: tasuki.kv may not import tasuki.engine.b",
+        ),
+        (
             {"tasuki/plot/a.py": "from tasuki import engine", "tasuki/engine/__init__.py": ""},
             "tasuki.plot may not import tasuki.engine",
         ),
