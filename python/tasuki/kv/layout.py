@@ -18,7 +18,7 @@ degree needs are one contiguous slice. Attention kernels see layer `l`, K or V
 `i`, as the strided view `pool[:, :, l, i]`, that is
 [num_blocks, kv_heads, block_size, head_dim].
 
-Source: DESIGN.md, "KV cache layout". This file owns no state.
+Source: ARCHITECTURE.md, "The KV cache". This file owns no state.
 """
 
 from __future__ import annotations
