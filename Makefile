@@ -17,7 +17,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 	--python_out=python --pyi_out=python --grpc_python_out=python
 
-.PHONY: help demo serve test lint fmt bench setup setup-dev check proto requirements clean
+.PHONY: help demo serve model test lint fmt bench setup setup-dev check proto requirements clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -28,7 +28,10 @@ demo: setup ## Serve the default model, ask one question, show where the time we
 serve: setup ## Serve the default model until Ctrl-C
 	@exec $(BIN)/tasuki serve
 
-test: setup-dev lint ## Everything that is checked: lint, Rust tests, Python tests
+model: setup ## Fetch and convert the default model, unless it is there
+	@$(BIN)/tasuki model fetch smollm2-135m >/dev/null
+
+test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Python tests
 	@mkdir -p target
 	@cargo test --release --workspace 2>&1 | tee target/cargo-test.log
 	@$(BIN)/python -m pytest 2>&1 | tee target/pytest.log; \
