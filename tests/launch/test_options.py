@@ -1,10 +1,12 @@
-"""Amounts of memory on the command line."""
+"""What the command line takes and what it refuses."""
 
 from __future__ import annotations
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from tasuki.cli import app
 from tasuki.launch.options import parse_bytes
 
 
@@ -28,3 +30,21 @@ def test_nonsense_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(typer.BadParameter) as refused:
         parse_bytes(text)
     assert repr(text) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-model-len", "0"),
+        ("--max-model-len", "-5"),
+        ("--max-concurrent-requests", "0"),
+        ("--drain-s", "-1"),
+        ("--drain-s", "90000"),
+        ("--startup-timeout", "-1"),
+        ("--kv-memory", "lots"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_anything_starts(option: str, value: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", option, value])
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{option}'" in refused.output

@@ -8,6 +8,7 @@ import pytest
 
 from tasuki.launch import topology
 from tasuki.launch.config import ServeConfig, Topology, WorkerOptions
+from tasuki.launch.errors import LaunchError
 from tasuki.launch.topology import Machine
 
 MODEL = Path("/models/smollm2-135m-instruct")
@@ -43,6 +44,14 @@ def test_many_workers_share_half_of_the_memory() -> None:
     )
     specs = topology.worker_specs(asked, MODEL, "float32", MACHINE)
     assert {tuple(words_after(s, "--kv-memory")) for s in specs} == {("500000000",)}
+
+
+def test_pools_that_do_not_fit_beside_one_another_are_refused() -> None:
+    fits = ServeConfig(model="m", worker=WorkerOptions(kv_memory=8 * 10**9))
+    assert len(topology.worker_specs(fits, MODEL, "float32", MACHINE)) == 2
+    wide = ServeConfig(model="m", worker=WorkerOptions(kv_memory=9 * 10**9))
+    with pytest.raises(LaunchError, match=r"9000000000 bytes for each of 2 .*less than 8000000000"):
+        topology.worker_specs(wide, MODEL, "float32", MACHINE)
 
 
 @pytest.mark.parametrize(

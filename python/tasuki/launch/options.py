@@ -30,11 +30,15 @@ def _option(help_text: str, *names: str, **more: object) -> object:
 # What a worker is told; `serve` passes the same on to every worker.
 KvMemory = Annotated[
     int | None,
-    _option("KV pool of one worker, e.g. 2GB.", parser=parse_bytes, metavar="BYTES"),
+    _option(
+        "KV pool of one worker, e.g. 2GB [an eighth of the free memory; less if that is plenty].",
+        parser=parse_bytes,
+        metavar="BYTES",
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,
-    _option("Longest request, prompt and output, in tokens [the lesser of model and pool]."),
+    _option("Longest request, prompt and output, in tokens [the lesser of model and pool].", min=1),
 ]
 BlockSize = Annotated[int | None, _option("Tokens in a KV block [16].")]
 MaxBatchedTokens = Annotated[int | None, _option("Tokens in one engine step [512].")]
@@ -85,12 +89,25 @@ StrictRoles = Annotated[
 ]
 MaxConcurrent = Annotated[
     int | None,
-    _option("Requests in the router at once; 503 beyond.", "--max-concurrent-requests"),
+    _option(
+        "Requests in the router at once; 503 beyond [1024].", "--max-concurrent-requests", min=1
+    ),
 ]
-Drain = Annotated[float, _option("How long Ctrl-C waits for running requests [30].", "--drain-s")]
+Drain = Annotated[
+    float,
+    _option(
+        "How long Ctrl-C waits for running requests, in seconds [30].",
+        "--drain-s",
+        min=0,
+        max=86_400,
+    ),
+]
 LogDir = Annotated[Path | None, _option("Keep the processes' logs here [kept after a crash only].")]
 Quiet = Annotated[bool, _option("Don't show the processes' logs.", "--quiet")]
 StartupTimeout = Annotated[
-    float, _option("How long the workers may take to start, in seconds [600].", "--startup-timeout")
+    float,
+    _option(
+        "How long the workers may take to start, in seconds [600].", "--startup-timeout", min=0
+    ),
 ]
 Question = Annotated[str, _option("What to ask.")]

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from tasuki.launch.config import ServeConfig
+from tasuki.launch.errors import LaunchError
 
 _MANY_WORKERS = 4  # up to here the worker's own default share of memory adds up to less than half
 
@@ -87,12 +88,12 @@ def worker_specs(
         model: The model's local folder.
         dtype: Settled for all workers; KV moves only within one dtype.
         machine: Divided among the workers.
+
+    Raises:
+        LaunchError: The pools that were asked for do not fit beside one another.
     """
     environment = tuple(worker_environment(config, machine).items())
-    options = config.worker.arguments()
-    workers = config.topology.workers
-    if config.worker.kv_memory is None and workers > _MANY_WORKERS:
-        options += ["--kv-memory", str(machine.free_bytes // (2 * workers))]
+    options = [*config.worker.arguments(), *_kv_memory(config, machine)]
     specs = []
     for index, (name, role) in enumerate(config.topology.members()):
         port = 0 if config.worker_base_port is None else config.worker_base_port + index
@@ -101,6 +102,21 @@ def worker_specs(
         words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
         specs.append(ProcessSpec(name, (*words, *options), environment, "ready "))
     return tuple(specs)
+
+
+def _kv_memory(config: ServeConfig, machine: Machine) -> list[str]:
+    """What keeps all pools together within the free memory; a worker knows of its own only."""
+    workers, free_bytes = config.topology.workers, machine.free_bytes
+    each_bytes = config.worker.kv_memory
+    if each_bytes is None:
+        many = workers > _MANY_WORKERS
+        return ["--kv-memory", str(free_bytes // (2 * workers))] if many else []
+    if each_bytes * workers > free_bytes:
+        raise LaunchError(
+            f"--kv-memory is {each_bytes} bytes for each of {workers} workers, "
+            f"{free_bytes} are free on this machine: use less than {free_bytes // workers}"
+        )
+    return []
 
 
 def router_spec(config: ServeConfig, model: Path, workers: Sequence[str], port: int) -> ProcessSpec:
