@@ -134,6 +134,23 @@ def test_output_is_kept_by_name(supervisor: Supervisor, tmp_path: Path) -> None:
     assert "out of luck" in (tmp_path / "logs" / "prefill-0.log").read_text()
 
 
+def test_output_is_shown_with_the_name_before_each_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor = Supervisor(tmp_path, echo=True)
+    supervisor.start([spec("prefill-0", FAIL)])
+    with pytest.raises(LaunchError):
+        supervisor.await_ready(["prefill-0"], DEADLINE_S)
+    shown = capsys.readouterr().err.splitlines()
+    assert sorted(shown) == ["prefill-0 | out of luck", "prefill-0 | the pool has no room"]
+
+
+def test_who_was_killed_may_have_run_out_of_memory(supervisor: Supervisor) -> None:
+    supervisor.start([spec("prefill-0", "import os; os.kill(os.getpid(), 9)")])
+    with pytest.raises(LaunchError, match=r"prefill-0 ended .*SIGKILL: out of memory\?"):
+        supervisor.await_ready(["prefill-0"], DEADLINE_S)
+
+
 # Starts a child that follows it, says the child's pid, and waits to be killed.
 LAUNCHER = """
 import os, subprocess, sys, time

@@ -120,9 +120,11 @@ class Child:
 
 
 def describe_exit(code: int) -> str:
-    """`exit status 1`, or `signal SIGKILL`."""
+    """`exit status 1`, or `signal SIGTERM`; what was killed may have had no last word."""
     if code >= 0:
         return f"exit status {code}"
+    if code == -signal.SIGKILL:
+        return "signal SIGKILL: out of memory?"
     try:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
