@@ -70,6 +70,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     specs = topology.worker_specs(config, model, dtype, machine)
     with log_folder(config.log_dir) as logs:
         supervisor = Supervisor(logs.path, config.echo_logs)
+        orderly = False
         with _signals(supervisor):
             try:
                 say(f"starting {config.topology}: {', '.join(s.name for s in specs)}")
@@ -87,13 +88,16 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
                 summary = f"{config.topology}, {dtype}, ready after {took_s:.1f} s"
                 served = topology.served_names(config, model)[0]
                 _begin(Deployment(url, served, summary), job, supervisor)
-                return supervisor.run()
+                code = supervisor.run()
+                orderly = True
+                return code
             except StoppedError as stopped:
+                orderly = True
                 return stopped.code or 130
             finally:
                 _end(supervisor, config.router.drain_s)
-                logs.keep = supervisor.died
-                if supervisor.died or config.log_dir:
+                logs.keep = supervisor.died or not orderly
+                if logs.keep or config.log_dir:
                     say(f"logs kept in {logs.path}")
 
 
