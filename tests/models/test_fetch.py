@@ -114,6 +114,36 @@ def test_hub_ids(name: str, is_id: bool) -> None:
     assert hub.is_hub_id(name) is is_id
 
 
+@pytest.mark.parametrize(
+    ("offline", "failure", "words"),
+    [
+        (False, ConnectionError("no route\nto host"), ["cannot be reached", "no route", "--model"]),
+        (True, ConnectionError("offline"), ["owner/model", "HF_HUB_OFFLINE is set"]),
+    ],
+)
+def test_a_hub_out_of_reach_is_one_line_that_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, offline: bool, failure: Exception, words: list[str]
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise failure
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    with pytest.raises(FetchError) as refused:
+        resolve_model("owner/model")
+    message = str(refused.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE is set"):
+        resolve_model("owner/model")
+
+
 def _hold(lock: Path, held: multiprocessing.synchronize.Event, seconds: float) -> None:
     with cache.exclusive(lock, lambda: None):
         held.set()
