@@ -100,7 +100,8 @@ def listening_at(process: Process) -> set[str]:
     """Addresses at which the launcher and everything under it take connections."""
     family = [psutil.Process(process.pid), *process.descendants()]
     sockets = [socket for each in family for socket in each.net_connections("inet")]
-    return {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+    listening = [s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN]
+    return {address.removeprefix("::ffff:") for address in listening}
 
 
 def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Path) -> None:
@@ -210,6 +211,16 @@ def test_broken_weights_end_with_the_workers_own_error(
     process = serve("--model", str(bad), "--dtype", "float32")
     assert process.wait(deadline_s=60) != 0
     assert "safetensors" in process.output()
+
+
+def test_a_start_that_takes_too_long_ends_and_keeps_the_logs_it_names(
+    serve: Serve, tiny_model: Path
+) -> None:
+    process = serve("--model", str(tiny_model), "--dtype", "float32", "--startup-timeout", "0.2")
+    assert process.wait(deadline_s=60) == 1
+    named = re.search(r"prefill-0, decode-0 not ready after 0\.2 s; see (\S+),", process.output())
+    assert named is not None, process.output()
+    assert (Path(named[1]) / "decode-0.log").is_file()
 
 
 def test_idle_workers_use_little_processor(serve: Serve, tiny_model: Path) -> None:
