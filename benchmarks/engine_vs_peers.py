@@ -304,7 +304,10 @@ def main() -> None:
     )
     document = {
         "schema": 1,
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join(
+            "VENV/bin/python" if word == arguments.vllm_python else word
+            for word in ["python", *sys.argv]
+        ),
         "revision": revision.stdout.strip(),
         "machine": machine(),
         "model": arguments.model.name,
