@@ -183,6 +183,10 @@ impl Link {
         let (mut incoming, info) = timeout(limits.hello, hello)
             .await
             .map_err(|_| LinkError::NoHello(limits.hello))??;
+        let key = self
+            .registry
+            .join(self.worker, info.clone(), sender, Instant::now())?;
+        self.key = Some(key);
         tracing::info!(
             worker = %self.worker,
             role = %info.role().as_str_name(),
@@ -192,10 +196,6 @@ impl Link {
             num_blocks = info.num_blocks,
             "worker joins",
         );
-        let key = self
-            .registry
-            .join(self.worker, info, sender, Instant::now())?;
-        self.key = Some(key);
 
         let mut watchman = interval((limits.suspect_after / 4).max(Duration::from_millis(10)));
         watchman.set_missed_tick_behavior(MissedTickBehavior::Delay);

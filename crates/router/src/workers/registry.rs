@@ -34,6 +34,14 @@ pub enum JoinError {
     Identity(usize),
     #[error("the worker is already connected as worker {0}: it is listed twice")]
     Twice(WorkerId),
+    #[error(
+        "the worker serves {theirs:?}, worker {worker} serves {ours:?}: one router serves one model"
+    )]
+    OtherModel {
+        theirs: String,
+        worker: WorkerId,
+        ours: String,
+    },
 }
 
 /// What a worker's silence means.
@@ -87,6 +95,7 @@ impl Registry {
         if let Some(twin) = twin {
             return Err(JoinError::Twice(twin.view.id));
         }
+        refuse_other_model(&slots, &info, identity)?;
         let serial = self.next_connection.fetch_add(1, Ordering::Relaxed);
         let slot = &mut slots[worker.0 as usize];
         slot.set_info(info, identity);
@@ -282,6 +291,27 @@ fn check(info: &v1::WorkerInfo) -> Result<Identity, JoinError> {
         });
     }
     Identity::from_slice(&info.identity).ok_or(JoinError::Identity(info.identity.len()))
+}
+
+/// What one model began, another cannot go on with. Names alone prove nothing:
+/// one model may have two; nor does identity, which dtypes differ in too.
+fn refuse_other_model(
+    slots: &[Slot],
+    info: &v1::WorkerInfo,
+    identity: Identity,
+) -> Result<(), JoinError> {
+    let connected = slots.iter().filter(|slot| slot.connection.is_some());
+    let known = connected.filter_map(|slot| Some((&slot.view, slot.info.as_ref()?)));
+    for (view, known) in known {
+        if view.identity != identity && known.model != info.model {
+            return Err(JoinError::OtherModel {
+                theirs: info.model.clone(),
+                worker: view.id,
+                ours: known.model.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Workers that were ever connected.

@@ -281,6 +281,32 @@ fn what_workers_say_of_themselves_is_checked() {
 }
 
 #[test]
+fn one_router_serves_one_model() {
+    let registry = registry(2);
+    let join = |worker, name: &str, model: &str, identity| {
+        let (messages, _) = mpsc::unbounded_channel();
+        let mut info = info(name, Role::Mixed);
+        info.model = model.to_owned();
+        info.identity = vec![identity; 16];
+        registry.join(WorkerId(worker), info, messages, Instant::now())
+    };
+    let first = join(0, "a", "m", 1).expect("joined");
+    let error = join(1, "b", "other", 2).expect_err("another model");
+    assert!(
+        error
+            .to_string()
+            .contains("\"other\", worker 0 serves \"m\""),
+        "{error}"
+    );
+    let same_under_another_name = join(1, "b", "other", 1).expect("joined");
+    registry.leave(same_under_another_name);
+    let another_dtype = join(1, "b", "m", 2).expect("joined");
+    registry.leave(another_dtype);
+    registry.leave(first);
+    assert!(join(1, "b", "other", 2).is_ok());
+}
+
+#[test]
 fn an_idle_workers_speeds_are_forgotten_in_time() {
     let registry = registry(1);
     let (messages, _sent) = mpsc::unbounded_channel();
