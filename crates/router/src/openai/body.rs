@@ -1,9 +1,12 @@
 //! From the bytes of a request to typed fields, with errors a person can use.
 
+use std::time::Duration;
+
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use futures::StreamExt;
 use serde::Deserialize;
+use tokio::time::timeout;
 
 use crate::error::ApiError;
 
@@ -11,11 +14,23 @@ use crate::error::ApiError;
 /// limit, so that the client has sent all and sees the 413 and no reset.
 const DISCARD_FACTOR: usize = 8;
 
+/// A client that stops in the middle of its body must not keep its place for ever.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
 /// Reads a whole body of at most `limit` bytes.
 ///
 /// # Errors
-/// [`ApiError::TooLarge`] above the limit; `Invalid` if the client breaks off.
+/// [`ApiError::TooLarge`] above the limit; `Invalid` if the client breaks off or stalls.
 pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    read_within(headers, body, limit, LONGEST_PAUSE).await
+}
+
+async fn read_within(
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+    longest_pause: Duration,
+) -> Result<Bytes, ApiError> {
     let announced: Option<usize> = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());
@@ -26,7 +41,17 @@ pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes
     let mut stream = body.into_data_stream();
     let mut kept = Vec::with_capacity(announced.unwrap_or(0).min(limit));
     let mut received = 0;
-    while let Some(chunk) = stream.next().await {
+    loop {
+        let chunk = match timeout(longest_pause, stream.next()).await {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => break,
+            Err(_) => {
+                return Err(malformed(format!(
+                    "Nothing came of the request body for {longest_pause:?}, the limit; \
+                     {received} bytes had come."
+                )));
+            }
+        };
         let chunk = chunk.map_err(|_| ApiError::Invalid {
             message: "The request body could not be read to its end.".to_owned(),
             param: None,
@@ -147,5 +172,16 @@ mod tests {
             .await
             .unwrap_err();
         assert!(error.to_string().contains("more than 64"));
+    }
+
+    #[tokio::test]
+    async fn gives_a_stalled_body_up() {
+        let begun = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from("{\"n\""))]);
+        let body = Body::from_stream(begun.chain(futures::stream::pending()));
+        let headers = HeaderMap::new();
+        let read = read_within(&headers, body, 8, Duration::from_millis(10));
+        let error = timeout(Duration::from_secs(20), read).await.unwrap();
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("10ms") && text.contains("4 bytes"), "{text}");
     }
 }
