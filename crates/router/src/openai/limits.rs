@@ -17,7 +17,8 @@ pub const LOGIT_BIAS: std::ops::RangeInclusive<f64> = -100.0..=100.0;
 pub const TEMPERATURE: std::ops::RangeInclusive<f64> = 0.0..=2.0;
 pub const PENALTY: std::ops::RangeInclusive<f64> = -2.0..=2.0;
 pub const UNIT: std::ops::RangeInclusive<f64> = 0.0..=1.0;
-pub const MAX_REPETITION_PENALTY: f64 = 10.0;
+/// Divisors below this make logits that are no numbers any more.
+pub const REPETITION_PENALTY: std::ops::RangeInclusive<f64> = 0.01..=10.0;
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
 /// What `/v1/completions` generates when `max_tokens` is absent, as OpenAI.
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;

@@ -48,7 +48,11 @@ pub fn sampling_params(
         presence_penalty: penalty("presence_penalty", fields.presence_penalty)?,
         frequency_penalty: penalty("frequency_penalty", fields.frequency_penalty)?,
         repetition_penalty: or_default(
-            repetition_penalty(fields.repetition_penalty)?,
+            number(
+                "repetition_penalty",
+                fields.repetition_penalty,
+                &limits::REPETITION_PENALTY,
+            )?,
             defaults.repetition_penalty,
             1.0,
         ),
@@ -83,21 +87,6 @@ fn top_p(given: Option<f64>) -> Result<Option<f64>, ApiError> {
             "top_p",
             "top_p is 0; it must be above 0 and at most 1.",
         )),
-        checked => Ok(checked),
-    }
-}
-
-fn repetition_penalty(given: Option<f64>) -> Result<Option<f64>, ApiError> {
-    match given {
-        Some(value) if !(value > 0.0 && value <= limits::MAX_REPETITION_PENALTY) => {
-            Err(ApiError::invalid(
-                "repetition_penalty",
-                format!(
-                    "repetition_penalty is {value}; it must be above 0 and at most {}.",
-                    limits::MAX_REPETITION_PENALTY
-                ),
-            ))
-        }
         checked => Ok(checked),
     }
 }
@@ -188,6 +177,7 @@ mod tests {
             (r#"{"presence_penalty":3}"#, "3"),
             (r#"{"frequency_penalty":-3}"#, "-3"),
             (r#"{"repetition_penalty":0}"#, "0"),
+            (r#"{"repetition_penalty":1e-38}"#, "0.01"),
             (r#"{"min_tokens":-1}"#, "-1"),
             (r#"{"stop_token_ids":[10]}"#, "10"),
             (r#"{"logit_bias":{"10":1}}"#, "10"),
