@@ -157,9 +157,11 @@ impl Metrics {
         self.total.observe(timings.total.as_secs_f64());
         self.transfer_bytes.inc_by(timings.transfer_bytes);
         let moved = timings.transfer_bytes > 0;
+        // A worker that is lost gives no account of its time.
+        let told = !timings.prefill.is_zero();
         let phases: [(&str, Duration, bool); 8] = [
-            ("queue", timings.queue, true),
-            ("prefill", timings.prefill, true),
+            ("queue", timings.queue, told),
+            ("prefill", timings.prefill, told),
             ("first_token", timings.first_token, true),
             ("handshake", timings.handshake, moved),
             ("transfer", timings.transfer, moved),
@@ -194,4 +196,23 @@ fn durations() -> Histogram {
         0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
         120.0,
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tasuki_policy::PolicyConfig;
+
+    use super::*;
+
+    #[test]
+    fn a_phase_that_nobody_told_of_is_not_counted() {
+        let none = workers::Registry::new(0, PolicyConfig::default(), Instant::now());
+        let metrics = Metrics::new(&Arc::new(none));
+        metrics.finished(&Timings::default());
+        let text = metrics.text();
+        assert!(text.contains("phase=\"first_token\""), "{text}");
+        assert!(!text.contains("phase=\"prefill\"") && !text.contains("phase=\"queue\""));
+    }
 }
