@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde::Serialize;
 
@@ -51,8 +52,12 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// One of them.
 pub async fn retrieve(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
+    let Path(name) = name.map_err(|_| ApiError::UnknownModel {
+        requested: "(not UTF-8)".to_owned(),
+        served: app.settings.model_names.join(", "),
+    })?;
     let name = app.model_name(Some(&name))?;
     Ok(Json(model(&app, &name)))
 }

@@ -48,6 +48,9 @@ async fn models_are_listed_by_name() {
     assert_eq!(one.json()["id"], MODEL);
     let encoded = get(&app, "/v1/models/org%2Fbytes").await;
     assert_eq!(encoded.json()["id"], MODEL);
-    let none = get(&app, "/v1/models/other").await;
-    assert_eq!(none.status, StatusCode::NOT_FOUND);
+    for path in ["/v1/models/other", "/v1/models/%ff"] {
+        let none = get(&app, path).await;
+        assert_eq!(none.status, StatusCode::NOT_FOUND);
+        assert_eq!(none.json()["error"]["code"], "model_not_found");
+    }
 }
