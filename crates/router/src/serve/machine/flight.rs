@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tasuki_core::WorkerId;
-use tasuki_wire::v1::LegEndReason;
+use tasuki_wire::v1::{LegEndReason, Output};
 
 use super::recover::Setbacks;
 use crate::workers::{Seat, WorkerKey};
@@ -47,6 +47,8 @@ pub struct Flight {
     /// Decode workers that refused the attempt.
     pub refused_by: Vec<WorkerId>,
     pub retargeted: bool,
+    /// What decode said before prefill brought the prompt's logprobs, which go first.
+    pub held: Vec<Output>,
     pub submitted: Instant,
     /// Set when every choice has ended: until then the legs' own ends are awaited.
     pub settle_until: Option<Instant>,

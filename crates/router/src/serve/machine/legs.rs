@@ -93,7 +93,7 @@ impl Machine {
 
     fn on_prefill_ended(&mut self, group: usize, reason: LegEndReason, why: &str, now: Instant) {
         match reason {
-            LegEndReason::LegEndHandedOff => {}
+            LegEndReason::LegEndHandedOff if self.decode_is_running(group) => {}
             _ if self.decode_can_go_on(group) => {
                 // The new peer can get nothing from a prefill leg that is gone.
                 if self.is_retargeted(group) {
@@ -129,6 +129,8 @@ impl Machine {
                 }
             }
             LegEndReason::LegEndReturned => self.set_back(group, Setback::Returned, why, now),
+            // The rest is prefill's to say: first tokens, when they were the last.
+            LegEndReason::LegEndFinished if self.prefill_is_running(group) => {}
             LegEndReason::LegEndKvLost => {
                 // Before the first token there was no KV to lose; after a retarget
                 // the lease may have run out. Neither is what `fail` is about.
@@ -153,10 +155,17 @@ impl Machine {
 
     /// Whether the decode leg can finish the attempt without the prefill leg.
     fn decode_can_go_on(&self, group: usize) -> bool {
-        let running = self.groups[group]
-            .flight()
-            .is_some_and(|flight| flight.decode_is_running());
-        running && self.is_prefilled(group)
+        self.decode_is_running(group) && self.is_prefilled(group)
+    }
+
+    fn decode_is_running(&self, group: usize) -> bool {
+        let flight = self.groups[group].flight();
+        flight.is_some_and(|flight| flight.decode_is_running())
+    }
+
+    fn prefill_is_running(&self, group: usize) -> bool {
+        let flight = self.groups[group].flight();
+        flight.is_some_and(|flight| flight.prefill.is_running())
     }
 
     fn is_retargeted(&self, group: usize) -> bool {

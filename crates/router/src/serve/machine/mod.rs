@@ -29,7 +29,7 @@ use tasuki_wire::v1;
 
 use self::choice::{Choice, End};
 use self::config::MachineConfig;
-use self::flight::{Group, GroupState};
+use self::flight::{Group, GroupState, Part};
 use self::io::{Effect, Fleet, Input};
 use super::api::{Event, Generation, ServeError, Timings};
 use crate::workers::WorkerKey;
@@ -41,7 +41,8 @@ pub struct Machine {
     choices: Vec<Choice>,
     groups: Vec<Group>,
     next_attempt: u32,
-    prompt_logprobs_sent: bool,
+    /// Prefill has spoken, and with its first words come the prompt's logprobs.
+    prompt_scored: bool,
     received: Instant,
     timings: Timings,
     over: bool,
@@ -61,7 +62,7 @@ impl Machine {
             groups: vec![Group::waiting(indices, now)],
             request,
             next_attempt: 0,
-            prompt_logprobs_sent: false,
+            prompt_scored: false,
             received: now,
             timings: Timings::default(),
             over: false,
@@ -112,14 +113,31 @@ impl Machine {
         let Some(group) = self.group_of(&output.request_id, from) else {
             return;
         };
-        if !self.groups[group].choices.contains(&output.choice) {
+        let Some(flight) = self.groups[group].flight_mut() else {
             return;
+        };
+        if flight.part_of(from) == Some(Part::Decode) {
+            if self.request.sampling.prompt_logprobs.is_some() && !self.prompt_scored {
+                flight.held.push(output);
+                return;
+            }
+            return self.take(group, output, now);
         }
-        if !output.prompt_logprobs.is_empty() && !self.prompt_logprobs_sent {
-            self.prompt_logprobs_sent = true;
-            let logprobs = std::mem::take(&mut output.prompt_logprobs);
+        let held = std::mem::take(&mut flight.held);
+        let logprobs = std::mem::take(&mut output.prompt_logprobs);
+        if !std::mem::replace(&mut self.prompt_scored, true) && !logprobs.is_empty() {
             self.effects
                 .push(Effect::Emit(Event::PromptLogprobs(logprobs)));
+        }
+        self.take(group, output, now);
+        for output in held {
+            self.take(group, output, now);
+        }
+    }
+
+    fn take(&mut self, group: usize, output: v1::Output, now: Instant) {
+        if !self.groups[group].choices.contains(&output.choice) {
+            return;
         }
         let cached = &mut self.timings.cached_prompt_tokens;
         *cached = (*cached).max(output.cached_prompt_tokens);

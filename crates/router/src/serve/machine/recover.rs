@@ -193,6 +193,7 @@ impl Machine {
         self.timings.decode_worker = seat.key.worker.to_string();
         if let Some(flight) = self.groups[group].flight_mut() {
             flight.retargeted = true;
+            flight.held.clear();
             flight.decode = Some(Leg::new(seat));
         }
         true
@@ -223,6 +224,7 @@ impl Machine {
             decode: split.then(|| Leg::new(decode)),
             refused_by: Vec::new(),
             retargeted: false,
+            held: Vec::new(),
             submitted: now,
             settle_until: None,
         }));
@@ -235,7 +237,7 @@ impl Machine {
             _ => Vec::new(),
         };
         let mut sampling = self.request.sampling.clone();
-        if self.prompt_logprobs_sent {
+        if self.prompt_scored {
             sampling.prompt_logprobs = None;
         }
         v1::Submit {

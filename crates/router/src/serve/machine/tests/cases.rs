@@ -523,6 +523,28 @@ fn prompt_logprobs_come_once_and_are_not_asked_for_again() {
 }
 
 #[test]
+fn decode_does_not_overtake_the_prompts_logprobs() {
+    let mut desk = Desk::plain(&[Ok((0, 1))], &[]);
+    desk.tokens(1, "r.0", 0, 8)
+        .ended(1, "r.0", R::LegEndFinished);
+    assert!(desk.effects.is_empty(), "held until prefill has spoken");
+    let output = v1::Output {
+        request_id: "r.0".to_owned(),
+        tokens: vec![0],
+        prompt_logprobs: vec![v1::TokenLogprob::default(); 9],
+        ..Default::default()
+    };
+    desk.hear(Input::Output(key(0), output));
+    let emitted = |effect: &Effect| match effect {
+        Effect::Emit(Event::PromptLogprobs(logprobs)) => logprobs.len(),
+        Effect::Emit(Event::Tokens { tokens, .. }) => tokens.len(),
+        other => panic!("unexpected {other:?}"),
+    };
+    let emitted: Vec<usize> = desk.effects.iter().map(emitted).collect();
+    assert_eq!(emitted, [9, 1, 7]);
+}
+
+#[test]
 fn an_old_attempts_words_are_ignored() {
     let mut desk = Desk::plain(&[Ok((0, 0)), Ok((1, 1))], &[]);
     desk.ended(0, "r.0", R::LegEndFailed);

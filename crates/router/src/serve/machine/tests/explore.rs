@@ -62,6 +62,9 @@ fn check(setup: &Setup, world: &World) {
         let may = setup.on_kv_loss == OnKvLoss::Fail && !world.client.tokens.is_empty();
         assert!(may, "failed with {error} after {:#?}", world.trace);
     }
+    if let Some(timings) = world.client.done.as_ref().filter(|_| world.is_faultless()) {
+        assert_eq!(timings.replacements, 0, "after {:#?}", world.trace);
+    }
 }
 
 #[test]
@@ -112,6 +115,15 @@ fn every_run_with_two_deviations_and_a_client_that_acts() {
 }
 
 #[test]
+fn every_run_with_two_deviations_and_logprobs_of_the_prompt() {
+    for (n, first, max_tokens) in [(1, 3, 8), (1, 1, 8), (2, 1, 3)] {
+        let mut setup = Setup::new(&[Prefill, Decode, Decode], n, first, max_tokens, 2);
+        setup.scored = true;
+        explore(&setup, 2);
+    }
+}
+
+#[test]
 fn lost_kv_fails_the_request_only_when_told_to() {
     let mut setup = Setup::new(&[Prefill, Prefill, Decode, Decode], 1, 3, 8, 2);
     setup.on_kv_loss = OnKvLoss::Fail;
@@ -130,6 +142,7 @@ fn random_runs_far_from_the_undisturbed_one() {
         let n = random.random_range(1..4);
         let mut setup = Setup::new(&roles, n, first, most, random.random_range(0..8));
         setup.client_acts = random.random_bool(0.3);
+        setup.scored = random.random_bool(0.3);
         let world = run(&setup, |_, actions| random.random_range(0..actions.len()));
         check(&setup, &world);
     }

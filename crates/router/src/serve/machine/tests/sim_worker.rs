@@ -46,6 +46,8 @@ pub struct SimLeg {
     pub leg: v1::Leg,
     pub peer: String,
     pub progress: Progress,
+    /// Whether the prompt's logprobs are still to be told.
+    pub scores: bool,
     /// Unfinished choices, with the next position of each.
     pub choices: Vec<(u32, usize)>,
 }
@@ -61,6 +63,12 @@ impl SimLeg {
                 .clone()
                 .map_or_else(String::new, |p| p.engine_id),
             progress: Progress::Begun,
+            scores: base == 0
+                && submit.leg() != v1::Leg::Decode
+                && submit
+                    .sampling
+                    .as_ref()
+                    .is_some_and(|s| s.prompt_logprobs.is_some()),
             choices: submit.choices.iter().map(|&c| (c, base)).collect(),
         }
     }
@@ -69,6 +77,7 @@ impl SimLeg {
     pub fn step(&mut self, lengths: Lengths) -> Vec<v1::Output> {
         let mut outputs = Vec::new();
         let attempt = &self.attempt;
+        let scores = &mut self.scores;
         self.choices.retain_mut(|(choice, position)| {
             let last = *position + 1 == lengths.of(*choice);
             let finish = if last {
@@ -82,6 +91,10 @@ impl SimLeg {
                 position: *position as u32,
                 tokens: vec![truth(*choice, *position)],
                 finish: finish.into(),
+                prompt_logprobs: std::mem::take(scores)
+                    .then(v1::TokenLogprob::default)
+                    .into_iter()
+                    .collect(),
                 ..Default::default()
             });
             *position += 1;

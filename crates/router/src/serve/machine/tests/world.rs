@@ -27,6 +27,8 @@ pub struct Setup {
     pub on_kv_loss: OnKvLoss,
     /// Stops and hang-ups of the client are among the faults.
     pub client_acts: bool,
+    /// The client wants the prompt's logprobs.
+    pub scored: bool,
 }
 
 impl Setup {
@@ -38,6 +40,7 @@ impl Setup {
             faults,
             on_kv_loss: OnKvLoss::Recompute,
             client_acts: false,
+            scored: false,
         }
     }
 }
@@ -90,6 +93,8 @@ pub struct World {
     to_worker: BTreeMap<u64, (WorkerKey, VecDeque<Effect>)>,
     /// KV that outlived its leg, by attempt and engine.
     orphans: BTreeSet<(String, String)>,
+    /// Attempts that ended with their first tokens.
+    ended_by_prefill: BTreeSet<String>,
     next_connection: u64,
     tie: u64,
     now: Instant,
@@ -102,6 +107,7 @@ pub struct World {
 /// What the client has seen.
 #[derive(Default)]
 pub struct Client {
+    pub scored: bool,
     pub tokens: BTreeMap<u32, Vec<u32>>,
     pub finished: BTreeMap<u32, Finish>,
     pub stopped: BTreeSet<u32>,
@@ -119,6 +125,7 @@ impl World {
             n: setup.n,
             sampling: v1::SamplingParams {
                 max_tokens: setup.lengths.max_tokens as u32,
+                prompt_logprobs: setup.scored.then_some(0),
                 ..Default::default()
             },
             tenant: String::new(),
@@ -146,6 +153,7 @@ impl World {
             to_router: BTreeMap::new(),
             to_worker: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            ended_by_prefill: BTreeSet::new(),
             tie: 0,
             now,
             faults_left: setup.faults,
@@ -180,9 +188,8 @@ impl World {
         for (key, leg) in self.legs() {
             if self.can_advance(leg) {
                 actions.push(Action::Advance(key, leg.attempt.clone()));
-            } else if leg.leg == v1::Leg::Decode && self.kv_is_gone(leg) {
-                let lost = LegEndReason::LegEndKvLost;
-                actions.push(Action::EndLeg(key, leg.attempt.clone(), lost));
+            } else if let Some(reason) = self.ends_by_itself(leg) {
+                actions.push(Action::EndLeg(key, leg.attempt.clone(), reason));
             }
         }
         let down = (0..self.workers.len()).filter(|&at| self.workers[at].key.is_none());
@@ -267,9 +274,9 @@ impl World {
     }
 
     fn fault(&mut self, action: &Action) {
-        // A decode leg whose KV is gone says so by itself: no fault of its own.
-        let by_itself = matches!(action, Action::EndLeg(key, attempt, LegEndReason::LegEndKvLost)
-            if self.leg(*key, attempt).is_some_and(|leg| self.kv_is_gone(leg)));
+        // A decode leg whose KV is gone ends by itself: no fault of its own.
+        let by_itself = matches!(action, Action::EndLeg(key, attempt, reason)
+            if self.leg(*key, attempt).is_some_and(|leg| self.ends_by_itself(leg) == Some(*reason)));
         self.faults_left -= usize::from(!by_itself);
         match action {
             Action::EndLeg(key, attempt, reason) => {
@@ -366,6 +373,9 @@ impl World {
             _ => Progress::Decoding,
         };
         if leg.choices.is_empty() {
+            if leg.leg == v1::Leg::Prefill {
+                self.ended_by_prefill.insert(leg.attempt.clone());
+            }
             let ended = leg.end(LegEndReason::LegEndFinished);
             self.say(key, Input::Ended(key, ended));
         } else {
@@ -418,6 +428,18 @@ impl World {
             && !announced
             && !self.kv_is_there(decode)
             && self.prefill_of(decode).is_none()
+    }
+
+    /// How a leg ends that waits for KV which will not come.
+    fn ends_by_itself(&self, leg: &SimLeg) -> Option<LegEndReason> {
+        if leg.leg != v1::Leg::Decode || !self.kv_is_gone(leg) {
+            return None;
+        }
+        Some(if self.ended_by_prefill.contains(&leg.attempt) {
+            LegEndReason::LegEndFinished
+        } else {
+            LegEndReason::LegEndKvLost
+        })
     }
 
     fn prefill_of(&self, decode: &SimLeg) -> Option<&SimLeg> {
@@ -498,6 +520,7 @@ impl World {
                 ..
             } => {
                 assert!(!self.client.finished.contains_key(&choice));
+                assert_eq!(self.client.scored, self.setup.scored);
                 let seen = self.client.tokens.entry(choice).or_default();
                 for token in tokens {
                     assert_eq!(token, truth(choice, seen.len()), "the tokens' order");
@@ -509,8 +532,16 @@ impl World {
             }
             Event::Done(timings) => self.client.done = Some(timings),
             Event::Failed(error) => self.client.failed = Some(error),
-            Event::PromptLogprobs(_) => unreachable!("nobody asked"),
+            Event::PromptLogprobs(_) => {
+                assert!(self.setup.scored && !self.client.scored);
+                self.client.scored = true;
+            }
         }
+    }
+
+    /// Whether nothing went wrong, in whatever order it went.
+    pub fn is_faultless(&self) -> bool {
+        self.faults_left == self.setup.faults
     }
 
     pub fn is_over(&self) -> bool {
