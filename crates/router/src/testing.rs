@@ -178,6 +178,7 @@ impl Generator for FakeGenerator {
     fn limits(&self) -> Option<ModelLimits> {
         self.readiness.is_ok().then_some(ModelLimits {
             max_model_len: MAX_MODEL_LEN,
+            common_len: MAX_MODEL_LEN,
             vocab_size: VOCAB_SIZE,
         })
     }

@@ -35,7 +35,9 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let max_tokens = output_tokens(
         prompt.len(),
         requested,
-        DefaultOutput::Fill,
+        DefaultOutput::Fill {
+            common_len: common.limits.common_len,
+        },
         common.limits.max_model_len,
     )?;
     let generation = common.generation(None, "messages", prompt, max_tokens)?;

@@ -43,6 +43,8 @@ pub struct Common {
     pub identity: Identity,
     pub delivery: Delivery,
     pub sampling: SamplingParams,
+    /// The client chose the seed.
+    seeded: bool,
     pub limits: ModelLimits,
     pub tenant: String,
 }
@@ -61,7 +63,11 @@ pub async fn serve<S: Shape>(
     let permit = app.gate.enter()?;
     let (parts, body) = request.into_parts();
     let bytes = body::read(&parts.headers, body, app.settings.max_body_bytes).await?;
-    let prepared = off_loop(&app, bytes, prepare).await?;
+    let received = Instant::now();
+    let mut prepared = off_loop(&app, bytes, prepare).await?;
+    for job in &mut prepared.jobs {
+        job.generation.received = received;
+    }
     let outputs = Outputs::start(
         app.generator.as_ref(),
         &app.text,
@@ -143,6 +149,7 @@ impl Common {
             },
             delivery: Delivery::new(fields, sampling.min_tokens)?,
             sampling,
+            seeded: fields.seed.is_some(),
             limits,
             tenant,
         })
@@ -173,6 +180,11 @@ impl Common {
                 format!("min_tokens is {min_tokens}; max_tokens is {max_tokens}."),
             ));
         }
+        // Equal prompts of one request differ as those of two requests would.
+        let seed = match index {
+            Some(1..) if !self.seeded => rand::random(),
+            _ => self.sampling.seed,
+        };
         let id = &self.identity.id;
         Ok(Generation {
             request_id: index.map_or_else(|| id.clone(), |index| format!("{id}-{index}")),
@@ -180,9 +192,11 @@ impl Common {
             n: self.delivery.n,
             sampling: SamplingParams {
                 max_tokens,
+                seed,
                 ..self.sampling.clone()
             },
             tenant: self.tenant.clone(),
+            received: Instant::now(),
         })
     }
 }

@@ -30,10 +30,12 @@ pub fn integer(
     };
     match u32::try_from(given) {
         Ok(checked) if range.contains(&given) => Ok(Some(checked)),
-        _ if *range.end() >= i64::from(u32::MAX) => Err(ApiError::invalid(
-            name,
-            format!("{name} is {given}; it must be at least {}.", range.start()),
-        )),
+        _ if *range.end() >= i64::from(u32::MAX) && given < *range.start() => {
+            Err(ApiError::invalid(
+                name,
+                format!("{name} is {given}; it must be at least {}.", range.start()),
+            ))
+        }
         _ => Err(outside(name, given, range.start(), range.end())),
     }
 }
@@ -80,8 +82,9 @@ pub fn token_id(name: &str, id: i64, vocab_size: u32) -> Result<u32, ApiError> {
 /// What a request has left for output, when `max_tokens` is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefaultOutput {
-    /// All that fits the context.
-    Fill,
+    /// All that fits the context: `common_len` tokens, which every worker takes,
+    /// unless the prompt alone needs a larger worker.
+    Fill { common_len: u32 },
     /// So many tokens, or what fits if that is less.
     AtMost(u32),
 }
@@ -104,14 +107,16 @@ pub fn output_tokens(
         param: Some("max_tokens".to_owned()),
         code: Some("context_length_exceeded"),
     };
-    let room = u32::try_from(prompt_tokens).map_or(0, |prompt_tokens| {
-        max_model_len.saturating_sub(prompt_tokens)
-    });
+    let prompt_len = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+    let room = max_model_len.saturating_sub(prompt_len);
     match (requested, default) {
         (Some(asked), _) if asked <= room && room > 0 => Ok(asked),
         (Some(asked), _) => Err(too_long(format!("max_tokens is {asked}"))),
         (None, _) if room == 0 => Err(too_long("max_tokens is not set (at least 1)".to_owned())),
-        (None, DefaultOutput::Fill) => Ok(room),
+        (None, DefaultOutput::Fill { common_len }) => match common_len.saturating_sub(prompt_len) {
+            0 => Ok(room),
+            common => Ok(common.min(room)),
+        },
         (None, DefaultOutput::AtMost(most)) => Ok(room.min(most)),
     }
 }
@@ -143,6 +148,12 @@ mod tests {
                 .to_string(),
             "max_tokens is -5; it must be at least 1."
         );
+        assert_eq!(
+            integer("max_tokens", Some(5_000_000_000), 1..=i64::from(u32::MAX))
+                .unwrap_err()
+                .to_string(),
+            "max_tokens is 5000000000; it must be between 1 and 4294967295."
+        );
     }
 
     #[test]
@@ -156,18 +167,21 @@ mod tests {
 
     #[test]
     fn output_fits_the_context() {
-        use DefaultOutput::{AtMost, Fill};
-        assert_eq!(output_tokens(10, None, Fill, 100).unwrap(), 90);
+        use DefaultOutput::AtMost;
+        let fill = |common_len| DefaultOutput::Fill { common_len };
+        assert_eq!(output_tokens(10, None, fill(100), 100).unwrap(), 90);
+        assert_eq!(output_tokens(10, None, fill(50), 100).unwrap(), 40);
+        assert_eq!(output_tokens(60, None, fill(50), 100).unwrap(), 40);
         assert_eq!(output_tokens(10, None, AtMost(16), 100).unwrap(), 16);
         assert_eq!(output_tokens(95, None, AtMost(16), 100).unwrap(), 5);
-        assert_eq!(output_tokens(10, Some(90), Fill, 100).unwrap(), 90);
-        let text = output_tokens(10, Some(91), Fill, 100)
+        assert_eq!(output_tokens(10, Some(90), fill(100), 100).unwrap(), 90);
+        let text = output_tokens(10, Some(91), fill(100), 100)
             .unwrap_err()
             .to_string();
         for part in ["10 tokens", "max_tokens is 91", "100 tokens"] {
             assert!(text.contains(part), "{text}");
         }
-        assert!(output_tokens(100, None, Fill, 100).is_err());
-        assert!(output_tokens(100, Some(0), Fill, 100).is_err());
+        assert!(output_tokens(100, None, fill(100), 100).is_err());
+        assert!(output_tokens(100, Some(0), fill(100), 100).is_err());
     }
 }

@@ -49,6 +49,17 @@ async fn batches_number_their_choices_through() {
 }
 
 #[tokio::test]
+async fn prompts_share_a_seed_only_if_it_was_given() {
+    let (generator, app) = saying("ab");
+    post(&app, PATH, json!({"prompt": ["x", "x"]})).await;
+    post(&app, PATH, json!({"prompt": ["x", "x"], "seed": 7})).await;
+    let seen = generator.seen.lock().unwrap();
+    let seeds: Vec<u64> = seen.iter().map(|g| g.sampling.seed).collect();
+    assert_ne!(seeds[0], seeds[1]);
+    assert_eq!(seeds[2..], [7, 7]);
+}
+
+#[tokio::test]
 async fn echo_gives_prompt_and_logprobs_in_one_run_of_offsets() {
     let (_, app) = saying("cd");
     let body = json!({"prompt": "ab", "echo": true, "logprobs": 1, "max_tokens": 2});

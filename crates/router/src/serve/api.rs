@@ -4,7 +4,7 @@
 //! each back into text. `serve/` turns a [`Generation`] into legs on workers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tasuki_wire::v1;
 use tokio::sync::mpsc;
@@ -22,6 +22,8 @@ pub struct Generation {
     pub sampling: v1::SamplingParams,
     /// Salts the prefix cache.
     pub tenant: String,
+    /// When the whole of the client's request was there.
+    pub received: Instant,
 }
 
 /// What happens to a generation, in order. Tokens of one choice arrive once
@@ -114,5 +116,7 @@ impl Generating {
 pub struct ModelLimits {
     /// Prompt plus output, in tokens: the largest that some worker takes.
     pub max_model_len: u32,
+    /// The same, of the worker that takes least: what any two workers can share.
+    pub common_len: u32,
     pub vocab_size: u32,
 }

@@ -36,7 +36,7 @@ pub struct ClientEnds {
 
 /// Serves one request to its end.
 pub async fn drive(request: Generation, mut client: ClientEnds, shared: Arc<Shared>) {
-    let received = Instant::now();
+    let received = request.received;
     let mut changes = shared.registry.changes();
     let mut cancel = shared.cancel.subscribe();
     let (mail_sender, mut mail) = mpsc::unbounded_channel();
@@ -44,13 +44,13 @@ pub async fn drive(request: Generation, mut client: ClientEnds, shared: Arc<Shar
     let mut desk = Desk {
         request_id: request.request_id.clone(),
         meter: Meter::new(Arc::clone(&shared.metrics), prompt_tokens, received),
-        machine: Machine::new(request, shared.machine, received),
+        machine: Machine::new(request, shared.machine),
         events: client.events.clone(),
         mail: mail_sender,
         shared,
     };
     let mut fleet = desk.fleet();
-    let effects = desk.machine.start(received, &mut fleet);
+    let effects = desk.machine.start(Instant::now(), &mut fleet);
     desk.perform(effects);
     let mut stops_open = true;
     while !desk.machine.is_over() {

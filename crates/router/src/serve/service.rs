@@ -116,6 +116,7 @@ impl Service {
             let infos = || slots.iter().filter_map(|slot| slot.info.as_ref());
             Some(ModelLimits {
                 max_model_len: infos().map(|info| info.max_model_len).max()?,
+                common_len: infos().map(|info| info.max_model_len).min()?,
                 vocab_size: infos().map(|info| info.vocab_size).min()?,
             })
         })

@@ -1,6 +1,6 @@
 //! The service over real streams to workers whose words are the test's.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tasuki_wire::v1::router_message::Message as ToWorker;
 use tasuki_wire::v1::worker_message::Message;
@@ -22,6 +22,7 @@ fn generation(max_tokens: u32) -> Generation {
             ..Default::default()
         },
         tenant: String::new(),
+        received: Instant::now(),
     }
 }
 
@@ -336,6 +337,28 @@ async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
     other.output(&submit.request_id, 0, &[5], F::FinishLength);
     other.ended(&submit.request_id, R::LegEndFinished, LegTimings::default());
     assert_eq!(hear(generating).await.tokens, [5]);
+}
+
+#[tokio::test]
+async fn time_counts_from_the_requests_arrival() {
+    let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
+    let tokenizing = Duration::from_secs(3);
+    let mut request = generation(1);
+    request.received -= tokenizing;
+    let generating = service.generate(request);
+    let id = sessions[0].submit().await.request_id;
+    sessions[0].output(&id, 0, &[5], F::FinishLength);
+    let timings = LegTimings {
+        prefill_s: 0.25,
+        ..Default::default()
+    };
+    sessions[0].ended(&id, R::LegEndFinished, timings);
+    let timings = hear(generating).await.end.expect("done");
+    assert!(timings.queue >= tokenizing, "{timings:?}");
+    assert!(timings.first_token >= tokenizing && timings.total >= tokenizing);
+    let text = service.metrics_text();
+    let under = "tasuki_time_to_first_token_seconds_bucket{le=\"2.5\"} 0";
+    assert!(text.contains(under), "{text}");
 }
 
 #[tokio::test]

@@ -50,7 +50,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(request: Generation, config: MachineConfig, now: Instant) -> Self {
+    pub fn new(request: Generation, config: MachineConfig) -> Self {
         let max_tokens = request.sampling.max_tokens;
         let indices: Vec<u32> = (0..request.n).collect();
         Self {
@@ -59,11 +59,11 @@ impl Machine {
                 .iter()
                 .map(|&i| Choice::new(i, max_tokens))
                 .collect(),
-            groups: vec![Group::waiting(indices, now)],
+            groups: vec![Group::waiting(indices, request.received)],
+            received: request.received,
             request,
             next_attempt: 0,
             prompt_scored: false,
-            received: now,
             timings: Timings::default(),
             over: false,
             effects: Vec::new(),
@@ -119,9 +119,10 @@ impl Machine {
         if flight.part_of(from) == Some(Part::Decode) {
             if self.request.sampling.prompt_logprobs.is_some() && !self.prompt_scored {
                 flight.held.push(output);
-                return;
+            } else {
+                self.take(group, output, now);
             }
-            return self.take(group, output, now);
+            return;
         }
         let held = std::mem::take(&mut flight.held);
         let logprobs = std::mem::take(&mut output.prompt_logprobs);

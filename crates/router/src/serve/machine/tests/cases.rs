@@ -64,7 +64,7 @@ struct Desk {
     effects: Vec<Effect>,
 }
 
-fn request(n: u32) -> Generation {
+fn request(n: u32, received: Instant) -> Generation {
     Generation {
         request_id: "r".to_owned(),
         prompt: (0..10).collect(),
@@ -75,6 +75,7 @@ fn request(n: u32) -> Generation {
             ..Default::default()
         },
         tenant: "t".to_owned(),
+        received,
     }
 }
 
@@ -82,7 +83,7 @@ impl Desk {
     fn new(n: u32, config: MachineConfig, pairs: &[Pair], decodes: &[u32]) -> Self {
         let now = Instant::now();
         let mut desk = Self {
-            machine: Machine::new(request(n), config, now),
+            machine: Machine::new(request(n, now), config),
             script: Script {
                 pairs: pairs.iter().cloned().collect(),
                 decodes: decodes.iter().copied().collect(),

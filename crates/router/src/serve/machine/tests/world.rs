@@ -129,6 +129,7 @@ impl World {
                 ..Default::default()
             },
             tenant: String::new(),
+            received: now,
         };
         let config = MachineConfig {
             on_kv_loss: setup.on_kv_loss,
@@ -149,7 +150,7 @@ impl World {
         let mut world = Self {
             workers: workers.collect(),
             next_connection: setup.roles.len() as u64,
-            machine: Machine::new(request, config, now),
+            machine: Machine::new(request, config),
             to_router: BTreeMap::new(),
             to_worker: BTreeMap::new(),
             orphans: BTreeSet::new(),
