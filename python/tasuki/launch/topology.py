@@ -67,15 +67,14 @@ def is_loopback(host: str) -> bool:
 
 def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
     """Variables for every worker: threads that do not spin, transfers that stay local."""
-    environment = {
+    return {
         "OMP_NUM_THREADS": str(threads_per_worker(machine.cores, config.topology.workers)),
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
+        # A worker that is told nothing stays on this machine.
+        "UCX_NET_DEVICES": "lo" if is_loopback(config.worker_host) else "all",
     }
-    if is_loopback(config.worker_host):
-        environment["UCX_NET_DEVICES"] = "lo"
-    return environment
 
 
 def worker_specs(
