@@ -136,6 +136,21 @@ def test_repetition_penalty_counts_prompt_and_output():
     assert tokens_of(negative, [draw(prompt=(0,), repetition_penalty=1.5)]) == [1]
 
 
+def test_extreme_repetition_penalty_draws_a_token_of_the_vocabulary():
+    logits = torch.tensor([[5.0, 4.0, -3.0, 1.0]])
+    for seed in range(20):
+        params = {"repetition_penalty": 1e-38, "temperature": 1.0, "seed": seed}
+        [token] = tokens_of(logits, [draw(prompt=(0, 1, 2), **params)])
+        assert token in (0, 1)
+
+
+def test_banning_every_token_still_draws_one():
+    every = frozenset(range(4))
+    banned = draw(min_tokens=1, stop_token_ids=every, temperature=1.0)
+    [token] = tokens_of(torch.ones(1, 4), [banned])
+    assert token in every
+
+
 def test_penalties_follow_a_growing_sequence():
     logits = torch.tensor([[1.0, 0.9, 0.8, 0.0]])
     one = draw(presence_penalty=5.0, repetition_penalty=1.01)

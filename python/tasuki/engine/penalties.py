@@ -6,7 +6,6 @@ first needed (also after a fork) and brought up to date token by token.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,9 @@ import torch
 from tasuki.engine.api import SamplingParams
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
+
+# Finite bounds, so that no difference of two logits is NaN.
+_LEAST, _MOST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ def adjust(logits: torch.Tensor, draw: Draw) -> None:
                 logits / params.repetition_penalty,
                 logits * params.repetition_penalty,
             )
-            torch.where(seen.present, scaled, logits, out=logits)
+            torch.where(seen.present, scaled.clamp_(_LEAST, _MOST), logits, out=logits)
         if params.frequency_penalty != 0.0:
             logits.sub_(seen.counts, alpha=params.frequency_penalty)
         if params.presence_penalty != 0.0:
@@ -82,7 +84,7 @@ def adjust(logits: torch.Tensor, draw: Draw) -> None:
     if sequence.num_outputs < params.min_tokens:
         stops = [token for token in params.stop_token_ids if token < logits.shape[0]]
         if stops:
-            logits[torch.tensor(stops, device=logits.device)] = -math.inf
+            logits[torch.tensor(stops, device=logits.device)] = _LEAST
 
 
 def _seen(sequence: SequenceState, logits: torch.Tensor) -> _Seen:
