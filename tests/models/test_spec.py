@@ -169,6 +169,21 @@ def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) ->
         read_spec(folder(tmp_path, **changes))
 
 
+def test_context_ends_where_longrope_would_turn_the_whole_batch(tmp_path: Path) -> None:
+    factors = [1.0] * 4
+    spec = read_spec(
+        folder(
+            tmp_path,
+            architectures=["Phi3ForCausalLM"],
+            model_type="phi3",
+            pad_token_id=0,
+            original_max_position_embeddings=32,
+            rope_scaling={"type": "longrope", "short_factor": factors, "long_factor": factors},
+        )
+    )
+    assert spec.max_position == 32
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

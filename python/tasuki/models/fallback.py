@@ -140,7 +140,7 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         hidden_size=int(config.hidden_size),
         intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         vocab_size=int(config.vocab_size),
-        max_position=int(config.max_position_embeddings),
+        max_position=_context(config),
         sliding_windows=_windows(config, layers),
         tied_head=bool(config.tie_word_embeddings),
         eos_token_ids=read_eos(folder, raw),
@@ -171,6 +171,22 @@ def _why_not(
     needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
     absent = [name for name in needed if getattr(config, name, None) is None]
     return f"its configuration lacks {', '.join(absent)}" if absent else None
+
+
+def _context(config: Any) -> int:
+    """Tokens up to which a token's rotation does not depend on the batch around it.
+
+    With "longrope" transformers rotates a whole batch by its longest sequence:
+    one beyond the original context would change all the others.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    originals = (
+        kind["original_max_position_embeddings"]
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    )
+    return int(min([config.max_position_embeddings, *originals]))
 
 
 def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
