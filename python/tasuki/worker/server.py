@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import queue
 from collections.abc import AsyncIterator
@@ -12,7 +13,16 @@ import grpc
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
 from tasuki.worker.convert import UnknownLegError, request_from_wire
-from tasuki.worker.loop import Aborted, Closed, Command, Opened, Retargeted, RoleSet, Submitted
+from tasuki.worker.loop import (
+    HEARTBEAT_S,
+    Aborted,
+    Closed,
+    Command,
+    Opened,
+    Retargeted,
+    RoleSet,
+    Submitted,
+)
 from tasuki.worker.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -29,12 +39,23 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
+# An engine thread that says nothing for longer hangs: routers are to notice.
+_LONGEST_STEP_S = 120.0
+
 
 class WorkerService(WorkerServicer):
-    """`tasuki.v1.Worker`: every stream becomes a session of the engine thread."""
+    """`tasuki.v1.Worker`: every stream becomes a session of the engine thread.
 
-    def __init__(self, inbox: queue.SimpleQueue[Command]) -> None:
+    Args:
+        inbox: Of the engine thread.
+        quiet_s: After so long without its reports, an empty one is sent: it is in a long step.
+    """
+
+    def __init__(
+        self, inbox: queue.SimpleQueue[Command], quiet_s: float = 1.5 * HEARTBEAT_S
+    ) -> None:
         self._inbox = inbox
+        self._quiet_s = quiet_s
 
     async def Serve(  # noqa: N802 - gRPC names it
         self,
@@ -45,14 +66,23 @@ class WorkerService(WorkerServicer):
         session = Session(asyncio.get_running_loop())
         self._inbox.put(Opened(session))
         reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(functools.partial(_on_end, session))
+        quiet_s: float | None = None  # the worker's information comes first, however late
+        beats = 0
         try:
-            while not reader.done():
-                getter = asyncio.create_task(session.queue.get())
-                await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
-                if not getter.done():
-                    getter.cancel()
-                    break
-                yield getter.result()
+            while True:
+                try:
+                    async with asyncio.timeout(quiet_s):
+                        message = await session.queue.get()
+                    quiet_s, beats = self._quiet_s, 0
+                except TimeoutError:
+                    beats += 1
+                    if beats * self._quiet_s > _LONGEST_STEP_S:
+                        continue
+                    message = pb.WorkerMessage(step=pb.StepReport())
+                if message is None:
+                    return
+                yield message
         finally:
             reader.cancel()
             self._inbox.put(Closed(session))
@@ -71,6 +101,13 @@ class WorkerService(WorkerServicer):
                 continue
             if command is not None:
                 self._inbox.put(command)
+
+
+def _on_end(session: Session, reader: asyncio.Task[None]) -> None:
+    """The router sends no more: end its stream."""
+    if not reader.cancelled() and (error := reader.exception()) is not None:
+        log.warning("a router's stream broke: %r", error)
+    session.queue.put_nowait(None)
 
 
 def _command(session: Session, message: pb.RouterMessage) -> Command | None:

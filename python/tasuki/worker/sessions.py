@@ -19,7 +19,8 @@ class Session:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.queue: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
+        self.queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
+        """What the router is to get; None: the router has ended the stream."""
 
     def send(self, message: pb.WorkerMessage) -> None:
         """Queue a message for the router. Any thread; the order of one caller is kept."""

@@ -1,0 +1,75 @@
+"""One router's stream: what it gets in a long step, and what is left when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.loop import Closed, Command, Opened
+from tasuki.worker.server import WorkerService
+
+NONE: Any = None
+
+
+def run(case: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(asyncio.wait_for(case(), timeout=20))
+
+
+async def silent(until: asyncio.Event) -> AsyncIterator[pb.RouterMessage]:
+    """A router that sends nothing."""
+    await until.wait()
+    return
+    yield
+
+
+def opened(inbox: queue.SimpleQueue[Command]) -> Opened:
+    command = inbox.get_nowait()
+    assert isinstance(command, Opened)
+    return command
+
+
+def test_a_long_step_is_not_silence() -> None:
+    async def case() -> None:
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        stream = WorkerService(inbox, quiet_s=0.02).Serve(silent(asyncio.Event()), NONE)
+        first = asyncio.ensure_future(anext(stream))
+        done, _ = await asyncio.wait({first}, timeout=0.2)
+        assert not done, "the worker's information comes first"
+        session = opened(inbox).session
+        session.send(pb.WorkerMessage(info=pb.WorkerInfo(engine_id="e")))
+        assert (await first).info.engine_id == "e"
+        for _ in range(3):
+            assert (await anext(stream)).WhichOneof("message") == "step"
+        session.send(pb.WorkerMessage(step=pb.StepReport(step=7)))
+        while (await anext(stream)).step.step != 7:
+            pass
+        await stream.aclose()
+
+    run(case)
+
+
+def test_a_stream_that_ends_leaves_no_task() -> None:
+    async def case() -> None:
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        hang_up, before = asyncio.Event(), asyncio.all_tasks()
+        for cut in (False, True):
+            stream = WorkerService(inbox).Serve(silent(hang_up), NONE)
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            session = opened(inbox).session
+            if cut:
+                reading.cancel()
+            else:
+                hang_up.set()
+            await asyncio.wait({reading})
+            await stream.aclose()
+            closed = inbox.get_nowait()
+            assert isinstance(closed, Closed) and closed.session is session
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert asyncio.all_tasks() == before
+
+    run(case)
