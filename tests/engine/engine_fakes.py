@@ -56,11 +56,14 @@ class HashModel:
 
     def __init__(self, pool: torch.Tensor, poison: int | None = None) -> None:
         self.pool = pool
+        self.cursed: set[int] = set()  # tokens that make a step raise
         self.poison = poison  # a token whose KV is not a number
         self.block_size = pool.shape[4]
         self.largest_batch = 0
 
     def forward(self, batch: Batch, attention: object) -> torch.Tensor:
+        if cursed := self.cursed.intersection(batch.tokens.tolist()):
+            raise RuntimeError(f"tokens {cursed} are cursed")
         slots = batch.slots.tolist()
         assert len(set(slots)) == len(slots), "two tokens of one step share a slot"
         self.largest_batch = max(self.largest_batch, len(slots))

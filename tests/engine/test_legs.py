@@ -208,6 +208,41 @@ def test_aborted_pull_ends_only_when_the_handoff_says_so():
     assert rig.engine.referenced_blocks == 0
 
 
+def test_abort_says_whether_anything_goes_on():
+    rig = make_rig()
+    for name, leg in (("p", Leg.PREFILL), ("d", Leg.DECODE)):
+        rig.engine.submit(spec(name, range(20), leg=leg, choices=(0, 1)))
+    rig.engine.admit("p")
+    rig.step()
+    assert rig.engine.assign("d") is not None
+    for name in ("p", "d"):
+        assert not rig.engine.abort(name, (1,))
+        assert rig.engine.abort(name, (0, 1))
+    assert not rig.engine.abort("never seen", (0,))
+
+
+def test_credit_lets_own_work_have_what_it_does_not_take():
+    rig = make_rig(num_blocks=32)  # two requests of 16 blocks
+    rig.engine.submit(spec("held", range(40), leg=Leg.PREFILL))  # 10 blocks
+    rig.engine.admit("held")
+    rig.drain()
+    rig.engine.submit(spec("lost", range(47, -1, -1), leg=Leg.DECODE))  # 12 blocks
+    assignment = rig.engine.assign("lost")
+    assert assignment is not None
+    rig.engine.end_decode_leg("lost", LegEndReason.KV_LOST, quarantine=assignment.blocks)
+    own = spec("own", [*range(9), *range(31)], max_tokens=1)
+    rig.engine.submit(spec("in", range(30), leg=Leg.DECODE, max_tokens=20))  # 13 blocks
+    assert not rig.engine.may_credit("in")
+    rig.engine.submit(own)
+    rig.drain()
+    rig.engine.free_quarantined(assignment.blocks)
+    rig.drain()
+    assert "own" not in rig.ended, "what the denied pull may want is kept free"
+    assert rig.engine.may_credit("in")
+    rig.drain()
+    assert rig.ended["own"].reason is LegEndReason.FINISHED
+
+
 def test_credit_holds_room_back_until_the_leg_ends():
     rig = make_rig(num_blocks=32)  # two requests of 16 blocks
     for name in ("a", "b", "c"):

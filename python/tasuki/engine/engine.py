@@ -38,6 +38,7 @@ from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.inbound import Inbound
+from tasuki.engine.isolation import IsolatingRunner
 from tasuki.engine.plan import Runner, StepOutcome, StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.request import Phase, Request, SequenceState, Stage
@@ -61,7 +62,7 @@ class Engine:
         self, config: EngineConfig, runner: Runner, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.config = config
-        self._runner = runner
+        self._runner = IsolatingRunner(runner)
         self._clock = clock
         self._counters = EngineCounters()
         self._rates = StepRates()
@@ -99,18 +100,21 @@ class Engine:
         elif spec.leg is Leg.DECODE:
             self._budget.inbound[spec.request_id] = request
 
-    def abort(self, request_id: str, choices: Sequence[int] = ()) -> None:
+    def abort(self, request_id: str, choices: Sequence[int] = ()) -> bool:
         """Stop the whole request, or some of its choices; no-op for an unknown id.
 
         A leg whose blocks a peer or a transfer may touch only stops computing:
         `end_prefill_leg` or `end_decode_leg` ends it.
+
+        Returns:
+            Whether nothing of it goes on: `choices` was empty or named all that were left.
         """
         request = self._requests.get(request_id)
         if request is None:
-            return
+            return False
         self._stalled = False
         if choices and self._drop_choices(request, set(choices)):
-            return
+            return False
         if request.phase is Phase.ASSIGNED:
             request.cancelled = True
         elif request.leg is Leg.PREFILL and request.announced:
@@ -119,6 +123,7 @@ class Engine:
             request.phase = Phase.PREFILLED
         else:
             self._end(request, LegEndReason.ABORTED)
+        return True
 
     def has_work(self) -> bool:
         """Whether `step` would bring anything now."""
@@ -207,7 +212,10 @@ class Engine:
     def may_credit(self, request_id: str) -> bool:
         """Reserve room for a parked DECODE leg; False while there is none."""
         request = self._requests.get(request_id)
-        return request is not None and self._inbound.may_credit(request)
+        if request is None or not self._inbound.may_credit(request):
+            return False
+        self._stalled = False  # what was kept free for it beyond its credit is free again
+        return True
 
     def prefix_hint(self, request_id: str) -> int:
         """Blocks of a DECODE leg's context that are cached here, at this moment."""
@@ -283,7 +291,7 @@ class Engine:
         """Book what a step computed."""
         self._pending.scheduled += plan.started
         self._counters.prompt_tokens_computed += plan.prefill_tokens
-        failed = {id(sequence) for sequence in outcome.failed}
+        failed = {id(sequence) for sequence in (*outcome.failed, *outcome.raised)}
         for sequence, tokens in plan.rows:
             if id(sequence) not in failed:
                 self._scheduler.advance(sequence, tokens)
@@ -300,8 +308,11 @@ class Engine:
                 logprobs = None if outcome.logprobs is None else outcome.logprobs[index:upto]
                 self._sampled(sequence, outcome.tokens[index:upto], logprobs, now_s)
             index = upto
-        for request in {sequence.request for sequence in outcome.failed}:
-            self._fail(request)
+        reasons = {sequence.request: _not_finite(sequence) for sequence in outcome.failed}
+        for sequence, error in outcome.raised.items():
+            reasons[sequence.request] = f"a step of this request raised {error!r}"
+        for request, reason in reasons.items():
+            self._fail(request, reason)
 
     def _announce(self, sequence: SequenceState) -> None:
         """Name the blocks of a PREFILL leg that became final."""
@@ -450,21 +461,15 @@ class Engine:
                 request.sequences.remove(sequence)
         return True
 
-    def _fail(self, request: Request) -> None:
-        """The model made of this request what is no number: it fails alone."""
+    def _fail(self, request: Request, message: str) -> None:
+        """A request fails alone; what it wrote is read by nobody."""
         held = Counter(block for s in request.sequences for block in s.blocks)
         own = [b for b, count in held.items() if self._pool.references(b) == count]
         for block in own:
             self._pool.cache.forget(block)
         self._runner.scrub(own)
-        position = max(sequence.num_outputs for sequence in request.sequences)
-        log.error("request_id=%s: logits are not finite", request.request_id)
-        self._end(
-            request,
-            LegEndReason.FAILED,
-            f"the model's logits at output position {position} are not finite: the request was "
-            "stopped; in bfloat16 try --dtype float32",
-        )
+        log.error("request_id=%s failed: %s", request.request_id, message)
+        self._end(request, LegEndReason.FAILED, message)
 
     def _end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
         """Forget a leg: blocks back, LegEnd out."""
@@ -486,3 +491,10 @@ class Engine:
                 f"request {request_id}: a {phase.value} DECODE leg is wanted, it is {found}"
             )
         return request
+
+
+def _not_finite(sequence: SequenceState) -> str:
+    return (
+        f"the model's logits at output position {sequence.num_outputs} are not finite: the request"
+        " was stopped; in bfloat16 try --dtype float32"
+    )

@@ -49,6 +49,7 @@ class StepOutcome:
         logprobs: One for each draw; None for all when nobody asked.
         prompt_logprobs: New ones, in the order of positions, by sequence.
         failed: Sequences whose logits are not finite; their draws mean nothing.
+        raised: Sequences that cannot be computed, and why; they have no draws.
     """
 
     draws: list[Draw]
@@ -56,6 +57,7 @@ class StepOutcome:
     logprobs: list[TokenLogprob | None] | None = None
     prompt_logprobs: list[tuple[SequenceState, list[TokenLogprob]]] = field(default_factory=list)
     failed: list[SequenceState] = field(default_factory=list)
+    raised: dict[SequenceState, Exception] = field(default_factory=dict)
 
 
 class Runner(Protocol):

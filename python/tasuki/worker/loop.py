@@ -175,8 +175,8 @@ class EngineLoop(threading.Thread):
                 pass
 
     def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
-        self._engine.abort(request_id, choices)
-        if not choices:
+        whole = self._engine.abort(request_id, choices)
+        if whole or not choices:
             self._handoffs.abort(request_id)
 
     def _load(self) -> pb.Load:

@@ -182,7 +182,8 @@ async def _serve(config: WorkerConfig, built: _Built) -> int:
         if not done.done():
             done.set_result(code)
 
-    def on_failure(_: BaseException) -> None:
+    def on_failure(failure: BaseException) -> None:
+        log.critical("the engine is broken (%r): this worker ends, to be started anew", failure)
         loop.call_soon_threadsafe(finish, 1)
 
     engine_loop = EngineLoop(

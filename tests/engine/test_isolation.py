@@ -1,0 +1,51 @@
+"""A request that makes a step raise fails alone; a broken worker says so."""
+
+from __future__ import annotations
+
+import pytest
+from engine_fakes import VOCAB, expected, make_rig, spec
+
+from tasuki.engine.api import LegEndReason
+
+
+@pytest.mark.parametrize("choices", [(0,), (0, 1)])
+@pytest.mark.parametrize("budget", [4, 64])
+def test_a_request_that_raises_fails_alone(budget: int, choices: tuple[int, ...]):
+    rig = make_rig(max_batched_tokens=budget)
+    ban = {40: -100.0}
+    good = [
+        spec("a", range(13), max_tokens=20, logit_bias=ban, logprobs=1, choices=(0, 1)),
+        spec("b", range(9), max_tokens=20, temperature=1.0, logit_bias=ban),
+    ]
+    for request in good:
+        rig.engine.submit(request)
+    rig.step()
+    rig.model.cursed = {40}
+    rig.engine.submit(spec("bad", [*range(5), 40, *range(5)], choices=choices))
+    rig.drain()
+    assert rig.ended["bad"].reason is LegEndReason.FAILED
+    assert "cursed" in rig.ended["bad"].message
+    for request in good:
+        for choice in request.choices:
+            assert rig.tokens(request.request_id, choice) == expected(request, choice, 64)[0]
+    assert all(len(output.logprobs) == 1 for output in rig.outputs["a", 1])
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_when_every_request_raises_the_error_goes_on():
+    rig = make_rig(max_batched_tokens=64)
+    rig.model.cursed = set(range(VOCAB))
+    for name in ("a", "b"):
+        rig.engine.submit(spec(name, range(5)))
+    with pytest.raises(RuntimeError, match="cursed"):
+        rig.step()
+
+
+def test_a_worker_that_only_raises_does_not_go_on_for_ever():
+    rig = make_rig()
+    rig.model.cursed = set(range(VOCAB))
+    with pytest.raises(RuntimeError, match="cursed"):
+        for index in range(20):
+            rig.engine.submit(spec(f"r{index}", range(5)))
+            rig.drain()
+    assert len(rig.ended) > 3
