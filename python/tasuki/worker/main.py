@@ -75,6 +75,7 @@ def run(config: WorkerConfig) -> int:
 
 def _build(config: WorkerConfig) -> _Built:
     device = torch.device("cpu")
+    transport = create_transport(config.transport)  # first: a wrong name shows before the load
     spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config, spec, device)
     layout, size = _layout(config, spec, dtype)
@@ -95,7 +96,6 @@ def _build(config: WorkerConfig) -> _Built:
         ),
         ModelRunner(model, SdpaAttention(pool), pool),
     )
-    transport = create_transport(config.transport)
     transport.register(pool, layout)
     name = str(dtype).removeprefix("torch.")
     info = pb.WorkerInfo(
