@@ -57,6 +57,10 @@ class Crowd:
     def unfinished(self) -> int:
         return sum(answer is None for answer in self._answers)
 
+    def begun(self) -> int:
+        """How many requests have received a token."""
+        return sum(count > 0 for count in self._received)
+
     def wait_received(self, requests: int, tokens: int, *, deadline_s: float = 60.0) -> None:
         """Waits until so many requests have received so many tokens each.
 
