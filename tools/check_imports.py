@@ -38,6 +38,7 @@ ALLOWED_PACKAGES = {
     "models": {"attention", "engine"},
     "worker": {"attention", "engine", "kv", "models", "v1"},
     "launch": {"models", "worker.config", "worker.memory"},
+    "bench": {"attention", "engine", "kv", "launch", "models", "v1", "worker"},
     "plot": set(),
     "v1": {"v1"},
 }
@@ -48,9 +49,9 @@ ALLOWED_CRATES = {
     "text": set(),
     "policy": {"core"},
     "sim": {"core", "policy"},
-    "bench": {"core"},
+    "bench": {"core", "text"},
     "router": {"core", "policy", "text", "wire"},
-    "py": {"core", "router"},
+    "py": {"bench", "core", "router"},
 }
 
 

@@ -1,0 +1,8 @@
+//! `tasuki bench serve`: sends a workload to an OpenAI-compatible server and
+//! tells what its users would have seen.
+//!
+//! A [`plan::Workload`] says what to send, an arrival process when; the client
+//! sends it and the recorder keeps every time; the summary makes metrics of
+//! them, the report rows, and the result file.
+
+pub mod plan;
