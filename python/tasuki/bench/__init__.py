@@ -1,0 +1,1 @@
+"""Measuring a deployment: load, sweeps of topologies and loads, one-batch tables."""

@@ -1,0 +1,32 @@
+"""The command group `tasuki bench`. Commands written in Rust get their arguments as they are."""
+
+from __future__ import annotations
+
+import signal
+
+import typer
+
+bench_app = typer.Typer(help="Measure a deployment.", no_args_is_help=True, rich_markup_mode=None)
+
+_AS_THEY_ARE = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@bench_app.command(context_settings=_AS_THEY_ARE, add_help_option=False)
+def serve(context: typer.Context) -> None:
+    """Send load to an OpenAI-compatible server and report what its users would have seen."""
+    raise typer.Exit(_run_native("serve", context.args))
+
+
+@bench_app.command("fake-server", context_settings=_AS_THEY_ARE, add_help_option=False)
+def fake_server(context: typer.Context) -> None:
+    """Answer like a model server, with delays that you set: to try things, and to test clients."""
+    raise typer.Exit(_run_native("fake-server", context.args))
+
+
+def _run_native(command: str, args: list[str]) -> int:
+    """Run a command of crates/bench; gives its exit code."""
+    from tasuki import _native
+
+    # Ctrl-C belongs to the command, which still reports what was measured.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return _native.run_bench([command, *args])
