@@ -35,6 +35,13 @@ from tasuki.engine.validate import finish_reason
 VOCAB = 48
 
 
+class NoAttention:
+    """Attention of models that do not attend."""
+
+    def plan(self, batch: Batch) -> None:
+        """Nothing to prepare."""
+
+
 def logits_of(kv: np.ndarray) -> torch.Tensor:
     """Logits [VOCAB] from what the cache holds of a sequence: [tokens, 2 (K, V), 2]."""
     digest = blake2b(kv.astype("<f4").tobytes(), digest_size=8).digest()
@@ -150,7 +157,7 @@ def make_rig(poison: int | None = None, **settings: int | bool) -> Rig:
     config = EngineConfig(**(values | settings))  # type: ignore[arg-type]
     pool = torch.zeros(config.num_blocks, 1, 1, 2, config.block_size, 2)
     model = HashModel(pool, poison)
-    return Rig(Engine(config, ModelRunner(model, None, pool)), pool, model)  # type: ignore[arg-type]
+    return Rig(Engine(config, ModelRunner(model, NoAttention(), pool)), pool, model)  # type: ignore[arg-type]
 
 
 def spec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from engine_fakes import NoAttention
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.batch import Batch
@@ -31,7 +32,7 @@ def sequence(tokens, computed: int, blocks, **params) -> SequenceState:
 def run(plan: StepPlan) -> tuple[Batch, torch.Tensor, object]:
     pool = torch.arange(10.0)[:, None, None, None, None, None].repeat(1, 1, 1, 2, 4, 1)
     model = Recorder()
-    outcome = ModelRunner(model, None, pool).execute(plan)  # type: ignore[arg-type]
+    outcome = ModelRunner(model, NoAttention(), pool).execute(plan)  # type: ignore[arg-type]
     return model.batch, pool, outcome
 
 

@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
-from engine_fakes import VOCAB, HashModel, expected, spec
+from engine_fakes import VOCAB, HashModel, NoAttention, expected, spec
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, Output, RequestSpec
 from tasuki.engine.config import EngineConfig
@@ -192,7 +192,7 @@ class Rig:
             dtype=torch.float32,
         )
         pool = layout.allocate()
-        engine = Engine(config, ModelRunner(HashModel(pool), None, pool))  # type: ignore[arg-type]
+        engine = Engine(config, ModelRunner(HashModel(pool), NoAttention(), pool))  # type: ignore[arg-type]
         transport = CopyTransport()
         transport.register(pool, layout)
         engine_id = uuid.uuid4().hex

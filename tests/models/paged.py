@@ -71,6 +71,7 @@ class Paged:
             logits_rows=torch.arange(len(tokens)) if all_rows else torch.tensor(last),
             num_decodes=decodes,
         )
+        self.attention.plan(batch)
         return self.model.forward(batch, self.attention)
 
     def greedy(self, prompt: list[int], count: int, chunk: int = 1000) -> list[int]:

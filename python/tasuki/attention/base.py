@@ -1,4 +1,18 @@
-"""The border between models and attention kernels."""
+"""The border between the engine, models and attention kernels.
+
+A step goes: the runner builds the batch, calls `plan`, and then the model's
+forward, which calls the rest once a layer. CUDA graphs hold the forward alone:
+
+    outside of the graph    fill the static tensors, `plan(batch)`
+    inside                  `model.forward(batch, attention)`, sampling
+
+`plan` of a batch with a `bucket` writes to buffers that stay where they are for
+that bucket, so that a graph captured after one plan is right after any other
+plan of the same bucket. It launches on the current stream and waits for nothing;
+it reads only the batch's lists on the host. Everything that it shares with a
+step still running is kept twice: `plan` for step n + 1 may run on the host
+while step n runs on the device, if step n - 1 has ended.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +27,8 @@ class AttentionBackend(Protocol):
     """Attention over the paged cache of one worker.
 
     Built with the pool `[num_blocks, kv_heads, layers, 2, block_size, head_dim]`
-    (see kv/layout.py). `plan` is called once a step, `forward` once a layer.
+    (see kv/layout.py). The runner calls `plan` once a step, the model `forward`
+    once a layer.
     """
 
     def plan(self, batch: Batch) -> None:
@@ -31,10 +46,13 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally.
 
+        Between a `plan` and the next it launches the same kernels with the same
+        arguments whatever the batch's lists hold, if the batch has a `bucket`.
+
         Args:
             layer: index of the layer in the pool.
-            query: [T, heads, head_dim], pool dtype.
-            key, value: [T, kv_heads, head_dim], pool dtype.
+            query: [T, heads, head_dim], the model's dtype.
+            key, value: [T, kv_heads, head_dim], the model's dtype.
             scale: factor on the scores.
             sliding_window: tokens each query sees, itself included; None: all.
 

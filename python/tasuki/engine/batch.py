@@ -16,15 +16,23 @@ class Batch:
     widest block table. Host-side lists mirror what planning needs without a
     device read.
 
+    With a `bucket` the batch lies in the static tensors that a CUDA graph reads:
+    decodes only, T = S = R = bucket, of which the first `num_decodes` are real
+    and have entries in the lists. The rest is padding: any token and position
+    that exist, slot -1 (nothing is written), a table of block 0; what comes out
+    for them is read by nobody.
+
     Attributes:
         tokens: [T] int64, device.
         positions: [T] int64, device; position in the sequence.
-        slots: [T] int64, device; block id x block_size + offset, where each token's KV goes.
+        slots: [T] int64, device; block id x block_size + offset, where each token's KV goes;
+            -1: nowhere.
         block_tables: [S, W] int32, device; unused entries repeat the sequence's first block.
         query_lens: tokens of each sequence in this step.
         context_lens: tokens of each sequence in the cache after this step.
         logits_rows: [R] int64, device; rows of [T] whose logits are wanted.
         num_decodes: how many leading sequences have a query length of 1.
+        bucket: rows of a padded decode batch; None: not padded.
     """
 
     tokens: torch.Tensor
@@ -35,3 +43,4 @@ class Batch:
     context_lens: list[int]
     logits_rows: torch.Tensor
     num_decodes: int
+    bucket: int | None = None

@@ -27,7 +27,7 @@ class ForwardModel(Protocol):
     """What the runner needs of a `CausalModel` (models/base.py)."""
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
-        """Logits [R, vocab] float32 of `batch.logits_rows`; plans the attention itself."""
+        """Logits [R, vocab] float32 of `batch.logits_rows`; `attention` is planned for it."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,9 @@ class ModelRunner:
         for source, target in plan.copies:
             self._pool[target].copy_(self._pool[source])
         wanted = _wanted_logits(plan)
-        logits = self._model.forward(self._build(plan, wanted.rows), self._attention)
+        batch = self._build(plan, wanted.rows)
+        self._attention.plan(batch)
+        logits = self._model.forward(batch, self._attention)
         if not wanted.rows:
             if self._pool.is_cuda:
                 torch.cuda.synchronize(self._device)

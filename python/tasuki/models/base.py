@@ -20,9 +20,12 @@ class CausalModel(Protocol):
         """Run one step; called on the engine thread only.
 
         Args:
-            batch: Tokens of all sequences of the step. The batch is planned
-                here: `attention.plan` is called once.
-            attention: Writes keys and values to the cache, and attends.
+            batch: Tokens of all sequences of the step.
+            attention: Writes keys and values to the cache, and attends. The
+                caller has planned it for this batch (`attention.plan`).
+
+        On CUDA a batch with `bucket` set may be under graph capture: nothing
+        here waits for the device, or depends on the lists of the batch.
 
         Returns:
             [R, vocab] float32: logits of `batch.logits_rows`.

@@ -54,7 +54,6 @@ class FallbackModel:
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Run one step; see `CausalModel.forward`."""
-        attention.plan(batch)
         options: dict[str, Any] = {"tasuki_step": _Step(attention, self.spec)}
         if self._selects_rows:
             options["logits_to_keep"] = batch.logits_rows

@@ -141,6 +141,7 @@ def _paged(
             logits_rows=torch.arange(sum(counts), device=device),
             num_decodes=sum(counts[i] == 1 for i in running),
         )
+        recorder.plan(batch)
         parts = torch.split(model.forward(batch, recorder), [counts[i] for i in running])
         for i, part in zip(running, parts, strict=True):
             logits[i].append(part)

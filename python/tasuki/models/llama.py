@@ -63,7 +63,6 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Run one step; see `CausalModel.forward`."""
-        attention.plan(batch)
         weights = self._weights
         cos, sin = self._rotation(batch)
         hidden = F.embedding(batch.tokens, weights.embedding)
