@@ -1,0 +1,154 @@
+"""Search for the highest rate that meets the SLO: probes in, next rate out. Pure.
+
+A probe is an open-loop Poisson run at one rate. *Attainment* is the share of
+its requests that met every SLO, failures included, and falls as the rate
+rises. A probe **meets** when attainment is above the target for sure, **fails**
+when it is below for sure, and is undecided when its budget of requests ends
+before either. For sure: the Wilson bound of the run clears the target. A run
+that decides nothing is repeated twice as long, up to `looks` times, and each
+run is judged by itself: it begins with an empty server, so runs cannot be
+pooled.
+
+    0 ---- meets ---- undecided ---- undecided ---- fails ---->  rate
+            low  <--------- the answer --------->  high
+
+The rate doubles or halves until one probe meets and one fails; then the widest
+open gap (in ratio) is halved until every gap is within `precision`, or the
+probes are used up. Undecided rates lie inside the answer: more bisection
+between them would be guessing.
+
+Every bound is allowed an error of (1 - confidence) / (max_probes x looks), so
+that all verdicts are right together, and the answer with them, at the stated
+confidence, provided that attainment falls with the rate.
+
+Source: bisection with a decided comparison at each step, the errors summed by
+Bonferroni's inequality; bounds in `intervals.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.bench.errors import BenchError
+from tasuki.bench.intervals import effective_count, wilson
+
+_REACH = 1024.0  # times or parts of the first rate
+
+
+class Verdict(enum.Enum):
+    """What a probe says of its rate."""
+
+    MEETS = "meets"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """How to search.
+
+    Attributes:
+        target: Attainment to reach, above 0 and below 1.
+        confidence: Of the answer, 0.5 to 0.9999.
+        precision: Relative width at which a gap counts as closed, 0.001 to 1.
+        start_rate: First rate, requests per second.
+        min_requests: Of a probe's first run.
+        min_probe_s: A run's arrivals last at least so long: queues need time to grow.
+        looks: Runs of one rate, each twice as long as the one before.
+        max_probes: Rates tried.
+    """
+
+    target: float = 0.9
+    confidence: float = 0.95
+    precision: float = 0.1
+    start_rate: float = 1.0
+    min_requests: int = 100
+    min_probe_s: float = 20.0
+    looks: int = 3
+    max_probes: int = 14
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("target", 0.01, 0.999),
+            ("confidence", 0.5, 0.9999),
+            ("precision", 0.001, 1.0),
+            ("start_rate", 1e-3, 1e6),
+            ("min_requests", 10, 10**6),
+            ("min_probe_s", 0.0, 3600.0),
+            ("looks", 1, 10),
+            ("max_probes", 2, 100),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BenchError(f"goodput: {name} is {value}: use a value from {low} to {high}")
+
+    @property
+    def error(self) -> float:
+        """What one bound may be wrong with."""
+        return (1.0 - self.confidence) / (self.max_probes * self.looks)
+
+    def requests(self, rate: float, look: int) -> int:
+        """How many requests run number `look` (from 0) at `rate` sends."""
+        first = max(self.min_requests, math.ceil(rate * self.min_probe_s))
+        return int(first << look)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A rate that was tried.
+
+    Attributes:
+        rate: Requests per second.
+        requests: Sent and counted in the run that decided.
+        attainment: Share of them that met every SLO.
+        goodput: Of them per second.
+        verdict: What it says.
+    """
+
+    rate: float
+    requests: int
+    attainment: float
+    goodput: float
+    verdict: Verdict
+
+
+def judge(settings: SearchSettings, outcomes: Sequence[bool]) -> Verdict:
+    """What a run says whose requests, in the order in which they were due, met the SLO or not."""
+    if not outcomes:
+        return Verdict.UNDECIDED
+    share = sum(outcomes) / len(outcomes)
+    low, high = wilson(share, effective_count(outcomes), settings.error)
+    if low > settings.target:
+        return Verdict.MEETS
+    return Verdict.FAILS if high < settings.target else Verdict.UNDECIDED
+
+
+def interval(probes: Sequence[Probe]) -> tuple[float, float]:
+    """Where the highest rate lies: (0 if nothing met, infinity if nothing failed)."""
+    high = min((p.rate for p in probes if p.verdict is Verdict.FAILS), default=math.inf)
+    met = (p.rate for p in probes if p.verdict is Verdict.MEETS and p.rate < high)
+    return max(met, default=0.0), high
+
+
+def next_rate(settings: SearchSettings, probes: Sequence[Probe]) -> float | None:
+    """The rate to try next; None when the search is over."""
+    if not probes:
+        return settings.start_rate
+    if len(probes) >= settings.max_probes:
+        return None
+    low, high = interval(probes)
+    rates = [p.rate for p in probes]
+    if math.isinf(high):
+        up = max(rates) * 2.0
+        return up if up <= settings.start_rate * _REACH else None
+    if low == 0.0:
+        down = min(rates) / 2.0
+        return down if down >= settings.start_rate / _REACH else None
+    open_rates = [r for r in rates if low < r < high]
+    edges = [low, min(open_rates), max(open_rates), high] if open_rates else [low, high]
+    gaps = list(zip(edges[::2], edges[1::2], strict=True))
+    below, above = max(gaps, key=lambda gap: gap[1] / gap[0])
+    return math.sqrt(below * above) if above / below > 1.0 + settings.precision else None
