@@ -5,4 +5,7 @@
 //! sends it and the recorder keeps every time; the summary makes metrics of
 //! them, the report rows, and the result file.
 
+pub mod arrivals;
 pub mod plan;
+pub mod seeds;
+pub mod slo;

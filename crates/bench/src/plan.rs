@@ -2,6 +2,15 @@
 
 use std::time::Duration;
 
+/// Which of the two OpenAI calls a run makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/chat/completions`.
+    Chat,
+}
+
 /// What a request asks to be continued.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Prompt {
@@ -21,14 +30,23 @@ pub struct Planned {
     pub prompt: Prompt,
     /// Prompt tokens by our own count; None when only the server can tell.
     pub input_tokens: Option<u32>,
-    /// `max_tokens` and, unless the workload lets answers end by themselves, `min_tokens`.
+    /// `max_tokens`.
     pub output_tokens: u32,
+    /// The answer must have all `output_tokens` (`min_tokens`, `ignore_eos`);
+    /// false lets it end by itself.
+    pub exact_output: bool,
     /// When the workload itself says when (a trace): after the run's start.
     pub at: Option<Duration>,
 }
 
 /// A source of requests. Pure: no clock, no I/O once it is made.
 pub trait Workload: Send {
+    /// A request to be sent and answered, unmeasured, before the run starts;
+    /// asked for until None. Such requests fill the server's prefix cache.
+    fn warm_up(&mut self) -> Option<Planned> {
+        None
+    }
+
     /// The next request that waits for nobody's answer; None: no more of them.
     fn next(&mut self) -> Option<Planned>;
 
@@ -39,6 +57,7 @@ pub trait Workload: Send {
         None
     }
 
-    /// How many requests there will be in all, if it is known.
+    /// How many requests there will be in all, warm-up apart, if it is known.
+    /// A conversation with a failed turn ends early, so it is an upper bound.
     fn total(&self) -> Option<usize>;
 }
