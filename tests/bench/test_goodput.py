@@ -56,7 +56,7 @@ def search(
 def test_it_ends_within_its_probes_and_never_repeats_a_rate(
     limit: float, start: float, steepness: float, target: float, seed: int
 ) -> None:
-    config = SearchSettings(target=target, start_rate=start)
+    config = SearchSettings(attainment=target, start_rate=start)
     probes = search(config, limit, steepness, seed)
     assert len(probes) <= config.max_probes
     assert len({p.rate for p in probes}) == len(probes)
@@ -148,7 +148,7 @@ def test_runs_last_long_enough_at_high_rates_and_double() -> None:
     assert config.requests(50.0, 0) == 1000
 
 
-@pytest.mark.parametrize("wrong", [{"target": 1.0}, {"confidence": 0.2}, {"start_rate": 0.0}])
+@pytest.mark.parametrize("wrong", [{"attainment": 1.0}, {"confidence": 0.2}, {"start_rate": 0.0}])
 def test_settings_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
     (name,) = wrong
     with pytest.raises(BenchError, match=f"{name} is .*use a value from"):

@@ -51,7 +51,7 @@ class SearchSettings:
     """How to search.
 
     Attributes:
-        target: Attainment to reach, above 0 and below 1.
+        attainment: To reach, above 0 and below 1.
         confidence: Of the answer, 0.5 to 0.9999.
         precision: Relative width at which a gap counts as closed, 0.001 to 1.
         start_rate: First rate, requests per second.
@@ -61,7 +61,7 @@ class SearchSettings:
         max_probes: Rates tried.
     """
 
-    target: float = 0.9
+    attainment: float = 0.9
     confidence: float = 0.95
     precision: float = 0.1
     start_rate: float = 1.0
@@ -72,7 +72,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("target", 0.01, 0.999),
+            ("attainment", 0.01, 0.999),
             ("confidence", 0.5, 0.9999),
             ("precision", 0.001, 1.0),
             ("start_rate", 1e-3, 1e6),
@@ -121,9 +121,9 @@ def judge(settings: SearchSettings, outcomes: Sequence[bool]) -> Verdict:
         return Verdict.UNDECIDED
     share = sum(outcomes) / len(outcomes)
     low, high = wilson(share, effective_count(outcomes), settings.error)
-    if low > settings.target:
+    if low > settings.attainment:
         return Verdict.MEETS
-    return Verdict.FAILS if high < settings.target else Verdict.UNDECIDED
+    return Verdict.FAILS if high < settings.attainment else Verdict.UNDECIDED
 
 
 def interval(probes: Sequence[Probe]) -> tuple[float, float]:

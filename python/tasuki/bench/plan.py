@@ -1,0 +1,141 @@
+"""What a sweep will do: targets x loads, each a point with a fingerprint. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasuki.bench.arguments import text
+from tasuki.bench.goodput import SearchSettings
+from tasuki.bench.topologies import Target, topology_name
+
+GOODPUT = "goodput"  # a load may not be called so: it is the name of the search's point
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One way to load a deployment.
+
+    Attributes:
+        name: Of its result file.
+        options: Of `tasuki bench serve`, by name.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A goodput search.
+
+    Attributes:
+        slo: As `tasuki bench serve --slo` takes it.
+        options: Of `tasuki bench serve` but for arrivals and number of requests.
+        search: How to search.
+    """
+
+    slo: str
+    options: Mapping[str, Any]
+    search: SearchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement of one target: a load, or a goodput search."""
+
+    target: Target
+    name: str
+    work: Load | Goal
+
+    @property
+    def key(self) -> str:
+        """`1p1d/chat`: unique in a plan, and the result's path without `.json`."""
+        return f"{self.target.name}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole sweep.
+
+    Attributes:
+        model: What every target serves.
+        targets: Deployments, in the order in which they are measured.
+        loads: What each of them gets, in this order.
+        goal: A search at the end of each target's turn; None: none.
+        warmup_requests: Sent to a fresh deployment before anything is measured.
+        timeout_s: A run of one load that takes longer has failed.
+    """
+
+    model: str
+    targets: tuple[Target, ...]
+    loads: tuple[Load, ...]
+    goal: Goal | None = None
+    warmup_requests: int = 4
+    timeout_s: float = 3600.0
+
+    def points(self, target: Target) -> Iterator[Point]:
+        """What is measured on one target, in order."""
+        for load in self.loads:
+            yield Point(target, load.name, load)
+        if self.goal is not None:
+            yield Point(target, GOODPUT, self.goal)
+
+    def all_points(self) -> list[Point]:
+        """Every point of every target."""
+        return [point for target in self.targets for point in self.points(target)]
+
+    def serve_options(self, target: Target) -> dict[str, Any]:
+        """All options of `tasuki serve` for a target, but for its topology."""
+        return {"model": self.model, **dict(target.serve)}
+
+    def fingerprint(self, point: Point) -> str:
+        """Equal for points that measure the same in the same way."""
+        said = {
+            "serve": self.serve_options(point.target),
+            "topology": topology_name(point.target.topology),
+            "warmup_requests": self.warmup_requests,
+            "work": asdict(point.work),
+        }
+        canonical = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as `sweep.json` keeps it."""
+        return {
+            "model": self.model,
+            "topologies": [
+                {
+                    "name": target.name,
+                    "topology": topology_name(target.topology),
+                    "serve": dict(target.serve),
+                }
+                for target in self.targets
+            ],
+            "loads": [asdict(load) for load in self.loads],
+            "goodput": None if self.goal is None else asdict(self.goal),
+            "warmup_requests": self.warmup_requests,
+            "timeout_s": self.timeout_s,
+        }
+
+
+def spread(name: str, options: Mapping[str, Any], each: Mapping[str, Sequence[Any]]) -> list[Load]:
+    """One load for every combination of the values in `each`.
+
+    Args:
+        name: `chat` becomes `chat-rate-0.5`, `chat-rate-1` and so on.
+        options: What all have in common.
+        each: Values by option.
+    """
+    loads = []
+    for values in itertools.product(*each.values()):
+        chosen = dict(zip(each, values, strict=True))
+        parts = [f"{option}-{text(value)}" for option, value in chosen.items()]
+        called = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([name, *parts]))
+        loads.append(Load(called, {**options, **chosen}))
+    return loads

@@ -1,0 +1,264 @@
+"""The YAML of a sweep, and the same said by flags: checked here, a frozen plan after.
+
+model: smollm2-135m
+serve: {max-model-len: 2048}          # options of `tasuki serve`
+workers: 2                            # 2m, 1p1d; or topologies: [1p1d, 2m, ...]
+loads:
+  - name: chat
+    arguments: {input-tokens: 512}    # options of `tasuki bench serve`
+    each: {rate: [0.5, 1, 2]}         # one load for every value
+goodput: {load: chat, slo: "ttft=2s,tpot=50ms"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from tasuki.bench.errors import BenchError
+from tasuki.bench.goodput import SearchSettings
+from tasuki.bench.plan import GOODPUT, Goal, Load, Plan, spread
+from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
+
+# What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`, in a goodput search.
+_SERVE_ITSELF = frozenset(
+    ("model", "prefill", "decode", "mixed", "port", "log-dir", "quiet", "worker-base-port")
+)
+_LOAD_ITSELF = frozenset(("base-url", "model", "output", "topology", "label"))
+_SEARCH_ITSELF = frozenset(
+    ("rate", "arrival", "burstiness", "requests", "max-concurrency", "slo", "ramp")
+)
+
+Scalar = bool | int | float | str
+Options = dict[str, Scalar | list[Scalar] | None]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TopologyEntry(_Strict):
+    """A topology with a name or options of its own."""
+
+    topology: str
+    name: Name | None = None
+    serve: Options = {}
+
+
+class LoadEntry(_Strict):
+    """A load, or one for every combination of values in `each`."""
+
+    name: Name
+    arguments: Options = {}
+    each: dict[str, list[Scalar]] = {}
+
+
+class GoodputEntry(_Strict):
+    """A goodput search on the arguments of a load, or its own.
+
+    Ranges of the numbers as in `goodput.SearchSettings`.
+    """
+
+    slo: str
+    load: str | None = None
+    arguments: Options = {}
+    attainment: float = 0.9
+    confidence: float = 0.95
+    precision: float = 0.1
+    start_rate: float | None = None
+    min_requests: int = 100
+    min_probe_s: float = 20.0
+    looks: int = 3
+    max_probes: int = 14
+
+
+class SweepFile(_Strict):
+    """A sweep as a person writes it."""
+
+    model: str = "smollm2-135m"
+    serve: Options = {}
+    workers: int | None = None
+    topologies: list[str | TopologyEntry] | None = None
+    loads: list[LoadEntry] = []
+    goodput: GoodputEntry | None = None
+    warmup_requests: int = Field(default=4, ge=0, le=10_000)
+    timeout_s: float = Field(default=3600.0, gt=0.0, le=1e6)
+
+
+def read_sweep(file: Path | None, flags: Mapping[str, Any]) -> Plan:
+    """The plan of a YAML file, of flags, or of a file of which flags replace parts.
+
+    Args:
+        file: The YAML; None: flags say all.
+        flags: Top-level settings by name, as in the file.
+
+    Raises:
+        BenchError: Naming the file, the setting, its value and the remedy.
+    """
+    where = "flags" if file is None else str(file)
+    said = {} if file is None else _read_yaml(file)
+    if {"workers", "topologies"} & flags.keys():
+        said = {key: said[key] for key in said if key not in ("workers", "topologies")}
+    try:
+        sweep = SweepFile.model_validate({**said, **flags})
+    except ValidationError as error:
+        raise BenchError(f"{where}: {_first_problem(error)}") from error
+    try:
+        return make_plan(sweep)
+    except BenchError as error:
+        raise BenchError(f"{where}: {error}") from error
+
+
+def make_plan(sweep: SweepFile) -> Plan:
+    """Resolve what was written.
+
+    Raises:
+        BenchError: Parts do not fit together.
+    """
+    serve = _options(sweep.serve, "serve", _SERVE_ITSELF)
+    targets = _targets(sweep, serve)
+    loads = [load for entry in sweep.loads for load in _loads(entry)]
+    if not loads and sweep.goodput is None:
+        raise BenchError("there is nothing to run: give loads, or goodput with an slo")
+    _unique("topology", [target.name for target in targets])
+    _unique("load", [load.name for load in loads])
+    if any(load.name == GOODPUT for load in loads):
+        raise BenchError(f"a load is called {GOODPUT!r}, which is the search's: rename it")
+    return Plan(
+        model=sweep.model,
+        targets=tuple(targets),
+        loads=tuple(loads),
+        goal=_goal(sweep),
+        warmup_requests=sweep.warmup_requests,
+        timeout_s=sweep.timeout_s,
+    )
+
+
+def _targets(sweep: SweepFile, common: Mapping[str, Any]) -> list[Target]:
+    if (sweep.workers is None) == (sweep.topologies is None):
+        raise BenchError("say either topologies (such as [1p1d, 2m]) or workers (such as 2)")
+    if sweep.workers is not None:
+        return [
+            Target(topology_name(t), t, tuple(common.items())) for t in every_split(sweep.workers)
+        ]
+    if not sweep.topologies:
+        raise BenchError("topologies is empty: name at least one, such as 1p1d")
+    targets = []
+    for entry in sweep.topologies:
+        one = TopologyEntry(topology=entry) if isinstance(entry, str) else entry
+        topology = parse_topology(one.topology)
+        name = one.name or topology_name(topology)
+        own = _options(one.serve, f"topology {name}: serve", _SERVE_ITSELF)
+        targets.append(Target(name, topology, tuple({**common, **own}.items())))
+    return targets
+
+
+def _loads(entry: LoadEntry) -> list[Load]:
+    where = f"load {entry.name}"
+    options = _options(entry.arguments, where, _LOAD_ITSELF)
+    each = _options(entry.each, where, _LOAD_ITSELF)
+    for option, values in each.items():
+        if not values:
+            raise BenchError(f"{where}: each {option} has no values: give at least one")
+        if option in options:
+            raise BenchError(f"{where}: {option} is in arguments and in each: keep one")
+    return spread(entry.name, options, each)
+
+
+def _goal(sweep: SweepFile) -> Goal | None:
+    entry = sweep.goodput
+    if entry is None:
+        return None
+    arguments = entry.arguments or _arguments_of(entry.load, sweep.loads)
+    options = _options(arguments, "goodput", _LOAD_ITSELF)
+    return Goal(
+        slo=entry.slo,
+        options={name: value for name, value in options.items() if name not in _SEARCH_ITSELF},
+        search=SearchSettings(
+            attainment=entry.attainment,
+            confidence=entry.confidence,
+            precision=entry.precision,
+            start_rate=1.0 if entry.start_rate is None else entry.start_rate,
+            min_requests=entry.min_requests,
+            min_probe_s=entry.min_probe_s,
+            looks=entry.looks,
+            max_probes=entry.max_probes,
+        ),
+    )
+
+
+def _arguments_of(name: str | None, loads: list[LoadEntry]) -> Options:
+    """The arguments of the load called `name`, or of the only one."""
+    names = [load.name for load in loads]
+    if name is None and len(names) == 1:
+        return loads[0].arguments
+    if name not in names:
+        raise BenchError(
+            f"goodput: load is {name!r}: name one of {', '.join(names) or 'the loads'}, "
+            "or give arguments"
+        )
+    return loads[names.index(name)].arguments
+
+
+def _options(given: Mapping[str, Any], where: str, reserved: frozenset[str]) -> dict[str, Any]:
+    """`given` with dashes in the names.
+
+    Raises:
+        BenchError: One of them is the sweep's own business, or no option's name.
+    """
+    options = {name.removeprefix("--").replace("_", "-"): value for name, value in given.items()}
+    for name in options:
+        if name in reserved:
+            raise BenchError(f"{where}: {name} is set by the sweep itself: take it out")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            raise BenchError(f"{where}: {name!r} is no option's name: write such as max-model-len")
+    return options
+
+
+def _unique(kind: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise BenchError(
+                f"{names.count(name)} {kind} entries are called {name!r}: give each its own name"
+            )
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"{file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise BenchError(f"{file} is no YAML: {problem}") from error
+    if not isinstance(content, dict):
+        raise BenchError(f"{file} holds a {type(content).__name__}: write settings, such as loads:")
+    return content
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"] if part != "TopologyEntry")
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(first["loc"])
+        return f"{path} is no setting: there is {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{path} is missing: add it"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{path} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    models: dict[str, type[BaseModel]] = {
+        "loads": LoadEntry,
+        "goodput": GoodputEntry,
+        "topologies": TopologyEntry,
+    }
+    model = models.get(str(location[0])) if len(location) > 1 else None
+    return list((model or SweepFile).model_fields)

@@ -1,0 +1,156 @@
+"""What a sweep's YAML becomes, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasuki.bench.errors import BenchError
+from tasuki.bench.plan import Plan
+from tasuki.bench.sweep_file import read_sweep
+
+WHOLE = """
+model: smollm2-135m
+serve: {max_model_len: 2048, kv-memory: 500MB}
+topologies:
+  - 1p1d
+  - 2m
+  - {topology: 1p1d, name: small-chunks, serve: {max-batched-tokens: 128}}
+loads:
+  - name: chat
+    arguments: {input-tokens: 512, ignore-eos: true}
+    each: {rate: [0.5, 2], seed: [1]}
+  - name: long
+    arguments: {input-tokens: 1500, workload: random}
+goodput: {load: long, slo: "ttft=2s,tpot=50ms", attainment: 0.95, max_probes: 6}
+warmup_requests: 2
+"""
+
+
+def read(tmp_path: Path, text: str, **flags: object) -> Plan:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(text)
+    return read_sweep(file, flags)
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    plan = read(tmp_path, WHOLE)
+    assert [t.name for t in plan.targets] == ["1p1d", "2m", "small-chunks"]
+    assert plan.serve_options(plan.targets[2]) == {
+        "model": "smollm2-135m",
+        "max-model-len": 2048,
+        "kv-memory": "500MB",
+        "max-batched-tokens": 128,
+    }
+    assert [load.name for load in plan.loads] == [
+        "chat-rate-0.5-seed-1",
+        "chat-rate-2-seed-1",
+        "long",
+    ]
+    assert plan.loads[1].options == {
+        "input-tokens": 512,
+        "ignore-eos": True,
+        "rate": 2,
+        "seed": 1,
+    }
+    assert plan.goal is not None
+    assert plan.goal.options == {"input-tokens": 1500, "workload": "random"}
+    assert (plan.goal.search.attainment, plan.goal.search.max_probes) == (0.95, 6)
+    assert [p.key for p in plan.all_points()][:4] == [
+        "1p1d/chat-rate-0.5-seed-1",
+        "1p1d/chat-rate-2-seed-1",
+        "1p1d/long",
+        "1p1d/goodput",
+    ]
+    assert plan.warmup_requests == 2
+
+
+def test_workers_mean_colocated_and_every_ratio(tmp_path: Path) -> None:
+    plan = read(tmp_path, "workers: 3\nloads: [{name: a}]")
+    assert [t.name for t in plan.targets] == ["3m", "1p2d", "2p1d"]
+
+
+def test_flags_alone_and_flags_over_a_file(tmp_path: Path) -> None:
+    plan = read_sweep(None, {"workers": 2, "loads": [{"name": "load", "arguments": {"rate": 1}}]})
+    assert [t.name for t in plan.targets] == ["2m", "1p1d"]
+    plan = read(tmp_path, WHOLE, workers=1, model="other")
+    assert [t.name for t in plan.targets] == ["1m"]
+    assert plan.model == "other"
+    assert len(plan.loads) == 3
+
+
+def test_the_search_says_rates_and_requests_itself(tmp_path: Path) -> None:
+    text = """
+topologies: [1m]
+goodput: {slo: ttft=1s, arguments: {rate: 3, requests: 5, input-tokens: 9}}
+"""
+    plan = read(tmp_path, text)
+    assert plan.goal is not None
+    assert plan.goal.options == {"input-tokens": 9}
+    assert not plan.loads
+
+
+def test_a_fingerprint_changes_with_what_is_measured_and_only_then(tmp_path: Path) -> None:
+    def of(text: str, key: str = "1p1d/long") -> str:
+        plan = read(tmp_path, text)
+        return next(plan.fingerprint(p) for p in plan.all_points() if p.key == key)
+
+    same = of(WHOLE)
+    assert of(WHOLE.replace("rate: [0.5, 2]", "rate: [1]")) == same
+    assert of(WHOLE.replace("[1]", "[1, 2]")) == same
+    assert of(WHOLE.replace("1500", "1501")) != same
+    assert of(WHOLE.replace("500MB", "600MB")) != same
+    assert of(WHOLE.replace("  - 1p1d\n", "  - {topology: 2p1d, name: 1p1d}\n")) != same
+    searched = of(WHOLE, "1p1d/goodput")
+    assert of(WHOLE.replace("0.95", "0.9"), "1p1d/goodput") != searched
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds a NoneType"),
+        ("a: [1", "is no YAML"),
+        ("topologies: [1p1d]", "nothing to run"),
+        ("loads: [{name: a}]", "either topologies"),
+        ("workers: 2\ntopologies: [1p1d]\nloads: [{name: a}]", "either topologies"),
+        ("topologies: []\nloads: [{name: a}]", "at least one"),
+        ("topologies: [2q]\nloads: [{name: a}]", "'2q': write workers by role"),
+        ("workers: 0\nloads: [{name: a}]", "workers is 0: use 1 or more"),
+        ("workers: two\nloads: [{name: a}]", "workers is 'two'"),
+        ("workers: 2\nload: []", "load is no setting: there is model, serve, workers"),
+        ("workers: 2\nloads: [{nam: a}]", "loads.0"),
+        ("workers: 2\nloads: [{}]", "loads.0.name is missing"),
+        ("workers: 2\nloads: [{name: a/b}]", "loads.0.name is 'a/b'"),
+        ("workers: 2\nloads: [{name: a}, {name: a}]", "2 load entries are called 'a'"),
+        ("workers: 2\nloads: [{name: goodput}]", "rename it"),
+        ("topologies: [1m, 1m]\nloads: [{name: a}]", "2 topology entries"),
+        ("workers: 2\nloads: [{name: a, each: {rate: []}}]", "each rate has no values"),
+        (
+            "workers: 2\nloads: [{name: a, arguments: {rate: 1}, each: {rate: [2]}}]",
+            "rate is in arguments and in each",
+        ),
+        ("workers: 2\nloads: [{name: a, arguments: {base-url: x}}]", "base-url is set by"),
+        ("workers: 2\nserve: {prefill: 2}\nloads: [{name: a}]", "prefill is set by the sweep"),
+        ("workers: 2\nserve: {'max len': 2}\nloads: [{name: a}]", "is no option's name"),
+        ("workers: 2\ngoodput: {slo: ttft=1s}", "load is None: name one of the loads"),
+        ("workers: 2\nloads: [{name: a}]\ngoodput: {slo: ttft=1s, load: b}", "load is 'b'"),
+        (
+            "workers: 2\nloads: [{name: a}]\ngoodput: {slo: x, attainment: 2}",
+            "attainment is 2.0: use a value from",
+        ),
+        ("workers: 2\nloads: [{name: a}]\ntimeout_s: 0", "timeout_s is 0: .*greater than 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_value_and_remedy(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(BenchError, match=says) as caught:
+        read(tmp_path, text)
+    assert str(tmp_path / "sweep.yaml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"none.yaml cannot be read: No such file"):
+        read_sweep(tmp_path / "none.yaml", {})
