@@ -86,7 +86,7 @@ class Request:
     prefill_over: bool = False
     decode_over: bool = False
     decoded: bool = False
-    retargets_left: int = 1
+    retargets_left: int = 2  # the second one may lead back
 
 
 @dataclass

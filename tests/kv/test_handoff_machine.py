@@ -10,7 +10,7 @@ them: that is how we know that the searches can fail.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from handoff_model import LEASE_S, Action, Sides, Violation, World
@@ -156,7 +156,7 @@ def test_random_schedules_reach_every_ending() -> None:
         for request in world.requests.values():
             decoded += request.decoded
             given_up += not request.decoded and not request.finished_at_once
-            retargeted += request.retargets_left == 0 and request.decoded
+            retargeted += request.retargets_left < 2 and request.decoded
     assert decoded > 50
     assert given_up > 50
     assert retargeted > 3
@@ -165,7 +165,7 @@ def test_random_schedules_reach_every_ending() -> None:
 @pytest.mark.parametrize(("blocks", "depth"), [(1, 2), (2, 1)])
 def test_every_few_deviations_in_a_tiny_case_keep_the_rules(blocks: int, depth: int) -> None:
     runs = exhaustive(Sides(), blocks, depth)
-    assert runs > (10_000 if depth == 2 else 300)
+    assert runs > (8_000 if depth == 2 else 250)
 
 
 def test_without_faults_every_request_decodes() -> None:
@@ -210,11 +210,30 @@ class NoFence(DecodeSide):
 class AckTimeFence(DecodeSide):
     """Counts the lease from the answer instead of from the question."""
 
-    def _renewed(self, peer, renewed, now_s):  # type: ignore[no-untyped-def]
+    def on_message(self, peer, message, now_s):  # type: ignore[no-untyped-def]
         known = self._peers.get(peer)
-        if known is not None and renewed.seq in known.renewals:
-            known.renewals[renewed.seq] = (now_s, known.renewals[renewed.seq][1])
-        super()._renewed(peer, renewed, now_s)
+        for seq in (message.renewed.seq, message.announce.heard):
+            if known is not None and seq in known.asked:
+                known.asked[seq] = (now_s, known.asked[seq][1])
+        super().on_message(peer, message, now_s)
+
+
+class AnnouncementIsProof(DecodeSide):
+    """Takes any announcement for an answer to the want, whenever it was sent."""
+
+    def _announce(self, handoff, announce, now_s):  # type: ignore[no-untyped-def]
+        if handoff.credited_s is not None:
+            handoff.acked_s = max(handoff.acked_s, handoff.credited_s)
+        super()._announce(handoff, announce, now_s)
+
+
+class NameIsProof(DecodeSide):
+    """Takes an answer about an earlier handoff by the same name."""
+
+    def _answered(self, handoff, seq):  # type: ignore[no-untyped-def]
+        sent_s, _ = self._peers[handoff.peer].asked.get(seq, (0.0, []))
+        if seq in self._peers[handoff.peer].asked:
+            handoff.acked_s = max(handoff.acked_s, sent_s, handoff.credited_s)
 
 
 class NoQuarantine(DecodeSide):
@@ -274,8 +293,8 @@ class FreesOnRetarget(PrefillSide):
 class LeaseComesBack(PrefillSide):
     """Answers "alive" to whoever asks."""
 
-    def _renew(self, decode_engine, renewal, now_s):  # type: ignore[no-untyped-def]
-        super()._renew(decode_engine, renewal, now_s)
+    def _renew(self, decode_engine, renewal, seq, now_s):  # type: ignore[no-untyped-def]
+        super()._renew(decode_engine, renewal, seq, now_s)
         return True
 
 
@@ -289,8 +308,24 @@ class NeverExpires(PrefillSide):
 class ExpiresEarly(PrefillSide):
     """Counts the lease short."""
 
-    def _renew(self, decode_engine, renewal, now_s):  # type: ignore[no-untyped-def]
-        return super()._renew(decode_engine, renewal, now_s - 0.5 * LEASE_S)
+    def _extend(self, handoff, seq, now_s):  # type: ignore[no-untyped-def]
+        super()._extend(handoff, seq, now_s - 0.5 * LEASE_S)
+
+
+class WantIsNoRenewal(PrefillSide):
+    """Says that a want was heard, but lets the lease end as if it was not."""
+
+    def _on_want(self, decode_engine, want, now_s):  # type: ignore[no-untyped-def]
+        super()._on_want(decode_engine, want, now_s - LEASE_S)
+
+
+class RemembersTurns(PrefillSide):
+    """Says that it heard the target when it heard the one before it."""
+
+    def _drop_target(self, handoff):  # type: ignore[no-untyped-def]
+        heard = handoff.heard
+        super()._drop_target(handoff)
+        handoff.heard = heard
 
 
 class ForgetsWants(PrefillSide):
@@ -317,6 +352,8 @@ class DoubleEnd(PrefillSide):
 BROKEN = [
     Sides(decode=NoFence),
     Sides(decode=AckTimeFence),
+    Sides(decode=AnnouncementIsProof),
+    Sides(decode=NameIsProof),
     Sides(decode=NoQuarantine),
     Sides(decode=ForgottenQuarantine),
     Sides(decode=NeverGivesUp),
@@ -340,3 +377,73 @@ def test_a_broken_machine_is_caught(sides: Sides) -> None:
         for seed in range(RANDOM_SCHEDULES):
             random_schedule(seed, sides)
         exhaustive(sides, blocks=1, depth=2)
+
+
+# Two faults so deep that no search of ours comes upon them: their schedules by hand.
+
+
+def do(world: World, *names: str) -> None:
+    """What is called so, one after the other."""
+    for name in names:
+        possible = [*world.actions(), *world.ticks()]
+        next(action for action in possible if action.name == name).run()
+
+
+def hand_over(sides: Sides) -> World:
+    """The first of two blocks is announced to d2, which may no longer have it: d3 may.
+
+    d2's questions are numbered 1 to 4. d3's want, its number 1, is heard 0.6
+    leases after the lease was granted to it, and so is what answers it.
+    """
+    world = World(sides, num_prefill=1, num_decode=2, blocks=2)
+    world.place("r", 2, 0, "p1", "d2")
+    do(world, "p1 submit r", "d2 submit r", "d2 dials p1")
+    world.pass_time(0.2 * LEASE_S)
+    do(world, "d2 ticks", *["p1 hears d2"] * 4, "p1 steps r")
+    world.retarget("r")
+    do(world, "p1 retarget r d3")
+    world.pass_time(0.6 * LEASE_S)
+    do(world, "d3 submit r", "d3 dials p1", "p1 hears d3")
+    world.stream("d3", "p1").to_prefill.clear()  # the renewal that came with it
+    do(world, *["d3 hears p1"] * len(world.stream("d3", "p1").to_decode))
+    assert len(world.decodes[1].side._handoffs["r"].remote) == 1
+    return world
+
+
+def a_want_renews(sides: Sides) -> None:
+    """1.1 leases after the grant: the want that was heard since has moved the lease's end."""
+    world = hand_over(sides)
+    world.pass_time(0.5 * LEASE_S)
+    do(world, "p1 ticks")
+    world.settle()
+
+
+def each_turn_has_its_own_numbers(sides: Sides) -> None:
+    """d3's questions up to number 4 get lost. Then the second block is announced to it."""
+    world = hand_over(sides)
+    world.pass_time(0.5 * LEASE_S)
+    do(world, "d3 ticks")
+    world.pass_time(0.2 * LEASE_S)
+    do(world, "d3 ticks")
+    world.stream("d3", "p1").to_prefill.clear()
+    do(world, "p1 steps r", *["d3 hears p1"] * 2)
+    world.pass_time(0.4 * LEASE_S)
+    do(world, "p1 ticks")
+    world.settle()
+
+
+@pytest.mark.parametrize("schedule", [a_want_renews, each_turn_has_its_own_numbers])
+def test_deep_schedules_keep_the_rules(schedule: Callable[[Sides], None]) -> None:
+    schedule(Sides())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sides"),
+    [
+        (a_want_renews, Sides(prefill=WantIsNoRenewal)),
+        (each_turn_has_its_own_numbers, Sides(prefill=RemembersTurns)),
+    ],
+)
+def test_deep_faults_are_caught(schedule: Callable[[Sides], None], sides: Sides) -> None:
+    with pytest.raises(Violation, match="frees r while"):
+        schedule(sides)

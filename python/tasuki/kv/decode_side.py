@@ -9,15 +9,17 @@ the test that tries every order of events.
                                   │                   │
                                   └── no room: REFUSED└── lost: KV_LOST
 
-The fence. `acked_s` is when we sent the last renewal that the prefill worker
-answered "alive". It kept every announced block from then for a whole lease, so
-a pull seen complete at T is valid iff
+The fence. `acked_s` is when we sent the last want or renewal that the prefill
+worker answered: a renewal with "alive", either with an announcement that says
+it was heard. It keeps every announced block from then for a whole lease, so a
+pull seen complete at T is valid iff
 
     T <= acked_s + lease_s - margin_s
 
-A renewal sent after T and acknowledged proves it too, by the same line. A pull
-that is complete but not proven is asked about (a renewal now) for a bounded
-time; no answer, and the KV is lost.
+An announcement answers the want that it follows, so nothing is asked where all
+goes well. A renewal sent after T and acknowledged proves it too, by the same
+line. A pull that is complete but not proven is asked about (a renewal now) for
+a bounded time; no answer, and the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
 and freed one order at a time as the pulls end.
@@ -53,7 +55,7 @@ class _Handoff:
         posted: index up to which pulls are ordered.
         orders: pulls that have not ended.
         last_done_s: when the latest pull was seen complete.
-        acked_s: send time of the last renewal answered "alive".
+        acked_s: send time of the last want or renewal that was answered.
         ask_until_s: complete but not proven: how long an answer is waited for.
     """
 
@@ -89,15 +91,14 @@ class _Peer:
     """One prefill engine.
 
     Attributes:
-        renewals: what each unanswered renewal listed and when it was sent.
+        asked: when each want and renewal of late was sent, and what it was about.
         releasing: request: (keep, until when it is repeated).
     """
 
     lease_s: float
     connected: bool = False
-    seq: int = 0
     heartbeat_s: float = _NEVER_S
-    renewals: dict[int, tuple[float, list[_Handoff]]] = field(default_factory=dict)
+    asked: dict[int, tuple[float, list[_Handoff]]] = field(default_factory=dict)
     releasing: dict[str, tuple[bool, float]] = field(default_factory=dict)
 
 
@@ -118,6 +119,7 @@ class DecodeSide:
         self._waiting: deque[_Handoff] = deque()
         self._orders: dict[int, _Order] = {}
         self._next_order = 1
+        self._next_seq = 1  # never used twice, whatever becomes of the peer
         self._peers: dict[str, _Peer] = {}
         self._effects: list[Effect] = []
 
@@ -284,12 +286,18 @@ class DecodeSide:
                 if not self._host.may_credit(handoff.request_id):
                     return
                 handoff.credited_s = now_s
-                self._want(handoff)
+                self._want(handoff, now_s)
             self._waiting.popleft()
 
-    def _want(self, handoff: _Handoff) -> None:
-        prefix = self._host.prefix_hint(handoff.request_id)
-        want = pb.Want(request_id=handoff.request_id, prefix_blocks=prefix)
+    def _want(self, handoff: _Handoff, now_s: float) -> None:
+        known = self._peers[handoff.peer]
+        if not known.connected:
+            return  # connecting says it
+        want = pb.Want(
+            request_id=handoff.request_id,
+            prefix_blocks=self._host.prefix_hint(handoff.request_id),
+            seq=self._ask(known, [handoff], now_s),
+        )
         self._say(handoff.peer, pb.FromDecode(want=want))
 
     def _of(self, peer: str, request_id: str) -> _Handoff | None:
@@ -318,14 +326,12 @@ class DecodeSide:
     def _announce(self, handoff: _Handoff, announce: pb.Announce, now_s: float) -> None:
         if announce.group != 0 or not self._scheduled(handoff, now_s):
             return
+        self._answered(handoff, announce.heard)
         known = len(handoff.remote)
-        first = known == 0
         if announce.first > known:  # one before it was lost: have it said again
             self._renew(handoff.peer, [handoff], now_s)
             return
         handoff.remote.extend(announce.blocks[known - announce.first :])
-        if first and handoff.remote:
-            self._renew(handoff.peer, [handoff], now_s)
         self._pull(handoff)
         self._check(handoff, now_s)
 
@@ -422,12 +428,6 @@ class DecodeSide:
         known = self._peers[peer]
         if not known.connected:
             return  # connecting again renews all
-        known.seq += 1
-        known.renewals[known.seq] = (now_s, handoffs)
-        for seq, (sent_s, _) in list(known.renewals.items()):
-            if sent_s + 2 * known.lease_s > now_s:
-                break
-            del known.renewals[seq]
         renewals = [
             pb.Renewal(
                 request_id=h.request_id,
@@ -437,19 +437,38 @@ class DecodeSide:
             )
             for h in handoffs
         ]
-        self._say(peer, pb.FromDecode(renew=pb.Renew(seq=known.seq, renewals=renewals)))
+        seq = self._ask(known, handoffs, now_s)
+        self._say(peer, pb.FromDecode(renew=pb.Renew(seq=seq, renewals=renewals)))
+
+    def _ask(self, known: _Peer, handoffs: list[_Handoff], now_s: float) -> int:
+        """Remember when a question about these is sent, for as long as an answer can help."""
+        while known.asked:  # in order of their time
+            seq, (sent_s, _) = next(iter(known.asked.items()))
+            if sent_s + 2 * known.lease_s > now_s:
+                break
+            del known.asked[seq]
+        seq = self._next_seq
+        self._next_seq += 1
+        known.asked[seq] = (now_s, handoffs)
+        return seq
+
+    def _answered(self, handoff: _Handoff, seq: int) -> None:
+        """The lease lasts from when that question arrived, hence from when it was sent."""
+        sent_s, asked = self._peers[handoff.peer].asked.get(seq, (_NEVER_S, []))
+        if any(one is handoff for one in asked):  # not one of that name before it
+            handoff.acked_s = max(handoff.acked_s, sent_s)
 
     def _renewed(self, peer: str, renewed: pb.Renewed, now_s: float) -> None:
         known = self._peers.get(peer)
-        if known is None or renewed.seq not in known.renewals:
+        if known is None or renewed.seq not in known.asked:
             return
-        sent_s, handoffs = known.renewals[renewed.seq]
+        _, handoffs = known.asked[renewed.seq]
         alive, gone = set(renewed.alive), set(renewed.gone)
         for handoff in handoffs:
             if self._handoffs.get(handoff.request_id) is not handoff:
                 continue  # that one ended
             if handoff.request_id in alive:
-                handoff.acked_s = max(handoff.acked_s, sent_s)
+                self._answered(handoff, renewed.seq)
                 self._check(handoff, now_s)
             elif handoff.request_id in gone:
                 self._lost(handoff, f"prefill worker {peer} has let its blocks go", now_s)
@@ -462,7 +481,7 @@ class DecodeSide:
         live = [h for h in self._handoffs.values() if h.peer == peer and h.credited_s is not None]
         for handoff in live:
             if not handoff.scheduled:
-                self._want(handoff)
+                self._want(handoff, now_s)
         if live:
             self._renew(peer, live, now_s)
         for keep in (False, True):

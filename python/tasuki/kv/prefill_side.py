@@ -10,10 +10,13 @@ through `KvHost`. No I/O, no clock, no threads: the engine thread calls it (see
 
 What makes the decode worker's reads safe:
 
-- The lease runs from the first announcement; a renewal moves its end to a
-  lease after the moment the renewal arrived. Announced blocks are given up
-  only when the lease ran out or its holder released them: a router's abort
-  stops computing, no more.
+- The lease runs from the first announcement; a want or a renewal moves its end
+  to a lease after the moment it arrived. Announced blocks are given up only
+  when the lease ran out or its holder released them: a router's abort stops
+  computing, no more.
+- An announcement names the last want or renewal of its receiver that did so.
+  What came before the first announcement counts as well: the lease that began
+  after it ends later still.
 - A lease that is gone is never answered "alive" again, to nobody.
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
@@ -42,6 +45,7 @@ class _Handoff:
     Attributes:
         target: decode engine that gets the KV; empty after it gave the work back.
         wanted: the target has credit and is told everything.
+        heard: `seq` of the last want or renewal of this target, in this its turn.
         expires_s: end of the lease; None before the first announcement.
         residual: earlier targets that may still accept a read, and until when.
         past: earlier targets whose renewals must not be answered "alive".
@@ -52,6 +56,7 @@ class _Handoff:
     request_id: str
     target: str
     wanted: bool = False
+    heard: int = 0
     admitted: bool = False
     scheduled: bool = False
     blocks: list[int] = field(default_factory=list)
@@ -78,7 +83,8 @@ class PrefillSide:
         self._park_s = config.park_leases * config.lease_s
         self._counters = counters
         self._handoffs: dict[str, _Handoff] = {}
-        self._parked: dict[tuple[str, str], float] = {}  # (request, decode engine): deadline
+        # (request, decode engine): (deadline, seq of the want)
+        self._parked: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended: dict[str, float] = {}  # tombstones: when each may be forgotten
         self._effects: list[Effect] = []
 
@@ -115,8 +121,7 @@ class PrefillSide:
         handoff = _Handoff(request_id, decode_engine)
         self._handoffs[request_id] = handoff
         self._ended.pop(request_id, None)
-        if self._parked.pop((request_id, decode_engine), None) is not None:
-            self._want(handoff)
+        self._unpark(handoff)
 
     def abort(self, request_id: str, now_s: float) -> bool:
         """The router wants no more of it. Announced blocks wait for release or expiry.
@@ -155,8 +160,7 @@ class PrefillSide:
         handoff.past.discard(decode_engine)
         if handoff.expires_s is not None:
             self._grant(handoff, now_s)
-        if self._parked.pop((request_id, decode_engine), None) is not None:
-            self._want(handoff)
+        self._unpark(handoff)
         return True
 
     def on_step(
@@ -216,7 +220,7 @@ class PrefillSide:
                 self._expire(handoff, now_s)
             elif expired:
                 self._settle(handoff, now_s)
-        for (request_id, decode_engine), until_s in list(self._parked.items()):
+        for (request_id, decode_engine), (until_s, _) in list(self._parked.items()):
             if until_s <= now_s:
                 del self._parked[request_id, decode_engine]
                 self._gone(decode_engine, request_id, "no such request came from the router")
@@ -230,14 +234,29 @@ class PrefillSide:
 
     def _on_want(self, decode_engine: str, want: pb.Want, now_s: float) -> None:
         handoff = self._handoffs.get(want.request_id)
+        parked = (now_s + self._park_s, want.seq)
         if handoff is None and want.request_id not in self._ended:
-            self._parked.setdefault((want.request_id, decode_engine), now_s + self._park_s)
+            self._parked.setdefault((want.request_id, decode_engine), parked)
         elif handoff is None or handoff.ending is not None or decode_engine in handoff.past:
             self._gone(decode_engine, want.request_id, "ended")
         elif handoff.target != decode_engine:  # its retarget may be on the way
-            self._parked.setdefault((want.request_id, decode_engine), now_s + self._park_s)
+            self._parked.setdefault((want.request_id, decode_engine), parked)
         elif not handoff.wanted:
+            self._extend(handoff, want.seq, now_s)
             self._want(handoff)
+
+    def _unpark(self, handoff: _Handoff) -> None:
+        """The want of its target may have come first; the lease, if there is one, began since."""
+        parked = self._parked.pop((handoff.request_id, handoff.target), None)
+        if parked is not None:
+            _, handoff.heard = parked
+            self._want(handoff)
+
+    def _extend(self, handoff: _Handoff, seq: int, now_s: float) -> None:
+        """The target cares: the lease, if it runs, lasts for a whole one from now."""
+        handoff.heard = max(handoff.heard, seq)
+        if handoff.expires_s is not None:
+            handoff.expires_s = max(handoff.expires_s, now_s + self._lease_s)
 
     def _want(self, handoff: _Handoff) -> None:
         """The target has credit: let the engine compute, and say what there is."""
@@ -251,13 +270,15 @@ class PrefillSide:
         alive: list[str] = []
         gone: list[str] = []
         for renewal in renew.renewals:
-            answer = self._renew(decode_engine, renewal, now_s)
+            answer = self._renew(decode_engine, renewal, renew.seq, now_s)
             if answer is not None:
                 (alive if answer else gone).append(renewal.request_id)
         reply = pb.Renewed(seq=renew.seq, alive=alive, gone=gone)
         self._effects.append(ToDecode(decode_engine, pb.FromPrefill(renewed=reply)))
 
-    def _renew(self, decode_engine: str, renewal: pb.Renewal, now_s: float) -> bool | None:
+    def _renew(
+        self, decode_engine: str, renewal: pb.Renewal, seq: int, now_s: float
+    ) -> bool | None:
         """True: alive; False: gone; None: nothing to say about it."""
         handoff = self._handoffs.get(renewal.request_id)
         heard = renewal.scheduled or renewal.announced_blocks > 0 or renewal.prefilled
@@ -272,10 +293,9 @@ class PrefillSide:
         if handoff.leg_over:  # nothing moves; it need only hear the end
             self._say_again(handoff, renewal)
             return None
+        self._extend(handoff, seq, now_s)
         if not handoff.wanted:
             self._want(handoff)
-        if handoff.expires_s is not None:
-            handoff.expires_s = max(handoff.expires_s, now_s + self._lease_s)
         self._say_again(handoff, renewal)
         return True
 
@@ -294,6 +314,7 @@ class PrefillSide:
             return
         handoff.target = ""
         handoff.wanted = False
+        handoff.heard = 0
         if handoff.ending is None and keep:
             if handoff.expires_s is not None:  # for as long the router may retarget it
                 handoff.expires_s = now_s + self._lease_s
@@ -354,6 +375,7 @@ class PrefillSide:
             handoff.past.add(handoff.target)
         handoff.target = ""
         handoff.wanted = False
+        handoff.heard = 0
 
     def _settle(self, handoff: _Handoff, now_s: float) -> None:
         """End the leg once nobody may accept a read of its blocks any more."""
@@ -381,7 +403,10 @@ class PrefillSide:
 
     def _say_blocks(self, handoff: _Handoff, first: int) -> None:
         announce = pb.Announce(
-            request_id=handoff.request_id, first=first, blocks=handoff.blocks[first:]
+            request_id=handoff.request_id,
+            first=first,
+            blocks=handoff.blocks[first:],
+            heard=handoff.heard,
         )
         self._say(handoff, pb.FromPrefill(announce=announce))
 
@@ -398,4 +423,5 @@ class PrefillSide:
             if handoff.expires_s is not None:
                 yield handoff.expires_s
             yield from handoff.residual.values()
-        yield from self._parked.values()
+        for until_s, _ in self._parked.values():
+            yield until_s

@@ -96,12 +96,14 @@ class Group(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Want(_message.Message):
-    __slots__ = ("request_id", "prefix_blocks")
+    __slots__ = ("request_id", "prefix_blocks", "seq")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prefix_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+    seq: int
+    def __init__(self, request_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class Scheduled(_message.Message):
     __slots__ = ("request_id",)
@@ -110,16 +112,18 @@ class Scheduled(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("request_id", "group", "first", "blocks")
+    __slots__ = ("request_id", "group", "first", "blocks", "heard")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     group: int
     first: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    heard: int
+    def __init__(self, request_id: _Optional[str] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Prefilled(_message.Message):
     __slots__ = ("request_id", "total_blocks", "first_tokens")
