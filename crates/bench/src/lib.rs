@@ -6,6 +6,10 @@
 //! them, the report rows, and the result file.
 
 pub mod arrivals;
+pub mod client;
+pub mod live;
+pub mod pacer;
+pub mod phases;
 pub mod plan;
 pub mod seeds;
 pub mod slo;
