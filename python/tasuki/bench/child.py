@@ -1,0 +1,62 @@
+"""Children of a measurement: started apart from the terminal, ended for sure.
+
+They run in sessions of their own, so that Ctrl-C reaches this process alone,
+which then ends them in order; they die with this process whatever happens to
+it. Must be used by the main thread (see `tasuki.launch.parent_death`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasuki.launch.parent_death import PARENT_VARIABLE
+from tasuki.launch.supervisor import last_words
+
+_KILL_GRACE_S = 10.0
+_TAIL_BYTES = 8192
+_TAIL_LINES = 12
+
+
+def start_child(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Run `tasuki ARGUMENTS`; its output is appended to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        output.write(f"--- tasuki {' '.join(arguments)}\n".encode())
+        output.flush()
+        return subprocess.Popen(
+            [sys.executable, "-m", "tasuki", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,
+        )
+
+
+def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """SIGINT, and SIGKILL to the whole group after `grace_s` or on another Ctrl-C."""
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_KILL_GRACE_S)
+
+
+def explain(log: Path) -> str:
+    """What the last process of `log` said before its end, in one line."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").split("--- tasuki ")[-1].splitlines()[1:]
+    said = [line.strip() for line in last_words(lines[-_TAIL_LINES:]) if line.strip()]
+    return " | ".join(said) or "(no output)"

@@ -1,0 +1,143 @@
+"""The goodput search on a real server: probes are runs of `tasuki bench serve`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.goodput import (
+    Probe,
+    SearchSettings,
+    Verdict,
+    interval,
+    judge,
+    next_rate,
+)
+from tasuki.bench.header import header, own_command
+from tasuki.bench.plan import Goal, Point
+
+RunProbe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Runs `tasuki bench serve` with these options and gives its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        settings: It was made with.
+        probes: In the order in which they were made.
+        slo: As the results have it.
+        workload: As the results have it.
+    """
+
+    settings: SearchSettings
+    probes: tuple[Probe, ...]
+    slo: Mapping[str, Any]
+    workload: Mapping[str, Any]
+
+    def result(self, topology: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """The result file, kind "goodput"; `rate` is the highest that was shown to meet."""
+        low, high = interval(self.probes)
+        content = header(
+            "goodput",
+            command=own_command(),
+            label=str(topology["name"]),
+            topology=topology,
+            model=model,
+        )
+        return {
+            **content,
+            "workload": self.workload,
+            "slo": self.slo,
+            "attainment": self.settings.attainment,
+            "points": [
+                {
+                    "rate": probe.rate,
+                    "attainment": probe.attainment,
+                    "goodput": probe.goodput,
+                    "requests": probe.requests,
+                    "meets": None
+                    if probe.verdict is Verdict.UNDECIDED
+                    else probe.verdict is Verdict.MEETS,
+                }
+                for probe in sorted(self.probes, key=lambda p: p.rate)
+            ],
+            "rate": low,
+            "confidence": self.settings.confidence,
+            "interval": [low, None if math.isinf(high) else high],
+        }
+
+    def one_line(self) -> str:
+        """The answer for a person."""
+        low, high = interval(self.probes)
+        share = f"{100 * self.settings.attainment:g}%"
+        sure = f"at {100 * self.settings.confidence:g}% confidence"
+        if low == 0.0:
+            lowest = min(probe.rate for probe in self.probes)
+            return f"no rate was shown to reach {share}, down to {lowest:.3g} req/s"
+        if math.isinf(high):
+            return f"{low:.3g} req/s and perhaps more reach {share} ({sure})"
+        return f"goodput {low:.3g} to {high:.3g} req/s reach {share} ({sure})"
+
+
+def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> Found:
+    """Search to the end.
+
+    Args:
+        point: A goal's.
+        run: Runs one probe.
+        say: Gets a line after each.
+
+    Raises:
+        RunFailedError: A probe could not be run.
+    """
+    goal = point.work
+    assert isinstance(goal, Goal)
+    probes: list[Probe] = []
+    slo: Mapping[str, Any] = {}
+    workload: Mapping[str, Any] = {}
+    while (rate := next_rate(goal.search, probes)) is not None:
+        for look in range(goal.search.looks):
+            requests = goal.search.requests(rate, look)
+            result = run({**goal.options, "slo": goal.slo, "rate": rate, "requests": requests})
+            probe = _probe(goal.search, rate, result)
+            slo, workload = result["slo"], result["workload"]
+            say(
+                f"  {point.key}: {rate:.3g} req/s, {probe.requests} requests: "
+                f"attainment {100 * probe.attainment:.1f}%, {probe.verdict.value}"
+            )
+            if probe.verdict is not Verdict.UNDECIDED:
+                break
+        probes.append(probe)
+    return Found(goal.search, tuple(probes), slo, workload)
+
+
+def _probe(settings: SearchSettings, rate: float, result: Mapping[str, Any]) -> Probe:
+    outcomes = outcomes_of(result)
+    met = sum(outcomes)
+    goodput = result["metrics"]["goodput"]
+    return Probe(
+        rate=rate,
+        requests=len(outcomes),
+        attainment=met / max(1, len(outcomes)),
+        goodput=0.0 if goodput is None else float(goodput),
+        verdict=judge(settings, outcomes),
+    )
+
+
+def outcomes_of(result: Mapping[str, Any]) -> list[bool]:
+    """Whether each request of the window met the SLO, in the order in which they were due.
+
+    Raises:
+        RunFailedError: The result does not say.
+    """
+    requests = result["requests"]
+    met, due_s, in_window = (requests.get(name) for name in ("met", "due_s", "in_window"))
+    if not met or None in met:
+        raise RunFailedError("the result does not say which requests met the SLO")
+    order = sorted(range(len(met)), key=lambda index: due_s[index])
+    return [bool(met[index]) for index in order if in_window[index]]

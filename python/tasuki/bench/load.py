@@ -1,0 +1,81 @@
+"""One run of `tasuki bench serve` as a child process, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.bench.arguments import words
+from tasuki.bench.child import end_child, explain, start_child
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.header import read_result
+from tasuki.launch.process import describe_exit
+
+_END_GRACE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """What to run.
+
+    Attributes:
+        url: Of the server.
+        model: As requests call it.
+        options: Of `tasuki bench serve`, by name.
+        topology: The block of the result file; None: unknown.
+        label: Names the line in plots.
+        result: Where the result goes.
+        log: Gets the output.
+        timeout_s: It has failed when it takes longer.
+    """
+
+    url: str
+    model: str
+    options: Mapping[str, Any]
+    topology: Mapping[str, Any] | None
+    label: str
+    result: Path
+    log: Path
+    timeout_s: float
+
+
+def run_load(run: LoadRun) -> dict[str, Any]:
+    """Run it to its end; the result file is there when it was measured whole.
+
+    Returns:
+        The result.
+
+    Raises:
+        RunFailedError: It failed, took too long, or no request was answered.
+    """
+    part = run.result.with_name(run.result.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.unlink(missing_ok=True)
+    said: dict[str, Any] = {
+        "base-url": run.url,
+        "model": run.model,
+        "label": run.label,
+        "output": part,
+    }
+    if run.topology is not None:
+        said["topology"] = json.dumps(run.topology)
+    process = start_child(["bench", "serve", *words({**said, **run.options})], run.log)
+    try:
+        code = process.wait(run.timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailedError(f"took longer than {run.timeout_s:g} s (timeout_s)") from error
+    finally:
+        end_child(process, _END_GRACE_S)
+    if code != 0:
+        raise RunFailedError(
+            f"tasuki bench serve ended ({describe_exit(code)}): {explain(run.log)}"
+        )
+    result = read_result(part, "serve")
+    if not result["metrics"]["completed"]:
+        raise RunFailedError(f"no request was answered: {explain(run.log)}")
+    part.replace(run.result)
+    return result

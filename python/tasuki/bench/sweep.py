@@ -1,0 +1,179 @@
+"""Runs a plan: each target started, warmed, measured point by point, stopped.
+
+What fails is one point's business: it is noted with its reason and the sweep
+goes on, with a fresh deployment if that was what broke. Ctrl-C leaves the point
+under way pending. Main thread only.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.goodput_run import search_goodput
+from tasuki.bench.header import machine, write_result
+from tasuki.bench.load import LoadRun
+from tasuki.bench.plan import Goal, Plan, Point
+from tasuki.bench.sweep_state import SweepState
+from tasuki.bench.sweep_table import one_line
+from tasuki.bench.topologies import Target
+
+
+class Deployment(Protocol):
+    """What serves a target; `serving.Serving` is the real one."""
+
+    url: str
+    model: str
+
+    def ended(self) -> str | None:
+        """Why it serves no more; None while it runs."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+Deploy = Callable[[Target, Path], Deployment]
+"""Starts a target, its output to a log; raises `RunFailedError`."""
+
+Measure = Callable[[LoadRun], Mapping[str, Any]]
+"""Runs a load and writes its result; raises `RunFailedError`."""
+
+
+class Sweep:
+    """One pass over a plan.
+
+    Args:
+        plan: What to do.
+        state: What is done; kept up to date in its folder.
+        deploy: Starts a target.
+        measure: Runs a load.
+        say: Gets one line of news at a time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: SweepState,
+        deploy: Deploy,
+        measure: Measure,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._state = state
+        self._deploy = deploy
+        self._measure = measure
+        self._say = say
+        self._total = len(plan.all_points())
+        self._number = 0
+
+    def run(self) -> int:
+        """Measure what is not done yet.
+
+        Returns:
+            How many points failed.
+        """
+        self._state.save()
+        failed = 0
+        for target in self._plan.targets:
+            failed += self._run_target(target)
+        return failed
+
+    def _run_target(self, target: Target) -> int:
+        deployment: Deployment | None = None
+        broken: str | None = None
+        failed = 0
+        try:
+            for point in self._plan.points(target):
+                self._number += 1
+                if self._state.is_done(point):
+                    self._news(point, "done before")
+                    continue
+                begun_s = time.monotonic()
+                try:
+                    if broken is not None:
+                        raise RunFailedError(broken)
+                    if deployment is not None and deployment.ended() is not None:
+                        deployment = None
+                    if deployment is None:
+                        try:
+                            deployment = self._start(target, point)
+                        except RunFailedError as error:
+                            broken = str(error)  # the next points need not try again
+                            raise
+                        begun_s = time.monotonic()
+                    news = self._run_point(point, deployment)
+                except RunFailedError as error:
+                    failed += 1
+                    reason = (deployment and deployment.ended()) or str(error)
+                    self._state.finish(point, time.monotonic() - begun_s, reason)
+                    self._news(point, f"FAILED: {reason}")
+                else:
+                    self._state.finish(point, time.monotonic() - begun_s)
+                    self._news(point, news)
+        finally:
+            if deployment is not None:
+                deployment.stop()
+        return failed
+
+    def _start(self, target: Target, first: Point) -> Deployment:
+        self._say(f"{target.name}: starting {target.topology}")
+        deployment = self._deploy(target, self._log(target, "serve"))
+        try:
+            if self._plan.warmup_requests:
+                self._warm(target, first, deployment)
+        except BaseException:
+            deployment.stop()
+            raise
+        return deployment
+
+    def _warm(self, target: Target, first: Point, deployment: Deployment) -> None:
+        """Requests of the first load's kind, all at once; their result is thrown away."""
+        said = {"arrival", "burstiness", "max-concurrency", "rate", "ramp", "slo", "requests"}
+        options = {name: value for name, value in first.work.options.items() if name not in said}
+        options["requests"] = self._plan.warmup_requests * target.topology.workers
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder, "warmup.json")
+            run = self._load_run(first, deployment, options, result)
+            self._measure(replace(run, log=self._log(target, "warmup")))
+
+    def _run_point(self, point: Point, deployment: Deployment) -> str:
+        path = self._state.path(point)
+        if isinstance(point.work, Goal):
+
+            def probe(options: Mapping[str, Any]) -> Mapping[str, Any]:
+                with tempfile.TemporaryDirectory() as folder:
+                    result = Path(folder, "probe.json")
+                    return self._measure(self._load_run(point, deployment, options, result))
+
+            found = search_goodput(point, probe, self._say)
+            write_result(path, found.result(self._describe(point.target), deployment.model))
+            return found.one_line()
+        return one_line(self._measure(self._load_run(point, deployment, point.work.options, path)))
+
+    def _load_run(
+        self, point: Point, deployment: Deployment, options: Mapping[str, Any], result: Path
+    ) -> LoadRun:
+        return LoadRun(
+            url=deployment.url,
+            model=deployment.model,
+            options=options,
+            topology=self._describe(point.target),
+            label=point.target.name,
+            result=result,
+            log=self._log(point.target, point.name),
+            timeout_s=self._plan.timeout_s,
+        )
+
+    def _describe(self, target: Target) -> dict[str, Any]:
+        return target.describe(len(machine()["gpus"]))
+
+    def _log(self, target: Target, name: str) -> Path:
+        return self._state.folder / target.name / f"{name}.log"
+
+    def _news(self, point: Point, news: str) -> None:
+        self._say(f"[{self._number}/{self._total}] {point.key}: {news}")
