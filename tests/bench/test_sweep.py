@@ -1,0 +1,221 @@
+"""A sweep over fake deployments: order, failures, resuming, interruption, search."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_fakes import FakeSystem, serve_result
+
+from tasuki.bench.errors import BenchError, RunFailedError
+from tasuki.bench.load import LoadRun
+from tasuki.bench.plan import Plan
+from tasuki.bench.sweep import Sweep
+from tasuki.bench.sweep_file import read_sweep
+from tasuki.bench.sweep_state import SweepState
+
+TWO_BY_TWO = {
+    "topologies": ["1p1d", "2m"],
+    "loads": [
+        {"name": "a", "arguments": {"rate": 1, "input-tokens": 8}},
+        {"name": "b", "arguments": {"rate": 2}},
+    ],
+}
+ALL = ["1p1d/a", "1p1d/b", "2m/a", "2m/b"]
+
+
+def plan_of(**changes: Any) -> Plan:
+    return read_sweep(None, {**TWO_BY_TWO, **changes})
+
+
+def sweep(system: FakeSystem, folder: Path, plan: Plan | None = None, fresh: bool = False) -> int:
+    plan = plan or plan_of()
+    state = SweepState(plan, folder, fresh)
+    return Sweep(plan, state, system.deploy, system.measure, lambda line: None).run()
+
+
+def states(folder: Path) -> dict[str, str]:
+    content = json.loads((folder / "sweep.json").read_text())
+    return {key: point["state"] for key, point in content["points"].items()}
+
+
+def reasons(folder: Path) -> dict[str, str | None]:
+    content = json.loads((folder / "sweep.json").read_text())
+    return {key: point["reason"] for key, point in content["points"].items()}
+
+
+def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> None:
+    system = FakeSystem()
+    assert sweep(system, tmp_path) == 0
+    assert system.names == ALL
+    assert [d.target.name for d in system.deployed] == ["1p1d", "2m"]
+    assert all(d.stopped for d in system.deployed)
+    assert states(tmp_path) == dict.fromkeys(ALL, "done")
+    run = system.runs[0]
+    assert run.result == tmp_path / "1p1d" / "a.json"
+    assert run.options == {"rate": 1, "input-tokens": 8}
+    assert run.topology is not None
+    assert (run.topology["name"], run.topology["prefill"]) == ("1p1d", 1)
+
+
+def test_a_fresh_target_is_warmed_with_the_first_load_at_once(tmp_path: Path) -> None:
+    system = FakeSystem()
+    sweep(system, tmp_path, plan_of(warmup_requests=3))
+    assert [dict(run.options) for run in system.warmups] == [{"input-tokens": 8, "requests": 6}] * 2
+    assert all(tmp_path not in run.result.parents for run in system.warmups)
+    cold = FakeSystem()
+    sweep(cold, tmp_path / "cold", plan_of(warmup_requests=0))
+    assert not cold.warmups
+
+
+def test_a_failed_point_is_noted_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    system = FakeSystem()
+
+    def fail(run: LoadRun) -> None:
+        if run.result == tmp_path / "1p1d" / "a.json":
+            raise RunFailedError("no answer")
+
+    system.on_run = fail
+    assert sweep(system, tmp_path) == 1
+    assert system.names == ALL
+    assert len(system.deployed) == 2  # the deployment was not the reason
+    assert states(tmp_path) == {**dict.fromkeys(ALL, "done"), "1p1d/a": "failed"}
+    assert reasons(tmp_path)["1p1d/a"] == "no answer"
+
+
+def test_a_deployment_that_dies_is_replaced_for_the_next_point(tmp_path: Path) -> None:
+    system = FakeSystem()
+
+    def die(run: LoadRun) -> None:
+        if run.result == tmp_path / "1p1d" / "a.json":
+            system.deployed[0].reason = "tasuki serve ended (signal SIGKILL)"
+            raise RunFailedError("connection refused")
+
+    system.on_run = die
+    assert sweep(system, tmp_path) == 1
+    assert [d.target.name for d in system.deployed] == ["1p1d", "1p1d", "2m"]
+    assert reasons(tmp_path)["1p1d/a"] == "tasuki serve ended (signal SIGKILL)"
+    assert states(tmp_path)["1p1d/b"] == "done"
+
+
+def test_a_target_that_does_not_come_up_fails_its_points_only(tmp_path: Path) -> None:
+    system = FakeSystem()
+    system.broken = {"1p1d"}
+    assert sweep(system, tmp_path) == 2
+    assert system.names == ["2m/a", "2m/b"]
+    assert reasons(tmp_path)["1p1d/b"] == "1p1d did not come up"
+
+
+def test_failed_points_are_measured_again_and_done_ones_kept(tmp_path: Path) -> None:
+    broken = FakeSystem()
+    broken.broken = {"2m"}
+    sweep(broken, tmp_path)
+    system = FakeSystem()
+    assert sweep(system, tmp_path) == 0
+    assert system.names == ["2m/a", "2m/b"]
+    assert [d.target.name for d in system.deployed] == ["2m"]
+    assert states(tmp_path) == dict.fromkeys(ALL, "done")
+
+
+def test_an_interrupted_sweep_resumes_at_the_point_under_way(tmp_path: Path) -> None:
+    system = FakeSystem()
+
+    def interrupt(run: LoadRun) -> None:
+        if run.result == tmp_path / "1p1d" / "b.json":
+            raise KeyboardInterrupt
+
+    system.on_run = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        sweep(system, tmp_path)
+    assert system.deployed[0].stopped
+    assert states(tmp_path) == {**dict.fromkeys(ALL, "pending"), "1p1d/a": "done"}
+    again = FakeSystem()
+    sweep(again, tmp_path)
+    assert again.names == ALL[1:]
+
+
+def test_a_result_that_is_gone_or_broken_is_measured_again(tmp_path: Path) -> None:
+    sweep(FakeSystem(), tmp_path)
+    (tmp_path / "1p1d" / "a.json").unlink()
+    (tmp_path / "2m" / "b.json").write_text("{")
+    again = FakeSystem()
+    sweep(again, tmp_path)
+    assert again.names == ["1p1d/a", "2m/b"]
+
+
+def test_a_longer_plan_keeps_what_is_there(tmp_path: Path) -> None:
+    sweep(FakeSystem(), tmp_path)
+    system = FakeSystem()
+    sweep(system, tmp_path, plan_of(topologies=["1p1d", "2m", "2p1d"]))
+    assert system.names == ["2p1d/a", "2p1d/b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"serve": {"max-model-len": 9}}, "1p1d/a was measured with other settings"),
+        ({"topologies": ["2m"]}, "1p1d/a is not in this plan"),
+    ],
+)
+def test_another_sweep_in_the_folder_is_refused_unless_fresh(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    sweep(FakeSystem(), tmp_path)
+    with pytest.raises(BenchError, match=says):
+        sweep(FakeSystem(), tmp_path, plan_of(**changes))
+    system = FakeSystem()
+    sweep(system, tmp_path, plan_of(**changes), fresh=True)
+    assert len(system.runs) == 2 * len(plan_of(**changes).targets)
+    results = {str(p.relative_to(tmp_path).with_suffix("")) for p in tmp_path.glob("*/*.json")}
+    assert results == set(system.names)
+
+
+def test_a_broken_sweep_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("[]")
+    with pytest.raises(BenchError, match=r"sweep.json cannot be read"):
+        sweep(FakeSystem(), tmp_path)
+
+
+def test_goodput_is_searched_on_a_server_of_known_capacity(tmp_path: Path) -> None:
+    system = FakeSystem()
+    draw = random.Random(5)
+
+    def answer(run: LoadRun) -> Mapping[str, Any] | None:
+        if run.log.stem != "goodput":
+            return None
+        assert run.options["slo"] == "ttft=1s"
+        share = 0.99 if run.options["rate"] <= 5.0 else 0.5
+        count = run.options["requests"]
+        met = [draw.random() < share for _ in range(count)]
+        due_s = [index / run.options["rate"] for index in range(count)]
+        return serve_result(run.label, met=met, due_s=due_s, in_window=[True] * count)
+
+    system.on_run = answer
+    plan = plan_of(topologies=["1m"], goodput={"slo": "ttft=1s", "load": "a"})
+    assert sweep(system, tmp_path, plan) == 0
+    found = json.loads((tmp_path / "1m" / "goodput.json").read_text())
+    assert found["kind"] == "goodput"
+    low, high = found["interval"]
+    assert low <= 5.0 <= high <= 1.1 * low
+    assert found["rate"] == low
+    assert found["confidence"] == 0.95
+    assert found["topology"]["name"] == "1m"
+    rates = [point["rate"] for point in found["points"]]
+    assert rates == sorted(rates)
+    assert {point["meets"] for point in found["points"]} == {True, False}
+    # Probes are not results of the sweep: plots must not find them.
+    assert {p.name for p in (tmp_path / "1m").glob("*.json")} == {
+        "a.json",
+        "b.json",
+        "goodput.json",
+    }
+
+
+def test_a_search_without_outcomes_fails_and_says_so(tmp_path: Path) -> None:
+    plan = plan_of(topologies=["1m"], goodput={"slo": "ttft=1s", "load": "a"})
+    assert sweep(FakeSystem(), tmp_path, plan) == 1
+    assert "which requests met the SLO" in str(reasons(tmp_path)["1m/goodput"])
