@@ -5,11 +5,19 @@
 //! sends it and the recorder keeps every time; the summary makes metrics of
 //! them, the report rows, and the result file.
 
+pub mod args;
 pub mod arrivals;
 pub mod client;
+pub mod error;
 pub mod live;
+pub mod load;
 pub mod pacer;
 pub mod phases;
 pub mod plan;
+pub mod recorder;
 pub mod seeds;
 pub mod slo;
+pub mod stats;
+pub mod summary;
+pub mod tokens;
+pub mod workload;

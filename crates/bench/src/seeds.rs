@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 pub enum Purpose {
     /// The gaps between arrivals.
     Arrivals = 1,
-    /// Lengths in tokens, and which group a request belongs to.
+    /// Lengths in tokens.
     Lengths = 2,
     /// How long users think.
     Thinking = 3,
@@ -21,6 +21,8 @@ pub enum Purpose {
     SharedTokens = 5,
     /// The blocks of a trace, by their hash.
     TraceTokens = 6,
+    /// Which prefix a request has.
+    Groups = 7,
 }
 
 /// One of 2^56 streams of a purpose, as one number.

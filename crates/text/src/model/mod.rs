@@ -125,6 +125,12 @@ impl ModelText {
         self.tokenizer.id_to_token(id)
     }
 
+    /// Whether the token is special: markup, not text.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.is_special(id)
+    }
+
     /// Whether the vocabulary has a token of this id.
     #[must_use]
     pub fn is_token(&self, id: u32) -> bool {

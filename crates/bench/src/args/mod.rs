@@ -1,0 +1,10 @@
+//! The command line of what to send and when. The client flattens these into
+//! its own.
+
+mod arrival;
+mod choose;
+mod values;
+mod workload;
+
+pub use arrival::{ArrivalArgs, ArrivalKind};
+pub use workload::{Answers, WorkloadArgs, WorkloadKind};

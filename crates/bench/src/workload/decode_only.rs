@@ -1,0 +1,93 @@
+//! Decode at a real context length, with as little prefill as can be.
+//!
+//! A prompt of one token would measure decode at a context that hardly exists:
+//! attention reads next to nothing. So prompts have their real length, and each
+//! is sent once before the run, unmeasured. The measured request finds it in
+//! the server's prefix cache; what is left of its prefill is the last block.
+//! The warm-up asks for two tokens, because an answer of one never leaves the
+//! prefill worker of a split server, and its decode worker is to hold the
+//! prompt as well.
+//!
+//! TPOT and ITL of such a run are those of decode, if every prompt stayed in
+//! the cache: where TTFT is that of the workload prefill-only, it did not, and
+//! `distinct_prompts` has to be less, but not less than run at once, since
+//! requests that share blocks also share the memory reads of them in part. A
+//! server with several workers caches a prompt where it was warmed; its router
+//! has to send it there again.
+
+use std::ops::Range;
+
+use super::Making;
+use super::lengths::Lengths;
+use crate::error::PlanError;
+use crate::plan::{Planned, Workload};
+use crate::seeds::{Purpose, stream};
+use crate::tokens::Segment;
+
+/// Makes a split server hand the prompt's KV to the decode worker.
+const WARM_UP_TOKENS: u32 = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub struct DecodeOnly {
+    making: Making,
+    lengths: Lengths,
+    prompts: usize,
+    cold: Range<usize>,
+    left: Range<usize>,
+}
+
+impl DecodeOnly {
+    /// `distinct_prompts` are used in turn; None: every request has its own.
+    ///
+    /// # Errors
+    /// [`PlanError::TooShort`].
+    pub fn new(
+        making: Making,
+        lengths: Lengths,
+        distinct_prompts: Option<usize>,
+    ) -> Result<Self, PlanError> {
+        making.maker.check_length(lengths.input().least())?;
+        let prompts = distinct_prompts
+            .unwrap_or(making.requests)
+            .min(making.requests);
+        Ok(Self {
+            cold: 0..prompts,
+            left: 0..making.requests,
+            making,
+            lengths,
+            prompts,
+        })
+    }
+
+    fn planned(&self, index: usize, prompt: usize, output_tokens: u32) -> Planned {
+        let (tokens, _) = self.lengths.of(self.making.seed, prompt);
+        let stream = stream(Purpose::OwnTokens, prompt as u64);
+        let (prompt, input_tokens) = self.making.maker.prompt(&[Segment { stream, tokens }]);
+        Planned {
+            index,
+            prompt,
+            input_tokens,
+            output_tokens,
+            exact_output: self.making.exact_output,
+            at: None,
+        }
+    }
+}
+
+impl Workload for DecodeOnly {
+    fn warm_up(&mut self) -> Option<Planned> {
+        let prompt = self.cold.next()?;
+        Some(self.planned(prompt, prompt, WARM_UP_TOKENS))
+    }
+
+    fn next(&mut self) -> Option<Planned> {
+        let index = self.left.next()?;
+        let (_, output_tokens) = self.lengths.of(self.making.seed, index);
+        Some(self.planned(index, index % self.prompts, output_tokens))
+    }
+
+    fn total(&self) -> Option<usize> {
+        Some(self.making.requests)
+    }
+}

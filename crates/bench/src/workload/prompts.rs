@@ -1,0 +1,126 @@
+//! Prompts of the user's own, from a JSONL file. A line has one of `prompt`
+//! (text), `prompt_token_ids` and `messages`, and perhaps `output_tokens`.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::Making;
+use super::lines::read_lines;
+use crate::error::PlanError;
+use crate::plan::{Api, Planned, Prompt, Workload};
+use crate::tokens::Counted;
+
+/// Parameters of the workload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PromptsSettings {
+    pub file: PathBuf,
+    /// For lines that do not say.
+    pub output_tokens: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct Line {
+    prompt: Option<String>,
+    prompt_token_ids: Option<Vec<u32>>,
+    messages: Option<Vec<Message>>,
+    #[serde(alias = "max_tokens")]
+    output_tokens: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    role: String,
+    content: String,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Prompts {
+    exact_output: bool,
+    prompts: std::vec::IntoIter<(Counted, u32)>,
+    next_index: usize,
+    total: usize,
+}
+
+impl Prompts {
+    /// Reads the file; `requests` limits how many of its lines are sent.
+    ///
+    /// # Errors
+    /// [`PlanError::File`], [`PlanError::Line`]; [`PlanError::Empty`] for a file
+    /// without a prompt, or with fewer than wanted.
+    pub fn read(
+        making: Making,
+        settings: &PromptsSettings,
+        requests: Option<usize>,
+    ) -> Result<Self, PlanError> {
+        let mut prompts = read_lines(&settings.file, |line: Line| {
+            let output_tokens = line.output_tokens.unwrap_or(settings.output_tokens);
+            if output_tokens == 0 {
+                return Err("output_tokens is 0; at least 1 is needed".to_owned());
+            }
+            let prompt = prompt(&making, line)?;
+            Ok((making.maker.counted(prompt), output_tokens))
+        })?;
+        let wanted = requests.unwrap_or(1);
+        if prompts.len() < wanted {
+            return Err(PlanError::Empty {
+                path: settings.file.clone(),
+                within: format!("number {}, of {wanted} wanted", prompts.len() + 1),
+                remedy: "add prompts or lower --num-requests (a prompt sent twice would be \
+                         answered from the prefix cache)",
+            });
+        }
+        prompts.truncate(requests.unwrap_or(usize::MAX));
+        Ok(Self {
+            exact_output: making.exact_output,
+            total: prompts.len(),
+            prompts: prompts.into_iter(),
+            next_index: 0,
+        })
+    }
+}
+
+fn prompt(making: &Making, line: Line) -> Result<Prompt, String> {
+    match (
+        line.prompt,
+        line.prompt_token_ids,
+        line.messages,
+        making.maker.api(),
+    ) {
+        (Some(text), None, None, _) => Ok(making.maker.first(text)),
+        (None, Some(tokens), None, Api::Completions) => Ok(Prompt::Tokens(tokens)),
+        (None, None, Some(messages), Api::Chat) => {
+            let messages = messages.into_iter().map(|m| (m.role, m.content));
+            Ok(Prompt::Messages(messages.collect()))
+        }
+        (None, Some(_), None, Api::Chat) => Err(
+            "prompt_token_ids cannot be sent to /v1/chat/completions; use /v1/completions"
+                .to_owned(),
+        ),
+        (None, None, Some(_), Api::Completions) => {
+            Err("messages cannot be sent to /v1/completions; use /v1/chat/completions".to_owned())
+        }
+        _ => Err("one of prompt, prompt_token_ids and messages is needed".to_owned()),
+    }
+}
+
+impl Workload for Prompts {
+    fn next(&mut self) -> Option<Planned> {
+        let ((prompt, input_tokens), output_tokens) = self.prompts.next()?;
+        let index = self.next_index;
+        self.next_index += 1;
+        Some(Planned {
+            index,
+            prompt,
+            input_tokens,
+            output_tokens,
+            exact_output: self.exact_output,
+            at: None,
+        })
+    }
+
+    fn total(&self) -> Option<usize> {
+        Some(self.total)
+    }
+}
