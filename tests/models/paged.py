@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from tasuki.attention.base import AttentionBackend
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.engine.batch import Batch
 from tasuki.kv.layout import CacheLayout
@@ -27,14 +29,20 @@ class Sequence:
 class Paged:
     """A model, a pool whose free blocks are in random order, and the backend over it."""
 
-    def __init__(self, model: CausalModel, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        attention: Callable[[torch.Tensor], AttentionBackend] = SdpaAttention,
+    ) -> None:
         spec = model.spec
         layout = CacheLayout(
             NUM_BLOCKS, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, dtype
         )
         self.model = model
-        self.pool = layout.allocate()
-        self.attention = SdpaAttention(self.pool)
+        self.pool = layout.allocate(device)
+        self.attention = attention(self.pool)
         order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(5))
         self.free: list[int] = order.tolist()
 
@@ -59,16 +67,17 @@ class Paged:
         counts = [count for _, count in work]
         decodes = sum(count == 1 for count in counts)
         assert all(count == 1 for count in counts[:decodes]), "decodes come first"
+        device = self.pool.device
         width = max(len(sequence.blocks) for sequence, _ in work)
         tables = [s.blocks + [0] * (width - len(s.blocks)) for s, _ in work]
         batch = Batch(
-            tokens=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
-            block_tables=torch.tensor(tables, dtype=torch.int32),
+            tokens=torch.tensor(tokens, device=device),
+            positions=torch.tensor(positions, device=device),
+            slots=torch.tensor(slots, device=device),
+            block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
             query_lens=counts,
             context_lens=[sequence.cached for sequence, _ in work],
-            logits_rows=torch.arange(len(tokens)) if all_rows else torch.tensor(last),
+            logits_rows=torch.tensor(range(len(tokens)) if all_rows else last, device=device),
             num_decodes=decodes,
         )
         self.attention.plan(batch)

@@ -6,6 +6,8 @@ forward, which calls the rest once a layer. CUDA graphs hold the forward alone:
     outside of the graph    fill the static tensors, `plan(batch)`
     inside                  `model.forward(batch, attention)`, sampling
 
+The same model runs once outside of a capture before the first one: kernels are
+compiled then, and what its layers ask for (windows, scales) becomes known.
 `plan` of a batch with a `bucket` writes to buffers that stay where they are for
 that bucket, so that a graph captured after one plan is right after any other
 plan of the same bucket. It launches on the current stream and waits for nothing;
@@ -29,7 +31,16 @@ class AttentionBackend(Protocol):
     Built with the pool `[num_blocks, kv_heads, layers, 2, block_size, head_dim]`
     (see kv/layout.py). The runner calls `plan` once a step, the model `forward`
     once a layer.
+
+    Attributes:
+        pool: the pool; a model whose kernels write keys and values themselves
+            writes there.
+        capturable: whether `forward` may be captured in a CUDA graph; if not,
+            no batch has a `bucket`.
     """
+
+    pool: torch.Tensor
+    capturable: bool
 
     def plan(self, batch: Batch) -> None:
         """Prepare what every layer of this step shares."""
@@ -43,6 +54,7 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         sliding_window: int | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally.
 
@@ -55,6 +67,7 @@ class AttentionBackend(Protocol):
             key, value: [T, kv_heads, head_dim], the model's dtype.
             scale: factor on the scores.
             sliding_window: tokens each query sees, itself included; None: all.
+            written: key and value are in their slots already.
 
         Returns:
             [T, heads, head_dim].

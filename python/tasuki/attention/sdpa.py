@@ -69,8 +69,11 @@ class _Chunk:
 class SdpaAttention:
     """`AttentionBackend` over one pool; see attention/base.py."""
 
+    capturable = False
+
     def __init__(self, pool: torch.Tensor) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+        self.pool = pool
         _, self._kv_heads, self._layers, _, self._block_size, self._head_dim = pool.shape
         self._slots = pool.view(-1, self._head_dim)
         self._planes = pool.view(-1, self._block_size * self._head_dim)
@@ -113,10 +116,12 @@ class SdpaAttention:
         *,
         scale: float,
         sliding_window: int | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
-        self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
-        self._slots.index_copy_(0, self._value_rows[layer], value.reshape(-1, self._head_dim))
+        if not written:
+            self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
+            self._slots.index_copy_(0, self._value_rows[layer], value.reshape(-1, self._head_dim))
         decodes = self._decodes
         if decodes is not None and not self._chunks:
             return self._decode(decodes, layer, query, scale, sliding_window)

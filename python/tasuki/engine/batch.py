@@ -17,10 +17,11 @@ class Batch:
     device read.
 
     With a `bucket` the batch lies in the static tensors that a CUDA graph reads:
-    decodes only, T = S = R = bucket, of which the first `num_decodes` are real
-    and have entries in the lists. The rest is padding: any token and position
-    that exist, slot -1 (nothing is written), a table of block 0; what comes out
-    for them is read by nobody.
+    decodes only, T = S = R = bucket and `logits_rows` all of them in order; W is
+    that of the longest sequence there may be. The first `num_decodes` rows are
+    real and have entries in the lists. The rest is padding: any token and
+    position that exist, slot -1 (nothing is written), a table of block 0; what
+    comes out for them is read by nobody.
 
     Attributes:
         tokens: [T] int64, device.

@@ -74,8 +74,11 @@ def load_fallback(
     device: torch.device,
     *,
     trust_remote_code: bool,
+    dummy: bool = False,
 ) -> FallbackModel:
     """Load a model through transformers and check that it runs right on the paged cache.
+
+    With `dummy` its weights are as its class initialises them.
 
     Raises:
         ModelError: The folder's weights are not complete.
@@ -85,6 +88,15 @@ def load_fallback(
     from tasuki.models.fallback_check import check
 
     AttentionInterface.register(_IMPLEMENTATION, _attend)
+    module = (_make if dummy else _read)(folder, dtype, device, trust_remote_code)
+    module = module.to(device).eval()
+    model = FallbackModel(spec, module)
+    check(model, module, _IMPLEMENTATION, dtype, device)
+    return model
+
+
+def _read(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
+    """The model with the folder's weights."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -103,10 +115,23 @@ def load_fallback(
             f"{folder}: tensors {len(missing)} missing ({', '.join(missing[:4])}): the weights do"
             f" not belong to this config.json"
         )
-    module = module.to(device).eval()
-    model = FallbackModel(spec, module)
-    check(model, module, _IMPLEMENTATION, dtype, device)
-    return model
+    return module
+
+
+def _make(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
+    """The model with random weights, made on the device."""
+    config = AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    auto: Any = AutoModelForCausalLM
+    with device, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return auto.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=_IMPLEMENTATION,
+            trust_remote_code=trust_remote_code,
+        )
 
 
 def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:

@@ -31,7 +31,10 @@ _ROUNDED = 0.08  # shorter types: of the median token; a mixture's routing may f
 class _Recorder:
     """`AttentionBackend` that notes which layers write what before passing them on."""
 
+    capturable = False
+
     def __init__(self, spec: ModelSpec, pool: torch.Tensor) -> None:
+        self.pool = pool
         self._inner = SdpaAttention(pool)
         self._spec = spec
         self.layers: set[int] = set()
@@ -49,6 +52,7 @@ class _Recorder:
         *,
         scale: float,
         sliding_window: int | None = None,
+        written: bool = False,
     ) -> torch.Tensor:
         spec = self._spec
         expected = (spec.num_kv_heads, spec.head_dim)
@@ -65,7 +69,13 @@ class _Recorder:
             )
         self.layers.add(layer)
         return self._inner.forward(
-            layer, query, key, value, scale=scale, sliding_window=sliding_window
+            layer,
+            query,
+            key,
+            value,
+            scale=scale,
+            sliding_window=sliding_window,
+            written=written,
         )
 
 

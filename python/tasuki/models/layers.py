@@ -45,6 +45,22 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     return plain
 
 
+def make_head(weight: torch.Tensor) -> Linear:
+    """As `make_linear`, but the result is float32: logits.
+
+    On CUDA the product of 16-bit numbers leaves its float32 sums as they are;
+    a rounded result would cost another pass over it.
+    """
+    if weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16):
+
+        def unrounded(x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+        return unrounded
+    product = make_linear(weight)
+    return lambda x: product(x).float()
+
+
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     product = torch.ops.mkldnn._linear_pointwise.default
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)

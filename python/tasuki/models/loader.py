@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
+from tasuki.models.dummy import DummyTensors
 from tasuki.models.errors import ModelError
-from tasuki.models.layers import make_linear
+from tasuki.models.layers import make_head, make_linear
 from tasuki.models.llama import LlamaLayer, LlamaModel, LlamaWeights
 from tasuki.models.spec import ModelSpec, read_spec
 
@@ -21,6 +23,16 @@ _TRIAL_BYTES = 96e6
 _TRIAL_REPEATS = 3
 _WORTH = 1.1  # bfloat16 must be this much faster: float32 is exact
 
+WEIGHTS = ("auto", "dummy")
+_HEAD = "lm_head.weight"
+
+
+class Tensors(Protocol):
+    """Where a model's tensors come from."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor of this name, of the dtype and on the device of the model."""
+
 
 def load_model(
     path: Path | str,
@@ -28,6 +40,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
+    weights: str = "auto",
 ) -> CausalModel:
     """Load a model: on the fast path if its family has one, else through transformers.
 
@@ -36,19 +49,33 @@ def load_model(
         dtype: Of weights, activations and cache.
         device: Where the weights go.
         trust_remote_code: Whether code that comes with the folder may run.
+        weights: One of WEIGHTS: "auto" reads the folder's; "dummy" makes random
+            ones of the config's shape on the device, for benchmarks.
 
     Raises:
-        ModelError: The folder is not complete, or its weights do not fit its config.
+        ModelError: The folder is not complete, or its weights do not fit its config,
+            or `weights` is not one of WEIGHTS.
         UnsupportedModelError: Neither path runs this model; says why.
     """
+    if weights not in WEIGHTS:
+        raise ModelError(f"weights is {weights!r}, must be one of {', '.join(WEIGHTS)}")
     folder, device = Path(path), torch.device(device)
+    dummy = weights == "dummy"
     spec = read_spec(folder, trust_remote_code=trust_remote_code)
     if not spec.native:
         from tasuki.models.fallback import load_fallback
 
-        return load_fallback(folder, spec, dtype, device, trust_remote_code=trust_remote_code)
+        return load_fallback(
+            folder, spec, dtype, device, trust_remote_code=trust_remote_code, dummy=dummy
+        )
     with torch.inference_mode():
-        return LlamaModel(spec, _read_weights(spec, Checkpoint(folder, dtype, device)))
+        tensors: Tensors
+        if dummy:
+            tensors = DummyTensors(dtype, device)
+        else:
+            tensors = checkpoint = Checkpoint(folder, dtype, device)
+            _require(spec, checkpoint)
+        return LlamaModel(spec, _read_weights(spec, tensors))
 
 
 def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
@@ -104,22 +131,20 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     return result
 
 
-def _read_weights(spec: ModelSpec, checkpoint: Checkpoint) -> LlamaWeights:
-    head = "lm_head.weight"
-    _require(spec, checkpoint, head)
+def _read_weights(spec: ModelSpec, tensors: Tensors) -> LlamaWeights:
     vocab = (spec.vocab_size, spec.hidden_size)
-    embedding = checkpoint.tensor("model.embed_tokens.weight", vocab)
-    layers = tuple(_read_layer(spec, checkpoint, i) for i in range(spec.num_layers))
-    norm = checkpoint.tensor("model.norm.weight", (spec.hidden_size,))
+    embedding = tensors.tensor("model.embed_tokens.weight", vocab)
+    layers = tuple(_read_layer(spec, tensors, i) for i in range(spec.num_layers))
+    norm = tensors.tensor("model.norm.weight", (spec.hidden_size,))
     return LlamaWeights(
         embedding=embedding,
         layers=layers,
         norm=norm,
-        head=make_linear(embedding if spec.tied_head else checkpoint.tensor(head, vocab)),
+        head=make_head(embedding if spec.tied_head else tensors.tensor(_HEAD, vocab)),
     )
 
 
-def _require(spec: ModelSpec, checkpoint: Checkpoint, head: str) -> None:
+def _require(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
     parts += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
@@ -131,15 +156,15 @@ def _require(spec: ModelSpec, checkpoint: Checkpoint, head: str) -> None:
         parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
     wanted = [f"model.layers.{i}.{part}" for i in range(spec.num_layers) for part in parts]
     wanted += ["model.embed_tokens.weight", "model.norm.weight"]
-    checkpoint.require(wanted if spec.tied_head else [*wanted, head], ignored=[head])
+    checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
 
 
-def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> LlamaLayer:
+def _read_layer(spec: ModelSpec, tensors: Tensors, index: int) -> LlamaLayer:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def read(name: str, *shape: int) -> torch.Tensor:
-        return checkpoint.tensor(f"model.layers.{index}.{name}", shape)
+        return tensors.tensor(f"model.layers.{index}.{name}", shape)
 
     rows = {"q": query, "k": kv, "v": kv}
     qkv = torch.cat([read(f"self_attn.{n}_proj.weight", rows[n], hidden) for n in rows])
@@ -148,11 +173,16 @@ def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> LlamaLay
         bias = torch.cat([read(f"self_attn.{n}_proj.bias", rows[n]) for n in rows])
     output_bias = read("self_attn.o_proj.bias", hidden) if spec.output_bias else None
     gate_up = torch.cat([read(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")])
+    norms = None
+    if spec.qk_norm:
+        norms = (
+            read("self_attn.q_norm.weight", spec.head_dim),
+            read("self_attn.k_norm.weight", spec.head_dim),
+        )
     return LlamaLayer(
         attention_norm=read("input_layernorm.weight", hidden),
         qkv=make_linear(qkv, bias),
-        query_norm=read("self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-        key_norm=read("self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        head_norms=norms,
         output=make_linear(read("self_attn.o_proj.weight", hidden, query), output_bias),
         mlp_norm=read("post_attention_layernorm.weight", hidden),
         gate_up=make_linear(gate_up),
@@ -160,4 +190,4 @@ def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, index: int) -> LlamaLay
     )
 
 
-__all__ = ["ModelError", "choose_dtype", "load_model"]
+__all__ = ["WEIGHTS", "ModelError", "choose_dtype", "load_model"]

@@ -1,0 +1,502 @@
+"""Attention on CUDA by FlashInfer's kernels, on the strided view of one layer.
+
+A step is one or two parts, each one call a layer:
+
+    decodes     one token each; in a CUDA graph when the batch has a bucket
+    chunks      of prompts: paged, or "ragged" when all of them begin their
+                sequences, for then the step's own keys and values are all there is
+
+FlashInfer plans on the host: lengths in, a division of the work out, which goes
+to an integer workspace on the device with one copy. What is shared how:
+
+    one float workspace                 calls of a stream follow one another
+    per kind and part, on the device    one integer workspace: copies to it wait
+                                        on the stream for whoever reads it
+    the same, pinned host memory        two, in turn: a step in flight may still
+    (and the staging of lengths)        have its copy before it
+
+A *kind* is a scale and a sliding window: layers of a kind share a plan. Kinds
+become known at their first forward.
+
+The only importer of FlashInfer. It allocates 8 MB for integers anew for every
+wrapper, of which there is one for each bucket; ours are put in their place
+through two attributes that it does not document. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+from flashinfer.decode import fast_decode_plan
+from numpy.typing import NDArray
+
+from tasuki.attention.errors import AttentionError
+from tasuki.attention.tables import flatten
+from tasuki.attention.write import write
+from tasuki.engine.batch import Batch
+
+HEAD_DIMS = (64, 128, 256)
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that decode has plain kernels for
+_INTEGER_BYTES = 8 << 20  # what FlashInfer takes itself
+_INTEGER_BUFFERS = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferOptions:
+    """Which of FlashInfer's ways to take; benchmarks/gpu/steps.py measures them.
+
+    Attributes:
+        tensor_core_decode: decode with the prefill kernel, whose rows are the
+            query heads of one KV head; None: when 4 or more share one.
+        prefill: "fa3" (Hopper), "fa2", or "auto" for the best that the device
+            and the dtypes allow.
+        ragged: chunks that begin their sequences read keys and values from the
+            step, not from the pool.
+        joint: decodes of a mixed step go with the chunks in one call.
+        workspace_bytes: for partial results of split sequences.
+    """
+
+    tensor_core_decode: bool | None = None
+    prefill: str = "auto"
+    ragged: bool = True
+    joint: bool = False
+    workspace_bytes: int = 256 << 20
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some sequences of a step, for one call; arrays are pinned int32 on the host.
+
+    Attributes:
+        rows: of the batch's tokens.
+        sequences: how many.
+        queries: [S + 1] where each sequence's queries begin.
+        blocks: [S + 1] where each sequence's block ids begin.
+        last: [S] slots used in each sequence's last block.
+        lengths: [S] tokens in the cache.
+        indices: block ids on the device, end to end.
+        bucket: of a padded decode batch.
+        chunks: prompts, not decodes.
+        whole: chunks only: all begin their sequences.
+    """
+
+    rows: slice
+    sequences: int
+    queries: torch.Tensor
+    blocks: torch.Tensor
+    last: torch.Tensor
+    lengths: torch.Tensor
+    indices: torch.Tensor
+    bucket: int | None = None
+    chunks: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketBuffers:
+    """What the graph of a bucket reads: fixed addresses."""
+
+    blocks: torch.Tensor  # [bucket + 1] int32
+    last: torch.Tensor  # [bucket] int32
+    indices: torch.Tensor  # [bucket x W] int32
+
+
+class _Staging:
+    """Pinned memory for the integers of one step; two of them are used in turn."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._allocate(4096)
+
+    def restart(self, size: int) -> None:
+        """Begin a step that takes at most `size` integers."""
+        self._used = 0
+        if size > self._tensor.shape[0]:
+            self._allocate(2 * size)
+
+    def put(self, values: NDArray[np.int32]) -> torch.Tensor:
+        """A pinned copy of `values`."""
+        begin, self._used = self._used, self._used + len(values)
+        self._array[begin : self._used] = values
+        return self._tensor[begin : self._used]
+
+    def _allocate(self, size: int) -> None:
+        self._tensor = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        self._array = self._tensor.numpy()
+
+
+class _Integers:
+    """Integer workspace of one part: on the device, and twice in pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = torch.empty(_INTEGER_BYTES, dtype=torch.uint8, device=device)
+        self._pinned = tuple(
+            torch.empty(_INTEGER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)
+        )
+
+    def lend(self, wrapper: Any, turn: int) -> None:
+        """Let the wrapper's next plan use it."""
+        for name, buffer in zip(_INTEGER_BUFFERS, (self._device, self._pinned[turn]), strict=True):
+            setattr(wrapper, name, buffer)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Layers of one scale and window: their wrappers, and the calls of this step."""
+
+    scale: float
+    window: int | None
+    decode_integers: _Integers
+    chunk_integers: _Integers
+    wrappers: dict[object, Any] = field(default_factory=dict)
+    calls: list[tuple[_Part, Any]] = field(default_factory=list)
+
+    @property
+    def window_left(self) -> int:
+        """Tokens before its own that a query sees; -1: all."""
+        return -1 if self.window is None else self.window - 1
+
+
+class FlashInferAttention:
+    """`AttentionBackend` over one pool on one CUDA device; see attention/base.py."""
+
+    capturable = True
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        heads: int,
+        dtype: torch.dtype,
+        options: FlashInferOptions | None = None,
+    ) -> None:
+        """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+
+        Args:
+            pool: of `dtype`, or float8_e4m3fn.
+            heads: query heads.
+            dtype: of queries, keys and values as the model gives them: bfloat16
+                or float16.
+            options: None: the defaults.
+
+        Raises:
+            AttentionError: FlashInfer has no kernels for this.
+        """
+        _, kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
+        if reason := why_not(heads, kv_heads, self._head_dim, dtype, pool.dtype):
+            raise AttentionError(reason)
+        self.pool = pool
+        self._heads, self._kv_heads, self._dtype = heads, kv_heads, dtype
+        options = FlashInferOptions() if options is None else options
+        share = heads // kv_heads
+        tensor_cores = options.tensor_core_decode
+        if tensor_cores is None:
+            tensor_cores = share >= 4
+        self._tensor_cores = tensor_cores or share not in _CUDA_CORE_GROUPS
+        self._options = options
+        self._layers = [(pool[:, :, i, 0], pool[:, :, i, 1]) for i in range(layers)]
+        self._workspace = torch.zeros(
+            options.workspace_bytes, dtype=torch.uint8, device=pool.device
+        )
+        self._staging = (_Staging(), _Staging())
+        self._turn = 0
+        self._buckets: dict[int, _BucketBuffers] = {}
+        self._kinds: dict[tuple[float, int | None], _Kind] = {}
+        self._parts: list[_Part] = []
+        self._slots = torch.empty(0, dtype=torch.int64, device=pool.device)
+
+    def plan(self, batch: Batch) -> None:
+        """Divide the step into parts and plan them for every known kind; see base.py."""
+        self._turn ^= 1
+        self._slots = batch.slots
+        sequences = max(len(batch.query_lens), batch.bucket or 0)
+        self._staging[self._turn].restart(8 * (sequences + 2))
+        total = len(batch.query_lens)
+        decodes = batch.num_decodes
+        if self._options.joint and decodes < total:
+            decodes = 0
+        self._parts = []
+        if batch.bucket is not None:
+            self._parts.append(self._bucket_part(batch, batch.bucket))
+        elif decodes:
+            self._parts.append(self._part(batch, 0, decodes, slice(0, decodes)))
+        if decodes < total:
+            rows = slice(decodes, sum(batch.query_lens))
+            self._parts.append(self._part(batch, decodes, total, rows, chunks=True))
+        for kind in self._kinds.values():
+            self._plan_kind(kind)
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        written: bool = False,
+    ) -> torch.Tensor:
+        """Write key and value to their slots, then attend causally; see base.py."""
+        if not written:
+            write(key, value, self._slots, self.pool, layer)
+        kind = self._kinds.get((scale, sliding_window))
+        if kind is None:
+            kind = self._new_kind(scale, sliding_window)
+        result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for part, wrapper in kind.calls:
+            rows = part.rows
+            if part.whole:
+                wrapper.run(query[rows], key[rows], value[rows], out=result[rows])
+            else:
+                wrapper.run(query[rows], self._layers[layer], out=result[rows])
+        return result
+
+    def _part(
+        self, batch: Batch, begin: int, end: int, rows: slice, *, chunks: bool = False
+    ) -> _Part:
+        """Sequences [begin, end) of the batch, whose tokens are `rows`."""
+        contexts, queries = batch.context_lens[begin:end], batch.query_lens[begin:end]
+        staging = self._staging[self._turn]
+        lengths = np.array(contexts, dtype=np.int32)
+        counts = -(-lengths // self._block_size)
+        blocks = staging.put(_running_sum(counts))
+        device_blocks = blocks.to(self.pool.device, non_blocking=True)
+        total = int(counts.sum())
+        indices = torch.empty(total, dtype=torch.int32, device=self.pool.device)
+        flatten(batch.block_tables[begin:end], device_blocks, int(counts.max()), indices)
+        return _Part(
+            rows=rows,
+            sequences=end - begin,
+            queries=staging.put(_running_sum(np.array(queries, dtype=np.int32))),
+            blocks=blocks,
+            last=staging.put(lengths - (counts - 1) * self._block_size),
+            lengths=staging.put(lengths),
+            indices=indices,
+            chunks=chunks,
+            whole=chunks and self._options.ragged and contexts == queries,
+        )
+
+    def _bucket_part(self, batch: Batch, bucket: int) -> _Part:
+        """A padded decode batch: its integers go to where the bucket's graph reads them."""
+        buffers = self._bucket_buffers(batch, bucket)
+        lengths = np.ones(bucket, dtype=np.int32)
+        lengths[: len(batch.context_lens)] = batch.context_lens
+        counts = -(-lengths // self._block_size)
+        staging = self._staging[self._turn]
+        blocks = staging.put(_running_sum(counts))
+        last = staging.put(lengths - (counts - 1) * self._block_size)
+        if int(blocks[-1]) > buffers.indices.shape[0]:
+            raise AttentionError(
+                f"a decode batch of bucket {bucket} has {int(blocks[-1])} blocks, the bucket was"
+                f" first planned for {buffers.indices.shape[0]}: make its block tables as wide as"
+                f" the longest sequence"
+            )
+        buffers.blocks.copy_(blocks, non_blocking=True)
+        buffers.last.copy_(last, non_blocking=True)
+        flatten(batch.block_tables, buffers.blocks, int(counts.max()), buffers.indices)
+        return _Part(
+            rows=slice(0, bucket),
+            sequences=bucket,
+            queries=blocks,
+            blocks=blocks,
+            last=last,
+            lengths=staging.put(lengths),
+            indices=buffers.indices,
+            bucket=bucket,
+        )
+
+    def _bucket_buffers(self, batch: Batch, bucket: int) -> _BucketBuffers:
+        if bucket not in self._buckets:
+            device, width = self.pool.device, batch.block_tables.shape[1]
+            self._buckets[bucket] = _BucketBuffers(
+                blocks=torch.zeros(bucket + 1, dtype=torch.int32, device=device),
+                last=torch.ones(bucket, dtype=torch.int32, device=device),
+                indices=torch.zeros(bucket * width, dtype=torch.int32, device=device),
+            )
+        return self._buckets[bucket]
+
+    def _new_kind(self, scale: float, window: int | None) -> _Kind:
+        """Learn of a kind of layer, and plan the current step for it."""
+        if torch.cuda.is_current_stream_capturing():
+            raise AttentionError(
+                f"scale {scale} with sliding window {window} comes first under graph capture:"
+                f" run the model once before capturing"
+            )
+        device = self.pool.device
+        kind = _Kind(scale, window, _Integers(device), _Integers(device))
+        self._kinds[scale, window] = kind
+        self._plan_kind(kind)
+        return kind
+
+    def _plan_kind(self, kind: _Kind) -> None:
+        kind.calls = []
+        for part in self._parts:
+            if part.bucket is not None:
+                wrapper = self._plan_bucket(kind, part)
+            elif not part.chunks:
+                wrapper = self._plan_decodes(kind, part)
+            elif part.whole:
+                wrapper = self._plan_ragged(kind, part)
+            else:
+                wrapper = self._plan_chunks(kind, part)
+            kind.calls.append((part, wrapper))
+
+    def _plan_bucket(self, kind: _Kind, part: _Part) -> Any:
+        """Decodes of a graph. After the first time without what the buffers hold already."""
+        assert part.bucket is not None
+        wrapper = kind.wrappers.get(part.bucket)
+        if wrapper is None:
+            buffers = self._buckets[part.bucket]
+            wrapper = kind.wrappers[part.bucket] = self._decode_wrapper(
+                use_cuda_graph=True,
+                paged_kv_indptr_buffer=buffers.blocks,
+                paged_kv_indices_buffer=buffers.indices,
+                paged_kv_last_page_len_buffer=buffers.last,
+            )
+            kind.decode_integers.lend(wrapper, self._turn)
+            # An empty slice: the indices are in their place already.
+            self._plan_paged_decode(wrapper, kind, part, part.indices[:0])
+            return wrapper
+        kind.decode_integers.lend(wrapper, self._turn)
+        fast_decode_plan(
+            wrapper,
+            part.blocks,
+            part.indices[:0],
+            part.last,
+            self._heads,
+            self._kv_heads,
+            self._head_dim,
+            self._block_size,
+            window_left=kind.window_left,
+            q_data_type=self._dtype,
+            kv_data_type=self.pool.dtype,
+            sm_scale=kind.scale,
+            global_override_indptr_cpu=part.blocks,
+        )
+        return wrapper
+
+    def _plan_decodes(self, kind: _Kind, part: _Part) -> Any:
+        wrapper = kind.wrappers.get("decodes")
+        if wrapper is None:
+            wrapper = kind.wrappers["decodes"] = self._decode_wrapper()
+        kind.decode_integers.lend(wrapper, self._turn)
+        self._plan_paged_decode(wrapper, kind, part, part.indices)
+        return wrapper
+
+    def _decode_wrapper(self, **buffers: Any) -> Any:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "HND", use_tensor_cores=self._tensor_cores, **buffers
+        )
+        return _checked(wrapper)
+
+    def _plan_paged_decode(
+        self, wrapper: Any, kind: _Kind, part: _Part, indices: torch.Tensor
+    ) -> None:
+        wrapper.plan(
+            part.blocks,
+            indices,
+            part.last,
+            self._heads,
+            self._kv_heads,
+            self._head_dim,
+            self._block_size,
+            window_left=kind.window_left,
+            q_data_type=self._dtype,
+            kv_data_type=self.pool.dtype,
+            sm_scale=kind.scale,
+            seq_lens=part.lengths,
+        )
+
+    def _plan_chunks(self, kind: _Kind, part: _Part) -> Any:
+        wrapper = kind.wrappers.get("chunks")
+        if wrapper is None:
+            wrapper = kind.wrappers["chunks"] = _checked(
+                flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+                    self._workspace, "HND", backend=self._options.prefill
+                )
+            )
+        kind.chunk_integers.lend(wrapper, self._turn)
+        wrapper.plan(
+            part.queries,
+            part.blocks,
+            part.indices,
+            part.last,
+            self._heads,
+            self._kv_heads,
+            self._head_dim,
+            self._block_size,
+            causal=True,
+            sm_scale=kind.scale,
+            window_left=kind.window_left,
+            q_data_type=self._dtype,
+            kv_data_type=self.pool.dtype,
+            seq_lens=part.lengths,
+            max_token_per_sequence=_longest(part.queries),
+        )
+        return wrapper
+
+    def _plan_ragged(self, kind: _Kind, part: _Part) -> Any:
+        wrapper = kind.wrappers.get("ragged")
+        if wrapper is None:
+            wrapper = kind.wrappers["ragged"] = _checked(
+                flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+                    self._workspace, "NHD", backend=self._options.prefill
+                )
+            )
+        kind.chunk_integers.lend(wrapper, self._turn)
+        wrapper.plan(
+            part.queries,
+            part.queries,
+            self._heads,
+            self._kv_heads,
+            self._head_dim,
+            causal=True,
+            window_left=kind.window_left,
+            sm_scale=kind.scale,
+            q_data_type=self._dtype,
+            kv_data_type=self._dtype,
+        )
+        return wrapper
+
+
+def why_not(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> str | None:
+    """Why FlashInfer cannot attend for a model of this shape; None: it can."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"FlashInfer computes in bfloat16 or float16, the model is in {dtype}"
+    if kv_dtype not in (dtype, torch.float8_e4m3fn):
+        return f"the KV cache is {kv_dtype}, must be {dtype} or float8_e4m3fn for FlashInfer"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim is {head_dim}, FlashInfer has kernels for {HEAD_DIMS}"
+    if heads % kv_heads:
+        return f"{heads} query heads over {kv_heads} KV heads: must divide"
+    return None
+
+
+def _checked(wrapper: Any) -> Any:
+    """The wrapper, if it has the buffers that we replace."""
+    missing = [name for name in _INTEGER_BUFFERS if not hasattr(wrapper, name)]
+    if missing:
+        raise AttentionError(
+            f"{type(wrapper).__name__} of FlashInfer {flashinfer.__version__} has no"
+            f" {', '.join(missing)}: install flashinfer-python 0.6.14"
+        )
+    return wrapper
+
+
+def _running_sum(counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[n + 1]: 0, and the sums of the first 1 .. n."""
+    sums = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=sums[1:])
+    return sums
+
+
+def _longest(begins: torch.Tensor) -> int:
+    offsets: list[int] = begins.tolist()
+    return max(b - a for a, b in pairwise(offsets))
