@@ -13,7 +13,7 @@ from bench_fakes import FakeSystem, serve_result
 
 from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.load import LoadRun
-from tasuki.bench.plan import Plan
+from tasuki.bench.plan import WARMUP_SEED, Plan
 from tasuki.bench.sweep import Sweep
 from tasuki.bench.sweep_file import read_sweep
 from tasuki.bench.sweep_state import SweepState
@@ -21,8 +21,8 @@ from tasuki.bench.sweep_state import SweepState
 TWO_BY_TWO = {
     "topologies": ["1p1d", "2m"],
     "loads": [
-        {"name": "a", "arguments": {"rate": 1, "input-tokens": 8}},
-        {"name": "b", "arguments": {"rate": 2}},
+        {"name": "a", "arguments": {"request-rate": 1, "input-tokens": 8}},
+        {"name": "b", "arguments": {"request-rate": 2}},
     ],
 }
 ALL = ["1p1d/a", "1p1d/b", "2m/a", "2m/b"]
@@ -57,7 +57,7 @@ def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> Non
     assert states(tmp_path) == dict.fromkeys(ALL, "done")
     run = system.runs[0]
     assert run.result == tmp_path / "1p1d" / "a.json"
-    assert run.options == {"rate": 1, "input-tokens": 8}
+    assert run.options == {"request-rate": 1, "input-tokens": 8, "seed": 1}
     assert run.topology is not None
     assert (run.topology["name"], run.topology["prefill"]) == ("1p1d", 1)
 
@@ -65,7 +65,8 @@ def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> Non
 def test_a_fresh_target_is_warmed_with_the_first_load_at_once(tmp_path: Path) -> None:
     system = FakeSystem()
     sweep(system, tmp_path, plan_of(warmup_requests=3))
-    assert [dict(run.options) for run in system.warmups] == [{"input-tokens": 8, "requests": 6}] * 2
+    warmup = {"input-tokens": 8, "num-requests": 6, "seed": WARMUP_SEED}
+    assert [dict(run.options) for run in system.warmups] == [warmup] * 2
     assert all(tmp_path not in run.result.parents for run in system.warmups)
     cold = FakeSystem()
     sweep(cold, tmp_path / "cold", plan_of(warmup_requests=0))
@@ -183,15 +184,17 @@ def test_a_broken_sweep_file_is_named(tmp_path: Path) -> None:
 def test_goodput_is_searched_on_a_server_of_known_capacity(tmp_path: Path) -> None:
     system = FakeSystem()
     draw = random.Random(5)
+    seeds: list[int] = []
 
     def answer(run: LoadRun) -> Mapping[str, Any] | None:
         if run.log.stem != "goodput":
             return None
         assert run.options["slo"] == "ttft=1s"
-        share = 0.99 if run.options["rate"] <= 5.0 else 0.5
-        count = run.options["requests"]
+        seeds.append(run.options["seed"])
+        share = 0.99 if run.options["request-rate"] <= 5.0 else 0.5
+        count = run.options["num-requests"]
         met = [draw.random() < share for _ in range(count)]
-        due_s = [index / run.options["rate"] for index in range(count)]
+        due_s = [index / run.options["request-rate"] for index in range(count)]
         return serve_result(run.label, met=met, due_s=due_s, in_window=[True] * count)
 
     system.on_run = answer
@@ -207,6 +210,7 @@ def test_goodput_is_searched_on_a_server_of_known_capacity(tmp_path: Path) -> No
     rates = [point["rate"] for point in found["points"]]
     assert rates == sorted(rates)
     assert {point["meets"] for point in found["points"]} == {True, False}
+    assert len(set(seeds)) == len(seeds)  # no probe finds another's prompts in the cache
     # Probes are not results of the sweep: plots must not find them.
     assert {p.name for p in (tmp_path / "1m").glob("*.json")} == {
         "a.json",

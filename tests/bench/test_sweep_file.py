@@ -20,7 +20,7 @@ topologies:
 loads:
   - name: chat
     arguments: {input-tokens: 512, ignore-eos: true}
-    each: {rate: [0.5, 2], seed: [1]}
+    each: {request-rate: [0.5, 2], range-ratio: [1]}
   - name: long
     arguments: {input-tokens: 1500, workload: random}
 goodput: {load: long, slo: "ttft=2s,tpot=50ms", attainment: 0.95, max_probes: 6}
@@ -44,22 +44,23 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "max-batched-tokens": 128,
     }
     assert [load.name for load in plan.loads] == [
-        "chat-rate-0.5-seed-1",
-        "chat-rate-2-seed-1",
+        "chat-request-rate-0.5-range-ratio-1",
+        "chat-request-rate-2-range-ratio-1",
         "long",
     ]
     assert plan.loads[1].options == {
         "input-tokens": 512,
         "ignore-eos": True,
-        "rate": 2,
-        "seed": 1,
+        "request-rate": 2,
+        "range-ratio": 1,
+        "seed": 2,
     }
     assert plan.goal is not None
     assert plan.goal.options == {"input-tokens": 1500, "workload": "random"}
     assert (plan.goal.search.attainment, plan.goal.search.max_probes) == (0.95, 6)
     assert [p.key for p in plan.all_points()][:4] == [
-        "1p1d/chat-rate-0.5-seed-1",
-        "1p1d/chat-rate-2-seed-1",
+        "1p1d/chat-request-rate-0.5-range-ratio-1",
+        "1p1d/chat-request-rate-2-range-ratio-1",
         "1p1d/long",
         "1p1d/goodput",
     ]
@@ -83,7 +84,7 @@ def test_flags_alone_and_flags_over_a_file(tmp_path: Path) -> None:
 def test_the_search_says_rates_and_requests_itself(tmp_path: Path) -> None:
     text = """
 topologies: [1m]
-goodput: {slo: ttft=1s, arguments: {rate: 3, requests: 5, input-tokens: 9}}
+goodput: {slo: ttft=1s, arguments: {request-rate: 3, num-requests: 5, seed: 3, input-tokens: 9}}
 """
     plan = read(tmp_path, text)
     assert plan.goal is not None
@@ -97,13 +98,18 @@ def test_a_fingerprint_changes_with_what_is_measured_and_only_then(tmp_path: Pat
         return next(plan.fingerprint(p) for p in plan.all_points() if p.key == key)
 
     same = of(WHOLE)
-    assert of(WHOLE.replace("rate: [0.5, 2]", "rate: [1]")) == same
-    assert of(WHOLE.replace("[1]", "[1, 2]")) == same
+    assert of(WHOLE.replace("[0.5, 2]", "[1, 2]")) == same
+    assert of(WHOLE.replace("2m", "3m")) == same
     assert of(WHOLE.replace("1500", "1501")) != same
     assert of(WHOLE.replace("500MB", "600MB")) != same
     assert of(WHOLE.replace("  - 1p1d\n", "  - {topology: 2p1d, name: 1p1d}\n")) != same
     searched = of(WHOLE, "1p1d/goodput")
     assert of(WHOLE.replace("0.95", "0.9"), "1p1d/goodput") != searched
+
+
+def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
+    text = "workers: 1\nloads: [{name: a}, {name: b, arguments: {seed: 7}}, {name: c}]"
+    assert [load.options["seed"] for load in read(tmp_path, text).loads] == [1, 7, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tasuki.bench.goodput import (
     next_rate,
 )
 from tasuki.bench.header import header, own_command
-from tasuki.bench.plan import Goal, Point
+from tasuki.bench.plan import PROBE_SEED, Goal, Point
 
 RunProbe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Runs `tasuki bench serve` with these options and gives its result."""
@@ -98,12 +99,18 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
     goal = point.work
     assert isinstance(goal, Goal)
     probes: list[Probe] = []
+    runs = itertools.count()
     slo: Mapping[str, Any] = {}
     workload: Mapping[str, Any] = {}
     while (rate := next_rate(goal.search, probes)) is not None:
         for look in range(goal.search.looks):
-            requests = goal.search.requests(rate, look)
-            result = run({**goal.options, "slo": goal.slo, "rate": rate, "requests": requests})
+            how_much = {
+                "slo": goal.slo,
+                "request-rate": rate,
+                "num-requests": goal.search.requests(rate, look),
+                "seed": PROBE_SEED + next(runs),
+            }
+            result = run({**goal.options, **how_much})
             probe = _probe(goal.search, rate, result)
             slo, workload = result["slo"], result["workload"]
             say(

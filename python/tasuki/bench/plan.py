@@ -16,6 +16,24 @@ from tasuki.bench.topologies import Target, topology_name
 
 GOODPUT = "goodput"  # a load may not be called so: it is the name of the search's point
 
+# Options of `tasuki bench serve` that say how much is sent, how fast and with
+# what prompts: searches and warm-ups say them themselves.
+HOW_MUCH = frozenset(
+    (
+        "arrival",
+        "burstiness",
+        "max-concurrency",
+        "num-requests",
+        "ramp-s",
+        "request-rate",
+        "seed",
+        "slo",
+    )
+)
+# Seeds of warm-ups and probes, far from those of loads: no prompt may come twice.
+WARMUP_SEED = 1 << 20
+PROBE_SEED = 1 << 21
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -128,7 +146,7 @@ def spread(name: str, options: Mapping[str, Any], each: Mapping[str, Sequence[An
     """One load for every combination of the values in `each`.
 
     Args:
-        name: `chat` becomes `chat-rate-0.5`, `chat-rate-1` and so on.
+        name: `chat` becomes `chat-request-rate-0.5` and so on.
         options: What all have in common.
         each: Values by option.
     """

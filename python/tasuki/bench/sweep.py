@@ -18,7 +18,7 @@ from tasuki.bench.errors import RunFailedError
 from tasuki.bench.goodput_run import search_goodput
 from tasuki.bench.header import machine, write_result
 from tasuki.bench.load import LoadRun
-from tasuki.bench.plan import Goal, Plan, Point
+from tasuki.bench.plan import HOW_MUCH, WARMUP_SEED, Goal, Plan, Point
 from tasuki.bench.sweep_state import SweepState
 from tasuki.bench.sweep_table import one_line
 from tasuki.bench.topologies import Target
@@ -133,9 +133,11 @@ class Sweep:
 
     def _warm(self, target: Target, first: Point, deployment: Deployment) -> None:
         """Requests of the first load's kind, all at once; their result is thrown away."""
-        said = {"arrival", "burstiness", "max-concurrency", "rate", "ramp", "slo", "requests"}
-        options = {name: value for name, value in first.work.options.items() if name not in said}
-        options["requests"] = self._plan.warmup_requests * target.topology.workers
+        options = {
+            **{name: value for name, value in first.work.options.items() if name not in HOW_MUCH},
+            "num-requests": self._plan.warmup_requests * target.topology.workers,
+            "seed": WARMUP_SEED,
+        }
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder, "warmup.json")
             run = self._load_run(first, deployment, options, result)

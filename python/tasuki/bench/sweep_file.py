@@ -6,7 +6,7 @@ workers: 2                            # 2m, 1p1d; or topologies: [1p1d, 2m, ...]
 loads:
   - name: chat
     arguments: {input-tokens: 512}    # options of `tasuki bench serve`
-    each: {rate: [0.5, 1, 2]}         # one load for every value
+    each: {request-rate: [0.5, 1, 2]} # one load for every value
 goodput: {load: chat, slo: "ttft=2s,tpot=50ms"}
 """
 
@@ -22,18 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
-from tasuki.bench.plan import GOODPUT, Goal, Load, Plan, spread
+from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, spread
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 
-# What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`, in a goodput search.
+# What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`.
 _SERVE_ITSELF = frozenset(
     ("model", "prefill", "decode", "mixed", "port", "log-dir", "quiet", "worker-base-port")
 )
 _LOAD_ITSELF = frozenset(("base-url", "model", "output", "topology", "label"))
-_SEARCH_ITSELF = frozenset(
-    ("rate", "arrival", "burstiness", "requests", "max-concurrency", "slo", "ramp")
-)
-
 Scalar = bool | int | float | str
 Options = dict[str, Scalar | list[Scalar] | None]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
@@ -123,7 +119,7 @@ def make_plan(sweep: SweepFile) -> Plan:
     """
     serve = _options(sweep.serve, "serve", _SERVE_ITSELF)
     targets = _targets(sweep, serve)
-    loads = [load for entry in sweep.loads for load in _loads(entry)]
+    loads = _seeded([load for entry in sweep.loads for load in _loads(entry)])
     if not loads and sweep.goodput is None:
         raise BenchError("there is nothing to run: give loads, or goodput with an slo")
     _unique("topology", [target.name for target in targets])
@@ -159,6 +155,16 @@ def _targets(sweep: SweepFile, common: Mapping[str, Any]) -> list[Target]:
     return targets
 
 
+def _seeded(loads: list[Load]) -> list[Load]:
+    """Every load with prompts of its own, the same ones for every target.
+
+    Equal prompts in a later load would be found in the prefix cache.
+    """
+    return [
+        Load(load.name, {"seed": number, **load.options}) for number, load in enumerate(loads, 1)
+    ]
+
+
 def _loads(entry: LoadEntry) -> list[Load]:
     where = f"load {entry.name}"
     options = _options(entry.arguments, where, _LOAD_ITSELF)
@@ -179,7 +185,7 @@ def _goal(sweep: SweepFile) -> Goal | None:
     options = _options(arguments, "goodput", _LOAD_ITSELF)
     return Goal(
         slo=entry.slo,
-        options={name: value for name, value in options.items() if name not in _SEARCH_ITSELF},
+        options={name: value for name, value in options.items() if name not in HOW_MUCH},
         search=SearchSettings(
             attainment=entry.attainment,
             confidence=entry.confidence,

@@ -1,0 +1,189 @@
+"""Tables of step times, as the planner reads them: which points, in which order. Pure.
+
+Every point is measured `repeat` times and its median kept. The repeats are
+spread: each round takes all points in another order, so that whatever else the
+machine does meets all alike. The first round warms up and is thrown away.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from tasuki.bench.errors import BenchError
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPoint:
+    """One prefill step of `tokens` on a prompt of which `context` tokens are there."""
+
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """One decode step of `batch` sequences with `context` tokens each."""
+
+    batch: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPoint:
+    """A handoff of `blocks` scattered blocks from another process."""
+
+    blocks: int
+
+
+StepPoint = PrefillPoint | DecodePoint | TransferPoint
+
+
+@dataclass(frozen=True, slots=True)
+class StepGrid:
+    """What to measure: every combination within a pair of lines.
+
+    Attributes:
+        prefill_tokens: Of a step.
+        prefill_context: Tokens before it.
+        decode_batch: Sequences in a step.
+        decode_context: Tokens of each.
+        transfer_blocks: In a handoff.
+        repeat: Measurements of each point.
+        seed: Of the order and of the prompts.
+    """
+
+    prefill_tokens: tuple[int, ...] = (32, 64, 128, 256, 512, 1024)
+    prefill_context: tuple[int, ...] = (0, 512, 1024)
+    decode_batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    decode_context: tuple[int, ...] = (128, 512, 1024)
+    transfer_blocks: tuple[int, ...] = (1, 4, 16, 64, 256)
+    repeat: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.repeat <= 1000:
+            raise BenchError(f"repeat is {self.repeat}: use a value from 1 to 1000")
+        for name, values, least in (
+            ("prefill_tokens", self.prefill_tokens, 1),
+            ("prefill_context", self.prefill_context, 0),
+            ("decode_batch", self.decode_batch, 1),
+            ("decode_context", self.decode_context, 1),
+            ("transfer_blocks", self.transfer_blocks, 1),
+        ):
+            if any(value < least for value in values):
+                raise BenchError(f"{name} has {min(values)}: use {least} or more")
+
+    def points(self) -> list[StepPoint]:
+        """All of them."""
+        return [
+            *(PrefillPoint(t, c) for c in self.prefill_context for t in self.prefill_tokens),
+            *(DecodePoint(b, c) for c in self.decode_context for b in self.decode_batch),
+            *(TransferPoint(b) for b in self.transfer_blocks),
+        ]
+
+
+class StepTimer(Protocol):
+    """Measures points in seconds."""
+
+    def fits(self, point: StepPoint) -> bool:
+        """Whether it can be measured with this engine and pool."""
+
+    def measure(self, point: StepPoint) -> float:
+        """Seconds of one step, or of one handoff."""
+
+
+def measure_all(
+    grid: StepGrid, timer: StepTimer, on_round: Callable[[int], None] = lambda number: None
+) -> tuple[dict[StepPoint, float], list[StepPoint]]:
+    """Medians of every point that fits, and the points that do not.
+
+    Args:
+        grid: What to measure.
+        timer: Measures.
+        on_round: Told the number of the round that begins; 0 is the warm-up.
+    """
+    points = grid.points()
+    fitting = [point for point in points if timer.fits(point)]
+    seen: dict[StepPoint, list[float]] = {point: [] for point in fitting}
+    draw = random.Random(grid.seed)
+    for number in range(grid.repeat + 1):
+        on_round(number)
+        for point in draw.sample(fitting, len(fitting)):
+            seconds = timer.measure(point)
+            if number > 0:
+                seen[point].append(seconds)
+    medians = {point: median(times) for point, times in seen.items()}
+    return medians, [point for point in points if point not in seen]
+
+
+def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[str, Any]:
+    """The tables of a result file of kind "steps".
+
+    Args:
+        seconds: By point.
+        block_bytes: Of one KV block.
+    """
+    tables: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "transfer": []}
+    for point, value in seconds.items():
+        match point:
+            case PrefillPoint(tokens, context):
+                row = {"tokens": tokens, "context": context, "seconds": value}
+                tables["prefill"].append(row)
+            case DecodePoint(batch, context):
+                row = {"batch": batch, "context": context, "seconds": value}
+                tables["decode"].append(row)
+            case TransferPoint(blocks):
+                row = {"blocks": blocks, "bytes": blocks * block_bytes, "seconds": value}
+                tables["transfer"].append(row)
+    return dict(tables)
+
+
+def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
+    """For printing: title, names of columns and rows of each table."""
+
+    def milliseconds(row: Mapping[str, Any]) -> str:
+        return f"{1000 * row['seconds']:.2f}"
+
+    yield (
+        "prefill step",
+        ("tokens", "context", "ms", "tok/s"),
+        [
+            [
+                str(row["tokens"]),
+                str(row["context"]),
+                milliseconds(row),
+                f"{row['tokens'] / row['seconds']:.0f}",
+            ]
+            for row in tables["prefill"]
+        ],
+    )
+    yield (
+        "decode step",
+        ("batch", "context", "ms", "tok/s"),
+        [
+            [
+                str(row["batch"]),
+                str(row["context"]),
+                milliseconds(row),
+                f"{row['batch'] / row['seconds']:.0f}",
+            ]
+            for row in tables["decode"]
+        ],
+    )
+    yield (
+        "KV transfer",
+        ("blocks", "MB", "ms", "GB/s"),
+        [
+            [
+                str(row["blocks"]),
+                f"{row['bytes'] / 1e6:.2f}",
+                milliseconds(row),
+                f"{row['bytes'] / row['seconds'] / 1e9:.2f}",
+            ]
+            for row in tables["transfer"]
+        ],
+    )

@@ -1,0 +1,126 @@
+"""Times handoffs: blocks read from a pool of another process, by the real transport.
+
+Blocks are scattered on both sides, as in a pool that has been in use for a
+while. The other process owns a pool of the same layout and does nothing but
+let it be read. It ends with this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import queue
+import random
+from multiprocessing.connection import Connection
+
+import torch
+
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.steps import StepPoint, TransferPoint
+from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.transfer_plan import make_plan
+from tasuki.kv.transport import Transport, create_transport, metadata_digest
+from tasuki.v1 import kv_pb2
+
+_DEADLINE_S = 120.0
+_PEER = "source"
+
+
+class TransferTimer:
+    """Measures transfer points.
+
+    Args:
+        transport: Ours, registered; this object's alone from now on.
+        layout: Of the registered pool, and of the other process's.
+        device: Of the other process's pool.
+        seed: Of the choice of blocks.
+    """
+
+    def __init__(
+        self, transport: Transport, layout: CacheLayout, device: str, seed: int = 0
+    ) -> None:
+        self._draw = random.Random(seed)
+        self._layout = layout
+        self._orders = 0
+        self._reports: queue.SimpleQueue[PullDone | PeerFailed] = queue.SimpleQueue()
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_be_read, args=(theirs, transport.name, layout, device), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        wire, metadata = self._from_source()
+        plan = make_plan(transport.layout, kv_pb2.Layout.FromString(wire))
+        self._puller = Puller(transport, self._reports.put)
+        self._puller.start()
+        self._puller.connect(_PEER, metadata, metadata_digest(metadata), plan)
+
+    def fits(self, point: StepPoint) -> bool:
+        """Whether the pool has so many blocks."""
+        return isinstance(point, TransferPoint) and point.blocks <= self._layout.num_blocks
+
+    def measure(self, point: StepPoint) -> float:
+        """Seconds from posting the first block to the last one's arrival.
+
+        Raises:
+            RunFailedError: The transfer failed.
+        """
+        assert isinstance(point, TransferPoint)
+        pool = range(self._layout.num_blocks)
+        pairs = list(
+            zip(
+                self._draw.sample(pool, point.blocks),
+                self._draw.sample(pool, point.blocks),
+                strict=True,
+            )
+        )
+        self._orders += 1
+        self._puller.pull(Pull(self._orders, _PEER, pairs))
+        try:
+            report = self._reports.get(timeout=_DEADLINE_S)
+        except queue.Empty:
+            raise RunFailedError(
+                f"{point.blocks} blocks were not there after {_DEADLINE_S:g} s"
+            ) from None
+        if isinstance(report, PeerFailed):
+            raise RunFailedError(f"the other process cannot be read: {report.message}")
+        if report.error or report.moved_bytes != point.blocks * self._layout.block_bytes:
+            raise RunFailedError(
+                f"a transfer of {point.blocks} blocks moved {report.moved_bytes} bytes: "
+                f"{report.error or 'not all of them'}"
+            )
+        return report.finished_s - report.posted_s
+
+    def close(self) -> None:
+        """End the other process."""
+        self._puller.stop()
+        self._pipe.close()
+        self._process.join(10.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _from_source(self) -> tuple[bytes, bytes]:
+        try:
+            if self._pipe.poll(_DEADLINE_S):
+                wire, metadata = self._pipe.recv()
+                return wire, metadata
+        except EOFError:
+            pass
+        self._process.kill()
+        raise RunFailedError("the process to read from did not start; its output says why")
+
+
+def _be_read(pipe: Connection, transport_name: str, layout: CacheLayout, device: str) -> None:
+    """The other process: own a pool until the pipe closes."""
+    torch.set_num_threads(1)
+    pool = layout.allocate(device)
+    pool.fill_(1.0)
+    transport = create_transport(transport_name)
+    transport.register(pool, layout)
+    pipe.send((transport.layout.SerializeToString(), transport.metadata))
+    with contextlib.suppress(EOFError):
+        pipe.recv()

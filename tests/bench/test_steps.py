@@ -1,0 +1,85 @@
+"""Which points are measured, in which order, and what is kept of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasuki.bench.errors import BenchError
+from tasuki.bench.steps import (
+    DecodePoint,
+    PrefillPoint,
+    StepGrid,
+    StepPoint,
+    TransferPoint,
+    measure_all,
+    step_lines,
+    step_tables,
+)
+
+GRID = StepGrid(
+    prefill_tokens=(16, 32),
+    prefill_context=(0, 64),
+    decode_batch=(1, 2),
+    decode_context=(8,),
+    transfer_blocks=(4,),
+    repeat=3,
+)
+
+
+class FakeTimer:
+    """The n-th measurement of a point takes n seconds, but the second takes 100."""
+
+    def __init__(self, too_large: set[StepPoint]) -> None:
+        self.too_large = too_large
+        self.order: list[StepPoint] = []
+
+    def fits(self, point: StepPoint) -> bool:
+        return point not in self.too_large
+
+    def measure(self, point: StepPoint) -> float:
+        self.order.append(point)
+        count = self.order.count(point)
+        return 100.0 if count == 2 else float(count)
+
+
+def test_medians_of_interleaved_rounds_without_the_first() -> None:
+    timer = FakeTimer({PrefillPoint(32, 64)})
+    rounds: list[int] = []
+    seconds, left_out = measure_all(GRID, timer, rounds.append)
+    assert left_out == [PrefillPoint(32, 64)]
+    assert rounds == [0, 1, 2, 3]
+    assert set(seconds.values()) == {4.0}  # of 100, 3 and 4; the 1 of the warm-up is gone
+    fitting = set(GRID.points()) - {PrefillPoint(32, 64)}
+    each_round = [timer.order[at : at + 6] for at in range(0, 24, 6)]
+    assert all(set(one) == fitting for one in each_round)
+    assert len({tuple(one) for one in each_round}) > 1
+
+
+def test_tables_follow_the_schema() -> None:
+    seconds: dict[StepPoint, float] = {
+        PrefillPoint(256, 0): 0.5,
+        DecodePoint(8, 512): 0.02,
+        TransferPoint(32): 0.001,
+    }
+    tables = step_tables(seconds, block_bytes=1000)
+    assert tables == {
+        "prefill": [{"tokens": 256, "context": 0, "seconds": 0.5}],
+        "decode": [{"batch": 8, "context": 512, "seconds": 0.02}],
+        "transfer": [{"blocks": 32, "bytes": 32_000, "seconds": 0.001}],
+    }
+    lines = {title: rows for title, _, rows in step_lines(tables)}
+    assert lines["prefill step"] == [["256", "0", "500.00", "512"]]
+    assert lines["KV transfer"] == [["32", "0.03", "1.00", "0.03"]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"repeat": 0}, "repeat is 0"),
+        ({"decode_batch": (1, 0)}, "decode_batch has 0: use 1 or more"),
+        ({"prefill_context": (-1,)}, "prefill_context has -1: use 0 or more"),
+    ],
+)
+def test_a_grid_out_of_range_is_refused(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(BenchError, match=says):
+        StepGrid(**wrong)  # type: ignore[arg-type]
