@@ -11,6 +11,8 @@
 //! | text | words, each one token of the model's tokenizer | exact: special tokens and chat template are subtracted |
 //! | words | common English words, one per token asked for | the server's usage tells |
 
+#[cfg(test)]
+mod tests;
 mod text;
 mod words;
 

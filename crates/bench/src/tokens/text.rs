@@ -1,10 +1,11 @@
 //! Text that has exactly N tokens of a model's tokenizer.
 //!
-//! Every text is an opener and then pieces, of which each adds one token
-//! whatever stands before it: words after a space, or, where a vocabulary has
-//! no words, letters. That is measured when the maker is made, so no prompt has
-//! to be tokenized again: N tokens are N - overhead pieces, where the overhead
-//! is what the opener, the special tokens and the chat template have together.
+//! Every text is an opener and then pieces (words after a space), of which each
+//! adds one token whatever stands beside it: it does so beside itself, and no
+//! token of the vocabulary reaches from the end of such a word into the next.
+//! So no prompt has to be tokenized again: N tokens are N - overhead pieces,
+//! where the overhead is what the opener, the special tokens and the chat
+//! template have together.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -45,14 +46,11 @@ impl TextMaker {
             path: path.to_owned(),
             reason,
         };
-        let mut pieces = words(&model);
-        if pieces.len() < LEAST_PIECES {
-            pieces = letters(&model);
-        }
+        let pieces = words(&model);
         if pieces.len() < LEAST_PIECES {
             let found = pieces.len();
             return Err(refuse(format!(
-                "only {found} of its tokens are words or letters that stay one token in a row, \
+                "only {found} of its tokens are words that stay one token in a row, \
                  and at least {LEAST_PIECES} are needed"
             )));
         }
@@ -129,32 +127,32 @@ fn try_count(model: &ModelText, prompt: &Prompt) -> Result<u32, TextError> {
     Ok(tokens as u32)
 }
 
-/// Words that stay one token each after a space.
+/// Words that stay one token each after a space, in any company.
 fn words(model: &ModelText) -> Vec<String> {
     #[allow(clippy::cast_possible_truncation)]
-    let ids = 0..model.vocab_size() as u32;
+    let ids = (0..model.vocab_size() as u32).filter(|id| !model.is_special(*id));
+    let tokens: Vec<String> = ids
+        .map(|id| model.token_text(id).replace('▁', " "))
+        .collect();
+    let mut is_crossed = [false; 256];
+    for pair in tokens.iter().flat_map(|token| token.as_bytes().windows(2)) {
+        is_crossed[usize::from(pair[0])] |= pair[1] == b' ';
+    }
     let mut seen = HashSet::new();
-    ids.filter(|id| !model.is_special(*id))
-        .map(|id| {
-            model
-                .token_text(id)
-                .trim_start_matches([' ', '▁'])
-                .to_owned()
+    let is_word = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());
+    tokens
+        .iter()
+        .map(|token| token.trim_start_matches(' '))
+        .filter(is_word)
+        .filter(|word| {
+            word.bytes()
+                .last()
+                .is_some_and(|end| !is_crossed[usize::from(end)])
         })
-        .filter(|word| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase()))
-        .filter(|word| seen.insert(word.clone()))
+        .filter(|word| seen.insert(*word))
         .map(|word| format!(" {word}"))
         .filter(|piece| adds_one(model, piece))
         .take(MOST_PIECES)
-        .collect()
-}
-
-/// Letters that stay one token each beside themselves.
-fn letters(model: &ModelText) -> Vec<String> {
-    let letters = ('a'..='z').chain('A'..='Z').chain('0'..='9');
-    letters
-        .map(String::from)
-        .filter(|piece| adds_one(model, piece))
         .collect()
 }
 
