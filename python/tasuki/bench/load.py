@@ -24,27 +24,31 @@ class LoadRun:
 
     Attributes:
         url: Of the server.
-        model: As requests call it.
+        model: As requests call it; None: the first that the server lists.
         options: Of `tasuki bench serve`, by name.
         topology: The block of the result file; None: unknown.
-        label: Names the line in plots.
+        label: Names the line in plots; None: unnamed.
         result: Where the result goes.
         log: Gets the output.
         timeout_s: It has failed when it takes longer.
     """
 
     url: str
-    model: str
+    model: str | None
     options: Mapping[str, Any]
     topology: Mapping[str, Any] | None
-    label: str
+    label: str | None
     result: Path
     log: Path
     timeout_s: float
 
 
-def run_load(run: LoadRun) -> dict[str, Any]:
+def run_load(run: LoadRun, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Run it to its end; the result file is there when it was measured whole.
+
+    Args:
+        run: What to run.
+        defaults: Further options, where the run does not say them.
 
     Returns:
         The result.
@@ -56,6 +60,7 @@ def run_load(run: LoadRun) -> dict[str, Any]:
     part.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
     said: dict[str, Any] = {
+        **(defaults or {}),
         "base-url": run.url,
         "model": run.model,
         "label": run.label,
@@ -75,6 +80,8 @@ def run_load(run: LoadRun) -> dict[str, Any]:
             f"tasuki bench serve ended ({describe_exit(code)}): {explain(run.log)}"
         )
     result = read_result(part, "serve")
+    if result.get("interrupted"):
+        raise RunFailedError("the run was interrupted")
     if not result["metrics"]["completed"]:
         raise RunFailedError(f"no request was answered: {explain(run.log)}")
     part.replace(run.result)

@@ -87,12 +87,16 @@ class SweepFile(_Strict):
     timeout_s: float = Field(default=3600.0, gt=0.0, le=1e6)
 
 
-def read_sweep(file: Path | None, flags: Mapping[str, Any]) -> Plan:
+def read_sweep(
+    file: Path | None, flags: Mapping[str, Any], goal: Mapping[str, Any] | None = None
+) -> Plan:
     """The plan of a YAML file, of flags, or of a file of which flags replace parts.
 
     Args:
         file: The YAML; None: flags say all.
         flags: Top-level settings by name, as in the file.
+        goal: `slo` for the loads that have none; with `find`, settings of a
+            goodput search that replace or add to the file's.
 
     Raises:
         BenchError: Naming the file, the setting, its value and the remedy.
@@ -101,25 +105,34 @@ def read_sweep(file: Path | None, flags: Mapping[str, Any]) -> Plan:
     said = {} if file is None else _read_yaml(file)
     if {"workers", "topologies"} & flags.keys():
         said = {key: said[key] for key in said if key not in ("workers", "topologies")}
+    said = {**said, **flags}
+    more = dict(goal or {})
+    if more.pop("find", False):
+        before = said.get("goodput") or {}
+        said["goodput"] = {**before, **more} if isinstance(before, dict) else before
     try:
-        sweep = SweepFile.model_validate({**said, **flags})
+        sweep = SweepFile.model_validate(said)
     except ValidationError as error:
         raise BenchError(f"{where}: {_first_problem(error)}") from error
     try:
-        return make_plan(sweep)
+        return make_plan(sweep, more.get("slo"))
     except BenchError as error:
         raise BenchError(f"{where}: {error}") from error
 
 
-def make_plan(sweep: SweepFile) -> Plan:
+def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
     """Resolve what was written.
+
+    Args:
+        sweep: The settings.
+        slo: For loads that say none.
 
     Raises:
         BenchError: Parts do not fit together.
     """
     serve = _options(sweep.serve, "serve", _SERVE_ITSELF)
     targets = _targets(sweep, serve)
-    loads = _seeded([load for entry in sweep.loads for load in _loads(entry)])
+    loads = _completed([load for entry in sweep.loads for load in _loads(entry)], slo)
     if not loads and sweep.goodput is None:
         raise BenchError("there is nothing to run: give loads, or goodput with an slo")
     _unique("topology", [target.name for target in targets])
@@ -155,13 +168,15 @@ def _targets(sweep: SweepFile, common: Mapping[str, Any]) -> list[Target]:
     return targets
 
 
-def _seeded(loads: list[Load]) -> list[Load]:
+def _completed(loads: list[Load], slo: str | None) -> list[Load]:
     """Every load with prompts of its own, the same ones for every target.
 
     Equal prompts in a later load would be found in the prefix cache.
     """
+    common = {} if slo is None else {"slo": slo}
     return [
-        Load(load.name, {"seed": number, **load.options}) for number, load in enumerate(loads, 1)
+        Load(load.name, {**common, "seed": number, **load.options})
+        for number, load in enumerate(loads, 1)
     ]
 
 

@@ -10,11 +10,11 @@ _COLUMNS = (
     ("load", lambda r: r["load"]),
     ("req/s", lambda r: _number(r["metrics"]["request_throughput"], 2)),
     ("out tok/s", lambda r: _number(r["metrics"]["output_throughput"], 1)),
-    ("TTFT p50", lambda r: _number(r["metrics"]["ttft_ms"]["median"], 0)),
-    ("p99", lambda r: _number(r["metrics"]["ttft_ms"]["p99"], 0)),
-    ("TTST p50", lambda r: _number(r["metrics"]["ttst_ms"]["median"], 0)),
-    ("TPOT p50", lambda r: _number(r["metrics"]["tpot_ms"]["median"], 1)),
-    ("p99", lambda r: _number(r["metrics"]["tpot_ms"]["p99"], 1)),
+    ("TTFT p50", lambda r: _number(_of(r, "ttft_ms", "median"), 0)),
+    ("p99", lambda r: _number(_of(r, "ttft_ms", "p99"), 0)),
+    ("TTST p50", lambda r: _number(_of(r, "ttst_ms", "median"), 0)),
+    ("TPOT p50", lambda r: _number(_of(r, "tpot_ms", "median"), 1)),
+    ("p99", lambda r: _number(_of(r, "tpot_ms", "p99"), 1)),
     ("failed", lambda r: _number(r["metrics"]["failed"], 0)),
     ("met SLO", lambda r: _share(r["metrics"]["attainment"])),
 )
@@ -26,9 +26,9 @@ def one_line(result: Mapping[str, Any]) -> str:
     parts = [
         f"{metrics['completed']} of {metrics['sent']} requests",
         f"{_number(metrics['output_throughput'], 1)} tok/s",
-        f"TTFT {_number(metrics['ttft_ms']['median'], 0)} ms",
-        f"TTST {_number(metrics['ttst_ms']['median'], 0)} ms",
-        f"TPOT {_number(metrics['tpot_ms']['median'], 1)} ms",
+        f"TTFT {_number(_of(result, 'ttft_ms', 'median'), 0)} ms",
+        f"TTST {_number(_of(result, 'ttst_ms', 'median'), 0)} ms",
+        f"TPOT {_number(_of(result, 'tpot_ms', 'median'), 1)} ms",
     ]
     if metrics.get("attainment") is not None:
         parts.append(f"{_share(metrics['attainment'])} met the SLO")
@@ -56,6 +56,12 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) ->
         ).rstrip()
         for line in lines
     )
+
+
+def _of(result: Mapping[str, Any], name: str, which: str) -> float | None:
+    """One figure of a spread, which is null where there is nothing to tell."""
+    spread = result["metrics"].get(name)
+    return None if spread is None else spread[which]
 
 
 def _number(value: float | None, digits: int) -> str:

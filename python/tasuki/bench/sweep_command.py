@@ -1,0 +1,243 @@
+"""`tasuki bench sweep`: from words to a plan, and through it. Composes, decides nothing."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tasuki.bench.errors import BenchError
+
+if TYPE_CHECKING:
+    from tasuki.bench.plan import Plan
+    from tasuki.bench.sweep_state import SweepState
+
+_INTERRUPTED = 130
+
+
+def _option(help_text: str, *names: str, **more: object) -> object:
+    return typer.Option(*names, help=help_text, show_default=False, **more)  # type: ignore[arg-type]
+
+
+File = Annotated[Path | None, typer.Argument(help="A YAML file; options replace parts of it.")]
+Model = Annotated[str | None, _option("Served by every topology [smollm2-135m].")]
+Topologies = Annotated[
+    str | None, _option("Such as 1p1d,2m: prefill, decode, mixed workers.", metavar="NAMES")
+]
+Workers = Annotated[
+    int | None, _option("Colocated against every prefill:decode ratio of so many workers.")
+]
+Serve = Annotated[
+    list[str] | None,
+    _option("Option of `tasuki serve`; repeatable.", metavar="NAME=VALUE"),
+]
+LoadWords = Annotated[
+    list[str] | None,
+    _option(
+        "A name and options of `tasuki bench serve`, such as 'chat --input-tokens 512 "
+        "--num-requests 60'; repeatable.",
+        metavar="WORDS",
+    ),
+]
+Each = Annotated[
+    list[str] | None,
+    _option(
+        "Every --load once for each value, such as request-rate=0.5,1,2; repeatable.",
+        metavar="NAME=VALUES",
+    ),
+]
+FindGoodput = Annotated[
+    bool, _option("Search each topology's highest rate that meets --slo.", "--find-goodput")
+]
+SloText = Annotated[
+    str | None, _option("Objectives, such as ttft=2s,tpot=50ms; for loads as well.")
+]
+Attainment = Annotated[
+    float | None, _option("Share of requests that must meet the objectives [0.9].")
+]
+Confidence = Annotated[float | None, _option("Of the goodput found [0.95].")]
+Precision = Annotated[float | None, _option("Relative width at which the search stops [0.1].")]
+StartRate = Annotated[float | None, _option("First rate of the search, requests/s [1].")]
+MaxProbes = Annotated[int | None, _option("Rates that a search may try [14].")]
+Output = Annotated[
+    Path | None, _option("Folder of the results [results/NAME of the file].", "--output", "-o")
+]
+Fresh = Annotated[bool, _option("Measure anew what the folder holds.", "--fresh")]
+DryRun = Annotated[bool, _option("Show the plan and about how long it takes.", "--dry-run")]
+
+
+def sweep(
+    *,
+    file: File = None,
+    model: Model = None,
+    topologies: Topologies = None,
+    workers: Workers = None,
+    serve: Serve = None,
+    load: LoadWords = None,
+    each: Each = None,
+    find_goodput: FindGoodput = False,
+    slo: SloText = None,
+    attainment: Attainment = None,
+    confidence: Confidence = None,
+    precision: Precision = None,
+    start_rate: StartRate = None,
+    max_probes: MaxProbes = None,
+    output: Output = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Measure topologies under loads: each one started, warmed, loaded, stopped.
+
+    One folder holds all results; an interrupted sweep goes on where it was.
+    """
+    flags: dict[str, Any] = {}
+    if model is not None:
+        flags["model"] = model
+    if workers is not None:
+        flags["workers"] = workers
+    if topologies is not None:
+        flags["topologies"] = [name.strip() for name in topologies.split(",")]
+    if serve:
+        flags["serve"] = dict(split_pair(pair, "--serve") for pair in serve)
+    if load:
+        flags["loads"] = _loads(load, each)
+    elif each:
+        raise BenchError("--each needs --load: in a file, write each: below the load")
+    search: dict[str, Any] = {
+        "attainment": attainment,
+        "confidence": confidence,
+        "precision": precision,
+        "start_rate": start_rate,
+        "max_probes": max_probes,
+    }
+    folder = output or Path("results", "sweep" if file is None else file.stem)
+    said = {name: value for name, value in search.items() if value is not None}
+    if find_goodput and file is None and not each and len(flags.get("loads", ())) == 1:
+        # Only the search needs it: nothing says how fast the load itself should come.
+        said["arguments"] = flags.pop("loads")[0]["arguments"]
+    raise typer.Exit(_run(file, flags, folder, fresh, dry_run, _goal(find_goodput, slo, said)))
+
+
+def _goal(find_goodput: bool, slo: str | None, said: dict[str, Any]) -> dict[str, Any]:
+    if not find_goodput and said:
+        raise BenchError(f"--{next(iter(said)).replace('_', '-')} belongs to --find-goodput")
+    if find_goodput and slo is None:
+        raise BenchError("--find-goodput needs objectives: --slo ttft=2s,tpot=50ms")
+    return {**said, "slo": slo, "find": find_goodput}
+
+
+def _loads(load: list[str], each: list[str] | None) -> list[dict[str, Any]]:
+    spread = dict(split_pair(pair, "--each") for pair in each or ())
+    values = {name: text.split(",") for name, text in spread.items()}
+    return [{**parse_load(words), "each": values} for words in load]
+
+
+def _run(
+    file: Path | None,
+    flags: dict[str, Any],
+    folder: Path,
+    fresh: bool,
+    dry_run: bool,
+    goal: dict[str, Any],
+) -> int:
+    from tasuki.bench.estimate import estimate
+    from tasuki.bench.sweep_file import read_sweep
+    from tasuki.bench.sweep_state import SweepState
+    from tasuki.launch.supervisor import say
+
+    plan = read_sweep(file, flags, goal)
+    state = SweepState(plan, folder, fresh and not dry_run)
+    if dry_run:
+        for point in plan.all_points():
+            print(f"{point.key}: {state.points[point.key].state}")
+    left = sum(not state.is_done(point) for point in plan.all_points())
+    say(f"{left} of {len(plan.all_points())} points to measure: {estimate(plan, state)}")
+    say(f"results in {folder}")
+    if dry_run:
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        failed = _measure(plan, state, say)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        return _INTERRUPTED
+    _show(plan, state)
+    say(f"done; look at it: tasuki plot {folder}")
+    return 1 if failed else 0
+
+
+def _measure(plan: Plan, state: SweepState, say: Callable[[str], None]) -> int:
+    from tasuki.bench.load import LoadRun, run_load
+    from tasuki.bench.serving import Serving
+    from tasuki.bench.sweep import Sweep
+    from tasuki.bench.topologies import Target
+    from tasuki.models.fetch import resolve_model
+
+    tokenizer = resolve_model(plan.model)
+
+    def deploy(target: Target, log: Path) -> Serving:
+        return Serving(target.topology, plan.serve_options(target), log)
+
+    def measure(run: LoadRun) -> dict[str, Any]:
+        return run_load(run, {"tokenizer": tokenizer})
+
+    return Sweep(plan, state, deploy, measure, say).run()
+
+
+def _show(plan: Plan, state: SweepState) -> None:
+    from tasuki.bench.header import read_result
+    from tasuki.bench.plan import Load
+    from tasuki.bench.sweep_table import sweep_table
+
+    rows = [
+        (point.name, read_result(state.path(point), "serve"))
+        for point in plan.all_points()
+        if state.is_done(point) and isinstance(point.work, Load)
+    ]
+    if rows:
+        print(sweep_table(rows))
+
+
+def split_pair(pair: str, flag: str) -> tuple[str, str]:
+    """`name=value` in two.
+
+    Raises:
+        BenchError: It is none.
+    """
+    name, found, value = pair.partition("=")
+    if not found or not name:
+        raise BenchError(f"{flag} is {pair!r}: write NAME=VALUE")
+    return name, value
+
+
+def parse_load(said: str) -> dict[str, Any]:
+    """A load's entry from `NAME --option value --flag ...`.
+
+    Raises:
+        BenchError: It does not begin with a name, or a word is nobody's value.
+    """
+    try:
+        name, *rest = shlex.split(said)
+    except ValueError as error:
+        raise BenchError(f"--load is {said!r}: {error or 'begin with a name'}") from error
+    arguments: dict[str, Any] = {}
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise BenchError(f"--load {name}: {word!r} is no option: write --name value")
+        option, found, value = word.removeprefix("--").partition("=")
+        if not found:
+            bare = not rest or rest[0].startswith("--")
+            arguments[option] = True if bare else rest.pop(0)
+        else:
+            arguments[option] = value
+    return {"name": name, "arguments": arguments}
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
