@@ -58,6 +58,23 @@ impl Counters {
         }
     }
 
+    /// Forgets what was counted, such as a warm-up. Nothing may be in flight.
+    pub fn reset(&self) {
+        for counter in [
+            &self.sent,
+            &self.ended,
+            &self.failed,
+            &self.tokens,
+            &self.chunks,
+            &self.first_tokens,
+            &self.ttft_us,
+            &self.gaps,
+            &self.gap_us,
+        ] {
+            counter.store(0, Relaxed);
+        }
+    }
+
     fn read(&self) -> Reading {
         Reading {
             sent: self.sent.load(Relaxed),

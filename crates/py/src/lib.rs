@@ -12,6 +12,13 @@ fn run_router(py: Python<'_>, args: Vec<String>) -> i32 {
     py.detach(|| tasuki_router::run(args))
 }
 
+/// Runs a command of `tasuki bench`, its name first among these arguments;
+/// returns the exit code. Other Python threads run meanwhile.
+#[pyfunction]
+fn run_bench(py: Python<'_>, args: Vec<String>) -> i32 {
+    py.detach(|| tasuki_bench::run(args))
+}
+
 /// Hashes of all full blocks of `tokens`, in order, 16 bytes each.
 #[pyfunction]
 fn block_hashes<'py>(
@@ -38,6 +45,7 @@ fn block_hashes<'py>(
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_function(wrap_pyfunction!(run_router, m)?)?;
+    m.add_function(wrap_pyfunction!(run_bench, m)?)?;
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     Ok(())
 }

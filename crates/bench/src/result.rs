@@ -1,0 +1,166 @@
+//! The result file of a run, schema `tasuki.bench/1`: everything needed to
+//! plot a run, compare it and make it again. Unknown is null.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::machine::Machine;
+use crate::phases::{PHASES, Phases};
+use crate::recorder::{Record, TokenCountSource};
+use crate::slo::Slo;
+use crate::summary::{FailureCount, Metrics, Window};
+
+/// Of every result file of this version.
+pub const SCHEMA: &str = "tasuki.bench/1";
+
+/// Why there is no result file.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}: {source}")]
+pub struct WriteError {
+    path: PathBuf,
+    source: std::io::Error,
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub struct RunResult<'a> {
+    pub schema: &'static str,
+    pub kind: &'static str,
+    /// UTC, RFC 3339.
+    pub created: String,
+    pub command: &'a [String],
+    pub label: Option<&'a str>,
+    pub topology: Option<&'a Value>,
+    pub model: &'a str,
+    pub base_url: &'a str,
+    pub endpoint: &'static str,
+    pub git_revision: Option<String>,
+    pub version: &'static str,
+    pub machine: Machine,
+    pub workload: Value,
+    pub arrival: Value,
+    pub slo: Option<&'a Slo>,
+    pub window: Window,
+    pub token_count_source: TokenCountSource,
+    /// Whether the run was stopped before its end.
+    pub interrupted: bool,
+    pub metrics: &'a Metrics,
+    pub failures: &'a [FailureCount],
+    pub client: ClientCost,
+    pub requests: Requests,
+}
+
+/// What the client itself took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ClientCost {
+    /// Of the process, warm-up and preparation apart.
+    pub cpu_s: f64,
+    pub tokens_per_cpu_s: f64,
+    pub threads: usize,
+}
+
+/// Every request, one array a property, in order of their index.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct Requests {
+    pub index: Vec<usize>,
+    pub due_s: Vec<f64>,
+    pub sent_s: Vec<f64>,
+    pub first_s: Vec<Option<f64>>,
+    pub second_s: Vec<Option<f64>>,
+    pub end_s: Vec<f64>,
+    pub input_tokens: Vec<Option<u32>>,
+    pub output_tokens: Vec<Option<u32>>,
+    pub error: Vec<Option<String>>,
+    pub in_window: Vec<bool>,
+    pub chunk_s: Vec<Vec<f64>>,
+    pub chunk_tokens: Vec<Vec<u32>>,
+    pub phases: Option<PhaseArrays>,
+}
+
+/// The phases of every request.
+#[derive(Debug, PartialEq)]
+pub struct PhaseArrays([(&'static str, Vec<Option<f64>>); PHASES]);
+
+impl Serialize for PhaseArrays {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, times)| (name, times)))
+    }
+}
+
+impl Requests {
+    /// From the records; `chunks`: with the time of every chunk.
+    pub fn new(records: &[Record], in_window: &[bool], chunks: bool) -> Self {
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        order.sort_by_key(|&place| records[place].index);
+        let mut requests = Self::default();
+        for place in &order {
+            requests.add(&records[*place], in_window[*place], chunks);
+        }
+        if records.iter().any(|record| record.phases.is_some()) {
+            let phases = |place: &usize| records[*place].phases.unwrap_or_default().named();
+            let mut arrays = Phases::default()
+                .named()
+                .map(|(name, ..)| (name, Vec::new()));
+            for place in &order {
+                for (array, phase) in std::iter::zip(&mut arrays, phases(place)) {
+                    array.1.push(phase.2);
+                }
+            }
+            requests.phases = Some(PhaseArrays(arrays));
+        }
+        requests
+    }
+
+    fn add(&mut self, record: &Record, in_window: bool, chunks: bool) {
+        self.index.push(record.index);
+        self.due_s.push(micros(record.due_s));
+        self.sent_s.push(micros(record.sent_s));
+        self.first_s.push(record.first_s().map(micros));
+        self.second_s.push(record.token_s(2).map(micros));
+        self.end_s.push(micros(record.end_s));
+        self.input_tokens.push(record.input_tokens);
+        self.output_tokens.push(record.output_tokens);
+        let failure = record.failure.as_ref();
+        self.error
+            .push(failure.map(|f| format!("{}: {f}", f.kind())));
+        self.in_window.push(in_window);
+        let arrived = if chunks { &record.arrived[..] } else { &[] };
+        self.chunk_s
+            .push(arrived.iter().map(|a| micros(a.at_s)).collect());
+        self.chunk_tokens
+            .push(arrived.iter().map(|a| a.tokens).collect());
+    }
+}
+
+/// Rounded to microseconds: more would only lengthen the file.
+fn micros(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
+}
+
+impl RunResult<'_> {
+    /// Writes the file, whole or not at all; makes its folder.
+    ///
+    /// # Errors
+    /// Where and why it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
+        let fail = |source| WriteError {
+            path: path.to_owned(),
+            source,
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(fail)?;
+        }
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let file = File::create(&partial).map_err(fail)?;
+        let mut writer = BufWriter::new(file);
+        serde_json::to_writer(&mut writer, self).map_err(|error| fail(error.into()))?;
+        writer.write_all(b"\n").map_err(fail)?;
+        writer.flush().map_err(fail)?;
+        std::fs::rename(&partial, path).map_err(fail)
+    }
+}
