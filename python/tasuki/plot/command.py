@@ -1,0 +1,102 @@
+"""`tasuki plot`: result files in, pictures out. Loads no drawing library before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasuki.plot.errors import PlotError
+from tasuki.plot.options import Against, Options, Statistic, Throughput, parse_slo
+
+FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft")
+
+_HELP = """Draw results: PNGs to look at and one HTML page to explore.
+
+\b
+  tasuki plot sweep/                     everything that the data allows
+  tasuki plot pareto sweep/ --per-gpu    one figure
+  tasuki plot a@2=runs/a b@4=runs/b      other tools' files, named, GPUs given
+
+A result is a file or a folder, searched to any depth, of tasuki bench, vllm bench
+serve, SGLang bench_serving, genai-bench or AIPerf; which one is told by content.
+LABEL=PATH names the line that it becomes, LABEL@GPUS=PATH says its GPUs too.
+
+\b
+Figures:
+  pareto    throughput against latency, one line per topology, and the frontier
+  load      throughput and latencies as the load grows
+  goodput   requests per second within the SLO
+  phases    where the time to the second token goes
+  cdf       distributions of TTFT, TTST, TPOT, ITL and E2E
+  timeline  one run request by request, throughput and requests in flight below
+  ttft      TTFT against batch x input length
+"""
+
+
+def plot(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FIGURE] RESULT...", help="A figure's name (all without), then results."
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Folder for everything, or one file that ends in .png or .html."
+        ),
+    ] = Path("plots"),
+    throughput: Annotated[
+        Throughput, typer.Option(help="What pareto and load count.")
+    ] = Throughput.output,
+    against: Annotated[
+        Against,
+        typer.Option(
+            help="What pareto sets it against; chunk is (N - 1) x TPOT + TTFT,"
+            " interactivity is 1 / TPOT."
+        ),
+    ] = Against.tpot,
+    statistic: Annotated[
+        Statistic, typer.Option("--stat", help="Which value stands for a run's requests.")
+    ] = Statistic.median,
+    per_gpu: Annotated[
+        bool,
+        typer.Option(
+            "--per-gpu", help="Divide by all GPUs of the topology (by workers without GPUs)."
+        ),
+    ] = False,
+    chunk: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens of a chunk, for --against chunk.")
+    ] = 16,
+    slo: Annotated[
+        str, typer.Option(help="Limits to draw, like ttft=2s,tpot=50ms; else the results' own.")
+    ] = "",
+    load: Annotated[
+        str,
+        typer.Option(help='Load that cdf and timeline show, as labelled: "4/s", "c=32".'),
+    ] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Most requests in a timeline.")] = 400,
+) -> None:
+    options = Options(
+        throughput=throughput,
+        against=against,
+        statistic=statistic,
+        per_gpu=per_gpu,
+        chunk=chunk,
+        slo_ms=parse_slo(slo),
+        load=load,
+        rows=rows,
+    )
+    figure, sources = (words[0], words[1:]) if words[0] in FIGURES else ("", words)
+    if not sources:
+        raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
+    from tasuki.plot.write import write
+
+    for path in write(figure, sources, options, out):
+        print(path)
+
+
+plot.__doc__ = _HELP

@@ -1,0 +1,1 @@
+"""What a picture says: `Results` in, `marks.Figure` out. Nobody draws here."""
