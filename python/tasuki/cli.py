@@ -12,6 +12,7 @@ from tasuki.bench.command import bench_app
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch import options as opt
 from tasuki.launch.parent_death import follow_parent
+from tasuki.plot.command import plot
 
 app = typer.Typer(
     name="tasuki",
@@ -24,6 +25,7 @@ app = typer.Typer(
 model_app = typer.Typer(help="Fetch and list models.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
+app.command("plot")(plot)
 
 ModelName = Annotated[
     str, typer.Argument(help="smollm2-135m, a folder, or a hub id owner/model[@revision].")
