@@ -109,7 +109,8 @@ class _BucketBuffers:
 class _Staging:
     """Pinned memory for the integers of one step; two of them are used in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
         self._used = 0
         self._allocate(4096)
 
@@ -126,7 +127,7 @@ class _Staging:
         return self._tensor[begin : self._used]
 
     def _allocate(self, size: int) -> None:
-        self._tensor = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        self._tensor = torch.empty(size, dtype=torch.int32, pin_memory=self._pinned)
         self._array = self._tensor.numpy()
 
 
@@ -136,7 +137,8 @@ class _Integers:
     def __init__(self, device: torch.device) -> None:
         self._device = torch.empty(_INTEGER_BYTES, dtype=torch.uint8, device=device)
         self._pinned = tuple(
-            torch.empty(_INTEGER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)
+            torch.empty(_INTEGER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            for _ in range(2)
         )
 
     def lend(self, wrapper: Any, turn: int) -> None:
@@ -202,7 +204,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
         )
-        self._staging = (_Staging(), _Staging())
+        self._staging = (_Staging(pool.is_cuda), _Staging(pool.is_cuda))
         self._turn = 0
         self._buckets: dict[int, _BucketBuffers] = {}
         self._kinds: dict[tuple[float, int | None], _Kind] = {}
@@ -322,7 +324,7 @@ class FlashInferAttention:
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""
-        if torch.cuda.is_current_stream_capturing():
+        if self.pool.is_cuda and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
                 f"scale {scale} with sliding window {window} comes first under graph capture:"
                 f" run the model once before capturing"

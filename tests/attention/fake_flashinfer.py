@@ -1,0 +1,228 @@
+"""FlashInfer's wrappers, as far as we call them, computed on the CPU as the definition says.
+
+They take their work from the same arrays as the real ones, and at the same time:
+the division of the work from the host at `plan`, block ids and lengths from the
+device at `run`; for a CUDA graph from the buffers given at the start, which
+`fast_decode_plan` leaves to the caller. Signatures are those of FlashInfer 0.6.14.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__version__ = "fake"
+
+
+class _Wrapper:
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> None:
+        self.kv_layout = kv_layout
+        self._int_workspace_buffer = torch.empty(8)
+        self._pin_memory_int_workspace_buffer = torch.empty(8)
+        self.plans = 0
+        self.pinned: list[int] = []
+
+    def _planned(self, heads: int, kv_heads: int, sm_scale: float, window_left: int) -> None:
+        self.heads, self.kv_heads = heads, kv_heads
+        self.scale, self.window_left = sm_scale, window_left
+        self.pinned.append(self._pin_memory_int_workspace_buffer.data_ptr())
+        self.plans += 1
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Queries are the last of the keys; [n, heads, dim], [length, kv_heads, dim]."""
+        k, v = (x.double().repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k) * self.scale
+        at = torch.arange(len(k))
+        own = at[len(k) - len(q) :, None]
+        hidden = at > own
+        if self.window_left >= 0:
+            hidden |= at < own - self.window_left
+        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+        return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+
+    def _gather(
+        self, cache: tuple[torch.Tensor, torch.Tensor], blocks: torch.Tensor, last: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.kv_layout == "HND"
+        size = cache[0].shape[2]
+        length = (len(blocks) - 1) * size + last
+        keys, values = (
+            side[blocks.long()].transpose(1, 2).reshape(-1, self.kv_heads, side.shape[-1])[:length]
+            for side in cache
+        )
+        return keys, values
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+        self.graph = use_cuda_graph
+        self.indptr: Any = paged_kv_indptr_buffer
+        self.indices: Any = paged_kv_indices_buffer
+        self.last: Any = paged_kv_last_page_len_buffer
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        sm_scale: float | None = None,
+        non_blocking: bool = True,
+        seq_lens: torch.Tensor | None = None,
+    ) -> None:
+        if self.graph:
+            self.indptr.copy_(indptr)
+            self.last.copy_(last_page_len)
+            self.indices[: len(indices)].copy_(indices)
+        else:
+            self.indptr, self.indices, self.last = indptr.clone(), indices, last_page_len.clone()
+        assert seq_lens is not None and sm_scale is not None
+        filled = (indptr[1:] - indptr[:-1] - 1) * page_size + last_page_len
+        assert torch.equal(seq_lens, filled)
+        self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
+
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert out is not None and q.shape[0] == len(self.last)
+        for i, last in enumerate(self.last.tolist()):
+            blocks = self.indices[self.indptr[i] : self.indptr[i + 1]]
+            out[i : i + 1] = self._attend(q[i : i + 1], *self._gather(paged_kv_cache, blocks, last))
+        return out
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        seq_lens: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+    ) -> None:
+        assert causal and sm_scale is not None and seq_lens is not None
+        assert max_token_per_sequence == int((qo_indptr[1:] - qo_indptr[:-1]).max())
+        self.queries, self.indptr = qo_indptr.clone(), paged_kv_indptr.clone()
+        self.indices, self.last = paged_kv_indices, paged_kv_last_page_len.clone()
+        filled = (self.indptr[1:] - self.indptr[:-1] - 1) * page_size + self.last
+        assert torch.equal(seq_lens, filled)
+        self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
+
+    def run(
+        self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert out is not None and q.shape[0] == int(self.queries[-1])
+        for i, last in enumerate(self.last.tolist()):
+            blocks = self.indices[self.indptr[i] : self.indptr[i + 1]]
+            rows = slice(self.queries[i], self.queries[i + 1])
+            out[rows] = self._attend(q[rows], *self._gather(paged_kv_cache, blocks, last))
+        return out
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(float_workspace_buffer, kv_layout)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        *,
+        causal: bool = False,
+        window_left: int = -1,
+        sm_scale: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+    ) -> None:
+        assert causal and sm_scale is not None and torch.equal(qo_indptr, kv_indptr)
+        self.begins = qo_indptr.tolist()
+        self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert out is not None and self.kv_layout == "NHD"
+        for begin, end in zip(self.begins, self.begins[1:], strict=False):
+            out[begin:end] = self._attend(q[begin:end], k[begin:end], v[begin:end])
+        return out
+
+
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    q_data_type: torch.dtype | None = None,
+    kv_data_type: torch.dtype | None = None,
+    data_type: torch.dtype | None = None,
+    sm_scale: float | None = None,
+    *,
+    global_override_indptr_cpu: torch.Tensor | None = None,
+) -> None:
+    assert self.graph and self.plans, "plan comes first"
+    assert global_override_indptr_cpu is not None and sm_scale is not None
+    assert len(last_page_len) == len(self.last)
+    self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
