@@ -61,8 +61,12 @@ def serve(
     host: opt.Host = "127.0.0.1",
     port: opt.Port = None,
     served_model_name: opt.ServedModelName = None,
+    device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = None,
+    load_format: opt.LoadFormat = None,
     kv_memory: opt.KvMemory = None,
+    gpu_memory_utilization: opt.GpuMemoryUtilization = None,
     max_model_len: opt.MaxModelLen = None,
     block_size: opt.BlockSize = None,
     max_batched_tokens: opt.MaxBatchedTokens = None,
@@ -91,11 +95,15 @@ def serve(
         host=host,
         port=port,
         served_names=tuple(served_model_name or ()),
+        device=device,
         dtype=dtype,
         worker_host=worker_host,
         worker_base_port=worker_base_port,
         worker=WorkerOptions(
+            kv_dtype=kv_dtype,
+            load_format=load_format,
             kv_memory=kv_memory,
+            gpu_memory_utilization=gpu_memory_utilization,
             max_model_len=max_model_len,
             block_size=block_size,
             max_batched_tokens=max_batched_tokens,
@@ -124,6 +132,7 @@ def demo(
     prefill: opt.Prefill = None,
     decode: opt.Decode = None,
     mixed: opt.Mixed = None,
+    device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     question: opt.Question = "",
 ) -> None:
@@ -136,6 +145,7 @@ def demo(
     config = ServeConfig(
         model=model,
         topology=Topology.of(prefill, decode, mixed),
+        device=device,
         dtype=dtype,
         echo_logs=False,
     )
@@ -155,8 +165,12 @@ def worker(
     served_name: opt.ServedName = "",
     host: opt.WorkerHost = "127.0.0.1",
     port: opt.WorkerPort = 0,
+    device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
+    kv_dtype: opt.KvDtype = None,
+    load_format: opt.LoadFormat = None,
     kv_memory: opt.KvMemory = None,
+    gpu_memory_utilization: opt.GpuMemoryUtilization = None,
     max_model_len: opt.MaxModelLen = None,
     block_size: opt.BlockSize = None,
     max_batched_tokens: opt.MaxBatchedTokens = None,
@@ -170,7 +184,10 @@ def worker(
     from tasuki.worker.config import WorkerConfig
 
     said = {
+        "kv_dtype": kv_dtype,
+        "load_format": load_format,
         "kv_memory": kv_memory,
+        "gpu_memory_utilization": gpu_memory_utilization,
         "max_model_len": max_model_len,
         "block_size": block_size,
         "max_batched_tokens": max_batched_tokens,
@@ -185,6 +202,7 @@ def worker(
         served_name=served_name,
         host=host,
         port=port,
+        device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         **{key: value for key, value in said.items() if value is not None},  # type: ignore[arg-type]

@@ -47,6 +47,17 @@ def test_sharding_changes_nothing(tmp_path: Path) -> None:
     assert identity(one) == identity(two)
 
 
+def test_dummy_weights_are_one_for_a_config_and_no_others(tmp_path: Path) -> None:
+    real = model(tmp_path / "a")
+    dtypes = {"dtype": torch.float32, "kv_dtype": torch.float32}
+    dummy = model_identity(real, **dtypes, weights="dummy")
+    (real / "model.safetensors").unlink()
+    assert model_identity(real, **dtypes, weights="dummy") == dummy
+    other = model(tmp_path / "b", {"rope_theta": 500000.0})
+    assert model_identity(other, **dtypes, weights="dummy") != dummy
+    assert identity(model(tmp_path / "c")) != dummy
+
+
 def test_config_weights_and_dtypes_count(tmp_path: Path) -> None:
     base = model(tmp_path / "a")
     found = {

@@ -153,19 +153,29 @@ def test_a_backend_whose_libraries_are_missing_is_refused_at_start() -> None:
         create_transport("nixl", "LIBFABRIC")
 
 
-def test_settings_of_the_operator_are_kept() -> None:
+def environment_after(host: str, **own: str) -> list[str]:
+    """What UCX is told by a worker at `host` whose operator has set `own`."""
     code = (
-        "import os; from tasuki.kv.transport import create_transport; create_transport('nixl');"
+        "import os; from tasuki.kv.transport import create_transport;"
+        f"create_transport('nixl', host={host!r});"
         "print(os.environ['UCX_NET_DEVICES'], os.environ['UCX_DEBUG_SIGNO'])"
     )
-    environment = {**os.environ, "UCX_NET_DEVICES": "all"}
-    environment.pop("UCX_DEBUG_SIGNO", None)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("UCX_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment,
+        env=environment | own,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=True,
     )
-    assert done.stdout.split()[-2:] == ["all", "0"]
+    return done.stdout.split()[-2:]
+
+
+def test_transfers_use_the_network_that_the_worker_is_bound_to() -> None:
+    assert environment_after("127.0.0.1") == ["lo", "0"]
+    assert environment_after("0.0.0.0") == ["all", "0"]
+
+
+def test_settings_of_the_operator_are_kept() -> None:
+    assert environment_after("127.0.0.1", UCX_NET_DEVICES="all") == ["all", "0"]

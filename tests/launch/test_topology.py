@@ -27,6 +27,7 @@ def test_workers_get_role_name_and_one_dtype() -> None:
     assert {tuple(words_after(s, "--dtype")) for s in specs} == {("bfloat16",)}
     assert {tuple(words_after(s, "--port")) for s in specs} == {("0",)}
     assert all("--kv-memory" not in s.arguments for s in specs)
+    assert {tuple(words_after(s, "--device")) for s in specs} == {("cpu",)}
 
 
 def test_given_ports_count_up() -> None:
@@ -61,20 +62,31 @@ def test_threads_never_exceed_the_cores(cores: float, workers: int, threads: int
     assert topology.threads_per_worker(cores, workers) == threads
 
 
-def test_transfers_stay_on_loopback_unless_told() -> None:
-    local = topology.worker_environment(ServeConfig(model="m"), MACHINE)
-    assert local["UCX_NET_DEVICES"] == "lo"
-    assert local["OMP_NUM_THREADS"] == "1"
-    open_ = topology.worker_environment(ServeConfig(model="m", worker_host="10.0.0.5"), MACHINE)
-    assert open_["UCX_NET_DEVICES"] == "all"
-
-
 def test_the_users_own_environment_wins() -> None:
     (spec, _) = topology.worker_specs(ServeConfig(model="m"), MODEL, "float32", MACHINE)
     merged = topology.merged_environment({"OMP_NUM_THREADS": "7", "X": "y"}, spec)
     assert merged["OMP_NUM_THREADS"] == "7"
     assert merged["X"] == "y"
     assert merged["KMP_BLOCKTIME"] == "0"
+
+
+def test_each_worker_sees_its_own_gpu_whatever_the_user_sees() -> None:
+    machine = Machine(cores=8, free_bytes=10**9, gpus=("4", "GPU-ab", "6"))
+    config = ServeConfig(model="m", topology=Topology(1, 1, 1))
+    specs = topology.worker_specs(config, MODEL, "bfloat16", machine)
+    own = {"CUDA_VISIBLE_DEVICES": "4,GPU-ab,6"}
+    seen = [topology.merged_environment(own, s)["CUDA_VISIBLE_DEVICES"] for s in specs]
+    assert seen == ["4", "GPU-ab", "6"]
+    assert {tuple(words_after(s, "--device")) for s in specs} == {("cuda",)}
+    assert all("--kv-memory" not in s.arguments for s in specs)
+
+
+def test_gpus_are_left_alone_when_told_so() -> None:
+    machine = Machine(cores=8, free_bytes=10**9, gpus=("0",))
+    config = ServeConfig(model="m", device="cpu")
+    specs = topology.worker_specs(config, MODEL, "float32", machine)
+    assert {tuple(words_after(s, "--device")) for s in specs} == {("cpu",)}
+    assert all(s.assigned == () for s in specs)
 
 
 def test_the_router_gets_every_worker_and_name() -> None:
@@ -107,11 +119,3 @@ def test_a_restart_keeps_the_address() -> None:
     assert words_after(again, "--port") == ["4321"]
     router = topology.router_spec(ServeConfig(model="m"), MODEL, [], 0)
     assert words_after(topology.with_port(router, "http://127.0.0.1:9/"), "--port") == ["9"]
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("gpu7", False)],
-)
-def test_loopback(host: str, loopback: bool) -> None:
-    assert topology.is_loopback(host) is loopback

@@ -26,6 +26,15 @@ def test_the_default_takes_a_share_of_what_is_free() -> None:
     assert size(available=800_000) == PoolSize(num_blocks=100, max_model_len=800)
 
 
+def test_a_gpus_share_is_taken_whole() -> None:
+    assert size(available=800_000, spare=False) == PoolSize(num_blocks=800, max_model_len=2_048)
+    assert size(spare=False).num_blocks == 100_000
+    with pytest.raises(ConfigError, match="the pool holds 0 blocks"):
+        size(available=-5, spare=False)
+    with pytest.raises(ConfigError, match="900 are free for it on this GPU"):
+        size(available=900, kv_memory=1_000, spare=False)
+
+
 def test_a_small_pool_shortens_the_context_so_that_two_requests_fit() -> None:
     assert size(kv_memory=20_000) == PoolSize(num_blocks=20, max_model_len=160)
 

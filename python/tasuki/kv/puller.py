@@ -27,6 +27,9 @@ from tasuki.kv.transport import Transfer, Transport, check_metadata
 
 log = logging.getLogger(__name__)
 
+# Between looks: a share of the time already waited, so that the end of a transfer is
+# noticed that much late at most, be it one of microseconds or of seconds.
+_POLL_SHARE = 0.125
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 2e-3
 
@@ -125,6 +128,7 @@ class Puller(threading.Thread):
 
     def run(self) -> None:
         pause_s = _POLL_MIN_S
+        moved_s = self._clock()
         while True:
             with self._condition:
                 if not self._commands and not self._stopping:
@@ -138,7 +142,10 @@ class Puller(threading.Thread):
             moved = self._poll()
             for name in list(self._peers):
                 moved |= self._post(name)
-            pause_s = _POLL_MIN_S if moved or commands else min(pause_s * 2, _POLL_MAX_S)
+            if moved or commands:
+                moved_s = self._clock()
+            waited_s = self._clock() - moved_s
+            pause_s = min(max(_POLL_MIN_S, waited_s * _POLL_SHARE), _POLL_MAX_S)
         self._transport.close()
 
     def _connect(self, name: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:

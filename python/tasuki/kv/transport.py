@@ -47,7 +47,7 @@ class Transfer(Protocol):
 
 
 class Transport(Protocol):
-    """One-sided reads between pools. Constructed with a backend's name."""
+    """One-sided reads between pools. Constructed with the worker's host and a backend's name."""
 
     @property
     def name(self) -> str:
@@ -112,8 +112,13 @@ def check_metadata(metadata: bytes, digest: bytes) -> None:
         )
 
 
-def create_transport(name: str, backend: str | None = None) -> Transport:
+def create_transport(name: str, backend: str | None = None, host: str = "127.0.0.1") -> Transport:
     """Make the transport called `name`, optionally with one of its backends.
+
+    Args:
+        name: As in the registry.
+        backend: One of the transport's; None: its default.
+        host: Address that this worker binds; transfers use its network and no other.
 
     Raises:
         UnknownTransportError: there is none by that name; says which there are.
@@ -126,5 +131,6 @@ def create_transport(name: str, backend: str | None = None) -> Transport:
         )
     module, attribute = target.split(":")
     factory = getattr(importlib.import_module(module), attribute)
-    transport: Transport = factory(backend) if backend else factory()
+    options = {"backend": backend} if backend else {}
+    transport: Transport = factory(host=host, **options)
     return transport

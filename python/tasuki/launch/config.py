@@ -76,7 +76,10 @@ class Topology:
 class WorkerOptions:
     """Passed to every worker; names and meanings as in `tasuki.worker.config.WorkerConfig`."""
 
+    kv_dtype: str | None = None
+    load_format: str | None = None
     kv_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     block_size: int | None = None
     max_batched_tokens: int | None = None
@@ -120,6 +123,8 @@ class ServeConfig:
         host: Address the router binds.
         port: Of the router; None: 8000 if free, else any free one.
         served_names: What requests may call the model; empty: derived from `model`.
+        device: `auto` (the GPUs, if there are any), `cpu`, `cuda`, or `cuda:N` (from
+            the N-th GPU on).
         dtype: `auto`, `float32` or `bfloat16`, the same for all workers.
         worker_host: Address the workers bind and tell each other.
         worker_base_port: First worker's port, counting up; None: free ones.
@@ -136,6 +141,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int | None = None
     served_names: tuple[str, ...] = ()
+    device: str = "auto"
     dtype: str = "auto"
     worker_host: str = "127.0.0.1"
     worker_base_port: int | None = None
@@ -153,7 +159,9 @@ class ServeConfig:
                     f"use 1 (more workers: --{role} N)"
                 )
         # Refuses now what every worker would refuse after it was started.
-        WorkerConfig(model=Path(self.model), dtype=self.dtype, **self.worker.said())
+        WorkerConfig(
+            model=Path(self.model), device=self.device, dtype=self.dtype, **self.worker.said()
+        )
         if self.router.on_kv_loss not in (None, *ON_KV_LOSS):
             raise LaunchError(
                 f"--on-kv-loss is {self.router.on_kv_loss!r}: use one of {', '.join(ON_KV_LOSS)}"

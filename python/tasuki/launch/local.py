@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from tasuki.launch import topology
 from tasuki.launch.banner import banner
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.gpus import is_on_gpus
 from tasuki.launch.logs import log_folder
 from tasuki.launch.machine import look_at_machine, router_port
 from tasuki.launch.settle import settle_dtype
@@ -62,11 +64,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     begun_s = time.monotonic()
     machine = look_at_machine()
     model = resolve_model(config.model)
-    environment = topology.worker_environment(config, machine)
-    dtype, reason = settle_dtype(
-        model, config.dtype, environment, on_measure=lambda: say("measuring dtypes …")
-    )
-    say(f"dtype {reason}")
+    dtype = _dtype(config, model, machine)
     specs = topology.worker_specs(config, model, dtype, machine)
     with log_folder(config.log_dir) as logs:
         supervisor = Supervisor(logs.path, config.echo_logs)
@@ -99,6 +97,20 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
                 logs.keep = supervisor.died or not orderly
                 if logs.keep or config.log_dir:
                     say(f"logs kept in {logs.path}")
+
+
+def _dtype(config: ServeConfig, model: Path, machine: topology.Machine) -> str:
+    """The one dtype of all workers."""
+    if is_on_gpus(config.device, machine.gpus) and config.dtype == "auto":
+        return "bfloat16"  # what GPUs are made for: nothing to measure
+    dtype, reason = settle_dtype(
+        model,
+        config.dtype,
+        topology.worker_environment(config, machine),
+        on_measure=lambda: say("measuring dtypes …"),
+    )
+    say(f"dtype {reason}")
+    return dtype
 
 
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from tasuki.launch.gpus import usable_gpus
 from tasuki.launch.topology import Machine
 from tasuki.worker.memory import available_bytes
 
@@ -13,8 +14,8 @@ PREFERRED_PORT = 8000
 
 
 def look_at_machine() -> Machine:
-    """Cores and memory that this process may use."""
-    return Machine(cores=usable_cores(), free_bytes=available_bytes())
+    """Cores, memory and GPUs that this process may use."""
+    return Machine(cores=usable_cores(), free_bytes=available_bytes(), gpus=usable_gpus())
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:

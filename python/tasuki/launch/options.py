@@ -31,18 +31,36 @@ def _option(help_text: str, *names: str, **more: object) -> object:
 KvMemory = Annotated[
     int | None,
     _option(
-        "KV pool of one worker, e.g. 2GB [an eighth of the free memory; less if that is plenty].",
+        "KV pool of one worker, e.g. 2GB [CPU: an eighth of the free memory, less if that is"
+        " plenty; GPU: see --gpu-memory-utilization].",
         parser=parse_bytes,
         metavar="BYTES",
     ),
+]
+Device = Annotated[
+    str,
+    _option("auto, cpu, cuda or cuda:N [auto: the GPUs, if there are any].", metavar="DEVICE"),
+]
+KvDtype = Annotated[
+    str | None,
+    _option("auto, bfloat16 or fp8, of the KV cache [auto: as --dtype].", metavar="DTYPE"),
+]
+LoadFormat = Annotated[
+    str | None,
+    _option("auto, or dummy: random weights, for measurements [auto].", metavar="FORMAT"),
+]
+GpuMemoryUtilization = Annotated[
+    float | None, _option("Share of a GPU's memory that its worker may use [0.9].")
 ]
 MaxModelLen = Annotated[
     int | None,
     _option("Longest request, prompt and output, in tokens [the lesser of model and pool].", min=1),
 ]
-BlockSize = Annotated[int | None, _option("Tokens in a KV block [16].")]
-MaxBatchedTokens = Annotated[int | None, _option("Tokens in one engine step [512].")]
-MaxRunningRequests = Annotated[int | None, _option("Requests decoding at once in a worker [64].")]
+BlockSize = Annotated[int | None, _option("Tokens in a KV block [CPU 16, GPU 32].")]
+MaxBatchedTokens = Annotated[int | None, _option("Tokens in one engine step [CPU 512, GPU 2048].")]
+MaxRunningRequests = Annotated[
+    int | None, _option("Requests decoding at once in a worker [CPU 64, GPU 256].")
+]
 Lease = Annotated[
     float | None,
     _option("How long announced KV is kept for a silent peer, in seconds [10].", "--lease-s"),

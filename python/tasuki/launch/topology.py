@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
 from pathlib import Path
 
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.gpus import VISIBLE, assign_gpus, is_on_gpus
 
 _MANY_WORKERS = 4  # up to here the worker's own default share of memory adds up to less than half
 
@@ -22,6 +22,7 @@ class ProcessSpec:
         name: Unique; prefixes its log lines.
         arguments: Of the program; `--port` is among them.
         environment: Added to the launcher's own, which wins where it says the same.
+        assigned: Added too; wins over everything (what is divided among workers).
         ready_prefix: Start of the stdout line that says it is ready; an address follows.
         program: What the arguments are for.
     """
@@ -31,6 +32,7 @@ class ProcessSpec:
     environment: tuple[tuple[str, str], ...]
     ready_prefix: str
     program: tuple[str, ...] = (sys.executable, "-m", "tasuki")
+    assigned: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,12 @@ class Machine:
     Attributes:
         cores: CPU cores that may be used.
         free_bytes: Memory that can still be taken.
+        gpus: GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
     """
 
     cores: float
     free_bytes: int
+    gpus: tuple[str, ...] = ()
 
 
 def threads_per_worker(cores: float, workers: int) -> int:
@@ -55,25 +59,13 @@ def threads_per_worker(cores: float, workers: int) -> int:
     return max(1, int(cores // max(1, workers)))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
-    """Variables for every worker: threads that do not spin, transfers that stay local."""
+    """Variables for every worker: threads that do not spin."""
     return {
         "OMP_NUM_THREADS": str(threads_per_worker(machine.cores, config.topology.workers)),
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
-        # A worker that is told nothing stays on this machine.
-        "UCX_NET_DEVICES": "lo" if is_loopback(config.worker_host) else "all",
     }
 
 
@@ -89,17 +81,25 @@ def worker_specs(
         machine: Divided among the workers.
 
     Raises:
-        LaunchError: The pools that were asked for do not fit beside one another.
+        LaunchError: The pools that were asked for do not fit beside one another, or
+            there are fewer GPUs than workers.
     """
     environment = tuple(worker_environment(config, machine).items())
-    options = [*config.worker.arguments(), *_kv_memory(config, machine)]
+    on_gpus = is_on_gpus(config.device, machine.gpus)
+    gpus = assign_gpus(config, machine.gpus) if on_gpus else []
+    options = [*config.worker.arguments(), "--device", "cuda" if on_gpus else "cpu"]
+    if not on_gpus:  # else each has a GPU's memory to itself
+        options += _kv_memory(config, machine)
     specs = []
     for index, (name, role) in enumerate(config.topology.members()):
         port = 0 if config.worker_base_port is None else config.worker_base_port + index
         words = ["worker", "--model", str(model), "--name", name, "--role", role]
         words += ["--served-name", served_names(config, model)[0]]
         words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
-        specs.append(ProcessSpec(name, (*words, *options), environment, "ready "))
+        assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
+        specs.append(
+            ProcessSpec(name, (*words, *options), environment, "ready ", assigned=assigned)
+        )
     return tuple(specs)
 
 
@@ -154,5 +154,8 @@ def with_port(spec: ProcessSpec, address: str) -> ProcessSpec:
 
 
 def merged_environment(own: Mapping[str, str], spec: ProcessSpec) -> dict[str, str]:
-    """The child's environment: what the user has set wins over what Tasuki would set."""
-    return {**dict(spec.environment), **own}
+    """The child's environment: what the user has set wins over what Tasuki would set.
+
+    Not over what it was assigned, which is a share of what the user has set.
+    """
+    return {**dict(spec.environment), **own, **dict(spec.assigned)}

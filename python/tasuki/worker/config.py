@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,36 @@ from tasuki.errors import TasukiError
 
 ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "bfloat16", "fp8")
+LOAD_FORMATS = ("auto", "dummy")
 
 
 class ConfigError(TasukiError):
     """A setting is out of its range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a worker does at once; what is good depends on the device.
+
+    Attributes:
+        block_size: Tokens in a block.
+        max_batched_tokens: Tokens in one step.
+        max_running_requests: Requests decoding at once.
+    """
+
+    block_size: int
+    max_batched_tokens: int
+    max_running_requests: int
+
+
+_CPU_LIMITS = Limits(block_size=16, max_batched_tokens=512, max_running_requests=64)
+
+# A block of 32 tokens is megabytes: copying it over NVLink then takes as long as
+# posting its descriptor (8.5 us), so posting hides behind copying. 2,048 rows fill
+# a GPU's matrix products; more would only make a step, and with it everybody's
+# next token and the part of a handoff that prefill does not hide, longer.
+_CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=2_048, max_running_requests=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +52,16 @@ class WorkerConfig:
         role: One of `ROLES`; a preference of the router, not a limit.
         host: Address to bind and to tell peers.
         port: 0 picks a free one.
+        device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N`.
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
+        kv_dtype: One of `KV_DTYPES`, of the cache; `auto`: as `dtype`.
+        load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
         kv_memory: Bytes for the block pool; None: a share of what is free.
+        gpu_memory_utilization: Share of a GPU's memory for weights, activations and
+            pool; the rest is for CUDA graphs and what else runs there.
         max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
-        block_size: Tokens in a block.
-        max_batched_tokens: Tokens in one step.
-        max_running_requests: Requests decoding at once.
+        block_size, max_batched_tokens, max_running_requests: See `Limits`; None: what
+            is good on the device.
         lease_s: How long announced blocks are kept for a silent decode worker.
         transport: Name of the KV transport.
         trust_remote_code: Run code that came with the model folder.
@@ -42,24 +73,52 @@ class WorkerConfig:
     role: str = "mixed"
     host: str = "127.0.0.1"
     port: int = 0
+    device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    load_format: str = "auto"
     kv_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
-    block_size: int = 16
-    max_batched_tokens: int = 512
-    max_running_requests: int = 64
+    block_size: int | None = None
+    max_batched_tokens: int | None = None
+    max_running_requests: int | None = None
     lease_s: float = 10.0
     transport: str = "nixl"
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         _one_of("role", self.role, ROLES)
+        check_device(self.device)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("load-format", self.load_format, LOAD_FORMATS)
         _in_range("port", self.port, 0, 65_535)
+        _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
+        _in_range("max-model-len", self.max_model_len, 1, 1 << 30)
         _in_range("block-size", self.block_size, 1, 1_024)
         _in_range("max-batched-tokens", self.max_batched_tokens, 1, 1 << 20)
         _in_range("max-running-requests", self.max_running_requests, 1, 1 << 16)
         _in_range("lease", self.lease_s, 0.2, 3_600.0)
+
+    def limits(self, on_cuda: bool) -> Limits:
+        """What was asked for, the rest as is good on the device."""
+        good = _CUDA_LIMITS if on_cuda else _CPU_LIMITS
+        return Limits(
+            block_size=self.block_size or good.block_size,
+            max_batched_tokens=self.max_batched_tokens or good.max_batched_tokens,
+            max_running_requests=self.max_running_requests or good.max_running_requests,
+        )
+
+
+def check_device(device: str) -> None:
+    """Refuse what names no device.
+
+    Raises:
+        ConfigError: With the value and what there is.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"device is {device!r}: use auto, cpu, cuda or cuda:N")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -67,6 +126,6 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}: use one of {', '.join(allowed)}")
 
 
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
+def _in_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
         raise ConfigError(f"{name} is {value}: use a value from {low} to {high}")

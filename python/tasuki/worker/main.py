@@ -1,4 +1,4 @@
-"""One worker process: builds engine, KV side and server, and runs them until told to stop.
+"""One worker process: KV side and server around the engine, run until told to stop.
 
 Threads: asyncio (this one: gRPC), the engine thread (worker/loop.py) and the
 transfer thread (kv/puller.py).
@@ -7,39 +7,24 @@ transfer thread (kv/puller.py).
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.metadata
 import logging
 import queue
 import signal
 import sys
-import uuid
-from dataclasses import dataclass
 
 import grpc
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.config import EngineConfig
-from tasuki.engine.engine import Engine
-from tasuki.engine.runner import ModelRunner
 from tasuki.errors import TasukiError
 from tasuki.kv.handoff import HandoffConfig, Handoffs
-from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
-from tasuki.kv.layout import CacheLayout
-from tasuki.kv.transport import Transport, create_transport
-from tasuki.models.loader import choose_dtype, load_model
-from tasuki.models.spec import ModelSpec, read_spec
-from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from tasuki.worker.build import Built, build
 from tasuki.worker.config import WorkerConfig
-from tasuki.worker.convert import ROLE_TO_WIRE
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
-from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
+from tasuki.worker.startup import Phases, keep_compiled, process_begun_s
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +33,6 @@ _GRACE_S = 1.0  # for streams to end after the engine has stopped
 
 class BindError(TasukiError):
     """The port cannot be had."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """What is settled before the first thread starts."""
-
-    engine: Engine
-    transport: Transport
-    layout: CacheLayout
-    identity: bytes
-    info: pb.WorkerInfo
 
 
 def run(config: WorkerConfig) -> int:
@@ -70,92 +44,13 @@ def run(config: WorkerConfig) -> int:
     Raises:
         TasukiError: The worker cannot start: settings, model, memory, transport or port.
     """
-    return asyncio.run(_serve(config, _build(config)))
+    phases = Phases(process_begun_s())
+    phases.until_now("imports")
+    keep_compiled()
+    return asyncio.run(_serve(config, build(config, phases), phases))
 
 
-def _build(config: WorkerConfig) -> _Built:
-    device = torch.device("cpu")
-    transport = create_transport(config.transport)  # first: a wrong name shows before the load
-    spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
-    dtype = _dtype(config, spec, device)
-    layout, size = _layout(config, spec, dtype)
-    model = load_model(
-        config.model, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
-    )
-    pool = layout.allocate(device)
-    identity = model_identity(config.model, dtype=dtype, kv_dtype=dtype)
-    engine = Engine(
-        EngineConfig(
-            block_size=config.block_size,
-            num_blocks=size.num_blocks,
-            max_model_len=size.max_model_len,
-            max_batched_tokens=config.max_batched_tokens,
-            max_running_requests=config.max_running_requests,
-            identity=identity,
-            vocab_size=spec.vocab_size,
-        ),
-        ModelRunner(model, SdpaAttention(pool), pool),
-    )
-    transport.register(pool, layout)
-    name = str(dtype).removeprefix("torch.")
-    info = pb.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION,
-        engine_id=uuid.uuid4().hex,
-        role=ROLE_TO_WIRE[config.role],
-        model=config.served_name or config.model.name,
-        identity=identity,
-        vocab_size=spec.vocab_size,
-        max_model_len=size.max_model_len,
-        block_size=config.block_size,
-        num_blocks=size.num_blocks,
-        dtype=name,
-        kv_dtype=name,
-        tensor_parallel_size=1,
-        version=importlib.metadata.version("tasuki"),
-    )
-    return _Built(engine, transport, layout, identity, info)
-
-
-def _dtype(config: WorkerConfig, spec: ModelSpec, device: torch.device) -> torch.dtype:
-    if config.dtype != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    dtype, reason = choose_dtype(spec, device)
-    log.info("dtype %s: %s", dtype, reason)
-    return dtype
-
-
-def _layout(
-    config: WorkerConfig, spec: ModelSpec, dtype: torch.dtype
-) -> tuple[CacheLayout, PoolSize]:
-    make = functools.partial(
-        CacheLayout,
-        kv_heads=spec.num_kv_heads,
-        layers=spec.num_layers,
-        block_size=config.block_size,
-        head_dim=spec.head_dim,
-        dtype=dtype,
-    )
-    block_bytes = make(num_blocks=1).block_bytes
-    size = size_pool(
-        block_bytes=block_bytes,
-        block_size=config.block_size,
-        model_context=spec.max_position,
-        kv_memory=config.kv_memory,
-        max_model_len=config.max_model_len,
-        available=available_bytes(),
-    )
-    log.info(
-        "KV pool: %d blocks of %d tokens, %.0f MB (--kv-memory); requests of up to %d tokens"
-        " (--max-model-len)",
-        size.num_blocks,
-        config.block_size,
-        size.num_blocks * block_bytes / 1e6,
-        size.max_model_len,
-    )
-    return make(num_blocks=size.num_blocks), size
-
-
-async def _serve(config: WorkerConfig, built: _Built) -> int:
+async def _serve(config: WorkerConfig, built: Built, phases: Phases) -> int:
     loop = asyncio.get_running_loop()
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     handoffs = Handoffs(
@@ -198,6 +93,7 @@ async def _serve(config: WorkerConfig, built: _Built) -> int:
     engine_loop.start()
     await server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    log.info("%s", phases.summary())
     print(f"ready {config.host}:{port}", flush=True)
 
     code: int = await done

@@ -39,6 +39,7 @@ def size_pool(
     kv_memory: int | None,
     max_model_len: int | None,
     available: int,
+    spare: bool = True,
 ) -> PoolSize:
     """Settle the pool's size and the longest request.
 
@@ -52,6 +53,9 @@ def size_pool(
         kv_memory: Bytes asked for; None: a share of `available`.
         max_model_len: Tokens asked for; None: what model and pool allow.
         available: Free memory in bytes.
+        spare: Whether to leave most of `available` alone. Memory of the machine
+            is shared with others, and paid for when used; a GPU's is there to
+            be taken, and what is available of it is a share already.
 
     Raises:
         ConfigError: The asked length exceeds the model's or the pool's, or the
@@ -63,13 +67,16 @@ def size_pool(
             f"max-model-len is {max_model_len}, the model's context is {model_context} tokens:"
             f" lower it"
         )
-    enough = _ENOUGH_SEQUENCES * -(-wanted // block_size)
     if kv_memory is None:
-        num_blocks = min(available // _DEFAULT_SHARE // block_bytes, enough)
+        num_blocks = max(0, available) // block_bytes
+        if spare:
+            enough = _ENOUGH_SEQUENCES * -(-wanted // block_size)
+            num_blocks = min(num_blocks // _DEFAULT_SHARE, enough)
     else:
         if kv_memory > available:
+            where = "on this machine" if spare else "for it on this GPU"
             raise ConfigError(
-                f"kv-memory is {kv_memory} bytes, {available} are free on this machine: lower it"
+                f"kv-memory is {kv_memory} bytes, {available} are free {where}: lower it"
             )
         num_blocks = kv_memory // block_bytes
     longest = num_blocks // 2 * block_size

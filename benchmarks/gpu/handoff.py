@@ -1,0 +1,400 @@
+"""KV from one GPU to another through the product's transport, and how near the link it comes.
+
+    python benchmarks/gpu/handoff.py                     2 GPUs, under 2 minutes
+    python benchmarks/gpu/handoff.py --device cpu        the same code on any machine, tiny
+
+A source and a reader, a process each as in production, each seeing one GPU
+only. In each one allocation of --pool-gb is looked at as a pool of blocks of
+each size in turn, in the shape of Qwen3-4B (36 layers, 8 KV heads of 128,
+bfloat16: 147,456 bytes a token). Both pools are worn before: --ages random
+allocations and frees by the product's own block pool ("aged"), or blocks drawn
+at random from the whole pool ("scattered"). The reader pulls prompts through
+the transfer thread; after every pull all bytes are compared with what the
+source wrote. The limit is one torch copy between the same two GPUs.
+
+Median of --repeats pulls, each of other blocks: `wire` is from the first post
+to the last byte seen to be there, `total` from the order to its report, `post`
+what the transfer thread spent handing descriptors to NIXL. 904 tokens is the
+last chunk of a prompt of 5,000 in chunks of 2,048: what prefill cannot hide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasuki.bench.header import header, own_command
+from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.prefix_cache import PrefixCache
+from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.layout import CacheLayout
+from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.transfer_plan import Run, make_plan
+from tasuki.kv.transport import Transfer, Transport, create_transport, metadata_digest
+from tasuki.v1 import kv_pb2
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULT = REPOSITORY / "benchmarks" / "results" / "handoff_nvlink.json"
+LAYERS, KV_HEADS, HEAD_DIM = 36, 8, 128
+UNIT_TOKENS = 16  # every block size is a multiple; the pattern is written by units
+TOKEN_BYTES = LAYERS * KV_HEADS * 2 * HEAD_DIM * 2
+DEADLINE_S = 120.0
+SOURCE, READER = 0, 1
+
+Pipe = multiprocessing.connection.Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both processes are told."""
+
+    device: str
+    pool_bytes: int
+    block_sizes: tuple[int, ...]
+    prompts: tuple[int, ...]
+    ages: int
+    repeats: int
+
+
+class Timed:
+    """A transport that adds up what its posts take."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.post_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def post(self, peer: str, runs: Sequence[Run]) -> Transfer:
+        begin_s = time.perf_counter()
+        try:
+            return self._inner.post(peer, runs)
+        finally:
+            self.post_s += time.perf_counter() - begin_s
+
+
+def layout_of(settings: Settings, block_size: int) -> CacheLayout:
+    """The pool of blocks of `block_size` tokens."""
+    return CacheLayout(
+        num_blocks=settings.pool_bytes // (TOKEN_BYTES * block_size),
+        kv_heads=KV_HEADS,
+        layers=LAYERS,
+        block_size=block_size,
+        head_dim=HEAD_DIM,
+        dtype=torch.bfloat16,
+    )
+
+
+def allocate(settings: Settings) -> torch.Tensor:
+    """The memory of all pools, [bytes] uint8, on this process's only GPU."""
+    return torch.empty(settings.pool_bytes, dtype=torch.uint8, device=settings.device)
+
+
+def units_of(memory: torch.Tensor) -> torch.Tensor:
+    """[units, elements] int32: a unit is the KV of `UNIT_TOKENS` tokens."""
+    whole = memory.shape[0] // (UNIT_TOKENS * TOKEN_BYTES) * (UNIT_TOKENS * TOKEN_BYTES)
+    return memory[:whole].view(torch.int32).view(-1, UNIT_TOKENS * TOKEN_BYTES // 4)
+
+
+def open_pool(memory: torch.Tensor, settings: Settings, block_size: int) -> Transport:
+    """A transport over `memory` as a pool of blocks of `block_size`."""
+    layout = layout_of(settings, block_size)
+    pool = memory[: layout.pool_bytes].view(torch.bfloat16).view(layout.shape)
+    transport = create_transport("nixl")
+    transport.register(pool, layout)
+    return transport
+
+
+def serve(pipe: Pipe, settings: Settings) -> None:
+    """The source: every unit holds its number; then it only waits."""
+    memory = allocate(settings)
+    units = units_of(memory)
+    units[:] = torch.arange(len(units), dtype=torch.int32, device=memory.device)[:, None]
+    if memory.is_cuda:
+        torch.cuda.synchronize()
+    for block_size in settings.block_sizes:
+        transport = open_pool(memory, settings, block_size)
+        pipe.send((transport.layout.SerializeToString(), transport.metadata))
+    pipe.recv()
+
+
+class Wear:
+    """The state of a pool after a long life."""
+
+    def __init__(self, num_blocks: int, ages: int, longest: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._pool = BlockPool(num_blocks, PrefixCache(enabled=False))
+        held: list[list[int]] = []
+        for _ in range(ages):
+            count = self._random.randint(1, longest)
+            if held and (self._random.random() < 0.5 or count > self._pool.available // 2):
+                self._pool.release(held.pop(self._random.randrange(len(held))))
+            else:
+                held.append(self._pool.allocate(count))
+
+    def aged(self, count: int) -> list[int]:
+        """What the worn pool gives to a prompt of `count` blocks; it stays given for the next."""
+        if self._pool.available < 2 * count:
+            raise SystemExit(f"--pool-gb is too small for prompts of {count} blocks")
+        blocks = self._pool.allocate(count)
+        self._pool.release(blocks[: count // 2])  # so that the next one gets others, too
+        return blocks
+
+    def scattered(self, count: int) -> list[int]:
+        """Blocks from anywhere."""
+        return self._random.sample(range(self._pool.num_blocks), count)
+
+
+class Reader:
+    """Pulls prompts and checks what came."""
+
+    def __init__(self, settings: Settings, memory: torch.Tensor) -> None:
+        self._settings = settings
+        self._units = units_of(memory)
+        self._memory = memory
+        self._orders = 0
+
+    @contextmanager
+    def connected(
+        self, block_size: int, wire: bytes, metadata: bytes
+    ) -> Iterator[tuple[Puller, Timed, queue.Queue[PullDone | PeerFailed]]]:
+        """A transfer thread that knows the source."""
+        transport = Timed(open_pool(self._memory, self._settings, block_size))
+        reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
+        puller = Puller(transport, reports.put)  # type: ignore[arg-type]
+        plan = make_plan(transport.layout, kv_pb2.Layout.FromString(wire))
+        puller.start()
+        puller.connect("source", metadata, metadata_digest(metadata), plan)
+        try:
+            yield puller, transport, reports
+        finally:
+            puller.stop()
+
+    def measure(self, block_size: int, wire: bytes, metadata: bytes) -> list[dict[str, Any]]:
+        """All prompts on blocks of one size."""
+        layout = layout_of(self._settings, block_size)
+        longest = -(-max(self._settings.prompts) // block_size)
+        source, own = (
+            Wear(layout.num_blocks, self._settings.ages, longest, seed) for seed in (1, 2)
+        )
+        rows = []
+        with self.connected(block_size, wire, metadata) as (puller, transport, reports):
+
+            def pull(pairs: list[tuple[int, int]]) -> dict[str, float]:
+                self._orders += 1
+                transport.post_s = 0.0
+                begin_s = time.perf_counter()
+                puller.pull(Pull(self._orders, "source", pairs))
+                done = reports.get(timeout=DEADLINE_S)
+                total_s = time.perf_counter() - begin_s
+                if isinstance(done, PeerFailed) or done.error:
+                    raise SystemExit(f"the pull failed: {done}")
+                self._check(pairs, block_size)
+                return {
+                    "bytes": done.moved_bytes,
+                    "descriptors": done.descriptors,
+                    "post_ms": 1e3 * transport.post_s,
+                    "wire_ms": 1e3 * (done.finished_s - done.posted_s),
+                    "total_ms": 1e3 * total_s,
+                }
+
+            first = pull([(0, 0)])  # the source's memory is mapped by the first read
+            for state in ("aged", "scattered"):
+                for tokens in self._settings.prompts:
+                    count = -(-tokens // block_size)
+                    runs = [
+                        pull(
+                            list(
+                                zip(
+                                    getattr(source, state)(count),
+                                    getattr(own, state)(count),
+                                    strict=True,
+                                )
+                            )
+                        )
+                        for _ in range(self._settings.repeats)
+                    ]
+                    rows.append(
+                        {
+                            "block_size": block_size,
+                            "state": state,
+                            "tokens": tokens,
+                            **{key: statistics.median(r[key] for r in runs) for key in runs[0]},
+                            "gb_per_s": statistics.median(
+                                r["bytes"] / r["wire_ms"] / 1e6 for r in runs
+                            ),
+                            "first_read_ms": first["total_ms"],
+                        }
+                    )
+        return rows
+
+    def _check(self, pairs: list[tuple[int, int]], block_size: int) -> None:
+        """Every byte is what the source wrote there; what was pulled is wiped again."""
+        per = block_size // UNIT_TOKENS
+        remote, local = (
+            torch.tensor(side, device=self._units.device).repeat_interleave(per) * per
+            + torch.arange(per, device=self._units.device).repeat(len(pairs))
+            for side in zip(*pairs, strict=True)
+        )
+        got = self._units[local]
+        if not bool((got == remote.to(torch.int32)[:, None]).all()):
+            raise SystemExit(f"pulled bytes differ from the source's, block size {block_size}")
+        self._units[local] = -1
+        if self._units.is_cuda:
+            torch.cuda.synchronize()
+
+
+def read(pipe: Pipe, settings: Settings) -> None:
+    """The reader: measures what it is told, block size by block size."""
+    reader = Reader(settings, allocate(settings))
+    pipe.send(None)
+    while (work := pipe.recv()) is not None:
+        pipe.send(reader.measure(*work))
+
+
+def copy_limit(pipe: Pipe, settings: Settings) -> None:
+    """One torch copy from GPU to GPU, GB/s, for the bytes of each prompt and for 1 GB."""
+    found = {}
+    if settings.device == "cpu":
+        pipe.send(found)
+        return
+    for tokens in (*settings.prompts, 10**9 // TOKEN_BYTES):
+        source, target = (
+            torch.ones(tokens * TOKEN_BYTES, dtype=torch.uint8, device=f"cuda:{index}")
+            for index in (SOURCE, READER)
+        )
+        times = []
+        for _ in range(12):
+            torch.cuda.synchronize(SOURCE)
+            torch.cuda.synchronize(READER)
+            begin_s = time.perf_counter()
+            target.copy_(source)
+            torch.cuda.synchronize(SOURCE)
+            torch.cuda.synchronize(READER)
+            times.append(time.perf_counter() - begin_s)
+        found[str(tokens)] = tokens * TOKEN_BYTES / statistics.median(times[2:]) / 1e9
+    pipe.send(found)
+
+
+@contextmanager
+def process(target: Any, settings: Settings, visible: str | None) -> Iterator[Pipe]:
+    """`target` in a process of its own that sees only the GPUs `visible`."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    child = context.Process(target=target, args=(theirs, settings), daemon=True)
+    child.start()
+    theirs.close()
+    if before is None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    try:
+        yield ours
+    finally:
+        child.terminate()
+        child.join(10)
+
+
+def receive(pipe: Pipe) -> Any:
+    """The next message.
+
+    Raises:
+        SystemExit: None came in time, or the process is gone; its own words are above.
+    """
+    try:
+        if pipe.poll(DEADLINE_S):
+            return pipe.recv()
+    except EOFError:
+        raise SystemExit("a process of the measurement ended") from None
+    raise SystemExit(f"a process of the measurement was silent for {DEADLINE_S:g} s")
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """All measurements."""
+    on_gpus = settings.device != "cpu"
+    with process(copy_limit, settings, None) as pipe:
+        limit = receive(pipe)
+    rows = []
+    with (
+        process(serve, settings, str(SOURCE) if on_gpus else None) as source,
+        process(read, settings, str(READER) if on_gpus else None) as reader,
+    ):
+        receive(reader)
+        for block_size in settings.block_sizes:
+            reader.send((block_size, *receive(source)))
+            for row in receive(reader):
+                rows.append(row)
+                show(row, limit)
+        reader.send(None)
+    return {"torch_copy_gb_per_s": limit, "rows": rows}
+
+
+def show(row: dict[str, Any], limit: dict[str, float]) -> None:
+    """One line of the table."""
+    share = row["gb_per_s"] / limit[str(row["tokens"])] if limit else float("nan")
+    print(
+        f"{row['block_size']:>6} {row['state']:<10}{row['tokens']:>7}{row['bytes'] / 1e6:>9.1f} MB"
+        f"{row['descriptors']:>7.0f} desc{row['post_ms']:>8.2f} post{row['wire_ms']:>8.2f} wire"
+        f"{row['total_ms']:>8.2f} total ms{row['gb_per_s']:>8.1f} GB/s, {share:.0%} of a copy",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Measure, print, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--pool-gb", type=float, help="of each pool [110; cpu: 1]")
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[500, 904, 5000])
+    parser.add_argument("--ages", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    if wrong := [size for size in arguments.block_sizes if size % UNIT_TOKENS]:
+        parser.error(f"--block-sizes {wrong}: must be multiples of {UNIT_TOKENS}")
+    pool_gb = arguments.pool_gb or (110.0 if arguments.device == "cuda" else 1.0)
+    settings = Settings(
+        device=arguments.device,
+        pool_bytes=int(pool_gb * 1e9),
+        block_sizes=tuple(arguments.block_sizes),
+        prompts=tuple(arguments.tokens),
+        ages=arguments.ages,
+        repeats=arguments.repeats,
+    )
+    begin_s = time.monotonic()
+    found = run(settings)
+    for tokens, gb_per_s in found["torch_copy_gb_per_s"].items():
+        print(f"torch copy of {int(tokens) * TOKEN_BYTES / 1e6:.0f} MB: {gb_per_s:.1f} GB/s")
+    print(f"pools of {pool_gb:g} GB, {time.monotonic() - begin_s:.0f} s in all")
+    result = header(
+        "handoff", command=own_command(), label="handoff", topology=None, model="qwen3-4b-shape"
+    )
+    result |= {"pool_bytes": settings.pool_bytes, "ages": settings.ages, **found}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""A model folder without weights, in the shape of Qwen3-4B, for measurements with dummy ones.
+
+The tokenizer has as many words as the model has tokens: a prompt of N words is
+N tokens, and every token that the model draws is a word again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+QWEN3_4B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "eos_token_id": 151_645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2_560,
+    "intermediate_size": 9_728,
+    "max_position_embeddings": 40_960,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_936,
+}
+TINY = QWEN3_4B | {
+    "eos_token_id": 1_023,
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 1_024,
+}
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
+    """Write config and tokenizer; gives `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    tokenizer = Tokenizer(
+        models.WordLevel({f"w{i}": i for i in range(config["vocab_size"])}, unk_token="w0")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "eos_token": f"w{config['eos_token_id']}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=1) + "\n")
+    return folder

@@ -1,0 +1,112 @@
+"""How much of a GPU's memory the block pool may take: measured by running one largest step.
+
+    |<------------------------ the GPU ------------------------>|
+    |<------- gpu_memory_utilization ------->|                  |
+    | used: weights, CUDA, others |  step  | pool |   graphs     |
+
+`step` is the peak of the largest step there can be, logits and sampling
+included; it runs once, over a small pool of its own, which is given back.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+from tasuki.models.base import CausalModel
+from tasuki.worker.config import Limits
+
+log = logging.getLogger(__name__)
+
+
+def pool_bytes(
+    model: CausalModel,
+    attend: Callable[[torch.Tensor], AttentionBackend],
+    make_pool: Callable[[int], torch.Tensor],
+    limits: Limits,
+    utilization: float,
+) -> int:
+    """Bytes that the pool may take, once the weights are on the device.
+
+    Args:
+        model: On the device.
+        attend: Makes attention over a pool.
+        make_pool: Makes a pool of so many blocks.
+        limits: Of the steps.
+        utilization: Share of all of the device's memory that may be used.
+    """
+    _, total = torch.cuda.mem_get_info()
+    step_bytes = _largest_step(model, attend, make_pool, limits)
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    left = int(utilization * total) - (total - free) - step_bytes
+    log.info(
+        "GPU memory: %.1f GB, of them %.1f used, a step of %d tokens takes %.1f more; at"
+        " --gpu-memory-utilization %g that leaves %.1f",
+        total / 1e9,
+        (total - free) / 1e9,
+        limits.max_batched_tokens,
+        step_bytes / 1e9,
+        utilization,
+        left / 1e9,
+    )
+    return left
+
+
+@torch.inference_mode()
+def _largest_step(
+    model: CausalModel,
+    attend: Callable[[torch.Tensor], AttentionBackend],
+    make_pool: Callable[[int], torch.Tensor],
+    limits: Limits,
+) -> int:
+    """Peak of memory over one step, beyond what is allocated before it; bytes."""
+    lengths = _lengths(limits.max_batched_tokens, model.spec.max_position)
+    tables = [-(-length // limits.block_size) for length in lengths]
+    pool = make_pool(sum(tables))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    attention = attend(pool)
+    batch = _batch(lengths, tables, limits, pool.device)
+    attention.plan(batch)
+    logits = model.forward(batch, attention)
+    torch.sort(torch.softmax(logits, dim=-1), dim=-1)  # what top-p needs: sampling's costliest
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _lengths(tokens: int, longest: int) -> list[int]:
+    """`tokens` as prompts of at most `longest`."""
+    whole, rest = divmod(tokens, longest)
+    return [longest] * whole + [rest] * bool(rest)
+
+
+def _batch(lengths: list[int], tables: list[int], limits: Limits, device: torch.device) -> Batch:
+    """Whole prompts of `lengths` tokens, in blocks that follow one another."""
+    positions = [torch.arange(length) for length in lengths]
+    rows = torch.full((len(lengths), max(tables)), 0, dtype=torch.int32)
+    slots, first = [], 0
+    for row, (length, blocks) in enumerate(zip(lengths, tables, strict=True)):
+        rows[row] = first
+        rows[row, :blocks] = torch.arange(first, first + blocks)
+        slots.append(first * limits.block_size + torch.arange(length))
+        first += blocks
+    total = sum(lengths)
+    wanted = min(total, limits.max_running_requests)
+    return Batch(
+        tokens=torch.zeros(total, dtype=torch.int64, device=device),
+        positions=torch.cat(positions).to(device),
+        slots=torch.cat(slots).to(device),
+        block_tables=rows.to(device),
+        query_lens=lengths,
+        context_lens=lengths,
+        logits_rows=torch.arange(total - wanted, total, device=device),
+        num_decodes=0,
+    )

@@ -1,0 +1,52 @@
+"""KV that moved between two GPUs gives the tokens of KV that stayed on one."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_model import save_model, serving
+from support.metrics import Metrics
+from support.models import VOCAB_SIZE
+
+from tasuki.launch.config import Topology
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
+    pytest.mark.timeout(600),
+]
+
+LENGTHS = (1, 31, 32, 33, 500, 2_049, 3_900)
+MAX_TOKENS = 40
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{length} {seed}")
+    return [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_split_gives_the_tokens_of_colocated(tmp_path: Path, kv_dtype: str) -> None:
+    model = save_model(tmp_path / "model")
+    found = {}
+    for topology in (Topology(0, 0, 1), Topology(1, 1, 0)):
+        log = tmp_path / f"{topology.workers}.log"
+        options = {"kv-dtype": kv_dtype}
+        with serving(model, topology, log, **options) as client:
+            answers = [client.complete(prompt(n), max_tokens=MAX_TOKENS) for n in LENGTHS]
+            found[topology.workers] = [answer.tokens for answer in answers]
+            metrics = Metrics(client.http.get("/metrics").text)
+            pulled = metrics.sum("tasuki_worker_kv_pulled_blocks_total", role="decode")
+            assert pulled == (sum(-(-n // 32) for n in LENGTHS) if topology.workers == 2 else 0)
+            if topology.workers == 2:
+                with ThreadPoolExecutor(24) as pool:
+                    crowd = pool.map(
+                        lambda seed: client.complete(prompt(700, seed), max_tokens=MAX_TOKENS),
+                        range(1, 25),
+                    )
+                    assert [len(answer.tokens) for answer in crowd] == [MAX_TOKENS] * 24
+    assert found[2] == found[1]
