@@ -114,6 +114,18 @@ def test_context_after_stretching(tmp_path: Path, rope: dict[str, Any], context:
             },
             (None, 9, None, 9),
         ),
+        *(
+            (
+                {
+                    "architectures": [architecture],
+                    "use_sliding_window": True,
+                    "max_window_layers": 3,
+                },
+                (None, None, None, 4096),
+            )
+            for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 0}, (None,) * 4),
     ],
 )
 def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -126,6 +138,26 @@ def test_generation_config_decides_what_ends(tmp_path: Path) -> None:
     assert read_spec(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert read_spec(tmp_path).eos_token_ids == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"eos_token_id": [7, 2', "is not valid JSON"),
+        ("[7, 2]", "holds a list, must be an object"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>', must be a token id"),
+        ('{"eos_token_id": [7, true]}', "must be a token id"),
+    ],
+)
+def test_a_broken_generation_config_is_refused_by_name(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    folder(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError) as raised:
+        read_spec(tmp_path)
+    assert named in str(raised.value)
+    assert "generation_config.json" in str(raised.value)
 
 
 @pytest.mark.parametrize(

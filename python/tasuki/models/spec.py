@@ -25,10 +25,15 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
     },
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "max_position_embeddings": 32768},
+    "Qwen2ForCausalLM": {
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+    },
     "Qwen3ForCausalLM": {
         "num_key_value_heads": 32,
         "max_position_embeddings": 32768,
+        "sliding_window": 4096,
         "head_dim": 128,
     },
 }
@@ -109,13 +114,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelError(f"{folder} has no config.json: give the folder of a Hugging Face model")
+    return _read_object(file)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} holds a {type(config).__name__}, must be an object")
-    return config
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, must be an object")
+    return value
 
 
 def architecture_of(config: Mapping[str, Any], folder: Path) -> str:
@@ -144,15 +153,22 @@ def why_not_native(config: Mapping[str, Any]) -> str | None:
 
 
 def read_eos(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Token ids that end a generation: generation_config.json first, else config.json."""
+    """Token ids that end a generation: generation_config.json first, else config.json.
+
+    Raises:
+        ModelError: The file is not a JSON object, or its `eos_token_id` no token id or list
+            of them.
+    """
     file = folder / "generation_config.json"
-    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    eos = generation.get("eos_token_id")
+    eos = _read_object(file).get("eos_token_id") if file.is_file() else None
     if eos is None:
-        eos = config.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(int(e) for e in eos) if isinstance(eos, list) else (int(eos),)
+        file, eos = folder / "config.json", config.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ModelError(
+            f"{file}: eos_token_id is {eos!r}, must be a token id, a list of them or null"
+        )
+    return tuple(ids)
 
 
 def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -202,11 +218,10 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple
         return (None,) * layers
     if architecture == "MistralForCausalLM":
         return (int(window),) * layers
-    if config.get("use_sliding_window") is False:
+    if not config.get("use_sliding_window"):
         return (None,) * layers
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28)
-        use = bool(config.get("use_sliding_window"))
-        types = ["sliding_attention" if use and i >= first else "" for i in range(layers)]
+        types = ["sliding_attention" if i >= first else "" for i in range(layers)]
     return tuple(int(window) if t == "sliding_attention" else None for t in types)
