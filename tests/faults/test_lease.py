@@ -18,6 +18,7 @@ from support.deployment import Deployment, Options
 from support.models import VOCAB_SIZE
 from support.reference import Reference
 from support.waiting import until
+from support.workload import known_requests
 
 pytestmark = pytest.mark.faults
 
@@ -67,16 +68,19 @@ def test_prefill_stopped_past_its_lease(
 
 
 def test_operator_may_prefer_failure_to_recomputing(
-    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+    tiny_model: Path, deploy: Callable[[Options], Deployment]
 ) -> None:
     """`--on-kv-loss fail`: what lost its KV fails and says so, the rest is right.
 
     Decode sleeps while prefill streams first tokens, so that their KV is not
-    there yet; it wakes past its lease with nobody to ask. Whether a request is
-    between the two just then is a matter of milliseconds: hence the tries.
+    there yet; it wakes past its lease with nobody to ask. All prompts are long,
+    so that prefill goes on for a second or two after the first of those tokens,
+    and decode has room for all, so that prefill need not ask. A machine may
+    still be too busy to notice in time that it began: hence the tries.
     """
-    system = deploy(leased(tiny_model, "--on-kv-loss", "fail", step_tokens=16))
-    failures = next(filter(None, (lose_kv(system, sixteen) for _ in range(5))), [])
+    system = deploy(leased(tiny_model, "--on-kv-loss", "fail", pool_bytes=64_000_000))
+    long = known_requests(tiny_model, 16, prompt_lengths=(600,), steps=300, seed=4)
+    failures = next(filter(None, (lose_kv(system, long) for _ in range(5))), [])
     assert failures
     for failure in failures:
         assert isinstance(failure, AnswerError)
@@ -85,10 +89,10 @@ def test_operator_may_prefer_failure_to_recomputing(
     system.wait_idle()
 
 
-def leased(model: Path, *router: str, step_tokens: int = 64) -> Options:
+def leased(model: Path, *router: str, pool_bytes: int = 16_000_000) -> Options:
     """1 + 1 with a short lease and small steps, so that handoffs take a while."""
-    steps = ("--max-batched-tokens", str(step_tokens))
-    worker = ("--kv-memory", "16000000", *steps, "--lease-s", str(LEASE_S))
+    steps = ("--max-batched-tokens", "16")
+    worker = ("--kv-memory", str(pool_bytes), *steps, "--lease-s", str(LEASE_S))
     return Options(model, prefill=1, decode=1, worker=worker, router=router)
 
 
