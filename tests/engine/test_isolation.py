@@ -38,7 +38,7 @@ def test_when_every_request_raises_the_error_goes_on():
     for name in ("a", "b"):
         rig.engine.submit(spec(name, range(5)))
     with pytest.raises(RuntimeError, match="cursed"):
-        rig.step()
+        rig.drain()
 
 
 def test_a_worker_that_only_raises_does_not_go_on_for_ever():

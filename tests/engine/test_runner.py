@@ -7,7 +7,7 @@ from engine_fakes import NoAttention
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.batch import Batch
-from tasuki.engine.plan import StepPlan
+from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
 from tasuki.engine.runner import ModelRunner
 
@@ -32,15 +32,20 @@ def sequence(tokens, computed: int, blocks, **params) -> SequenceState:
 def run(plan: StepPlan) -> tuple[Batch, torch.Tensor, object]:
     pool = torch.arange(10.0)[:, None, None, None, None, None].repeat(1, 1, 1, 2, 4, 1)
     model = Recorder()
-    outcome = ModelRunner(model, NoAttention(), pool).execute(plan)  # type: ignore[arg-type]
+    runner = ModelRunner(model, NoAttention(), pool)  # type: ignore[arg-type]
+    outcome = runner.collect(runner.launch(plan))
     return model.batch, pool, outcome
+
+
+def row(sequence: SequenceState, tokens: int) -> Row:
+    return Row(sequence, tokens, sequence.computed, sequence.epoch)
 
 
 def test_decodes_and_chunks_in_one_batch():
     decode = sequence(range(10, 16), 5, [3, 1])
     ends = sequence(range(20, 29), 2, [2, 4, 6])
     goes_on = sequence(range(30, 39), 0, [5, 7, 8])
-    plan = StepPlan(rows=[(decode, 1), (ends, 7), (goes_on, 3)], num_decodes=1)
+    plan = StepPlan(rows=[row(decode, 1), row(ends, 7), row(goes_on, 3)], num_decodes=1)
     batch, _, outcome = run(plan)
     assert batch.tokens.tolist() == [15, *range(22, 29), 30, 31, 32]
     assert batch.positions.tolist() == [5, *range(2, 9), 0, 1, 2]
@@ -54,20 +59,20 @@ def test_decodes_and_chunks_in_one_batch():
 
 
 def test_blocks_are_copied_before_the_model_runs():
-    plan = StepPlan(rows=[(sequence([1], 0, [9]), 1)], num_decodes=1, copies=[(2, 5), (2, 6)])
+    plan = StepPlan(rows=[row(sequence([1], 0, [9]), 1)], num_decodes=1, copies=[(2, 5), (2, 6)])
     _, pool, _ = run(plan)
     assert pool[:, 0, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 2, 2, 7, 8, 9]
 
 
 def test_plan_without_samples_reads_nothing_back():
-    batch, _, outcome = run(StepPlan(rows=[(sequence(range(8), 0, [1, 2]), 5)]))
+    batch, _, outcome = run(StepPlan(rows=[row(sequence(range(8), 0, [1, 2]), 5)]))
     assert batch.logits_rows.tolist() == []
     assert outcome.tokens == []
 
 
 def test_prompt_logprobs_want_every_row_but_the_prompts_last():
     scored = sequence(range(6), 0, [1, 2], prompt_logprobs=0)
-    batch, _, outcome = run(StepPlan(rows=[(scored, 6)]))
+    batch, _, outcome = run(StepPlan(rows=[row(scored, 6)]))
     assert batch.logits_rows.tolist() == [0, 1, 2, 3, 4, 5]
     [(owner, entries)] = outcome.prompt_logprobs
     assert owner is scored

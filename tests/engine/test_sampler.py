@@ -12,7 +12,8 @@ from engine_fakes import spec
 from tasuki.engine.plan import Draw
 from tasuki.engine.randomness import uniform
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import finite_rows, sample
+from tasuki.engine.sampler import NOT_FINITE, greedy
+from tasuki.engine.sampler import sample as sample_tensors
 
 VOCAB = 200
 
@@ -22,6 +23,13 @@ def draw(choice: int = 0, outputs: tuple[int, ...] = (), prompt=(1, 2), **params
     sequence = Request(request, 0, b"", 0.0).sequences[0]
     sequence.tokens.extend(outputs)
     return Draw(sequence, choice)
+
+
+def sample(logits, rows, draws):
+    """Tokens and log-probabilities, as lists."""
+    result = sample_tensors(logits, rows, draws)
+    tokens = result.tokens.tolist()
+    return tokens, None if result.scores is None else result.scores.entries(tokens)
 
 
 def tokens_of(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
@@ -224,5 +232,8 @@ def test_rows_that_are_not_finite_are_found():
     logits[1, 3] = float("nan")
     logits[2, 3] = float("inf")
     logits[3, :] = 3e38  # finite, though the sum is not
-    assert finite_rows(logits) == [True, False, False, True, True]
-    assert finite_rows(torch.zeros(2, 3)) == [True, True]
+    logits[4, 7] = 1.0
+    assert greedy(logits).tolist() == [0, NOT_FINITE, NOT_FINITE, 0, 7]
+    for params in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "logprobs": 2}):
+        tokens, _ = sample(logits, range(5), [draw(**params) for _ in range(5)])
+        assert [token == NOT_FINITE for token in tokens] == [False, True, True, False, False]

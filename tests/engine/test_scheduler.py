@@ -40,32 +40,44 @@ class Bench:
         return request.sequences[0]
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan(0.0)
-        for sequence, tokens in plan.rows:
-            self.scheduler.advance(sequence, tokens)
-            if sequence.computed == len(sequence.tokens):
-                sequence.tokens.append(7)
-                if sequence.stage is Stage.PREFILL:
-                    self.scheduler.stop(sequence)
-                    self.scheduler.start_decode(sequence)
+        plan = self.plan()
+        self.scheduler.launched(plan)
+        self.land(plan)
         return plan
+
+    def plan(self, *, ahead: bool = False) -> StepPlan:
+        plan = self.scheduler.plan(0.0, ahead=ahead)
+        assert plan is not None
+        return plan
+
+    def land(self, plan: StepPlan) -> None:
+        self.scheduler.landed(plan)
+        for row in plan.rows:
+            if not row.void:
+                self.scheduler.settle(row.sequence, row.end)
+                if row.end == len(row.sequence.tokens):
+                    row.sequence.tokens.append(7)
+
+
+def rows(plan: StepPlan) -> list[tuple[SequenceState, int]]:
+    return [(row.sequence, row.tokens) for row in plan.rows]
 
 
 def test_decodes_come_first_and_chunks_share_what_is_left():
     bench = Bench()
     a, b, c = bench.add(10), bench.add(20), bench.add(5)
-    assert bench.step().rows == [(a, 10), (b, 6)]
+    assert rows(bench.step()) == [(a, 10), (b, 6)]
     plan = bench.step()
-    assert plan.rows == [(a, 1), (c, 1), (b, 14)]
+    assert rows(plan) == [(a, 1), (c, 1), (b, 14)]
     assert (plan.num_decodes, plan.prefill_tokens) == (2, 15)
     plan = bench.step()
-    assert plan.rows == [(a, 1), (b, 1), (c, 4)]
+    assert rows(plan) == [(a, 1), (b, 1), (c, 4)]
 
 
 def test_single_token_chunks_stand_with_the_decodes():
     bench = Bench()
     a, b = bench.add(15), bench.add(3)
-    assert bench.step().rows == [(b, 1), (a, 15)]
+    assert rows(bench.step()) == [(b, 1), (a, 15)]
 
 
 def test_prefill_never_stops_however_many_decode():
@@ -98,33 +110,29 @@ def test_nobody_overtakes_when_blocks_are_short():
 
 def test_youngest_gives_way_and_comes_back_before_those_that_wait():
     bench = Bench(max_batched_tokens=256)
-    a, b = bench.add(60), bench.add(56)
+    a, b, c = bench.add(40), bench.add(40), bench.add(36)
     bench.step()
     late = bench.add(20)
     while not bench.counters.preemptions:
         bench.step()
-    assert b.stage is Stage.WAITING
-    assert a.stage is Stage.DECODE
-    assert bench.scheduler.waiting == [b, late]
-    assert len(b.blocks) == 0
+    assert c.stage is Stage.WAITING
+    assert (a.stage, b.stage) == (Stage.DECODE, Stage.DECODE)
+    assert bench.scheduler.waiting == [c, late]
+    assert len(c.blocks) == 0
     bench.scheduler.remove(a)
     bench.step()
-    assert b.stage is not Stage.WAITING
+    assert c.stage is not Stage.WAITING
     assert late.stage in (Stage.PREFILL, Stage.DECODE)
 
 
 def test_prefill_legs_do_not_give_way():
     bench = Bench(max_batched_tokens=256)
-    a = bench.add(60)
+    bench.add(60)
     leg = bench.add(60, Leg.PREFILL)
-    bench.scheduler.plan(0.0)
+    bench.step()
     bench.scheduler.stop(leg)
     held = list(leg.blocks)
-    bench.scheduler.advance(a, 60)
-    bench.scheduler.stop(a)
-    bench.scheduler.start_decode(a)
     for _ in range(30):
-        a.tokens.append(7)
         bench.step()
     assert list(leg.blocks) == held
     assert bench.counters.preemptions == 0
@@ -141,3 +149,59 @@ def test_hit_blocks_are_not_evicted_by_the_admission_that_uses_them():
     bench.step()
     assert list(again.blocks)[:10] == blocks[:10]
     assert again.registered == 10
+
+
+def test_a_step_ahead_goes_on_from_the_token_on_its_way():
+    bench = Bench()
+    a = bench.add(10)
+    first = bench.plan()
+    bench.scheduler.launched(first)
+    second = bench.plan(ahead=True)
+    assert [(row.sequence, row.start, row.tokens) for row in second.rows] == [(a, 10, 1)]
+    assert len(a.tokens) == 10
+    bench.scheduler.launched(second)
+    bench.land(first)
+    bench.land(second)
+    assert (len(a.tokens), a.computed, a.flying) == (12, 11, 0)
+
+
+def test_a_step_ahead_leaves_out_what_ends_by_its_length():
+    bench = Bench()
+    bench.add(63)  # of 64 that a sequence may have
+    for budget_left in (16, 16, 16):
+        plan = bench.step()
+        assert plan.prefill_tokens == budget_left
+    bench.scheduler.launched(bench.plan())
+    assert bench.plan(ahead=True).rows == []
+
+
+def test_a_step_ahead_preempts_nobody():
+    bench = Bench(max_batched_tokens=256)
+    a, b, c = bench.add(40), bench.add(40), bench.add(36)
+    flying = bench.plan()
+    bench.scheduler.launched(flying)
+    while (ahead := bench.scheduler.plan(0.0, ahead=True)) is not None:
+        bench.scheduler.launched(ahead)
+        bench.land(flying)
+        flying = ahead
+    assert bench.counters.preemptions == 0
+    bench.land(flying)
+    bench.step()
+    assert [s.stage for s in (a, b, c)] == [Stage.DECODE, Stage.DECODE, Stage.WAITING]
+
+
+def test_blocks_come_back_when_the_last_step_that_may_touch_them_has_landed():
+    bench = Bench()
+    a = bench.add(10)
+    first = bench.plan()
+    bench.scheduler.launched(first)
+    second = bench.plan(ahead=True)
+    bench.scheduler.launched(second)
+    free = bench.pool.available
+    bench.scheduler.remove(a)
+    assert bench.pool.available == free
+    bench.land(first)
+    assert bench.pool.available == free
+    bench.land(second)
+    assert bench.pool.available == bench.config.num_blocks
+    bench.pool.check([])

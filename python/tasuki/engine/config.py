@@ -28,6 +28,9 @@ class EngineConfig:
             asks for beyond its prompt, per choice.
         identity: 16 bytes of model, weights and KV format; salts block hashes.
         prefix_caching: Whether finished blocks are kept for reuse.
+        overlap: Launch a step before the one before it is collected. Hides the
+            host's work where a device computes; where the host itself does, a
+            row that turns out void is wasted, and nothing is gained.
     """
 
     num_blocks: int
@@ -39,6 +42,7 @@ class EngineConfig:
     growth_headroom_tokens: int = 64
     identity: bytes = bytes(IDENTITY_BYTES)
     prefix_caching: bool = True
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that could not serve one request.

@@ -5,9 +5,17 @@
     submit ─▶ parked ─assign─▶ pulling ─start─▶ decode ─▶ LegEnd    (DECODE leg)
 
 Owns every leg from submit to its LegEnd; the scheduler owns queues and blocks,
-the runner the tensors. One thread calls all of it, and `step` returns only
-when the device has finished: KV that a result names is final, and blocks freed
-between steps are touched by nobody. Long because it is the one public face.
+the runner the tensors. One thread calls all of it. Long because it is the one
+public face.
+
+With `EngineConfig.overlap` a step is planned and launched before the one before
+it is collected, so that the device goes from one to the next without a gap:
+
+    step()   plan n + 1 ▶ launch n + 1 ▶ wait for n ▶ book n ▶ result of n
+
+What a result names is final either way: tokens, announced blocks and cached
+prefixes are booked at collection only. A row of step n + 1 whose sequence ended
+in step n, or between the steps, is void: nothing of it is booked.
 """
 
 from __future__ import annotations
@@ -38,8 +46,8 @@ from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.inbound import Inbound
-from tasuki.engine.isolation import IsolatingRunner
-from tasuki.engine.plan import Runner, StepOutcome, StepPlan
+from tasuki.engine.isolation import Flight, IsolatingRunner
+from tasuki.engine.plan import Draw, Row, Runner, StepOutcome
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.request import Phase, Request, SequenceState, Stage
 from tasuki.engine.scheduler import Scheduler
@@ -74,6 +82,8 @@ class Engine:
         self._arrivals = 0
         self._pending = StepResult()
         self._stalled = False
+        self._flight: Flight | None = None
+        self._collected_s = 0.0
 
     # --- the worker's side
 
@@ -127,25 +137,22 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` would bring anything now."""
-        if self._pending.ended or self._pending.outputs:
+        if self._flight is not None or self._pending.ended or self._pending.outputs:
             return True
         return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
 
     def step(self) -> StepResult:
-        """Run one step and tell all that happened since the last one."""
-        started_s = self._clock()
-        preemptions = self._counters.preemptions
-        plan = self._scheduler.plan(started_s)
-        for request in plan.returned:
-            self._end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
-        self._stalled = not plan.rows and self._counters.preemptions == preemptions
-        if plan.rows:
-            outcome = self._runner.execute(plan)
-            now_s = self._clock()
-            self._commit(plan, outcome, now_s)
-            self._counters.steps += 1
-            decodes = plan.num_decodes
-            self._rates.record(plan.prefill_tokens, decodes, now_s - started_s)
+        """Run one step and tell all that happened since the last one.
+
+        With overlap: launch the next step, then collect the one in flight.
+        """
+        landing, self._flight = self._flight, None
+        if landing is None or landing.error is None:
+            self._flight = self._launch(ahead=landing is not None)
+        if not self.config.overlap:
+            landing, self._flight = self._flight, None
+        if landing is not None:
+            self._collect(landing)
         result, self._pending = self._pending, StepResult()
         return result
 
@@ -189,9 +196,8 @@ class Engine:
         Raises:
             PoolImbalanceError: They differ: a defect.
         """
-        self._pool.check(
-            sequence.blocks for request in self._requests.values() for sequence in request.sequences
-        )
+        held = [s.blocks for request in self._requests.values() for s in request.sequences]
+        self._pool.check([*held, *self._scheduler.retired()])
 
     # --- the handoff's side: KvHost
 
@@ -244,7 +250,8 @@ class Engine:
         request.phase = Phase.ACTIVE
         request.timings = timings
         request.first_token_s = request.last_token_s = self._clock()
-        self._scheduler.advance(root, request.num_context_tokens - root.computed)
+        root.computed = request.num_context_tokens
+        self._scheduler.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]
         if request.cancelled or not wanted:
             self._end(request, LegEndReason.ABORTED)
@@ -285,40 +292,81 @@ class Engine:
         self._pool.free_quarantined(blocks)
         self._stalled = False
 
-    # --- after the model ran
+    # --- a step
 
-    def _commit(self, plan: StepPlan, outcome: StepOutcome, now_s: float) -> None:
-        """Book what a step computed."""
+    def _launch(self, ahead: bool) -> Flight | None:
+        """Plan a step and send it on its way, if there is anything to do."""
+        started_s = self._clock()
+        preemptions = self._counters.preemptions
+        plan = self._scheduler.plan(started_s, ahead=ahead)
+        if plan is None:
+            return None
+        for request in plan.returned:
+            self._end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
+        if not plan.rows:
+            self._stalled = not ahead and self._counters.preemptions == preemptions
+            return None
+        self._stalled = False
         self._pending.scheduled += plan.started
+        flight = self._runner.launch(plan, started_s)
+        self._scheduler.launched(plan)
+        return flight
+
+    def _collect(self, flight: Flight) -> None:
+        """Wait for a step and book it."""
+        plan = flight.plan
+        outcome = self._runner.collect(flight)
+        now_s = self._clock()
+        self._scheduler.landed(plan)
+        self._commit(plan.rows, outcome, now_s)
+        self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
-        failed = {id(sequence) for sequence in (*outcome.failed, *outcome.raised)}
-        for sequence, tokens in plan.rows:
-            if id(sequence) not in failed:
-                self._scheduler.advance(sequence, tokens)
+        self._counters.steps += 1
+        began_s = max(flight.launched_s, self._collected_s)
+        self._rates.record(plan.prefill_tokens, plan.num_decodes, now_s - began_s)
+        self._collected_s = now_s
+
+    def _commit(self, rows: Sequence[Row], outcome: StepOutcome, now_s: float) -> None:
+        """Book what a step computed, but for rows that are void."""
+        stale = {row.sequence for row in rows if row.epoch != row.sequence.epoch}
+        void = stale.union(outcome.failed, outcome.raised)
+        for row in rows:
+            sequence = row.sequence
+            if sequence not in void:
+                self._scheduler.settle(sequence, row.start + row.tokens)
                 if sequence.request.leg is Leg.PREFILL:
-                    self._announce(sequence)
-        for sequence, scores in outcome.prompt_logprobs:
-            if sequence.request.prompt_logprobs is not None:
-                sequence.request.prompt_logprobs += scores
-        index = 0
-        while index < len(outcome.draws):
-            sequence = outcome.draws[index].sequence
-            upto = index + len(sequence.choices)
-            if id(sequence) not in failed:
-                logprobs = None if outcome.logprobs is None else outcome.logprobs[index:upto]
-                self._sampled(sequence, outcome.tokens[index:upto], logprobs, now_s)
-            index = upto
-        reasons = {sequence.request: _not_finite(sequence) for sequence in outcome.failed}
+                    self._announce(sequence, row.end)
+        reasons = {s.request: _not_finite(s) for s in outcome.failed if s not in stale}
         for sequence, error in outcome.raised.items():
-            reasons[sequence.request] = f"a step of this request raised {error!r}"
+            if sequence not in stale:
+                reasons[sequence.request] = f"a step of this request raised {error!r}"
+        for sequence, scores in outcome.prompt_logprobs:
+            if sequence not in void and sequence.request.prompt_logprobs is not None:
+                sequence.request.prompt_logprobs += scores
+        draws, tokens, logprobs = outcome.draws, outcome.tokens, outcome.logprobs
+        index, count = 0, len(draws)
+        while index < count:
+            sequence = draws[index].sequence
+            upto = index + 1
+            while upto < count and draws[upto].sequence is sequence:
+                upto += 1
+            if sequence not in void:
+                self._sampled(
+                    sequence,
+                    draws[index:upto],
+                    tokens[index:upto],
+                    None if logprobs is None else logprobs[index:upto],
+                    now_s,
+                )
+            index = upto
         for request, reason in reasons.items():
             self._fail(request, reason)
 
-    def _announce(self, sequence: SequenceState) -> None:
+    def _announce(self, sequence: SequenceState, computed: int) -> None:
         """Name the blocks of a PREFILL leg that became final."""
         request = sequence.request
-        final = sequence.computed // self.config.block_size
-        if sequence.computed == len(sequence.tokens):
+        final = computed // self.config.block_size
+        if computed == len(sequence.tokens):
             final = len(sequence.blocks)
         if final > request.announced:
             blocks = tuple(sequence.blocks[request.announced : final])
@@ -328,12 +376,17 @@ class Engine:
     def _sampled(
         self,
         sequence: SequenceState,
+        draws: Sequence[Draw],
         tokens: list[int],
         logprobs: Sequence[TokenLogprob | None] | None,
         now_s: float,
     ) -> None:
         """A sequence has a next token for each of its choices."""
         request = sequence.request
+        if len(draws) != len(sequence.choices):  # some were aborted while the step ran
+            kept = [i for i, draw in enumerate(draws) if draw.choice in sequence.choices]
+            tokens = [tokens[i] for i in kept]
+            logprobs = None if logprobs is None else [logprobs[i] for i in kept]
         self._counters.output_tokens += len(tokens)
         finishes = [self._finish(sequence, token) for token in tokens]
         self._report(sequence, tokens, finishes, logprobs)
@@ -426,8 +479,10 @@ class Engine:
             self._scheduler.start_decode(child)
         choice, token = going[0]
         sequence.tokens.append(token)
-        if sequence.stage is not Stage.DECODE:
-            self._scheduler.stop(sequence)
+        if sequence.stage is Stage.PREFILL:
+            sequence.choices = [choice]
+            self._scheduler.promote(sequence)
+        elif sequence.stage is Stage.IDLE:
             sequence.choices = [choice]
             self._scheduler.start_decode(sequence)
 
@@ -464,6 +519,8 @@ class Engine:
     def _fail(self, request: Request, message: str) -> None:
         """A request fails alone; what it wrote is read by nobody."""
         held = Counter(block for s in request.sequences for block in s.blocks)
+        for blocks in self._scheduler.retired():
+            held.update(block for block in blocks if block in held)
         own = [b for b, count in held.items() if self._pool.references(b) == count]
         for block in own:
             self._pool.cache.forget(block)

@@ -1,63 +1,102 @@
-"""Host memory that batches are built in, reused from step to step."""
+"""Host memory that a step's inputs are built in, and their way to the device.
+
+All arrays of a step lie one after another in one slab, so that one copy takes
+them there:
+
+    slab   | tokens | sources | positions | .. | block tables |      16-byte aligned
+
+There are two slabs, used in turn: the copy of a step in flight may still read
+its own while the next step is prepared. On the CPU the slab itself is the
+device's memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_ALIGN_BYTES = 16
+_TYPES = {torch.int64: np.int64, torch.int32: np.int32}
 
-@dataclass(slots=True)
-class HostArray:
-    """A growing one-dimensional array: numpy to write, torch to read, one memory."""
-
-    dtype: torch.dtype
-    pinned: bool
-    tensor: torch.Tensor = field(init=False)
-    array: NDArray[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._allocate(256)
-
-    def reserve(self, size: int) -> NDArray[Any]:
-        """The first `size` elements to write; what they held is lost when the array grows."""
-        if size > self.array.shape[0]:
-            self._allocate(size * 3 // 2)
-        return self.array[:size]
-
-    def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """The first `size` elements on the device; on the CPU without a copy."""
-        view = self.tensor[:size]
-        return view if device.type == "cpu" else view.to(device, non_blocking=True)
-
-    def _allocate(self, size: int) -> None:
-        self.tensor = torch.zeros(size, dtype=self.dtype, pin_memory=self.pinned)
-        self.array = self.tensor.numpy()
+Part = tuple[int, torch.dtype]
+"""Elements and type of one array."""
 
 
-class HostBuffers:
-    """One array for each tensor of a batch; pinned when the device is not the CPU."""
+class Staging:
+    """Two slabs, pinned when the device is not the CPU."""
 
-    def __init__(self, pinned: bool) -> None:
-        self.tokens = HostArray(torch.int64, pinned)
-        self.positions = HostArray(torch.int64, pinned)
-        self.slots = HostArray(torch.int64, pinned)
-        self.block_tables = HostArray(torch.int32, pinned)
-        self.logits_rows = HostArray(torch.int64, pinned)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = device.type != "cpu"
+        self._slabs = [self._slab(4096), self._slab(4096)]
+        self._parts: list[tuple[int, int, torch.dtype]] = []
+        self._bytes = 0
+
+    def take(self, *parts: Part) -> list[NDArray[Any]]:
+        """Arrays to write the next step's inputs to; what they hold before is anything."""
+        self._slabs.reverse()
+        self._parts, self._bytes = lay_out(parts)
+        if self._bytes > self._slabs[0].numel():
+            self._slabs[0] = self._slab(self._bytes * 3 // 2)
+        slab = self._slabs[0].numpy()
+        return [slab[begin:end].view(_TYPES[kind]) for begin, end, kind in self._parts]
+
+    def send(self, target: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """The arrays last taken, on the device; the host does not wait for it.
+
+        Args:
+            target: Bytes on the device that they are to lie in.
+        """
+        slab = self._slabs[0][: self._bytes]
+        if target is not None:
+            target = target[: self._bytes]
+            target.copy_(slab, non_blocking=True)
+        else:
+            target = slab.to(self._device, non_blocking=True)
+        return [target[begin:end].view(kind) for begin, end, kind in self._parts]
+
+    def _slab(self, size_bytes: int) -> torch.Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=self._pinned)
 
 
-def write_tables(buffer: HostArray, tables: list[Any], width: int) -> None:
-    """Fill `[len(tables), width]` with block tables (int32 buffers).
+def lay_out(parts: Sequence[Part]) -> tuple[list[tuple[int, int, torch.dtype]], int]:
+    """Begin, end and type of each part in a slab, in bytes, and the slab's size."""
+    places, at = [], 0
+    for count, kind in parts:
+        end = at + count * kind.itemsize
+        places.append((at, end, kind))
+        at = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+    return places, at
+
+
+def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of these values on the device; the host does not wait for the copy."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def write_tables(out: NDArray[np.int32], tables: Sequence[array[int]]) -> NDArray[np.int32]:
+    """Fill `out`, [S, W], with block tables.
 
     What a table does not fill repeats its first block: whatever a kernel reads
     there is the sequence's own.
+
+    Returns:
+        The same as `out`.
     """
-    rows = buffer.reserve(len(tables) * width).reshape(len(tables), width)
-    for row, table in zip(rows, tables, strict=True):
-        used = min(len(table), width)
-        row[:used] = np.frombuffer(table, dtype=np.int32, count=used)
-        if used < width:
-            row[used:] = table[0]
+    width = out.shape[1]
+    lengths = np.fromiter(map(len, tables), dtype=np.int64, count=len(tables))
+    if lengths.max(initial=0) > width:
+        tables = [table[:width] for table in tables]
+        np.minimum(lengths, width, out=lengths)
+    flat = np.frombuffer(b"".join(tables), dtype=np.int32)
+    ends = lengths.cumsum()
+    out[:] = flat[ends - lengths][:, None]
+    out[np.arange(width) < lengths[:, None]] = flat
+    return out

@@ -4,11 +4,16 @@ The rows of such a step are computed again, each alone: KV is written to the
 same slots again, and drawing is a function of the row. What raises alone fails
 alone. When every request of the step raises, or single ones do again and
 again, it is the worker that is broken: the error goes on and ends the process.
+
+A launch that raised is told apart at once (`Flight.error`) and taken care of at
+its collection, when the step before is over and every token is known.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from typing import Any
 
 from tasuki.engine.api import TokenLogprob
 from tasuki.engine.plan import Runner, StepOutcome, StepPlan
@@ -18,29 +23,58 @@ log = logging.getLogger(__name__)
 _MOST_IN_A_ROW = 10  # steps with nothing but a request that raises
 
 
+@dataclass(slots=True)
+class Flight:
+    """A launched step.
+
+    Attributes:
+        plan: What was launched.
+        launched_s: When its planning began.
+        work: What the inner runner made of it.
+        error: What its launch raised; no step may be launched on top of it.
+    """
+
+    plan: StepPlan
+    launched_s: float
+    work: Any = None
+    error: Exception | None = None
+
+
 class IsolatingRunner:
-    """A `Runner` around another one, whose errors it pins on requests."""
+    """Launches and collects on a `Runner`, whose errors it pins on requests."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
         self._in_a_row = 0
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
+    def launch(self, plan: StepPlan, now_s: float) -> Flight:
+        """As the inner runner; what it raises waits for `collect`."""
+        try:
+            return Flight(plan, now_s, self._inner.launch(plan))
+        except Exception as error:
+            return Flight(plan, now_s, error=error)
+
+    def collect(self, flight: Flight) -> StepOutcome:
         """As the inner runner; sequences that raise are in the outcome's `raised`.
 
         Raises:
             Exception: What the inner one raised, when it is not one request's fault.
         """
-        try:
-            outcome = self._inner.execute(plan)
-        except Exception:
-            log.exception("a step raised: its %d rows are computed one by one", len(plan.rows))
-            outcome = self._one_by_one(plan)
-            if len(outcome.raised) == len(plan.rows):
+        if flight.error is None:
+            outcome = self._inner.collect(flight.work)
+        else:
+            rows = [row for row in flight.plan.rows if not row.void]
+            log.error(
+                "a step raised: its %d rows are computed one by one",
+                len(rows),
+                exc_info=flight.error,
+            )
+            outcome = self._one_by_one(StepPlan(rows=rows))
+            if rows and len(outcome.raised) == len(rows):
                 self._in_a_row += 1
                 broken = len({sequence.request for sequence in outcome.raised}) > 1
                 if broken or self._in_a_row == _MOST_IN_A_ROW:
-                    raise
+                    raise flight.error
                 return outcome
         self._in_a_row = 0
         return outcome
@@ -54,11 +88,12 @@ class IsolatingRunner:
         result = StepOutcome([], [])
         logprobs: list[TokenLogprob | None] = []
         for row in plan.rows:
-            sequence, tokens = row
             try:
-                alone = self._inner.execute(StepPlan(rows=[row], num_decodes=int(tokens == 1)))
+                alone = self._inner.collect(
+                    self._inner.launch(StepPlan(rows=[row], num_decodes=int(row.tokens == 1)))
+                )
             except Exception as error:
-                result.raised[sequence] = error
+                result.raised[row.sequence] = error
                 continue
             result.draws += alone.draws
             result.tokens += alone.tokens

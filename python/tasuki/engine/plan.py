@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tasuki.engine.api import TokenLogprob
 from tasuki.engine.request import Request, SequenceState
+
+
+@dataclass(slots=True)
+class Row:
+    """Some tokens of one sequence, to be computed in one step.
+
+    Attributes:
+        sequence: Whose.
+        tokens: How many.
+        start: Position of the first. One behind the sequence's known tokens:
+            it is what the step before samples, still on its way.
+        epoch: The sequence's when the row was planned; when it is another one
+            at the step's end, the row's result is void.
+    """
+
+    sequence: SequenceState
+    tokens: int
+    start: int
+    epoch: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that have KV after the step."""
+        return self.start + self.tokens
+
+    @property
+    def void(self) -> bool:
+        """Whether the sequence ended, or gave way, since the row was planned."""
+        return self.epoch != self.sequence.epoch
 
 
 @dataclass(slots=True)
@@ -14,29 +43,43 @@ class StepPlan:
     """One step.
 
     Attributes:
-        rows: Sequences and how many of their next tokens to compute; those
-            with one token first.
+        rows: Those with one token first.
         num_decodes: How many leading rows have one token.
         prefill_tokens: Tokens of prefill chunks among the rows.
         copies: Blocks (from, to) to copy before anything is written.
+        sources: Blocks that copies take from, and that nobody else may hold any
+            more: one reference each is the step's.
         started: PREFILL legs whose first chunk is in this step.
         returned: DECODE legs that lost their blocks to older work.
     """
 
-    rows: list[tuple[SequenceState, int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     num_decodes: int = 0
     prefill_tokens: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     returned: list[Request] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Draw:
-    """One token to sample: for this choice of this sequence."""
+    """One token to sample.
+
+    Attributes:
+        sequence: What it continues.
+        choice: Which of its choices.
+        position: Of the token in the output; by default the next one.
+    """
 
     sequence: SequenceState
     choice: int
+    position: int = -1
+
+    def __post_init__(self) -> None:
+        """Fill in the default."""
+        if self.position < 0:
+            self.position = self.sequence.num_outputs
 
 
 @dataclass(slots=True)
@@ -63,8 +106,18 @@ class StepOutcome:
 class Runner(Protocol):
     """Computes plans. `runner.ModelRunner` is the real one."""
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Copy blocks, run the model, sample. When it returns, all KV of the plan is final."""
+    def launch(self, plan: StepPlan) -> Any:
+        """Have the device copy blocks, run the model and sample; do not wait for it.
+
+        At most one launched step may be uncollected. Rows that start one token
+        behind what is known of their sequence take that token from it.
+
+        Returns:
+            What `collect` wants.
+        """
+
+    def collect(self, launched: Any) -> StepOutcome:
+        """Wait for a launched step. All KV of its plan is final then."""
 
     def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros."""
+        """Overwrite the blocks with zeros, after all that is launched."""

@@ -5,6 +5,9 @@ its choices. When the first tokens are sampled it forks: every choice that goes
 on has its own sequence, sharing the full blocks and copying the last, partly
 filled one when it first writes to it. A preempted sequence keeps its tokens
 and is prefilled again as it stands.
+
+At most one step is in flight while the next is planned: a decoding sequence may
+then be one token longer than is known here.
 """
 
 from __future__ import annotations
@@ -48,9 +51,13 @@ class SequenceState:
     Attributes:
         choices: Choices that its next sample is for; one, once it has forked.
         tokens: Prompt, resumed and generated tokens.
-        computed: How many of `tokens` have KV in `blocks`.
+        computed: How many tokens have KV in `blocks`, or will when what is
+            launched has ended: with a token on its way, one more than is known.
         hashes: Of the full blocks, as far as computed.
         registered: Leading blocks that were offered to the prefix cache.
+        epoch: Counts up when what is launched of it becomes void.
+        flying: Launched steps that have a row of it and are not collected.
+        drawn: The runner's own: where its sampled token is on the device.
         scratch: The sampler's own memory of this sequence.
     """
 
@@ -62,6 +69,9 @@ class SequenceState:
     hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
     stage: Stage = Stage.IDLE
+    epoch: int = 0
+    flying: int = 0
+    drawn: int = -1
     scratch: object | None = None
 
     @property
@@ -95,6 +105,7 @@ class Request:
         announced: Leading blocks that a PREFILL leg has announced.
         cancelled: A router abort came while the handoff holds the leg.
         cached_tokens: Prompt tokens found in the prefix cache, once known.
+        max_length: Tokens of a sequence, prompt included, that `max_tokens` allows.
     """
 
     __slots__ = (
@@ -106,6 +117,7 @@ class Request:
         "denied",
         "first_token_s",
         "last_token_s",
+        "max_length",
         "num_prompt_tokens",
         "phase",
         "plain",
@@ -125,6 +137,7 @@ class Request:
         self.arrival = arrival
         self.root = root
         self.num_prompt_tokens = len(spec.prompt_tokens)
+        self.max_length = self.num_prompt_tokens + spec.sampling.max_tokens
         tokens = token_array(spec.prompt_tokens)
         tokens.extend(spec.resumed_tokens)
         self.sequences = [SequenceState(self, list(spec.choices), tokens)]

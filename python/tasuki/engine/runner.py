@@ -1,50 +1,60 @@
 """Runs a plan: builds the batch, calls model and sampler. Charter: tensors, no decisions.
 
+    launch    inputs ▶ copies of blocks ▶ attention plan ▶ forward ▶ sampling ▶ tokens home
+    collect                                                              wait ──┘
+
+`launch` only puts work into the device's stream, so that the next step can be
+launched while this one runs; where the host is the device, it is done when
+`launch` returns. A step's tokens stay on the device too: the next step takes
+its inputs from there, if the host has not seen them yet.
+
 Owns the pool tensor's content and the host buffers that batches are built in.
-The buffers are reused: a batch is dead when `execute` returns, which is after
-the device has finished, since the sampled tokens are read back.
+Decode batches run in CUDA graphs once `capture` was called (cuda_graphs.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
-import numpy as np
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.api import TokenLogprob
 from tasuki.engine.batch import Batch
-from tasuki.engine.host_buffers import HostBuffers, write_tables
-from tasuki.engine.logprobs import token_logprobs
-from tasuki.engine.plan import Draw, StepOutcome, StepPlan
+from tasuki.engine.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
+from tasuki.engine.forward import ForwardModel, input_tokens
+from tasuki.engine.host_buffers import Staging, upload, write_tables
+from tasuki.engine.inputs import Places, Wanted, fill, wanted_logits
+from tasuki.engine.logprobs import Scores, score, to_host
+from tasuki.engine.plan import StepOutcome, StepPlan
 from tasuki.engine.request import SequenceState
-from tasuki.engine.sampler import finite_rows, sample
-
-
-class ForwardModel(Protocol):
-    """What the runner needs of a `CausalModel` (models/base.py)."""
-
-    def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
-        """Logits [R, vocab] float32 of `batch.logits_rows`; `attention` is planned for it."""
+from tasuki.engine.sampler import NOT_FINITE, greedy, sample
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """Which logits a plan needs, and what for.
+class Launched:
+    """A step on its way; tensors are in host memory once `event` has happened.
 
     Attributes:
-        rows: Of the batch's tokens, in order.
-        draws: Tokens to sample; `draw_rows` are theirs, as indices into `rows`.
-        scored: Sequences that want log-probabilities of prompt tokens: first
-            index into `rows`, and the prompt tokens predicted from there on.
+        wanted: What was to be sampled and scored.
+        tokens: One for each draw; None: there is none.
+        scores: Of the draws.
+        prompt_scores: One for each of `wanted.scored`.
+        event: After the last kernel; None where to launch is to compute.
     """
 
-    rows: list[int] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
-    draw_rows: list[int] = field(default_factory=list)
-    scored: list[tuple[SequenceState, int, list[int]]] = field(default_factory=list)
+    wanted: Wanted
+    tokens: torch.Tensor | None = None
+    scores: Scores | None = None
+    prompt_scores: list[_PromptScores] = field(default_factory=list)
+    event: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptScores:
+    """Log-probabilities of a chunk's prompt tokens; `best` as `greedy` has it."""
+
+    best: torch.Tensor
+    scores: Scores
 
 
 class ModelRunner:
@@ -64,119 +74,135 @@ class ModelRunner:
         self._pool = pool
         self._block_size = pool.shape[4]
         self._device = pool.device
-        self._buffers = HostBuffers(pinned=pool.is_cuda)
+        self._staging = Staging(pool.device)
+        self._graphs: DecodeGraphs | None = None
+        self._sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """Copy blocks, run the model, sample; returns when the device has finished."""
+    def capture(self, max_rows: int, max_model_len: int, recorder: Recorder | None = None) -> None:
+        """Record CUDA graphs of decode steps; call once, before the first step.
+
+        Args:
+            max_rows: Sequences that may generate at once, own ones and pulled
+                ones each (`EngineConfig.max_running_requests`); decode batches
+                that are larger run without a graph.
+            max_model_len: Tokens of the longest sequence.
+            recorder: Another than CUDA's.
+        """
+        self._sampled = torch.zeros(2 * max_rows, dtype=torch.int64, device=self._device)
+        graphs = DecodeGraphs(
+            self._model,
+            self._attention,
+            self._sampled,
+            max_rows=max_rows,
+            max_width=-(-max_model_len // self._block_size),
+            block_size=self._block_size,
+        )
+        graphs.capture(self._staging, recorder or CudaRecorder())
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Put a step into the stream: copy blocks, run the model, sample."""
         for source, target in plan.copies:
             self._pool[target].copy_(self._pool[source])
-        wanted = _wanted_logits(plan)
-        batch = self._build(plan, wanted.rows)
-        self._attention.plan(batch)
-        logits = self._model.forward(batch, self._attention)
-        if not wanted.rows:
-            if self._pool.is_cuda:
-                torch.cuda.synchronize(self._device)
-            return StepOutcome([], [])
-        finite = finite_rows(logits)
-        failed: list[SequenceState] = []
-        if not all(finite):
-            failed = _owners(wanted, {row for row, fine in enumerate(finite) if not fine})
-            keep = torch.tensor(finite, device=logits.device)[:, None]
-            logits = torch.where(keep, logits, 0.0)
-        outcome = StepOutcome(wanted.draws, [], failed=failed)
+        wanted = wanted_logits(plan)
+        launched = Launched(wanted)
+        logits, best = self._forward(plan, wanted)
         if wanted.draws:
-            outcome.tokens, outcome.logprobs = sample(logits, wanted.draw_rows, wanted.draws)
+            result = sample(
+                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._sampled
+            )
+            self._keep(result.tokens, wanted)
+            launched.tokens, launched.scores = to_host(result.tokens), result.scores
         for sequence, first, tokens in wanted.scored:
             rows = logits[first : first + len(tokens)]
-            outcome.prompt_logprobs.append((sequence, _score(rows, sequence, tokens)))
+            launched.prompt_scores.append(_score(rows, sequence, tokens))
+        if self._pool.is_cuda:
+            launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            launched.event.record()
+        return launched
+
+    def collect(self, launched: Launched) -> StepOutcome:
+        """Wait for a launched step, and read what it brought."""
+        if launched.event is not None:
+            launched.event.synchronize()
+        wanted = launched.wanted
+        tokens: list[int] = [] if launched.tokens is None else launched.tokens.tolist()
+        outcome = StepOutcome(wanted.draws, tokens)
+        failed = dict.fromkeys(
+            draw.sequence
+            for draw, token in zip(wanted.draws, tokens, strict=True)
+            if token == NOT_FINITE
+        )
+        if launched.scores is not None:
+            outcome.logprobs = launched.scores.entries(tokens)
+        for (sequence, _, scored), given in zip(wanted.scored, launched.prompt_scores, strict=True):
+            if NOT_FINITE in given.best.tolist():
+                failed[sequence] = None
+            entries = [entry for entry in given.scores.entries(scored) if entry is not None]
+            outcome.prompt_logprobs.append((sequence, entries))
+        outcome.failed = list(failed)
         return outcome
 
+    @torch.inference_mode()
     def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros."""
+        """Overwrite the blocks with zeros, behind what is in the stream."""
         if blocks:
-            self._pool[torch.tensor(blocks, device=self._device)] = 0
+            self._pool.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
 
-    def _build(self, plan: StepPlan, logits_rows: list[int]) -> Batch:
+    def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""
+        if self._graphs is not None:
+            bucket = self._graphs.bucket_for(wanted)
+            if bucket is not None:
+                return self._graphs.run(bucket, plan.rows, self._staging)
+        batch = self._build(plan, wanted)
+        self._attention.plan(batch)
+        return self._model.forward(batch, self._attention), None
+
+    def _keep(self, tokens: torch.Tensor, wanted: Wanted) -> None:
+        """Leave tokens where the next step finds them: in place, once graphs read that place."""
+        count = len(wanted.kept)
+        for index, draw in enumerate(wanted.kept):
+            wanted.draws[draw].sequence.drawn = index
+        if count < len(wanted.draws):
+            tokens = tokens[upload(wanted.kept, torch.int64, self._device)]
+        if self._graphs is None:
+            self._sampled = tokens
+        else:
+            self._sampled[:count].copy_(tokens)
+
+    def _build(self, plan: StepPlan, wanted: Wanted) -> Batch:
         """The plan as tensors."""
-        block_size, buffers, device = self._block_size, self._buffers, self._device
-        singles = plan.num_decodes
-        total = sum(count for _, count in plan.rows)
-        tokens = buffers.tokens.reserve(total)
-        positions = buffers.positions.reserve(total)
-        slots = buffers.slots.reserve(total)
-        if singles:
-            last = [s.computed for s, _ in plan.rows[:singles]]
-            positions[:singles] = last
-            tokens[:singles] = [s.tokens[s.computed] for s, _ in plan.rows[:singles]]
-            slots[:singles] = [
-                s.blocks[at // block_size] * block_size + at % block_size
-                for (s, _), at in zip(plan.rows[:singles], last, strict=True)
-            ]
-        begin = singles
-        for sequence, count in plan.rows[singles:]:
-            end, first = begin + count, sequence.computed
-            tokens[begin:end] = np.frombuffer(sequence.tokens, dtype=np.uint32)[first:][:count]
-            at = np.arange(first, first + count)
-            positions[begin:end] = at
-            table = np.frombuffer(sequence.blocks, dtype=np.int32).astype(np.int64)
-            slots[begin:end] = table[at // block_size] * block_size + at % block_size
-            begin = end
-        contexts = [sequence.computed + count for sequence, count in plan.rows]
-        width = -(-max(contexts) // block_size)
-        write_tables(buffers.block_tables, [s.blocks for s, _ in plan.rows], width)
-        buffers.logits_rows.reserve(len(logits_rows))[:] = logits_rows
-        tables = buffers.block_tables.take(len(plan.rows) * width, device)
+        count = len(plan.rows)
+        total = sum(row.tokens for row in plan.rows)
+        contexts = [row.end for row in plan.rows]
+        width = -(-max(contexts) // self._block_size)
+        per_token = (total, torch.int64)
+        *arrays, logits_rows = self._staging.take(
+            *[per_token] * 4, (count * width, torch.int32), (len(wanted.rows), torch.int64)
+        )
+        places = Places.over(arrays, count)
+        write_tables(places.tables, [row.sequence.blocks for row in plan.rows])
+        ahead = fill(places, plan, self._block_size)
+        logits_rows[:] = wanted.rows
+        parts = self._staging.send()
         return Batch(
-            tokens=buffers.tokens.take(total, device),
-            positions=buffers.positions.take(total, device),
-            slots=buffers.slots.take(total, device),
-            block_tables=tables.view(len(plan.rows), width),
-            query_lens=[count for _, count in plan.rows],
+            tokens=input_tokens(parts[0], parts[1], self._sampled) if ahead else parts[0],
+            positions=parts[2],
+            slots=parts[3],
+            block_tables=parts[4].view(count, width),
+            query_lens=[row.tokens for row in plan.rows],
             context_lens=contexts,
-            logits_rows=buffers.logits_rows.take(len(logits_rows), device),
-            num_decodes=singles,
+            logits_rows=parts[5],
+            num_decodes=plan.num_decodes,
         )
 
 
-def _wanted_logits(plan: StepPlan) -> _Wanted:
-    """The rows to compute logits for: ends of sequences, and scored prompt tokens."""
-    wanted = _Wanted()
-    begin = 0
-    for sequence, count in plan.rows:
-        first, end = sequence.computed, sequence.computed + count
-        request = sequence.request
-        if request.prompt_logprobs is not None:
-            last = min(end, request.num_prompt_tokens - 1)
-            if last > first:
-                scored = list(sequence.tokens[first + 1 : last + 1])
-                wanted.scored.append((sequence, len(wanted.rows), scored))
-                wanted.rows.extend(range(begin, begin + last - first))
-        if end == len(sequence.tokens):
-            for choice in sequence.choices:
-                wanted.draws.append(Draw(sequence, choice))
-                wanted.draw_rows.append(len(wanted.rows))
-            wanted.rows.append(begin + count - 1)
-        begin += count
-    return wanted
-
-
-def _owners(wanted: _Wanted, rows: set[int]) -> list[SequenceState]:
-    """The sequences that these indices into `wanted.rows` belong to."""
-    owners = {
-        id(draw.sequence): draw.sequence
-        for draw, row in zip(wanted.draws, wanted.draw_rows, strict=True)
-        if row in rows
-    }
-    for sequence, first, tokens in wanted.scored:
-        if rows.intersection(range(first, first + len(tokens))):
-            owners[id(sequence)] = sequence
-    return list(owners.values())
-
-
-def _score(logits: torch.Tensor, sequence: SequenceState, tokens: list[int]) -> list[TokenLogprob]:
+def _score(logits: torch.Tensor, sequence: SequenceState, tokens: list[int]) -> _PromptScores:
     """Log-probabilities of prompt tokens, from the logits [n, V] before each."""
     count = sequence.request.spec.sampling.prompt_logprobs or 0
-    entries = token_logprobs(logits, tokens, [count] * len(tokens))
-    return [entry for entry in entries if entry is not None]
+    device = logits.device
+    given = upload(tokens, torch.int64, device)
+    return _PromptScores(to_host(greedy(logits)), score(logits, given, [count] * len(tokens)))

@@ -5,17 +5,22 @@ top-k, top-p, min-p and the inverse of the cumulative distribution in
 vocabulary order. Log-probabilities are those of the model's own logits. A
 row's token depends on its logits, parameters and position alone, never on the
 batch around it.
+
+Nothing here waits for a device: random numbers and parameters are made on the
+host and sent along, tokens stay where the logits are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from tasuki.engine.api import SamplingParams, TokenLogprob
-from tasuki.engine.logprobs import token_logprobs
+from tasuki.engine.api import SamplingParams
+from tasuki.engine.host_buffers import upload
+from tasuki.engine.logprobs import Scores, score
 from tasuki.engine.penalties import adjust, needs_adjusting
 from tasuki.engine.plan import Draw
 from tasuki.engine.randomness import uniform
@@ -24,78 +29,102 @@ from tasuki.engine.randomness import uniform
 _WIDTHS = (128, 2048)
 
 
-def finite_rows(logits: torch.Tensor) -> list[bool]:
-    """Which rows of `[R, V]` hold finite numbers only."""
-    sums = logits.sum(dim=-1).tolist()
-    if all(map(math.isfinite, sums)):
-        return [True] * len(sums)
-    finite: list[bool] = torch.isfinite(logits).all(dim=-1).tolist()
-    return finite
+NOT_FINITE = -1
+"""Stands for the token of a row whose logits are not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a batch of draws came to.
+
+    Attributes:
+        tokens: [n] int64, on the logits' device; `NOT_FINITE` where there is none.
+        scores: Log-probabilities where a request wants them; None when none does.
+    """
+
+    tokens: torch.Tensor
+    scores: Scores | None = None
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row of `[R, V]`: [R] int64, `NOT_FINITE` where there is none.
+
+    The largest of a row with a NaN is NaN, and that of one with an infinity is
+    infinite: no pass of its own is needed to find them.
+    """
+    most, best = logits.max(dim=-1)
+    return torch.where(most.isfinite(), best, NOT_FINITE)
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[int], draws: Sequence[Draw]
-) -> tuple[list[int], list[TokenLogprob | None] | None]:
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    *,
+    best: torch.Tensor | None = None,
+    sampled: torch.Tensor | None = None,
+) -> Sampled:
     """Draw one token for each of `draws`.
 
     Args:
         logits: [R, V] float32, any device; not changed.
         rows: Row of `logits` for each draw; several draws may share one.
         draws: What to draw, with sequence and choice.
-
-    Returns:
-        The tokens, and their log-probabilities where a request wants them
-        (None when none does).
+        best: What `greedy` says of the logits, if that is known.
+        sampled: The tokens of the step in flight.
     """
+    device = logits.device
     in_order = list(rows) == list(range(logits.shape[0]))
+    index = None if in_order else upload(rows, torch.int64, device)
+    if best is None:
+        best = greedy(logits)
+    if index is not None:
+        best = best[index]
     if all(draw.sequence.request.plain for draw in draws):
-        best: list[int] = logits.argmax(dim=-1).tolist()
-        return (best if in_order else [best[row] for row in rows]), None
+        return Sampled(best)
 
     params = [draw.sequence.request.spec.sampling for draw in draws]
-    work = logits if in_order else logits[torch.tensor(rows, device=logits.device)]
-    raw = work
+    raw = work = logits if index is None else logits[index]
+    tokens = best.clamp(min=0)
     if any(needs_adjusting(draw) for draw in draws):
         work = work.clone()
-        for index, draw in enumerate(draws):
-            adjust(work[index], draw)
-    tokens = [0] * len(draws)
-    greedy = [i for i, p in enumerate(params) if p.temperature == 0.0]
+        for row, draw in enumerate(draws):
+            adjust(work[row], draw, sampled)
+        tokens = work.argmax(dim=-1)
     drawn = [i for i, p in enumerate(params) if p.temperature != 0.0]
-    if greedy:
-        for index, token in zip(greedy, _take(work, greedy).argmax(dim=-1).tolist(), strict=True):
-            tokens[index] = token
     if drawn:
-        uniforms = [
-            uniform(params[i].seed, draws[i].choice, draws[i].sequence.num_outputs) for i in drawn
-        ]
+        uniforms = [uniform(params[i].seed, draws[i].choice, draws[i].position) for i in drawn]
         found = _draw(_take(work, drawn), [params[i] for i in drawn], uniforms)
-        for index, token in zip(drawn, found, strict=True):
-            tokens[index] = token
+        if len(drawn) == len(draws):
+            tokens = found
+        else:
+            tokens[upload(drawn, torch.int64, device)] = found
     wants = [p.logprobs for p in params]
-    if all(want is None for want in wants):
-        return tokens, None
-    return tokens, token_logprobs(raw, tokens, wants)
+    scores = None if all(want is None for want in wants) else score(raw, tokens, wants)
+    return Sampled(torch.where(best == NOT_FINITE, best, tokens), scores)
 
 
 def _take(work: torch.Tensor, indices: list[int]) -> torch.Tensor:
     if len(indices) == work.shape[0]:
         return work
-    return work[torch.tensor(indices, device=work.device)]
+    return work[upload(indices, torch.int64, work.device)]
 
 
 def _draw(
     work: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
-) -> list[int]:
+) -> torch.Tensor:
     """Inverse CDF of the filtered distributions, in vocabulary order.
 
     Args:
         work: [n, V] float32 adjusted logits.
         params: Of each row; no temperature is 0.
         uniforms: In [0, 1), one for each row.
+
+    Returns:
+        [n] int64, in the vocabulary whatever the logits hold.
     """
     device = work.device
-    temperature = torch.tensor([p.temperature for p in params], device=device)
+    temperature = upload([p.temperature for p in params], torch.float32, device)
     # Subtracting first keeps tiny temperatures finite: the maximum is 0.
     scaled = (work - work.amax(dim=-1, keepdim=True)) / temperature[:, None]
     floors = _floors(scaled, params)
@@ -104,11 +133,11 @@ def _draw(
         weights.masked_fill_(scaled < floors[:, None], 0.0)
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    target = torch.tensor(uniforms, dtype=torch.float64, device=device)[:, None] * total
+    target = upload(uniforms, torch.float64, device)[:, None] * total
     # Below the total even when the product was rounded up: the token found has weight.
     target = torch.minimum(target, total * (1.0 - 2.0**-53))
-    found: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
-    return found
+    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return found.clamp_(max=work.shape[1] - 1)
 
 
 def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor | None:
@@ -119,42 +148,45 @@ def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     """
     if all(p.top_k == 0 and p.top_p >= 1.0 and p.min_p <= 0.0 for p in params):
         return None
-    floors = torch.tensor(
-        [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params],
-        dtype=scaled.dtype,
-        device=scaled.device,
+    device = scaled.device
+    floors = upload(
+        [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], scaled.dtype, device
     )
     # The maximum stays whatever min_p's rounding says.
     floors.clamp_(max=0.0)
-    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
-    if cut:
-        nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
-        index = torch.tensor(cut, device=scaled.device)
-        floors[index] = torch.maximum(floors[index], nucleus)
+    limited = [i for i, p in enumerate(params) if p.top_k > 0]
+    unlimited = [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p < 1.0]
+    for cut in (limited, unlimited):
+        if cut:
+            nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
+            index = upload(cut, torch.int64, device)
+            floors[index] = torch.maximum(floors[index], nucleus)
     return floors
 
 
 def _nucleus_floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Floors of top-k, then top-p over what top-k leaves: [n], from scaled logits [n, V].
 
-    Looks at the largest few first; a row whose nucleus reaches further tries again.
+    On the CPU it looks at the largest few first; a row whose nucleus reaches
+    further tries again. Elsewhere to look would be to wait for the device.
     """
     vocab = scaled.shape[1]
+    if scaled.device.type != "cpu":
+        return _floors_within(scaled, params, vocab)[0]
     floors, reached = _floors_within(scaled, params, min(_WIDTHS[0], vocab))
     for width in (*_WIDTHS[1:], vocab):
-        again = [i for i, fine in enumerate(reached) if not fine]
+        again = (~reached).nonzero()[:, 0].tolist()
         if not again:
             break
         found, fine = _floors_within(scaled[again], [params[i] for i in again], min(width, vocab))
         floors[again] = found
-        for i, now_fine in zip(again, fine, strict=True):
-            reached[i] = now_fine
+        reached[again] = fine
     return floors
 
 
 def _floors_within(
     scaled: torch.Tensor, params: Sequence[SamplingParams], width: int
-) -> tuple[torch.Tensor, list[bool]]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As `_nucleus_floors`, from the `width` largest logits where top-k sets no other limit.
 
     Returns:
@@ -162,18 +194,20 @@ def _floors_within(
     """
     device, vocab = scaled.device, scaled.shape[1]
     limits = [min(p.top_k, vocab) if p.top_k > 0 else width for p in params]
-    values = scaled.topk(max(limits), dim=-1).values
-    last = torch.tensor(limits, device=device)[:, None] - 1
+    if max(limits) == vocab:
+        values = scaled.sort(dim=-1, descending=True).values
+    else:
+        values = scaled.topk(max(limits), dim=-1).values
+    last = upload(limits, torch.int64, device)[:, None] - 1
     weights = values.double().exp_()
     weights.masked_fill_(torch.arange(values.shape[1], device=device) > last, 0.0)
     cumulative = weights.cumsum(dim=-1)
     seen = cumulative.gather(1, last)
-    total = seen.clone()
-    unlimited = [i for i, p in enumerate(params) if p.top_k == 0]
-    if unlimited and width < vocab:
-        total[unlimited] = scaled[unlimited].exp().double().cumsum(dim=-1)[:, -1:]
-    wanted = total * torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
+    total = seen
+    unlimited = upload([p.top_k == 0 for p in params], torch.bool, device)
+    if width < vocab and any(p.top_k == 0 for p in params):
+        total = torch.where(unlimited[:, None], scaled.exp().double().cumsum(dim=-1)[:, -1:], seen)
+    wanted = total * upload([p.top_p for p in params], torch.float64, device)[:, None]
     inside = ((cumulative - weights) < wanted) & (weights > 0.0)
     floors = values.gather(1, inside.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)[:, 0]
-    reached = (seen >= wanted)[:, 0].tolist()
-    return floors, [p.top_k > 0 or fine for p, fine in zip(params, reached, strict=True)]
+    return floors, (seen >= wanted)[:, 0] | ~unlimited

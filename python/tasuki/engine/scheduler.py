@@ -9,6 +9,11 @@ share what the token budget leaves. First come, first served.
   colocated one waits and is prefilled again as it stands; a pulled request
   goes back to the router. PREFILL legs are never preempted.
 
+A step may be planned while the one before is in flight: its rows then go on from
+tokens that nobody has seen yet. Such a plan preempts nobody; where it would
+have to, there is none until the step in flight is over. Blocks that a launched
+step may touch come back to the pool when the last such step has landed.
+
 Owns the two queues and every sequence's blocks. Engine thread only. No torch.
 """
 
@@ -16,13 +21,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterator
 
 from tasuki.engine.api import Leg
 from tasuki.engine.block_hash import extend_hashes
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.plan import StepPlan
+from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.request import Request, SequenceState, Stage
 from tasuki.engine.stats import EngineCounters
 
@@ -46,6 +53,9 @@ class Scheduler:
         self._counters = counters
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
+        self._launched = 0  # steps, ever
+        self._landed = 0
+        self._retired: deque[tuple[int, array[int]]] = deque()  # last step that may touch them
 
     # --- sequences come and go
 
@@ -67,7 +77,8 @@ class Scheduler:
         return child
 
     def stop(self, sequence: SequenceState) -> None:
-        """Compute nothing more of it; it keeps its blocks."""
+        """Compute nothing more of it, and let what is launched be void; it keeps its blocks."""
+        sequence.epoch += 1
         if sequence.stage is Stage.WAITING:
             self.waiting.remove(sequence)
         elif sequence.stage is not Stage.IDLE:
@@ -79,10 +90,14 @@ class Scheduler:
         self.stop(sequence)
         self._drop_blocks(sequence)
 
-    def advance(self, sequence: SequenceState, tokens: int) -> None:
-        """So many more tokens have their KV; blocks that became full can be reused."""
-        sequence.computed += tokens
-        full = sequence.computed // self._config.block_size
+    def promote(self, sequence: SequenceState) -> None:
+        """Let a sequence generate whose prompt was computed here."""
+        self.running.remove(sequence)  # its place may be another one, with fewer choices
+        self.start_decode(sequence)
+
+    def settle(self, sequence: SequenceState, final: int) -> None:
+        """The KV of its first `final` tokens is there: full blocks can be reused."""
+        full = final // self._config.block_size
         if full > sequence.registered and self._config.prefix_caching:
             self._hash(sequence, full)
             for index in range(sequence.registered, full):
@@ -105,26 +120,68 @@ class Scheduler:
 
     # --- one step
 
-    def plan(self, now_s: float) -> StepPlan:
+    def plan(self, now_s: float, *, ahead: bool = False) -> StepPlan | None:
         """Choose the next step's work and give it its blocks.
 
-        A plan without rows means that nothing can run until something outside changes.
+        Args:
+            now_s: The time.
+            ahead: A step is in flight.
+
+        Returns:
+            A plan without rows means that nothing can run until something
+            outside changes, or the step in flight has landed. None: it must
+            land first, since somebody may have to give way.
         """
         plan = StepPlan()
-        preempted = self._plan_decodes(plan)
+        preempted = self._plan_decodes(plan, ahead)
+        if preempted is None:
+            return None
         decodes = len(plan.rows)
         budget = max(self._config.max_batched_tokens - decodes, self._config.block_size)
-        chunks: list[tuple[SequenceState, int]] = []
+        chunks: list[Row] = []
         for sequence in self.running:
             if sequence.stage is Stage.PREFILL and budget > 0:
                 budget -= self._chunk(sequence, budget, chunks)
         if self.waiting and not preempted:
             self._admit(budget, chunks, plan, now_s)
-        plan.prefill_tokens = sum(tokens for _, tokens in chunks)
-        plan.rows += [row for row in chunks if row[1] == 1]
-        plan.num_decodes = len(plan.rows)
-        plan.rows += [row for row in chunks if row[1] > 1]
+        if chunks:
+            plan.prefill_tokens = sum(row.tokens for row in chunks)
+            plan.rows += [row for row in chunks if row.tokens == 1]
+            decodes = len(plan.rows)
+            plan.rows += [row for row in chunks if row.tokens > 1]
+        plan.num_decodes = decodes
+        if not plan.rows:
+            self._pool.release(plan.sources)
         return plan
+
+    def launched(self, plan: StepPlan) -> None:
+        """A plan is on its way: its rows count as computed."""
+        self._launched += 1
+        if plan.sources:
+            self._retired.append((self._launched, array("i", plan.sources)))
+        for row in plan.rows:
+            sequence = row.sequence
+            sequence.computed = row.start + row.tokens
+            sequence.flying += 1
+            if (
+                sequence.stage is Stage.PREFILL
+                and sequence.computed == len(sequence.tokens)
+                and len(sequence.choices) == 1
+                and sequence.request.leg is not Leg.PREFILL
+            ):
+                sequence.stage = Stage.DECODE
+
+    def landed(self, plan: StepPlan) -> None:
+        """The oldest launched plan has ended; blocks that only it could touch are free."""
+        self._landed += 1
+        for row in plan.rows:
+            row.sequence.flying -= 1
+        while self._retired and self._retired[0][0] <= self._landed:
+            self._pool.release(self._retired.popleft()[1])
+
+    def retired(self) -> Iterator[array[int]]:
+        """Blocks, one reference each, that wait for a launched step to land."""
+        return (blocks for _, blocks in self._retired)
 
     def match(self, sequence: SequenceState, num_blocks: int) -> list[int]:
         """Cached blocks that the sequence begins with, at most `num_blocks`; not retained."""
@@ -143,34 +200,60 @@ class Scheduler:
         sequence.computed = len(hits) * self._config.block_size
         sequence.registered = len(hits)
 
-    def _plan_decodes(self, plan: StepPlan) -> bool:
-        """Plan a token for every decoding sequence; True when something was preempted."""
-        pool = self._pool
+    def _plan_decodes(self, plan: StepPlan, ahead: bool) -> bool | None:
+        """Plan a token for every decoding sequence.
+
+        Returns:
+            Whether something was preempted; None, and nothing done, when that
+            would be necessary but a step is in flight.
+        """
+        pool, block_size = self._pool, self._config.block_size
+        max_model_len = self._config.max_model_len
+        rows, growing = plan.rows, []
+        for sequence in self.running:
+            if sequence.stage is not Stage.DECODE:
+                continue
+            at = sequence.computed
+            if at + 1 >= max_model_len or at + 1 >= sequence.request.max_length:
+                continue  # the token on its way is its last
+            rows.append(Row(sequence, 1, at, sequence.epoch))
+            index, blocks = at // block_size, sequence.blocks
+            if index == len(blocks) or pool.references(blocks[index]) > 1:
+                growing.append(sequence)
+        if not growing:
+            return False
+        if ahead and len(growing) > pool.available - self._budget.reserved_blocks:
+            return None
         before = self._counters.preemptions
-        block_size = self._config.block_size
         copies: list[tuple[SequenceState, int, int]] = []
-        for sequence in self.running.copy():
+        copied: Counter[int] = Counter()
+        unplaced = set()
+        for sequence in growing:
             if sequence.stage is not Stage.DECODE:
                 continue
             index, blocks = sequence.computed // block_size, sequence.blocks
             if index == len(blocks):
-                if not self._make_room(sequence, plan):
-                    continue
-                blocks.append(pool.allocate(1)[0])
-            elif pool.references(blocks[index]) > 1:  # shared with a fork: copy on write
-                if not self._make_room(sequence, plan):
-                    continue
-                source = blocks[index]
-                if pool.references(source) > 1:
-                    blocks[index] = pool.allocate(1)[0]
-                    copies.append((sequence, source, blocks[index]))
-                    pool.release((source,))
-            plan.rows.append((sequence, 1))
+                if self._make_room(sequence, plan):
+                    blocks.append(pool.allocate(1)[0])
+                else:
+                    unplaced.add(sequence)
+                continue
+            # Shared with a fork: copy on write, but for the last that holds it.
+            source = blocks[index]
+            if pool.references(source) - copied[source] == 1:
+                continue
+            if not self._make_room(sequence, plan):
+                unplaced.add(sequence)
+            elif pool.references(source) - copied[source] > 1:
+                blocks[index] = pool.allocate(1)[0]
+                copies.append((sequence, source, blocks[index]))
+                copied[source] += 1
         preempted = self._counters.preemptions > before
-        if preempted:
-            plan.rows = [row for row in plan.rows if row[0].stage is Stage.DECODE]
+        if preempted or unplaced:
+            plan.rows = [row for row in rows if not row.void and row.sequence not in unplaced]
             copies = [copy for copy in copies if copy[0].stage is Stage.DECODE]
         plan.copies = [(source, target) for _, source, target in copies]
+        plan.sources = list(copied.elements())
         return preempted
 
     def _make_room(self, sequence: SequenceState, plan: StepPlan) -> bool:
@@ -202,7 +285,7 @@ class Scheduler:
     def _admit(
         self,
         budget: int,
-        chunks: list[tuple[SequenceState, int]],
+        chunks: list[Row],
         plan: StepPlan,
         now_s: float,
     ) -> None:
@@ -246,14 +329,14 @@ class Scheduler:
             self._budget.outbound[request.request_id] = request
             plan.started.append(request.request_id)
 
-    def _chunk(
-        self, sequence: SequenceState, budget: int, chunks: list[tuple[SequenceState, int]]
-    ) -> int:
+    def _chunk(self, sequence: SequenceState, budget: int, chunks: list[Row]) -> int:
         """Plan the next chunk of a prefill; returns its tokens."""
         tokens = min(len(sequence.tokens) - sequence.computed, budget)
+        if tokens == 0:
+            return 0  # its last chunk is in flight
         if sequence.request.prompt_logprobs is not None:
             tokens = min(tokens, _LOGPROB_CHUNK_TOKENS)
-        chunks.append((sequence, tokens))
+        chunks.append(Row(sequence, tokens, sequence.computed, sequence.epoch))
         return tokens
 
     def _hash(self, sequence: SequenceState, num_blocks: int) -> None:
@@ -267,7 +350,11 @@ class Scheduler:
             )
 
     def _drop_blocks(self, sequence: SequenceState) -> None:
-        self._pool.release(sequence.blocks)
+        if sequence.flying:
+            self._retired.append((self._launched, sequence.blocks))
+        else:
+            self._pool.release(sequence.blocks)
         sequence.blocks = array("i")
         sequence.computed = 0
         sequence.registered = 0
+        sequence.scratch = None

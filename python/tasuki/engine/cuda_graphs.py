@@ -1,0 +1,203 @@
+"""Decode steps as CUDA graphs: one launch instead of several hundred.
+
+A graph is recorded for each of a few batch sizes, the buckets; a batch runs in
+the smallest that holds it, padded (engine/batch.py says how). In the graph are
+the taking of input tokens, the model's forward and the greedy choice:
+
+    staging ──one copy──▶ slab | tokens sources positions slots | tables |
+                                   ▼        ▼                       │ plan (outside)
+    sampled tokens of the step before ──▶ forward ──▶ logits, best ◀┘
+
+All graphs share the slab and one memory pool: they run one after another on one
+stream, and what they leave is used on that stream before the next one runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+from tasuki.engine.forward import ForwardModel, input_tokens
+from tasuki.engine.host_buffers import Part, Staging, lay_out, write_tables
+from tasuki.engine.inputs import Places, Wanted, fill_singles
+from tasuki.engine.plan import Row
+from tasuki.engine.sampler import greedy
+
+log = logging.getLogger(__name__)
+
+Outputs = tuple[torch.Tensor, torch.Tensor]
+"""Logits [bucket, V] float32, and what `greedy` says of them."""
+
+_WARM_UPS = 2  # runs before recording: kernels compile and libraries allocate in the first
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A recorded bucket; tensors are those that its kernels read and write."""
+
+    replay: Callable[[], None]
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, positions, slots
+    outputs: Outputs
+
+
+class CudaRecorder:
+    """Records work into CUDA graphs that share their memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Run `work` a few times, then record it; returns the replay and its outputs."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = work()
+        return graph.replay, outputs
+
+
+Recorder = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
+
+
+def buckets_up_to(max_rows: int) -> list[int]:
+    """Batch sizes to record: powers of two to 16, then steps of 16, and the largest itself."""
+    sizes = [1, 2, 4, 8, *range(16, max_rows, 16)]
+    return [*(size for size in sizes if size < max_rows), max_rows]
+
+
+class DecodeGraphs:
+    """The graphs of one model on one pool.
+
+    Args:
+        model: Its forward must be capturable.
+        attention: Planned here, outside of the graphs.
+        sampled: Tokens of the step before; stays where it is.
+        max_rows: The largest batch.
+        max_width: Blocks of the longest sequence.
+        block_size: Tokens of a block.
+    """
+
+    def __init__(
+        self,
+        model: ForwardModel,
+        attention: AttentionBackend,
+        sampled: torch.Tensor,
+        *,
+        max_rows: int,
+        max_width: int,
+        block_size: int,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampled = sampled
+        self._buckets = buckets_up_to(max_rows)
+        self._width = max_width
+        self._block_size = block_size
+        self._graphs: dict[int, _Graph] = {}
+        size = lay_out(_parts(max_rows, max_width))[1]
+        self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
+        self._all_rows = torch.arange(max_rows, device=sampled.device)
+
+    def capture(self, staging: Staging, recorder: Recorder) -> None:
+        """Record every bucket, the largest first: the others fit into its memory."""
+        begin_s = time.monotonic()
+        for done, bucket in enumerate(reversed(self._buckets), 1):
+            self._graphs[bucket] = self._record(bucket, staging, recorder)
+            log.info(
+                "CUDA graphs: %d of %d recorded (batches of %d), %.1f s",
+                done,
+                len(self._buckets),
+                bucket,
+                time.monotonic() - begin_s,
+            )
+
+    def bucket_for(self, wanted: Wanted) -> int | None:
+        """The bucket for a step that samples so; None: it does not run in a graph."""
+        if not wanted.decodes:
+            return None
+        rows = len(wanted.draws)
+        return next((bucket for bucket in self._buckets if bucket >= rows), None)
+
+    def run(self, bucket: int, rows: list[Row], staging: Staging) -> Outputs:
+        """Run decode rows in a bucket: logits [rows, V], and what `greedy` says of them."""
+        graph = self._graphs[bucket]
+        count = len(rows)
+        contexts = [row.start + 1 for row in rows]
+        width = -(-max(contexts) // self._block_size)
+        arrays = staging.take(*_parts(bucket, width))
+        places = Places.over(arrays, bucket)
+        write_tables(places.tables[:count], [row.sequence.blocks for row in rows])
+        fill_singles(places, rows, self._block_size)
+        _pad(places, count)
+        tables = staging.send(self._slab)[4].view(bucket, width)
+        self._attention.plan(self._batch(bucket, graph.inputs, tables, contexts))
+        graph.replay()
+        logits, best = graph.outputs
+        return logits[:count], best[:count]
+
+    def _record(self, bucket: int, staging: Staging, recorder: Recorder) -> _Graph:
+        """Record one bucket over a batch whose every row is padding of one token."""
+        arrays = staging.take(*_parts(bucket, self._width))
+        _pad(Places.over(arrays, bucket), 0)
+        tokens, sources, positions, slots, tables = staging.send(self._slab)
+        taken = torch.zeros_like(tokens)
+        batch = self._batch(
+            bucket,
+            (taken, positions, slots),
+            tables.view(bucket, self._width),
+            [1] * bucket,
+        )
+        self._attention.plan(batch)
+
+        def work() -> Outputs:
+            taken.copy_(input_tokens(tokens, sources, self._sampled))
+            logits = self._model.forward(batch, self._attention)
+            return logits, greedy(logits)
+
+        replay, outputs = recorder(work)
+        return _Graph(replay, (taken, positions, slots), outputs)
+
+    def _batch(
+        self,
+        bucket: int,
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tables: torch.Tensor,
+        contexts: list[int],
+    ) -> Batch:
+        tokens, positions, slots = inputs
+        return Batch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            block_tables=tables,
+            query_lens=[1] * len(contexts),
+            context_lens=contexts,
+            logits_rows=self._all_rows[:bucket],
+            num_decodes=len(contexts),
+            bucket=bucket,
+        )
+
+
+def _parts(bucket: int, width: int) -> list[Part]:
+    """Tokens, sources, positions, slots, tables: the first four lie at the same place always."""
+    return [*[(bucket, torch.int64)] * 4, (bucket * width, torch.int32)]
+
+
+def _pad(places: Places, count: int) -> None:
+    """Make all rows from `count` on padding."""
+    places.tokens[count:] = 0
+    places.sources[count:] = -1
+    places.positions[count:] = 0
+    places.slots[count:] = -1
+    places.tables[count:] = np.int32(0)

@@ -1,0 +1,31 @@
+"""What runs between a batch's arrays and its logits, the same with and without a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+
+
+class ForwardModel(Protocol):
+    """What the engine needs of a `CausalModel` (models/base.py)."""
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
+        """Logits [R, vocab] float32 of `batch.logits_rows`; `attention` is planned for it."""
+
+
+def input_tokens(
+    tokens: torch.Tensor, sources: torch.Tensor, sampled: torch.Tensor
+) -> torch.Tensor:
+    """The tokens to compute, of which the host may not know some yet.
+
+    Args:
+        tokens: [T] int64, what the host knows.
+        sources: [T] int64, index into `sampled`; -1: the host knows it.
+        sampled: Tokens of the step before, on the device; negative ones stand
+            for failures, whose sequences are void by now.
+    """
+    return torch.where(sources < 0, tokens, sampled[sources.clamp(min=0)].clamp(min=0))

@@ -1,0 +1,143 @@
+"""From a plan to the arrays that a model reads: numbers on the host, no device.
+
+Decoding rows, which are most, go through whole arrays at a time; chunks, which
+are few, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine.api import Leg
+from tasuki.engine.plan import Draw, Row, StepPlan
+from tasuki.engine.request import SequenceState
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Which logits a plan needs, and what for.
+
+    Attributes:
+        rows: Of the batch's tokens, in order.
+        draws: Tokens to sample; `draw_rows` are theirs, as indices into `rows`.
+        kept: Draws whose token the next step may start from, before it is
+            known; `SequenceState.drawn` is its index here.
+        scored: Sequences that want log-probabilities of prompt tokens: first
+            index into `rows`, and the prompt tokens predicted from there on.
+        decodes: Every row is one token with one draw.
+    """
+
+    rows: Sequence[int] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    draw_rows: Sequence[int] = field(default_factory=list)
+    kept: Sequence[int] = field(default_factory=list)
+    scored: list[tuple[SequenceState, int, list[int]]] = field(default_factory=list)
+    decodes: bool = False
+
+
+def wanted_logits(plan: StepPlan) -> Wanted:
+    """The rows to compute logits for: ends of sequences, and scored prompt tokens."""
+    rows: list[int] = []
+    draw_rows: list[int] = []
+    kept: list[int] = []
+    draws: list[Draw] = []
+    wanted = Wanted(rows, draws, draw_rows, kept)
+    begin = 0
+    for row in plan.rows:
+        sequence, first = row.sequence, row.start
+        end = first + row.tokens
+        request = sequence.request
+        if request.prompt_logprobs is not None:
+            last = min(end, request.num_prompt_tokens - 1)
+            if last > first:
+                scored = list(sequence.tokens[first + 1 : last + 1])
+                wanted.scored.append((sequence, len(rows), scored))
+                rows.extend(range(begin, begin + last - first))
+        if end >= len(sequence.tokens):
+            position = end - request.num_prompt_tokens
+            if len(sequence.choices) == 1 and request.leg is not Leg.PREFILL:
+                kept.append(len(draws))
+            for choice in sequence.choices:
+                draws.append(Draw(sequence, choice, position))
+                draw_rows.append(len(rows))
+            rows.append(begin + row.tokens - 1)
+        begin += row.tokens
+    count = len(plan.rows)
+    wanted.decodes = plan.num_decodes == count == len(kept) == len(rows) == len(draws)
+    return wanted
+
+
+@dataclass(slots=True)
+class Places:
+    """Arrays of a step to be filled, all int64 but the tables.
+
+    Attributes:
+        tokens: [T]; 0 where `sources` says another thing.
+        sources: [T]; which of the step's tokens in flight it is; -1: `tokens` has it.
+        positions, slots: [T].
+        tables: [S, W] int32.
+    """
+
+    tokens: NDArray[Any]
+    sources: NDArray[Any]
+    positions: NDArray[Any]
+    slots: NDArray[Any]
+    tables: NDArray[Any]
+
+    @classmethod
+    def over(cls, arrays: Sequence[NDArray[Any]], rows: int) -> Places:
+        """Over arrays in this order, the tables flat and of so many sequences."""
+        tokens, sources, positions, slots, tables = arrays
+        return cls(tokens, sources, positions, slots, tables.reshape(rows, -1))
+
+
+def fill(places: Places, plan: StepPlan, block_size: int) -> bool:
+    """Write a plan's inputs, but for `tables`, which must be filled already.
+
+    Returns:
+        Whether any token is one in flight.
+    """
+    singles = plan.num_decodes
+    ahead = fill_singles(places, plan.rows[:singles], block_size) if singles else False
+    begin = singles
+    for index, row in enumerate(plan.rows[singles:], singles):
+        sequence, first, count = row.sequence, row.start, row.tokens
+        end = begin + count
+        places.tokens[begin:end] = np.frombuffer(sequence.tokens, dtype=np.uint32)[first:][:count]
+        places.sources[begin:end] = -1
+        at = np.arange(first, first + count)
+        places.positions[begin:end] = at
+        blocks = places.tables[index].astype(np.int64)
+        places.slots[begin:end] = blocks[at // block_size] * block_size + at % block_size
+        begin = end
+    return ahead
+
+
+def fill_singles(places: Places, rows: Sequence[Row], block_size: int) -> bool:
+    """Write the first `len(rows)` tokens' inputs; as `fill`."""
+    count = len(rows)
+    starts = [row.start for row in rows]
+    known = [len(row.sequence.tokens) for row in rows]
+    places.tokens[:count] = [
+        row.sequence.tokens[start] if start < length else 0
+        for row, start, length in zip(rows, starts, known, strict=True)
+    ]
+    ahead = any(map(int.__ge__, starts, known))
+    places.sources[:count] = (
+        [
+            -1 if start < length else row.sequence.drawn
+            for row, start, length in zip(rows, starts, known, strict=True)
+        ]
+        if ahead
+        else -1
+    )
+    at = np.array(starts)
+    places.positions[:count] = at
+    blocks = places.tables[np.arange(count), at // block_size].astype(np.int64)
+    places.slots[:count] = blocks * block_size + at % block_size
+    return ahead
