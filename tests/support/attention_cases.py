@@ -84,7 +84,7 @@ def make_case(
     kv_dtype = shape.kv_dtype or shape.dtype
     pool = torch.full(
         (shape.num_blocks, shape.kv_heads, LAYERS, 2, size, shape.head_dim), garbage
-    ).to(kv_dtype)
+    )
     free = list(range(shape.num_blocks))
     draw.shuffle(free)
     keys, values, slots, tables, positions = [], [], [], [], []
@@ -95,9 +95,8 @@ def make_case(
         both = both.to(shape.dtype)
         at = torch.arange(total)
         block, offset = torch.tensor(blocks)[at // size], at % size
-        past = both[:, :before].transpose(0, 1).to(kv_dtype)  # [before, 2, kv_heads, head_dim]
-        for position in range(before):
-            pool[block[position], :, layer, :, offset[position]] = past[position].transpose(0, 1)
+        past = both[:, :before].permute(1, 2, 0, 3).to(kv_dtype).float()
+        pool[block[:before], :, layer, :, offset[:before]] = past
         slots += (block * size + offset)[before:].tolist()
         positions += range(before, total)
         keys.append(both[0].to(device))
@@ -115,7 +114,7 @@ def make_case(
         logits_rows=torch.arange(len(slots), device=device),
         num_decodes=sum(1 for _, new in lengths if new == 1),
     )
-    return Case(shape, pool.to(device), batch, keys, values)
+    return Case(shape, pool.to(kv_dtype).to(device), batch, keys, values)
 
 
 def definition(case: Case, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:

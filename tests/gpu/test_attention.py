@@ -1,0 +1,220 @@
+"""FlashInfer on our block layout against attention by the definition in float64.
+
+Tolerances are relative: |got - want| / |want| over a whole result. Rounding the
+result to bfloat16 alone gives 1.7e-3; the kernels round the probabilities too.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.attention_cases import Case, Shape, definition, make_case, pad
+
+pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional: tasuki[gpu])")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from tasuki.attention.flashinfer import FlashInferAttention, FlashInferOptions
+
+BFLOAT16_ERROR = 5e-3
+# Keys, values and what is read back are the same rounded numbers: the definition
+# rounds them too. What is left is as in bfloat16.
+FP8_ERROR = 5e-3
+
+DECODES = [(n, 1) for n in (0, 15, 16, 17, 63, 100, 769, 1023, 2500)]
+WHOLE = [(0, 100), (0, 1024), (0, 2), (0, 17)]
+LATER = [(512, 300), (17, 40), (1000, 129)]
+STEPS = {
+    "decodes": DECODES,
+    "whole prompts": WHOLE,
+    "later chunks": LATER,
+    "mixed": [*DECODES, *WHOLE, *LATER],
+    "one decode": [(4000, 1)],
+}
+
+
+def make(
+    step: list[tuple[int, int]],
+    *,
+    kv_heads: int = 8,
+    block_size: int = 16,
+    kv_dtype: torch.dtype | None = None,
+    layer: int = 1,
+) -> Case:
+    blocks = sum(-(-(a + b) // block_size) for a, b in step) + 64
+    shape = Shape(
+        kv_heads,
+        head_dim=128,
+        block_size=block_size,
+        num_blocks=blocks,
+        dtype=torch.bfloat16,
+        kv_dtype=kv_dtype,
+        device="cuda",
+    )
+    return make_case(layer, shape, step)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+def run(
+    case: Case,
+    heads: int,
+    window: int | None = None,
+    layer: int = 1,
+    **options: bool | str | None,
+) -> float:
+    query = case.query(heads)
+    backend = FlashInferAttention(
+        case.pool,
+        heads,
+        torch.bfloat16,
+        FlashInferOptions(**options),  # type: ignore[arg-type]
+    )
+    backend.plan(case.batch)
+    scale = 128**-0.5
+    got = case.run(backend, layer, query, scale=scale, window=window)
+    return error(got, definition(case, query, scale, window))
+
+
+@pytest.mark.parametrize("heads", [32, 8, 56], ids=["group 4", "group 1", "group 7"])
+@pytest.mark.parametrize("step", STEPS)
+def test_steps(step: str, heads: int) -> None:
+    assert run(make(STEPS[step]), heads) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_core_decode": True},
+        {"tensor_core_decode": False},
+        {"ragged": False},
+        {"joint": True},
+        {"prefill": "fa2"},
+        {"prefill": "fa2", "ragged": False},
+    ],
+    ids=str,
+)
+def test_every_way_to_run_a_mixed_step(options: dict[str, bool | str | None]) -> None:
+    assert run(make(STEPS["mixed"]), 32, **options) < BFLOAT16_ERROR
+    assert run(make(WHOLE), 32, **options) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("step", ["decodes", "mixed"])
+def test_block_sizes(step: str, block_size: int) -> None:
+    assert run(make(STEPS[step], block_size=block_size), 32) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("window", [1, 100])
+@pytest.mark.parametrize("step", ["decodes", "whole prompts", "mixed"])
+def test_sliding_window(step: str, window: int) -> None:
+    assert run(make(STEPS[step]), 32, window) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_fp8_cache(step: str) -> None:
+    """Whole prompts read the step's own keys and values, which nothing rounds."""
+    case = make(STEPS[step], kv_dtype=torch.float8_e4m3fn)
+    assert run(case, 32, ragged=False) < FP8_ERROR
+
+
+def test_first_and_last_layer() -> None:
+    for layer in (0, 2):
+        assert run(make(STEPS["mixed"], layer=layer), 32, layer=layer) < BFLOAT16_ERROR
+
+
+def test_writes_its_slots_and_no_others() -> None:
+    case = make(STEPS["mixed"])
+    before = case.pool.clone()
+    run(case, 32)
+    slots = case.batch.slots
+    block, offset = slots // 16, slots % 16
+    written = torch.stack((case.new(case.keys), case.new(case.values)), 2)
+    assert torch.equal(case.pool[block, :, 1, :, offset], written)
+    before[block, :, 1, :, offset] = written
+    assert torch.equal(case.pool, before)
+
+
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_a_padded_bucket_in_a_cuda_graph(tensor_cores: bool) -> None:
+    """One graph, replayed for batches of other sizes, lengths and blocks; one step ahead."""
+    bucket, width, heads, scale = 16, 300, 32, 128**-0.5
+    steps = [
+        [(n, 1) for n in (700, 5, 1500)],
+        [(n, 1) for n in range(0, 1600, 100)],
+        [(4000, 1)],
+        [(n, 1) for n in (31, 32, 33, 1000, 2000)],
+    ]
+    cases = [make(step) for step in steps]
+    blocks = max(case.pool.shape[0] for case in cases)
+    pool = torch.zeros(blocks, *cases[0].pool.shape[1:], dtype=torch.bfloat16, device="cuda")
+    backend = FlashInferAttention(
+        pool, heads, torch.bfloat16, FlashInferOptions(tensor_core_decode=tensor_cores)
+    )
+    query = torch.zeros(bucket, heads, 128, dtype=torch.bfloat16, device="cuda")
+    key, value = torch.zeros(2, bucket, 8, 128, dtype=torch.bfloat16, device="cuda")
+    static = pad(cases[0].batch, bucket, width)
+
+    def fill(case: Case) -> None:
+        count = case.batch.num_decodes
+        pool.zero_()
+        pool[: case.pool.shape[0]] = case.pool
+        for target, source in (
+            (query, case.query(heads)),
+            (key, case.new(case.keys)),
+            (value, case.new(case.values)),
+        ):
+            target[:count] = source
+        padded = pad(case.batch, bucket, width)
+        static.slots.copy_(padded.slots)
+        static.block_tables.copy_(padded.block_tables)
+        static.context_lens, static.num_decodes = padded.context_lens, count
+
+    def forward() -> torch.Tensor:
+        return backend.forward(1, query, key, value, scale=scale)
+
+    fill(cases[0])
+    backend.plan(static)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        forward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = forward()
+    results: list[torch.Tensor] = []
+    ends: list[torch.cuda.Event] = []
+    for case in cases:  # planned while the step before may still run, as the engine does
+        fill(case)
+        if len(ends) > 1:
+            ends[-2].synchronize()
+        backend.plan(static)
+        graph.replay()
+        results.append(result.clone())
+        ends.append(torch.cuda.Event())
+        ends[-1].record()
+    for case, got in zip(cases, results, strict=True):
+        count = case.batch.num_decodes
+        want = definition(case, case.query(heads), scale, None)
+        assert error(got[:count], want) < BFLOAT16_ERROR
+
+
+def test_a_pool_beyond_32_bits_of_elements() -> None:
+    """Blocks at the far end of a pool of more than 2^32 elements."""
+    layers, size = 36, 16
+    block = 8 * layers * 2 * size * 128
+    num_blocks = 2**32 // block + 512
+    if torch.cuda.mem_get_info()[0] < num_blocks * block * 2 + (4 << 30):
+        pytest.skip("less free GPU memory than such a pool takes")
+    step = [(700, 1), (90, 1), (0, 300), (200, 64)]
+    case = make(step)
+    pool = torch.zeros(num_blocks, 8, layers, 2, size, 128, dtype=torch.bfloat16, device="cuda")
+    last = case.pool.shape[0]
+    pool[-last:, :, :3] = case.pool
+    case.batch.block_tables += num_blocks - last
+    case.batch.slots += (num_blocks - last) * size
+    case.pool = pool
+    assert run(case, 32) < BFLOAT16_ERROR
