@@ -12,7 +12,7 @@ use crate::machine::Machine;
 use crate::phases::{PHASES, Phases};
 use crate::recorder::{Record, TokenCountSource};
 use crate::slo::Slo;
-use crate::summary::{FailureCount, Metrics, Window};
+use crate::summary::{FailureCount, Metrics, Summary, Window};
 
 /// Of every result file of this version.
 pub const SCHEMA: &str = "tasuki.bench/1";
@@ -76,6 +76,8 @@ pub struct Requests {
     pub output_tokens: Vec<Option<u32>>,
     pub error: Vec<Option<String>>,
     pub in_window: Vec<bool>,
+    /// Whether it met every objective; null without objectives.
+    pub met: Vec<Option<bool>>,
     pub chunk_s: Vec<Vec<f64>>,
     pub chunk_tokens: Vec<Vec<u32>>,
     pub phases: Option<PhaseArrays>,
@@ -92,13 +94,16 @@ impl Serialize for PhaseArrays {
 }
 
 impl Requests {
-    /// From the records; `chunks`: with the time of every chunk.
-    pub fn new(records: &[Record], in_window: &[bool], chunks: bool) -> Self {
+    /// From the records and what the summary says of each; `chunks`: with the
+    /// time of every chunk.
+    pub fn new(records: &[Record], summary: &Summary, chunks: bool) -> Self {
         let mut order: Vec<usize> = (0..records.len()).collect();
         order.sort_by_key(|&place| records[place].index);
         let mut requests = Self::default();
         for place in &order {
-            requests.add(&records[*place], in_window[*place], chunks);
+            requests.add(&records[*place], chunks);
+            requests.in_window.push(summary.in_window[*place]);
+            requests.met.push(summary.met[*place]);
         }
         if records.iter().any(|record| record.phases.is_some()) {
             let phases = |place: &usize| records[*place].phases.unwrap_or_default().named();
@@ -115,7 +120,7 @@ impl Requests {
         requests
     }
 
-    fn add(&mut self, record: &Record, in_window: bool, chunks: bool) {
+    fn add(&mut self, record: &Record, chunks: bool) {
         self.index.push(record.index);
         self.due_s.push(micros(record.due_s));
         self.sent_s.push(micros(record.sent_s));
@@ -127,7 +132,6 @@ impl Requests {
         let failure = record.failure.as_ref();
         self.error
             .push(failure.map(|f| format!("{}: {f}", f.kind())));
-        self.in_window.push(in_window);
         let arrived = if chunks { &record.arrived[..] } else { &[] };
         self.chunk_s
             .push(arrived.iter().map(|a| micros(a.at_s)).collect());

@@ -93,6 +93,8 @@ pub struct Summary {
     pub token_count_source: TokenCountSource,
     /// Whether each record is measured.
     pub in_window: Vec<bool>,
+    /// Whether each record met every objective; None without objectives.
+    pub met: Vec<Option<bool>>,
     /// Requests that were in flight when the run was stopped.
     pub interrupted: usize,
 }
@@ -135,6 +137,7 @@ pub fn summarize(records: &[Record], measuring: Measuring<'_>) -> Summary {
             .max()
             .unwrap_or(TokenCountSource::Unknown),
         interrupted: records.iter().filter(|r| is_interrupted(r)).count(),
+        met: records.iter().map(|r| met(r, measuring.slo)).collect(),
         in_window,
     }
 }
@@ -164,9 +167,10 @@ fn metrics(
         .filter(|record| record.failure.is_none())
         .collect();
     let seen: Vec<Seen> = completed.iter().filter_map(|record| seen(record)).collect();
+    let is_good = |record: &&&Record| met(record, measuring.slo) == Some(true);
     let good = measuring
         .slo
-        .map(|slo| seen.iter().filter(|seen| slo.is_met(seen)).count() as f64);
+        .map(|_| measured.iter().filter(is_good).count() as f64);
     let output_throughput = rate(counts.output_tokens as f64);
     let input_throughput = rate(counts.input_tokens as f64);
     let queue = || milliseconds(measured.iter().map(|r| Some(r.sent_s - r.due_s)));
@@ -213,6 +217,12 @@ fn milliseconds(seconds: impl Iterator<Item = Option<f64>>) -> Option<Spread> {
         .map(|s| s * 1e3)
         .collect::<Values>()
         .spread()
+}
+
+/// Whether a request met every objective; a failed one has met none.
+fn met(record: &Record, slo: Option<&Slo>) -> Option<bool> {
+    let answered = || record.failure.is_none().then(|| seen(record)).flatten();
+    slo.map(|slo| answered().is_some_and(|seen| slo.is_met(&seen)))
 }
 
 /// What the user of a completed request saw; None if it had no token.
