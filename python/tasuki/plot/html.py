@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -13,7 +14,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from tasuki.plot.figures.marks import Axis, Bars, Curve, Figure, Guide, Spans
+from tasuki.plot.figures.marks import Axis, Bars, Curve, Figure, Guide, Panel, Spans
 from tasuki.plot.page import PAGE
 from tasuki.plot.palette import FAINT_INK, FRONTIER, GRID, INK, PAPER, look
 
@@ -72,6 +73,7 @@ def draw(figure: Figure) -> go.Figure:
         vertical_spacing=gap,
         horizontal_spacing=0.24 / figure.columns if figure.columns > 1 else 0.0,
     )
+    canvas.update_annotations(font={"size": 14, "color": INK})  # the panels' titles
     named: set[tuple[str, str]] = set()
     choices: list[str] = []
     for i, panel in enumerate(figure.panels):
@@ -89,8 +91,8 @@ def draw(figure: Figure) -> go.Figure:
             trace.visible = choice in ("", figure.choice)
             choices.append(choice)
             canvas.add_trace(trace, **where)
-        for guide in filter(panel.near, panel.guides):
-            _guide(canvas, guide, where)
+        for guide in panel.guides:
+            _guide(canvas, panel, guide, where)
         canvas.update_xaxes(_axis(panel.x), **where)
         canvas.update_yaxes(_axis(panel.y), **where)
     if figure.share_x:
@@ -119,10 +121,6 @@ def draw(figure: Figure) -> go.Figure:
     )
     if len(figure.choices) > 1:
         canvas.update_layout(updatemenus=[_menu(figure, choices)])
-    canvas.update_annotations(font={"size": 14, "color": INK})
-    for guide in canvas.layout.annotations:
-        if guide.name == "guide":
-            guide.font = {"size": 12, "color": FAINT_INK}
     return canvas
 
 
@@ -209,6 +207,7 @@ def _curve(curve: Curve, phases: bool) -> go.Scatter:
             "line": {"color": PAPER, "width": 1},
         },
         fill="tozeroy" if curve.filled else None,
+        fillcolor=f"{style.color}26" if curve.filled else None,
         showlegend=curve.in_legend,
         cliponaxis=not curve.points,
     )
@@ -266,12 +265,25 @@ def _spans(spans: Spans, phases: bool) -> go.Bar:
     )
 
 
-def _guide(canvas: go.Figure, guide: Guide, where: dict[str, int]) -> None:
-    add = canvas.add_vline if guide.axis == "x" else canvas.add_hline
-    add(
-        guide.value,
-        line={"color": FAINT_INK, "width": 1.4, "dash": "dot"},
-        annotation={"text": escape(guide.text), "name": "guide"},
-        annotation_position="top right" if guide.axis == "x" else "top left",
-        **where,
+def _guide(canvas: go.Figure, panel: Panel, guide: Guide, where: dict[str, int]) -> None:
+    """A line and its words; only the words, at the edge, when it is out of sight."""
+    near, upright = panel.near(guide), guide.axis == "x"
+    if near:
+        add = canvas.add_vline if upright else canvas.add_hline
+        add(guide.value, line={"color": FAINT_INK, "width": 1.4, "dash": "dot"}, **where)
+    axis = panel.x if upright else panel.y
+    # Unlike lines, annotations of a logarithmic axis are placed by the logarithm.
+    place = math.log10(guide.value) if axis.log else guide.value
+    if upright:
+        at = {"x": place} if near else {"x": 1.0, "xref": "x domain"}
+        at |= {"y": 1.0, "yref": "y domain", "yanchor": "top"}
+        at["xanchor"] = "left" if near else "right"
+    else:
+        at = {"y": place} if near else {"y": 1.0, "yref": "y domain"}
+        at |= {"x": 0.0, "xref": "x domain", "xanchor": "left"}
+        at["yanchor"] = "bottom" if near else "top"
+    text = guide.text if near else f"{guide.text} {'→' if upright else '↑'}"
+    font = {"size": 12, "color": FAINT_INK}
+    canvas.add_annotation(
+        text=escape(text), font=font, name="guide", showarrow=False, **at, **where
     )

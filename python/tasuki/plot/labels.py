@@ -17,8 +17,6 @@ _PLACES = (
     (6.0, 3.0, "left", "bottom"),
     (-6.0, 3.0, "right", "bottom"),
     (-6.0, -3.0, "right", "top"),
-    (0.0, 7.0, "center", "bottom"),
-    (0.0, -7.0, "center", "top"),
 )
 _ON_IT = (0.0, 0.0, "center", "center")
 _MARKER_PT = 6.0  # half of its size, and some room

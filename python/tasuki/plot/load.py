@@ -17,6 +17,8 @@ _Read = Callable[[Path, list[dict[str, Any]], str], Iterator[_Item]]
 _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
     (reader.recognises, reader.read) for reader in (tasuki, openai_bench, genai_bench, aiperf)
 )
+# Read together with the results beside them, or not needed for pictures.
+_PARTS = ("experiment_metadata.json", "sweep.json")
 _SUFFIXES = (".json", ".jsonl", ".csv")
 _KNOWN = "tasuki bench, vllm bench serve, SGLang bench_serving, genai-bench and AIPerf"
 
@@ -67,7 +69,7 @@ def load(sources: Sequence[Source]) -> Results:
             items = _read(path, source)
             if items is None and path == source.path:
                 raise ResultFileError(path, f"is not a result of {_KNOWN}")
-            if items is None:
+            if items is None and path.name not in _PARTS:
                 skipped.append(path)
             found += [_said(item, source) for item in items or ()]
     if not found:

@@ -45,9 +45,13 @@ def cdf(results: Results, options: Options, colors: Mapping[str, int]) -> list[F
         for metric in METRICS
         if any(_points(run, metric)[0] for run in picked)
     )
-    few = [run for run in picked if not run.requests]
+    coarse = any(
+        curve.dashed and curve.choice == names[id(picked[0])]
+        for panel in panels
+        for curve in panel.curves
+    )
     notes = [
-        "Dashed: from a file's percentiles, it has no single requests." if few else "",
+        "Dashed: from the percentiles that a file keeps, not from its requests." if coarse else "",
         start_note(picked),
     ]
     return [
@@ -64,8 +68,8 @@ def cdf(results: Results, options: Options, colors: Mapping[str, int]) -> list[F
     ]
 
 
-def _points(run: Run, metric: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(milliseconds, shares) of the run's distribution."""
+def _points(run: Run, metric: str) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
+    """(milliseconds, shares, whether from percentiles only) of the run's distribution."""
     answered = [request for request in run.requests if request.measured]
     if metric == "itl":
         values = [gap for request in answered for gap in request.gaps_ms()]
@@ -73,9 +77,9 @@ def _points(run: Run, metric: str) -> tuple[tuple[float, ...], tuple[float, ...]
         values = [v for request in answered if (v := request.latency_ms(metric)) is not None]
     if not values:
         points = getattr(run, metric).quantiles()
-        return tuple(v for v, _ in points), tuple(share for _, share in points)
+        return tuple(v for v, _ in points), tuple(share for _, share in points), True
     quantiles = np.quantile(np.array(values), _SHARES)
-    return tuple(float(f"{value:.5g}") for value in quantiles), _ROUNDED
+    return tuple(float(f"{value:.5g}") for value in quantiles), _ROUNDED, False
 
 
 def _panel(
@@ -88,9 +92,8 @@ def _panel(
 ) -> Panel:
     curves = []
     for run in sorted(runs, key=lambda r: colors[r.label]):
-        values, shares = _points(run, metric)
+        values, shares, coarse = _points(run, metric)
         if values:
-            coarse = not run.requests
             curves.append(
                 Curve(
                     run.label,

@@ -24,8 +24,8 @@ def number(value: float | None) -> str:
     """Three significant digits, thousands apart: "12,300", "4.57"; "-" for None."""
     if value is None:
         return "-"
-    if abs(value) >= 1000:
-        digits = 3 - len(str(int(abs(value))))
+    if abs(value) >= 999.5:
+        digits = 3 - len(str(round(abs(value))))
         return f"{round(value, digits):,.0f}"
     return f"{value:.3g}"
 

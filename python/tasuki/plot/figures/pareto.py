@@ -12,6 +12,7 @@ from tasuki.plot.figures.common import (
     divisors,
     hover,
     limits_ms,
+    number,
     spread,
     start_note,
 )
@@ -135,7 +136,7 @@ def _panel(
         )
     log = spread(x for x, _ in points)
     limit = limits_ms(runs, options).get(options.against.value)
-    guides = (Guide("x", limit, "SLO"),) if limit is not None else ()
+    guides = (Guide("x", limit, f"SLO {number(limit)} ms"),) if limit is not None else ()
     return Panel(
         x=_cost_axis(options, log),
         y=Axis(throughput_title(options, unit), from_zero=True),

@@ -29,6 +29,8 @@ _FIGURES: dict[str, tuple[_Make, str]] = {
     "ttft": (ttft, "tables by `tasuki bench batch`"),
 }
 
+NAMES = tuple(_FIGURES)
+
 
 def figures(results: Results, options: Options, name: str = "") -> list[Figure]:
     """What can be drawn.

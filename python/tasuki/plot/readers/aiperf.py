@@ -18,7 +18,7 @@ from typing import Any
 
 from tasuki.plot.errors import ResultFileError
 from tasuki.plot.readers import aiperf_records
-from tasuki.plot.readers.aiperf_records import TO_MS
+from tasuki.plot.readers.aiperf_records import TO_MS, UNKNOWN_LOAD
 from tasuki.plot.readers.fields import Fields, summed
 from tasuki.plot.run import Load, Request, Run, Stats
 
@@ -161,6 +161,8 @@ def _load(config: Fields) -> Load:
     phases = config.rows("phases")
     measured = [phase for phase in phases if phase.data.get("name") == "profiling"] or phases
     last = measured[-1] if measured else config.inner("loadgen")  # before 0.8
+    if not last.data:
+        return UNKNOWN_LOAD
     rate = last.data.get("rate", last.data.get("request_rate"))
     return Load(
         rate=float(rate) if isinstance(rate, int | float) else None,

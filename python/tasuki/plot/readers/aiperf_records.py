@@ -10,8 +10,9 @@ from typing import Any
 
 from tasuki.plot.errors import ResultFileError
 from tasuki.plot.readers.fields import Fields, divide
-from tasuki.plot.run import Request, Run, Stats
+from tasuki.plot.run import Load, Request, Run, Stats
 
+UNKNOWN_LOAD = Load(name="load not in the file")
 # From AIPerf's unit names to milliseconds.
 TO_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
 
@@ -57,6 +58,7 @@ def run(path: Path, objects: list[dict[str, Any]], label: str) -> Run:
         path=path,
         tool="aiperf",
         label=label,
+        load=UNKNOWN_LOAD,
         duration_s=duration_s,
         completed=len(answered),
         failed=len(requests) - len(answered),

@@ -20,8 +20,9 @@ from tasuki.plot.run import (
 )
 
 _SCHEMA = "tasuki.bench/1"
-# Not what was asked of the server, so runs that differ here share a line.
-_NOT_WORKLOAD = ("kind", "input_tokens", "output_tokens", "seed", "requests", "range_convention")
+# How much was asked and in what form; runs that differ only here share a line.
+_NOT_WORKLOAD = ("seed", "num_requests", "prompt_form", "exact_output", "range_convention")
+_SAID_FIRST = ("kind", "input_tokens", "output_tokens")
 
 
 def recognises(first: dict[str, Any]) -> bool:
@@ -116,9 +117,10 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     if None not in lengths:
         words.append(f"{lengths[0]}:{lengths[1]}")
     rest = [
-        f"{key}={value}"
+        f"{key}={Path(value).name if isinstance(value, str) else value}"
         for key, value in workload.items()
-        if key not in _NOT_WORKLOAD and isinstance(value, str | int | float) and value != ""
+        if key not in (*_NOT_WORKLOAD, *_SAID_FIRST)
+        and (isinstance(value, int | float) or (isinstance(value, str) and value))
     ]
     return ", ".join([" ".join(word for word in words if word), *rest]).strip(", ")
 

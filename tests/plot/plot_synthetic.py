@@ -107,9 +107,7 @@ def serve_result(
         )
     ]
     gaps = [float(gap) for chunk in columns["chunk_s"] for gap in np.diff(chunk)]
-    good = sum(
-        a <= SLO["ttft_s"] and b <= SLO["tpot_s"] for a, b in zip(ttft, tpot, strict=True)
-    )
+    good = sum(a <= SLO["ttft_s"] and b <= SLO["tpot_s"] for a, b in zip(ttft, tpot, strict=True))
     tokens_in, tokens_out = sum(columns["input_tokens"]), sum(columns["output_tokens"])
     ms = lambda values: stats([value * 1e3 for value in values])  # noqa: E731
     return {
@@ -223,9 +221,7 @@ def _header(kind: str, name: str, prefill: int, decode: int, mixed: int) -> dict
 TOPOLOGIES = {"1p1d": (1, 1, 0), "1p2d": (1, 2, 0), "2p1d": (2, 1, 0), "3m": (0, 0, 3)}
 
 
-def write_sweep(
-    folder: Path, rates: tuple[float, ...] = (1, 2, 4, 6, 8), count: int = 120
-) -> Path:
+def write_sweep(folder: Path, rates: tuple[float, ...] = (1, 2, 4, 6, 8), count: int = 120) -> Path:
     """A sweep's folder: every topology at every rate, a search each, one batch table."""
     for name, (prefill, decode, mixed) in TOPOLOGIES.items():
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,94 @@
+"""`tasuki plot` as a person types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plot_synthetic import write_sweep
+from typer.testing import CliRunner
+
+from tasuki.cli import app
+from tasuki.plot.command import FIGURES
+from tasuki.plot.errors import PlotError
+from tasuki.plot.figures.registry import NAMES
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def plot(*words: str | Path) -> list[str]:
+    result = CliRunner().invoke(app, ["plot", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sweep(tmp_path_factory.mktemp("sweep"), rates=(1, 2), count=30)
+
+
+def test_everything_by_default(sweep: Path, tmp_path: Path) -> None:
+    written = plot(sweep, "-o", tmp_path / "out")
+    names = [Path(path).name for path in written]
+    timelines = [f"timeline-{i}.png" for i in (1, 2, 3, 4)]
+    assert names[0] == "index.html"
+    expected = ["pareto", "load", "goodput", "phases", "cdf", "ttft"]
+    assert sorted(names[1:]) == sorted([*(f"{name}.png" for name in expected), *timelines])
+    assert all(Path(path).stat().st_size > 5000 for path in written)
+
+
+def test_one_figure_into_one_file(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "pareto.png"
+    options = ("--against", "chunk", "--chunk", "8", "--stat", "p99", "--per-gpu")
+    assert plot("pareto", sweep, "-o", out, *options) == [str(out)]
+    page = tmp_path / "pareto.html"
+    plot("pareto", sweep, "-o", page, *options)
+    assert "p99 TTFT + 7 x TPOT (ms)" in page.read_text(encoding="utf-8")
+
+
+def test_other_tools_beside_one_another(tmp_path: Path) -> None:
+    words = [f"{name}={FIXTURES / name}" for name in ("vllm", "sglang", "genai_bench", "aiperf")]
+    page = tmp_path / "all.html"
+    plot("pareto", *words, "-o", page)
+    text = page.read_text(encoding="utf-8")
+    assert all(f"<td>{name}</td>" in text for name in ("vllm", "sglang", "genai_bench", "aiperf"))
+
+
+def test_many_figures_are_no_single_png(sweep: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"one PNG holds one figure, not 4 \(timeline-1, "):
+        plot("timeline", sweep, "-o", tmp_path / "a.png")
+
+
+def test_a_figure_needs_results() -> None:
+    with pytest.raises(PlotError, match="pareto: say which results, like `tasuki plot pareto"):
+        plot("pareto")
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{")
+    words = [sys.executable, "-m", "tasuki", "plot", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tasuki: error: {tmp_path / 'a.json'}: is not JSON")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlotError, match="file"):
+        plot("pareto", sweep, "-o", tmp_path / "file" / "a.png")
+
+
+def test_the_command_line_loads_no_drawing_library() -> None:
+    code = "import sys, tasuki.cli; print([m for m in ('matplotlib', 'plotly', 'numpy')"
+    code += " if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_figure() -> None:
+    assert FIGURES == NAMES
+    text = CliRunner().invoke(app, ["plot", "--help"]).output
+    assert all(f"\n    {name} " in text for name in FIGURES)

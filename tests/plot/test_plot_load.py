@@ -1,0 +1,110 @@
+"""What cannot be used is one error that names the file and the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plot_synthetic import batch_result, serve_result
+
+from tasuki.plot.errors import PlotError, ResultFileError
+from tasuki.plot.load import Source, load
+
+
+def written(folder: Path, content: str | dict[str, Any], name: str = "bad.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ResultFileError) as caught:
+        load([Source(path)])
+    message = str(caught.value)
+    assert message.startswith(f"{caught.value.path}: ") and "\n" not in message
+    return caught.value.reason
+
+
+def test_no_json(tmp_path: Path) -> None:
+    written(tmp_path, '{"schema": "tasuki.bench/1", ')
+    assert refused(tmp_path).startswith("is not JSON: ")
+
+
+def test_another_schema(tmp_path: Path) -> None:
+    path = written(tmp_path, {"schema": "tasuki.bench/2", "kind": "serve"})
+    assert refused(path) == "schema is 'tasuki.bench/2', this version reads 'tasuki.bench/1'"
+
+
+def test_a_missing_number(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    del data["metrics"]["output_throughput"]
+    assert refused(written(tmp_path, data)) == "metrics.output_throughput is missing"
+
+
+def test_text_for_a_number(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    data["metrics"]["ttft_ms"]["p99"] = "fast"
+    assert refused(written(tmp_path, data)) == "metrics.ttft_ms.p99 should be a number, is 'fast'"
+
+
+def test_columns_of_unequal_length(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    data["requests"]["end_s"].pop()
+    assert refused(written(tmp_path, data)) == "requests.end_s has 24 entries, not 25"
+
+
+def test_chunks_without_counts(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    data["requests"]["chunk_tokens"][7] = [1]
+    assert "request 7 has" in refused(written(tmp_path, data))
+
+
+def test_text_in_a_column(tmp_path: Path) -> None:
+    data = serve_result("1p1d", 1, 1, 0, 4.0, count=25)
+    data["requests"]["first_s"][2] = "soon"
+    assert refused(written(tmp_path, data)) == "requests.first_s should hold numbers, holds 'soon'"
+
+
+def test_a_named_file_that_is_no_result(tmp_path: Path) -> None:
+    assert refused(written(tmp_path, {"a": 1})).startswith("is not a result of tasuki bench, ")
+    assert refused(written(tmp_path, "a,b\n1,2\n", "t.csv")).startswith("is not a result of ")
+
+
+def test_half_a_file_of_aiperf(tmp_path: Path) -> None:
+    path = written(tmp_path, "Metric,avg,min\nRequest Latency (ms),x,1\n", "profile.csv")
+    assert refused(path) == "Request Latency: could not convert string to float: 'x'"
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"no result of .* \(looked at 0 files\)"):
+        load([Source(tmp_path)])
+
+
+def test_a_folder_of_other_things(tmp_path: Path) -> None:
+    written(tmp_path, "[1, 2]")
+    with pytest.raises(PlotError, match=r"looked at 1 files"):
+        load([Source(tmp_path)])
+
+
+def test_other_files_beside_results_are_skipped(tmp_path: Path) -> None:
+    written(tmp_path, batch_result(), "batch.json")
+    other = written(tmp_path, {"a": 1})
+    assert load([Source(tmp_path)]).skipped == (other,)
+
+
+def test_words_of_the_command_line(tmp_path: Path) -> None:
+    path = written(tmp_path, serve_result("1p1d", 1, 1, 0, 4.0, count=25), "a.json")
+    assert Source.parse(str(path)) == Source(path)
+    (run,) = load([Source.parse(f"split@4={path}")]).runs
+    assert (run.label, run.topology.gpus, run.topology.workers) == ("split", 4, 2)
+    (run,) = load([Source.parse(f"split={path}")]).runs
+    assert (run.label, run.topology.gpus) == ("split", None)
+    odd = tmp_path / "x=1"
+    odd.mkdir()
+    assert Source.parse(str(odd)).label == "", "a path that exists is a path"
+    with pytest.raises(PlotError, match="no such file or folder"):
+        Source.parse(str(tmp_path / "gone"))
+    with pytest.raises(PlotError, match="a number above 0, not 'two'"):
+        Source.parse(f"a@two={path}")
