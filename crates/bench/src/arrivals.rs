@@ -138,3 +138,141 @@ fn clock_s(expected: f64, rate: f64, ramp_s: f64) -> f64 {
         ramp_s + (expected - during_ramp) / rate
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Prompt;
+
+    const REQUESTS: usize = 40_000;
+
+    fn planned(at: Option<Duration>) -> Planned {
+        Planned {
+            index: 0,
+            prompt: Prompt::Text(String::new()),
+            input_tokens: None,
+            output_tokens: 1,
+            exact_output: true,
+            at,
+        }
+    }
+
+    fn arrival(process: Process, ramp_s: f64) -> Arrival {
+        Arrival {
+            process,
+            max_concurrency: None,
+            ramp_s,
+        }
+    }
+
+    /// When the requests of a process are due, in seconds.
+    fn due_s(process: Process, ramp_s: f64, requests: usize) -> Vec<f64> {
+        let mut schedule = Schedule::new(arrival(process, ramp_s), 5);
+        let mut due = || schedule.due(&planned(None)).unwrap().as_secs_f64();
+        (0..requests).map(|_| due()).collect()
+    }
+
+    /// Mean and coefficient of variation of the gaps.
+    #[allow(clippy::cast_precision_loss)]
+    fn gaps(due_s: &[f64]) -> (f64, f64) {
+        let gaps: Vec<f64> = due_s.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.iter().all(|gap| *gap >= 0.0));
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        (mean, variance.sqrt() / mean)
+    }
+
+    #[test]
+    fn gaps_have_the_mean_and_the_variation_of_their_law() {
+        let rate = 20.0;
+        let laws = [
+            (Process::Poisson { rate }, 1.0),
+            (
+                Process::Gamma {
+                    rate,
+                    burstiness: 1.0,
+                },
+                1.0,
+            ),
+            (
+                Process::Gamma {
+                    rate,
+                    burstiness: 0.25,
+                },
+                2.0,
+            ),
+            (
+                Process::Gamma {
+                    rate,
+                    burstiness: 4.0,
+                },
+                0.5,
+            ),
+        ];
+        for (process, variation) in laws {
+            let (mean, measured) = gaps(&due_s(process, 0.0, REQUESTS));
+            // Four standard errors of the mean: 4 CV / sqrt(40,000) of 1 / rate.
+            let bound = 0.02 * variation;
+            assert!((mean * rate - 1.0).abs() < bound, "{process:?}: {mean}");
+            assert!(
+                (measured / variation - 1.0).abs() < 0.05,
+                "{process:?}: {measured}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_constant_rate_does_not_drift() {
+        let due = due_s(Process::Constant { rate: 8.0 }, 0.0, REQUESTS);
+        assert_eq!(&due[..3], [0.0, 0.125, 0.25]);
+        assert_eq!(due[REQUESTS - 1], 39_999.0 / 8.0);
+    }
+
+    #[test]
+    fn a_ramp_reaches_the_rate_evenly() {
+        let due = due_s(Process::Constant { rate: 100.0 }, 10.0, 2_000);
+        let by = |t: f64| due.iter().filter(|due| **due < t).count();
+        // rate t² / (2 ramp): 5 by 1 s, 125 by 5 s, 500 by 10 s; then 100 per second.
+        assert_eq!([by(0.999), by(4.999), by(9.999)], [5, 125, 500]);
+        assert_eq!((by(14.999), by(19.999)), (1_000, 1_500));
+        let poisson = due_s(Process::Poisson { rate: 100.0 }, 10.0, 2_000);
+        let by = |t: f64| poisson.iter().filter(|due| **due < t).count();
+        assert!(by(5.0).abs_diff(125) < 50, "{}", by(5.0));
+        assert!(by(10.0).abs_diff(500) < 100, "{}", by(10.0));
+    }
+
+    #[test]
+    fn traces_bursts_and_users_are_due_as_they_say() {
+        let mut trace = Schedule::new(arrival(Process::Trace, 0.0), 5);
+        let at = Duration::from_millis(1_500);
+        assert_eq!(trace.due(&planned(Some(at))), Some(at));
+        assert_eq!(due_s(Process::AllAtOnce, 0.0, 3), [0.0, 0.0, 0.0]);
+        let closed = Arrival {
+            max_concurrency: Some(4),
+            ..arrival(Process::Closed, 2.0)
+        };
+        assert_eq!(Schedule::new(closed, 5).due(&planned(None)), None);
+        let starts: Vec<f64> = (0..5)
+            .map(|user| closed.user_start(user).as_secs_f64())
+            .collect();
+        assert_eq!(starts, [0.0, 0.5, 1.0, 1.5, 2.0]);
+    }
+
+    #[test]
+    fn the_description_has_every_key() {
+        let gamma = Process::Gamma {
+            rate: 2.0,
+            burstiness: 0.5,
+        };
+        let expected = json!({"kind": "gamma", "rate": 2.0, "burstiness": 0.5,
+            "max_concurrency": null, "ramp_s": 3.0});
+        assert_eq!(arrival(gamma, 3.0).describe(), expected);
+        let closed = Arrival {
+            max_concurrency: Some(4),
+            ..arrival(Process::Closed, 0.0)
+        };
+        let expected = json!({"kind": "closed", "rate": null, "burstiness": null,
+            "max_concurrency": 4, "ramp_s": 0.0});
+        assert_eq!(closed.describe(), expected);
+    }
+}

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::foreign::refuse_foreign;
 use super::values::{factor, rate, seconds};
 use crate::arrivals::{Arrival, Process};
 use crate::error::PlanError;
@@ -59,80 +60,65 @@ impl ArrivalArgs {
     /// # Errors
     /// [`PlanError::Missing`], [`PlanError::Foreign`].
     pub fn arrival(&self, has_times: bool) -> Result<Arrival, PlanError> {
+        use ArrivalKind as K;
         let rate = self.request_rate.filter(|rate| rate.is_finite());
-        let kind = self.arrival.unwrap_or(match (rate, self.burstiness) {
-            (Some(_), Some(_)) => ArrivalKind::Gamma,
-            (Some(_), None) => ArrivalKind::Poisson,
-            (None, _) if has_times && self.request_rate.is_none() => ArrivalKind::Trace,
-            (None, _) if self.max_concurrency.is_some() => ArrivalKind::Closed,
-            (None, _) => ArrivalKind::AllAtOnce,
-        });
-        let has_rate = matches!(
-            kind,
-            ArrivalKind::Constant | ArrivalKind::Poisson | ArrivalKind::Gamma
-        );
-        let is_closed = kind == ArrivalKind::Closed;
-        let belongs = |option, given: bool, is_allowed: bool, belongs_to| {
-            if given && !is_allowed {
-                let chosen = named(kind);
-                return Err(PlanError::Foreign {
-                    option,
-                    chosen,
-                    belongs_to,
-                });
-            }
-            Ok(())
-        };
-        belongs(
-            "request-rate",
-            rate.is_some(),
-            has_rate,
-            "--arrival constant, poisson and gamma",
-        )?;
-        let is_gamma = kind == ArrivalKind::Gamma;
-        belongs(
-            "burstiness",
-            self.burstiness.is_some(),
-            is_gamma,
-            "--arrival gamma",
-        )?;
-        let ramps = has_rate || is_closed;
-        let belongs_to = "--request-rate and to --arrival closed";
-        belongs("ramp-s", self.ramp_s.is_some(), ramps, belongs_to)?;
-        belongs(
-            "arrival trace",
-            kind == ArrivalKind::Trace,
-            has_times,
-            "--workload trace",
+        let kind = self.kind(has_times);
+        let has_rate = matches!(kind, K::Constant | K::Poisson | K::Gamma);
+        let rates = "--arrival constant, poisson and gamma";
+        let ramps = "--request-rate and to --arrival closed";
+        let (shape, ramp) = (self.burstiness, self.ramp_s);
+        refuse_foreign(
+            &named(kind),
+            &[
+                ("request-rate", rate.is_some() && !has_rate, rates),
+                (
+                    "burstiness",
+                    shape.is_some() && kind != K::Gamma,
+                    "--arrival gamma",
+                ),
+                (
+                    "ramp-s",
+                    ramp.is_some() && !has_rate && kind != K::Closed,
+                    ramps,
+                ),
+            ],
         )?;
         let needs = |option, example| PlanError::Missing {
             option,
             needed_by: named(kind),
             example,
         };
-        let needed_rate = || rate.ok_or_else(|| needs("request-rate", "4"));
+        let rate = || rate.ok_or_else(|| needs("request-rate", "4"));
         let process = match kind {
-            ArrivalKind::AllAtOnce => Process::AllAtOnce,
-            ArrivalKind::Closed if self.max_concurrency.is_none() => {
+            K::AllAtOnce => Process::AllAtOnce,
+            K::Closed if self.max_concurrency.is_none() => {
                 return Err(needs("max-concurrency", "16"));
             }
-            ArrivalKind::Closed => Process::Closed,
-            ArrivalKind::Constant => Process::Constant {
-                rate: needed_rate()?,
+            K::Closed => Process::Closed,
+            K::Constant => Process::Constant { rate: rate()? },
+            K::Poisson => Process::Poisson { rate: rate()? },
+            K::Gamma => Process::Gamma {
+                rate: rate()?,
+                burstiness: shape.ok_or_else(|| needs("burstiness", "0.5"))?,
             },
-            ArrivalKind::Poisson => Process::Poisson {
-                rate: needed_rate()?,
-            },
-            ArrivalKind::Gamma => Process::Gamma {
-                rate: needed_rate()?,
-                burstiness: self.burstiness.ok_or_else(|| needs("burstiness", "0.5"))?,
-            },
-            ArrivalKind::Trace => Process::Trace,
+            K::Trace if !has_times => return Err(needs("workload", "trace")),
+            K::Trace => Process::Trace,
         };
         Ok(Arrival {
             process,
             max_concurrency: self.max_concurrency.map(|users| users as usize),
-            ramp_s: self.ramp_s.unwrap_or_default(),
+            ramp_s: ramp.unwrap_or_default(),
+        })
+    }
+
+    /// The kind given, or else the one that the other options mean.
+    fn kind(&self, has_times: bool) -> ArrivalKind {
+        self.arrival.unwrap_or(match self.request_rate {
+            Some(rate) if rate.is_finite() && self.burstiness.is_some() => ArrivalKind::Gamma,
+            Some(rate) if rate.is_finite() => ArrivalKind::Poisson,
+            None if has_times => ArrivalKind::Trace,
+            _ if self.max_concurrency.is_some() => ArrivalKind::Closed,
+            _ => ArrivalKind::AllAtOnce,
         })
     }
 }

@@ -3,6 +3,9 @@
 
 mod arrival;
 mod choose;
+mod foreign;
+#[cfg(test)]
+mod tests;
 mod values;
 mod workload;
 

@@ -30,7 +30,7 @@ pub(super) fn rate(given: &str) -> Result<f64, String> {
     match given {
         "inf" => Ok(f64::INFINITY),
         _ => match given.parse() {
-            Ok(rate) if rate >= MIN_FACTOR && rate <= MAX_RATE => Ok(rate),
+            Ok(rate) if (MIN_FACTOR..=MAX_RATE).contains(&rate) => Ok(rate),
             _ => Err(format!(
                 "it must be between {MIN_FACTOR} and {MAX_RATE} requests per second, or inf"
             )),

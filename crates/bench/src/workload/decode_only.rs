@@ -91,3 +91,47 @@ impl Workload for DecodeOnly {
         Some(self.making.requests)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::DecodeOnly;
+    use crate::plan::Workload;
+    use crate::workload::lengths::{Lengths, RangeConvention};
+    use crate::workload::testing::{all, making};
+
+    fn lengths() -> Lengths {
+        Lengths {
+            range_ratio: Some(0.3),
+            range_convention: Some(RangeConvention::Vllm),
+            ..Lengths::fixed(50, 20)
+        }
+    }
+
+    #[test]
+    fn every_measured_prompt_was_sent_before() {
+        let mut workload = DecodeOnly::new(making(10, 3), lengths(), Some(4)).unwrap();
+        let warm: Vec<_> = std::iter::from_fn(|| workload.warm_up()).collect();
+        assert_eq!(warm.len(), 4);
+        // Two tokens: the KV of an answer of one would never reach a decode worker.
+        assert!(warm.iter().all(|p| p.output_tokens == 2));
+        let measured = all(&mut workload);
+        assert_eq!((measured.len(), workload.total()), (10, Some(10)));
+        for request in &measured {
+            assert_eq!(request.prompt, warm[request.index % 4].prompt);
+            assert!((14..=26).contains(&request.output_tokens));
+        }
+    }
+
+    #[test]
+    fn by_default_no_prompt_is_measured_twice() {
+        for wanted in [None, Some(50)] {
+            let mut workload = DecodeOnly::new(making(6, 3), lengths(), wanted).unwrap();
+            let warm: Vec<_> = std::iter::from_fn(|| workload.warm_up()).collect();
+            assert_eq!(warm.len(), 6);
+            let measured = all(&mut workload);
+            for (i, a) in measured.iter().enumerate() {
+                assert!(measured[i + 1..].iter().all(|b| a.prompt != b.prompt));
+            }
+        }
+    }
+}

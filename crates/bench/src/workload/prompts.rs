@@ -124,3 +124,94 @@ impl Workload for Prompts {
         Some(self.total)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Prompts, PromptsSettings};
+    use crate::error::PlanError;
+    use crate::plan::{Api, Planned, Prompt};
+    use crate::tokens::PromptMaker;
+    use crate::workload::Making;
+    use crate::workload::testing::{all, file, making};
+
+    fn read(
+        content: &str,
+        making: Making,
+        wanted: Option<usize>,
+    ) -> Result<Vec<Planned>, PlanError> {
+        let file = file(content);
+        let settings = PromptsSettings {
+            file: file.path().to_owned(),
+            output_tokens: 32,
+        };
+        Ok(all(&mut Prompts::read(making, &settings, wanted)?))
+    }
+
+    fn chats() -> Making {
+        Making {
+            maker: PromptMaker::words(Api::Chat, 3),
+            ..making(0, 3)
+        }
+    }
+
+    #[test]
+    fn lines_of_every_form() {
+        let lines = "{\"prompt\": \"as it is\", \"output_tokens\": 7}\n\n\
+                     {\"prompt_token_ids\": [5, 6, 7], \"max_tokens\": 8}\n";
+        let planned = read(lines, making(0, 3), None).unwrap();
+        assert_eq!(planned[0].prompt, Prompt::Text("as it is".to_owned()));
+        assert!(
+            planned[0]
+                .input_tokens
+                .is_some_and(|n| (1..=8).contains(&n))
+        );
+        assert_eq!(planned[1].prompt, Prompt::Tokens(vec![5, 6, 7]));
+        assert_eq!(planned[1].input_tokens, Some(3));
+        let outputs: Vec<u32> = planned.iter().map(|p| p.output_tokens).collect();
+        assert_eq!(outputs, [7, 8]);
+
+        let lines =
+            "{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}]}\n{\"prompt\": \"b\"}";
+        let planned = read(lines, chats(), Some(2)).unwrap();
+        let message = |role: &str, text: &str| Prompt::Messages(vec![(role.into(), text.into())]);
+        assert_eq!(planned[0].prompt, message("system", "a"));
+        assert_eq!(planned[1].prompt, message("user", "b"));
+        assert_eq!(
+            (planned[1].output_tokens, planned[1].input_tokens),
+            (32, None)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_named_with_its_line() {
+        let said = |lines: &str, making| read(lines, making, None).unwrap_err().to_string();
+        let text = said("{\"prompt\": \"a\"}\n{\"messages\": []}", making(0, 3));
+        assert!(
+            text.contains("line 2") && text.contains("/v1/chat/completions"),
+            "{text}"
+        );
+        let text = said("{\"prompt_token_ids\": [1]}", chats());
+        assert!(
+            text.contains("line 1") && text.contains("/v1/completions"),
+            "{text}"
+        );
+        for line in ["{}", "{\"prompt\": \"a\", \"prompt_token_ids\": [1]}"] {
+            assert!(said(line, making(0, 3)).contains("one of prompt"), "{line}");
+        }
+        assert!(
+            said("{\"prompt\": \"a\", \"max_tokens\": 0}", making(0, 3)).contains("at least 1")
+        );
+        assert!(said("", making(0, 3)).contains("no request"));
+    }
+
+    #[test]
+    fn a_short_file_is_not_sent_twice() {
+        let lines = "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n";
+        assert_eq!(read(lines, making(0, 3), Some(2)).unwrap().len(), 2);
+        let error = read(lines, making(0, 3), Some(4)).unwrap_err().to_string();
+        assert!(
+            error.contains("of 4 wanted") && error.contains("--num-requests"),
+            "{error}"
+        );
+    }
+}

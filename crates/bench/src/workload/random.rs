@@ -51,3 +51,53 @@ impl Workload for Random {
         Some(self.making.requests)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Random;
+    use crate::plan::Workload;
+    use crate::workload::lengths::{Lengths, RangeConvention};
+    use crate::workload::testing::{all, ids, making, shared};
+
+    fn ranged() -> Lengths {
+        Lengths {
+            range_ratio: Some(0.5),
+            range_convention: Some(RangeConvention::Sglang),
+            ..Lengths::fixed(40, 8)
+        }
+    }
+
+    #[test]
+    fn requests_are_as_many_and_as_long_as_they_say() {
+        let mut workload = Random::new(making(300, 3), ranged()).unwrap();
+        assert_eq!(workload.total(), Some(300));
+        let planned = all(&mut workload);
+        assert!(planned.iter().map(|p| p.index).eq(0..300));
+        for request in &planned {
+            let tokens = u32::try_from(ids(request).len()).unwrap();
+            assert_eq!(request.input_tokens, Some(tokens));
+            assert!((20..=40).contains(&tokens) && (4..=8).contains(&request.output_tokens));
+            assert!(request.exact_output && request.at.is_none());
+        }
+        let longest = planned.iter().map(|p| ids(p).len()).max();
+        let shortest = planned.iter().map(|p| ids(p).len()).min();
+        assert_eq!((shortest, longest), (Some(20), Some(40)));
+    }
+
+    #[test]
+    fn prompts_share_nothing() {
+        let planned = all(&mut Random::new(making(100, 3), ranged()).unwrap());
+        for (i, a) in planned.iter().enumerate() {
+            assert!(planned[i + 1..].iter().all(|b| shared(a, b) < 8));
+        }
+    }
+
+    #[test]
+    fn the_seed_alone_draws_them() {
+        let draw = |seed| all(&mut Random::new(making(20, seed), ranged()).unwrap());
+        assert_eq!(draw(3), draw(3));
+        assert_ne!(draw(3), draw(4));
+        let mut more = Random::new(making(30, 3), ranged()).unwrap();
+        assert_eq!(all(&mut more)[..20], draw(3)[..]);
+    }
+}

@@ -80,3 +80,41 @@ impl Workload for SharedPrefix {
         Some(self.making.requests)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::{SharedPrefix, SharedPrefixSettings};
+    use crate::workload::lengths::Lengths;
+    use crate::workload::testing::{all, ids, making, shared};
+
+    #[test]
+    fn prompts_of_a_group_share_the_prefix_and_no_more() {
+        let settings = SharedPrefixSettings {
+            prefix_groups: 3,
+            prefix_tokens: 64,
+            lengths: Lengths::fixed(16, 4),
+        };
+        let planned = all(&mut SharedPrefix::new(making(60, 3), settings).unwrap());
+        let mut groups: HashMap<Vec<u32>, usize> = HashMap::new();
+        for request in &planned {
+            assert_eq!(request.input_tokens, Some(80));
+            *groups.entry(ids(request)[..64].to_vec()).or_default() += 1;
+        }
+        assert_eq!(groups.len(), 3);
+        // Drawn evenly: 20 each, standard deviation 3.7.
+        assert!(
+            groups.values().all(|n| (6..=34).contains(n)),
+            "{:?}",
+            groups.values()
+        );
+        for (i, a) in planned.iter().enumerate() {
+            for b in &planned[i + 1..] {
+                let is_same_group = ids(a)[..64] == ids(b)[..64];
+                let expected = if is_same_group { 64..72 } else { 0..8 };
+                assert!(expected.contains(&shared(a, b)));
+            }
+        }
+    }
+}

@@ -4,6 +4,8 @@
 
 mod azure;
 mod mooncake;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::time::Duration;
