@@ -4,6 +4,9 @@
 use super::workload::{WorkloadArgs, WorkloadKind as Kind};
 use crate::error::PlanError;
 
+/// An option, and whether it was given.
+type Given = (&'static str, bool);
+
 /// Refuses the first of (option, whether it was given in vain, what has it).
 pub(super) fn refuse_foreign(
     chosen: &str,
@@ -56,7 +59,7 @@ impl WorkloadArgs {
             ),
         ];
         let prompts = [("prompts-file", self.prompts_file.is_some())];
-        let groups: [(&[(&'static str, bool)], bool, &'static str); 9] = [
+        let groups: [(&[Given], bool, &'static str); 9] = [
             (&made_up, is_made_up, "made-up prompts"),
             (
                 &outputs,
@@ -80,9 +83,8 @@ impl WorkloadArgs {
             (&prompts, kind == Kind::Prompts, "--workload prompts"),
         ];
         for (options, is_known, belongs_to) in groups {
-            let foreign = |(option, is_given): &(&'static str, bool)| {
-                (*option, *is_given && !is_known, belongs_to)
-            };
+            let foreign =
+                |(option, is_given): &Given| (*option, *is_given && !is_known, belongs_to);
             let options: Vec<_> = options.iter().map(foreign).collect();
             refuse_foreign(&self.chosen(), &options)?;
         }
