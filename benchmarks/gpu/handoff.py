@@ -21,7 +21,6 @@ last chunk of a prompt of 5,000 in chunks of 2,048: what prefill cannot hide.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -38,7 +37,7 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.header import header, own_command
+from tasuki.bench.header import header, own_command, write_result
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.kv.effects import Pull, PullDone
@@ -390,8 +389,7 @@ def main() -> int:
         "handoff", command=own_command(), label="handoff", topology=None, model="qwen3-4b-shape"
     )
     result |= {"pool_bytes": settings.pool_bytes, "ages": settings.ages, **found}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(arguments.out, result)
     print(f"written: {arguments.out}")
     return 0
 

@@ -31,7 +31,8 @@ from typing import Any
 
 from shapes import QWEN3_4B, TINY, write_model
 
-from tasuki.bench.header import header, own_command
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.header import header, own_command, write_result
 from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
 
@@ -171,19 +172,22 @@ def measure(server: Serving, model: Path, workload: Workload, label: str, out: P
     command += ["--no-chunks", "--label", label, "--output", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"{shlex.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        raise RunFailedError(f"{shlex.join(command)}\n{said}")
     if ended := server.ended():
-        raise SystemExit(ended)
+        raise RunFailedError(ended)
 
 
 def phases_of(log: Path) -> list[str]:
     """How long each worker's start took, in its own words."""
-    return re.findall(r"worker=(\S+) .*(started in .*)", log.read_text(errors="replace"))
+    found = re.findall(r"worker=(\S+) .*(started in .*)", log.read_text(errors="replace"))
+    return [f"{worker} {account}" for worker, account in found]
 
 
-def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+def medians(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Of each figure over the repeats."""
-    return {key: statistics.median(row[key] for row in rows if key in row) for key in rows[0]}
+    keys = [key for key, value in rows[0].items() if not isinstance(value, str)]
+    return {key: statistics.median(row[key] for row in rows if key in row) for key in keys}
 
 
 def show(name: str, ours: dict[str, dict[str, float]]) -> None:
@@ -195,6 +199,62 @@ def show(name: str, ours: dict[str, dict[str, float]]) -> None:
         print(label.ljust(23) + "".join(cells) + failed, flush=True)
 
 
+class Campaign:
+    """What is run, and what came of it.
+
+    Attributes:
+        starts: By topology, each worker's name and its account of its start.
+        runs: Each run's figures.
+        failures: What went wrong, one text each.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
+        self._arguments = arguments
+        self._scratch = scratch
+        self._workloads = TINY_WORKLOADS if arguments.tiny else WORKLOADS
+        shape = TINY if arguments.tiny else QWEN3_4B
+        self._model = write_model(scratch / "qwen3-4b-shape", shape)
+        self.starts: dict[str, list[str]] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+
+    def run(self, topology: str, options: dict[str, Any]) -> None:
+        """All workloads on one topology; what fails is kept for the end."""
+        log = self._scratch / f"{topology}.log"
+        try:
+            server = Serving(TOPOLOGIES[topology], {"model": self._model, **options}, log)
+            try:
+                self.starts[topology] = phases_of(log)
+                print(*(f"{topology}: {start}" for start in self.starts[topology]), sep="\n")
+                for name in self._arguments.workloads:
+                    for repeat in range(self._arguments.repeats):
+                        self._measure(server, topology, name, repeat)
+            finally:
+                server.stop()
+        except RunFailedError as error:
+            end = log.read_text(errors="replace")[-6000:]
+            self.failures.append(f"{topology}: {error}\n{end}")
+            print(self.failures[-1], flush=True)
+
+    def tables(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Medians over the repeats, by workload and topology."""
+        found: dict[str, dict[str, dict[str, float]]] = {n: {} for n in self._arguments.workloads}
+        for name, table in found.items():
+            for topology in self._arguments.topologies:
+                rows = [r for r in self.runs if (r["workload"], r["topology"]) == (name, topology)]
+                if rows:
+                    table[f"tasuki {topology}"] = medians(rows)
+        return found
+
+    def _measure(self, server: Serving, topology: str, name: str, repeat: int) -> None:
+        folder = self._arguments.keep or self._scratch
+        out = folder / f"{topology}-{name}-{repeat}.json"
+        measure(server, self._model, self._workloads[name], f"{topology} {name}", out)
+        row = figures(json.loads(out.read_text()))
+        self.runs.append({"topology": topology, "workload": name, **row})
+        print(json.dumps(self.runs[-1]), flush=True)
+
+
 def main() -> int:
     """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -204,46 +264,30 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few requests")
     parser.add_argument("--serve", default="", help="more options of `tasuki serve`, quoted")
+    parser.add_argument("--keep", type=Path, help="folder for the result file of each run")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    more = shlex.split(arguments.serve)
     options: dict[str, Any] = {"device": arguments.device, "load-format": "dummy"}
+    more = shlex.split(arguments.serve)
     for flag, value in zip(more[::2], more[1::2], strict=True):
         options[flag.removeprefix("--")] = value
-    workloads = TINY_WORKLOADS if arguments.tiny else WORKLOADS
-    tables: dict[str, dict[str, dict[str, float]]] = {name: {} for name in arguments.workloads}
-    runs, starts = [], {}
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tasuki-w1-w2-") as scratch:
-        folder = Path(scratch)
-        model = write_model(folder / "qwen3-4b-shape", TINY if arguments.tiny else QWEN3_4B)
+        campaign = Campaign(arguments, Path(scratch))
         for topology in arguments.topologies:
-            log = folder / f"{topology}.log"
-            server = Serving(TOPOLOGIES[topology], {"model": model, **options}, log)
-            try:
-                starts[topology] = phases_of(log)
-                print(*(f"{topology}: {who} {what}" for who, what in starts[topology]), sep="\n")
-                for name in arguments.workloads:
-                    rows = []
-                    for repeat in range(arguments.repeats):
-                        out = folder / f"{topology}-{name}-{repeat}.json"
-                        label = f"{topology} {name}"
-                        measure(server, model, workloads[name], label, out)
-                        rows.append(figures(json.loads(out.read_text())))
-                        runs.append({"topology": topology, "workload": name, **rows[-1]})
-                        print(json.dumps(runs[-1]), flush=True)
-                    tables[name][f"tasuki {topology}"] = medians(rows)
-            finally:
-                server.stop()
+            campaign.run(topology, options)
+    tables = campaign.tables()
     for name, table in tables.items():
         show(name, table)
     result = header(
         "w1_w2", command=own_command(), label="w1_w2", topology=None, model="qwen3-4b-shape"
     )
-    result |= {"serve": options, "starts": starts, "runs": runs, "medians": tables, "peer": PEER}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    result |= {"serve": options, "starts": campaign.starts, "runs": campaign.runs}
+    result |= {"medians": tables, "peer": PEER, "failures": campaign.failures}
+    write_result(arguments.out, result)
     print(f"written: {arguments.out}")
-    return 0
+    return 1 if campaign.failures else 0
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from gpu_model import save_model, serving
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
+from support.waiting import until
 
 from tasuki.launch.config import Topology
 
@@ -50,3 +54,38 @@ def test_split_gives_the_tokens_of_colocated(tmp_path: Path, kv_dtype: str) -> N
                     )
                     assert [len(answer.tokens) for answer in crowd] == [MAX_TOKENS] * 24
     assert found[2] == found[1]
+
+
+def pools(log: Path) -> list[int]:
+    """Blocks of each pool that a prefill worker began with, in order."""
+    lines = [line for line in log.read_text().splitlines() if line.startswith("prefill-0 ")]
+    return [int(found[1]) for line in lines if (found := re.search(r"KV pool: (\d+) blocks", line))]
+
+
+def prefill_worker(log: Path) -> psutil.Process:
+    """The prefill worker's process among the descendants of this one."""
+    for process in psutil.Process().children(recursive=True):
+        words = process.cmdline()
+        if "worker" in words and "prefill-0" in words:
+            return process
+    raise AssertionError(f"no prefill worker:\n{log.read_text()[-3000:]}")
+
+
+def test_a_killed_prefill_worker_comes_back_with_all_of_its_memory(tmp_path: Path) -> None:
+    """The decode worker must not keep the dead worker's pool mapped, or it would stay taken."""
+    log = tmp_path / "serve.log"
+    with serving(save_model(tmp_path / "model"), Topology(1, 1, 0), log) as client:
+        client.complete(prompt(900), max_tokens=8)
+        prefill_worker(log).kill()
+        until(lambda: len(pools(log)) == 2, "the prefill worker starts anew", deadline_s=120)
+
+        seeds = itertools.count(1)
+
+        def split_again() -> bool:
+            answer = client.complete(prompt(900, next(seeds)), max_tokens=8)
+            assert len(answer.tokens) == 8
+            return (answer.timings or {}).get("transfer_bytes", 0) > 0
+
+        until(split_again, "a request is split again", deadline_s=120, interval_s=1.0)
+        first, second = pools(log)
+        assert second > 0.95 * first

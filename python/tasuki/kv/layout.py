@@ -89,15 +89,12 @@ class CacheLayout:
     def allocate(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Allocate the pool, zeroed: a slot never written reads as 0, not as NaN.
 
-        On the CPU the pool starts at a memory page, as registration likes it.
+        It starts at a memory page, as registration likes it.
 
         Returns:
             Contiguous tensor of `shape` and `dtype` on `device`.
         """
-        device = torch.device(device)
-        if device.type != "cpu":
-            return torch.zeros(self.shape, dtype=self.dtype, device=device)
-        raw = torch.zeros(self.pool_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8)
+        raw = torch.zeros(self.pool_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
         start = -raw.data_ptr() % _ALIGNMENT_BYTES
         return raw[start : start + self.pool_bytes].view(self.dtype).view(self.shape)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import sys
 import uuid
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ from tasuki.worker.startup import Phases
 
 log = logging.getLogger(__name__)
 
+_SWITCH_INTERVAL_S = 5e-4
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -55,6 +58,10 @@ def build(config: WorkerConfig, phases: Phases) -> Built:
         TasukiError: Settings, device, model, memory or transport do not allow it.
     """
     device = choose_device(config.device)
+    if device.type == "cuda":
+        # The engine's thread waits for the GPU most of the time; what it computes in
+        # between must not keep a finished transfer from being noticed for Python's 5 ms.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
     limits = config.limits(on_cuda=device.type == "cuda")
     with phases.phase("transport"):
         transport = create_transport(config.transport, host=config.host)
@@ -155,8 +162,11 @@ def _engine(
         max_running_requests=limits.max_running_requests,
         identity=identity,
         vocab_size=spec.vocab_size,
+        overlap=pool.is_cuda,
     )
     runner = ModelRunner(model, attention, pool)
+    if pool.is_cuda and attention.capturable:
+        runner.capture(limits.max_running_requests, size.max_model_len)
     return Engine(config, runner)
 
 

@@ -47,6 +47,7 @@ def choose_device(wanted: str) -> torch.device:
         raise ConfigError(f"device is {wanted}, there are {there} GPUs: use cuda:0 to {there - 1}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
+    torch.cuda.synchronize(device)  # makes CUDA's context: the transport must find it
     log.info("device %s: %s", device, torch.cuda.get_device_name(device))
     return device
 
