@@ -6,11 +6,13 @@ import signal
 
 import typer
 
+from tasuki.bench.batch_command import batch
 from tasuki.bench.sweep_command import sweep
 
 bench_app = typer.Typer(help="Measure a deployment.", no_args_is_help=True, rich_markup_mode=None)
 
 bench_app.command()(sweep)
+bench_app.command()(batch)
 
 _AS_THEY_ARE = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -50,9 +50,10 @@ class EngineTimer:
                 return whole and short and tokens <= config.max_batched_tokens
             case DecodePoint(batch, context):
                 longest = context + self._decode_tokens()
-                # Half the pool: the other half is what the engine's budgets hold back.
-                blocks = batch * config.blocks_for(longest)
-                short = longest <= config.max_model_len and 2 * blocks <= config.num_blocks
+                # Credits ask for room to grow, and for one request of any length beside.
+                each = config.blocks_for(longest + config.growth_headroom_tokens)
+                blocks = batch * each + config.max_request_blocks
+                short = longest <= config.max_model_len and blocks <= config.num_blocks
                 return short and batch <= config.max_running_requests
             case _:
                 return False

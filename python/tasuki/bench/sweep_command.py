@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tasuki.bench.errors import BenchError
+from tasuki.bench.pairs import split_pair
 
 if TYPE_CHECKING:
     from tasuki.bench.plan import Plan
@@ -201,18 +202,6 @@ def _show(plan: Plan, state: SweepState) -> None:
     ]
     if rows:
         print(sweep_table(rows))
-
-
-def split_pair(pair: str, flag: str) -> tuple[str, str]:
-    """`name=value` in two.
-
-    Raises:
-        BenchError: It is none.
-    """
-    name, found, value = pair.partition("=")
-    if not found or not name:
-        raise BenchError(f"{flag} is {pair!r}: write NAME=VALUE")
-    return name, value
 
 
 def parse_load(said: str) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""Measures the step tables of one worker on this machine, in this process.
+
+The worker is built as `tasuki worker` builds it (model, pool, attention,
+transport), so that what is measured is what will serve; there is no router, no
+HTTP and no other worker but the one whose blocks are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from tasuki.bench.engine_timer import EngineTimer
+from tasuki.bench.errors import BenchError
+from tasuki.bench.header import header, own_command
+from tasuki.bench.steps import StepGrid, StepPoint, TransferPoint, measure_all, step_tables
+from tasuki.bench.transfer_timer import TransferTimer
+from tasuki.kv.transport import Transport
+from tasuki.launch.options import parse_bytes
+from tasuki.models.fetch import resolve_model
+from tasuki.worker.build import build
+from tasuki.worker.config import WorkerConfig
+from tasuki.worker.startup import Phases
+
+
+class _BothTimers:
+    """Steps go to the engine, handoffs to the transport."""
+
+    def __init__(self, engine: EngineTimer, transfer: TransferTimer | None) -> None:
+        self._engine = engine
+        self._transfer = transfer
+
+    def _of(self, point: StepPoint) -> EngineTimer | TransferTimer | None:
+        return self._transfer if isinstance(point, TransferPoint) else self._engine
+
+    def fits(self, point: StepPoint) -> bool:
+        timer = self._of(point)
+        return timer is not None and timer.fits(point)
+
+    def measure(self, point: StepPoint) -> float:
+        timer = self._of(point)
+        assert timer is not None
+        return timer.measure(point)
+
+
+def run_steps(
+    model: str, options: Mapping[str, Any], grid: StepGrid, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Build a worker's engine, measure the grid, and give the result of kind "steps".
+
+    Args:
+        model: Folder, hub id or alias.
+        options: Of `tasuki worker`, by name; others are as a worker has them.
+        grid: What to measure.
+        say: Gets news, one line each.
+
+    Raises:
+        TasukiError: The worker cannot be built, or a measurement failed.
+    """
+    config = worker_config(model, options, grid)
+    say(f"building an engine for {config.model.name} …")
+    built = build(config, Phases(time.monotonic()))
+    transfer = None
+    if grid.transfer_blocks:
+        device = _source_device(built.transport)
+        transfer = TransferTimer(built.transport, built.layout, device, grid.seed)
+    timer = _BothTimers(EngineTimer(built.engine, grid.seed), transfer)
+
+    def tell(number: int) -> None:
+        say("warming up …" if number == 0 else f"round {number} of {grid.repeat} …")
+
+    if transfer is None:
+        seconds, left_out = measure_all(grid, timer, tell)
+    else:
+        with closing(transfer):
+            seconds, left_out = measure_all(grid, timer, tell)
+    for point in left_out:
+        say(f"left out, as it fits neither the pool nor the limits of the worker: {point}")
+    content = header(
+        "steps", command=own_command(), label=config.model.name, topology=None, model=model
+    )
+    return {
+        **content,
+        "engine": {
+            "dtype": built.info.dtype,
+            "kv_dtype": built.info.kv_dtype,
+            "block_size_tokens": built.layout.block_size,
+            "block_bytes": built.layout.block_bytes,
+            "num_blocks": built.layout.num_blocks,
+            "threads": torch.get_num_threads(),
+        },
+        "repeat": grid.repeat,
+        **step_tables(seconds, built.layout.block_bytes),
+    }
+
+
+def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> WorkerConfig:
+    """The worker's settings: as told, with room for the largest point of the grid.
+
+    Raises:
+        BenchError: An option is none of a worker's, or has no such value.
+        ConfigError: A value is out of its range.
+    """
+    said = {name.replace("-", "_"): value for name, value in options.items()}
+    if isinstance(said.get("kv_memory"), str):
+        said["kv_memory"] = parse_bytes(said["kv_memory"])
+    longest = max(grid.prefill_context, default=0) + max(grid.prefill_tokens, default=1)
+    longest = max(longest, *grid.decode_context, 1) + 32
+    fitting = {
+        "max_model_len": longest,
+        "max_batched_tokens": max(grid.prefill_tokens, default=None),
+        "max_running_requests": max(grid.decode_batch, default=None),
+    }
+    try:
+        return TypeAdapter(WorkerConfig).validate_python(
+            {**fitting, **said, "model": resolve_model(model), "name": "steps"}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise BenchError(f"option {name} of the worker: {first['msg'].lower()}") from error
+
+
+def _source_device(transport: Transport) -> str:
+    """Where the other worker's pool lies: on the next GPU, if there are several."""
+    group = transport.layout.groups[0]
+    if group.memory == "DRAM":
+        return "cpu"
+    return f"cuda:{(group.device + 1) % torch.cuda.device_count()}"

@@ -1,0 +1,81 @@
+"""Rounds of batches against a client that answers as told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.bench.batch import batch_points
+from tasuki.bench.batch_run import BatchTarget, run_batches
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.load import LoadRun
+
+TARGET = BatchTarget("http://fake", None, None, "here", seed=40, log=Path("/dev/null"))
+
+
+class FakeClient:
+    """Every batch takes (inputs + number of the run) seconds to its first tokens, then one."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.runs: list[LoadRun] = []
+        self.fails_at = fails_at
+
+    def measure(self, run: LoadRun) -> Mapping[str, Any]:
+        self.runs.append(run)
+        count, tokens = run.options["num-requests"], run.options["output-tokens"]
+        if count == self.fails_at:
+            raise RunFailedError("out of memory")
+        first_s = float(run.options["input-tokens"] + len(self.runs))
+        return {
+            "model": "found-out",
+            "requests": {
+                "sent_s": [0.0] * count,
+                "first_s": [first_s] * count,
+                "end_s": [first_s + 1.0] * count,
+                "output_tokens": [tokens] * count,
+                "error": [None] * count,
+                "chunk_s": [[first_s, first_s + 1.0]] * count,
+                "chunk_tokens": [[1, tokens - 1]] * count,
+            },
+        }
+
+
+def test_medians_of_rounds_over_all_points_with_prompts_never_sent_before() -> None:
+    client = FakeClient()
+    points = batch_points([1, 4], [100], [8])
+    news: list[str] = []
+    result, rows = run_batches(points, 3, TARGET, client.measure, news.append)
+    assert [(row.batch, row.input_tokens) for row in rows] == [(1, 100), (4, 100)]
+    assert len(client.runs) == 1 + 3 * 2  # a warm-up of the smallest, then three rounds
+    assert client.runs[0].options["num-requests"] == 1
+    seeds = [run.options["seed"] for run in client.runs]
+    assert seeds == list(range(40, 47))
+    assert all(run.options["warmup"] == 0 for run in client.runs)
+    # Rounds take 102..103, 104..105 and 106..107 s: each median is of the second.
+    assert all(104 <= row.ttft_s <= 105 for row in rows)
+    assert result["kind"] == "batch"
+    assert result["model"] == "found-out"
+    assert client.runs[-1].model == "found-out"
+    assert result["rows"] == [row.as_dict() for row in rows]
+    assert result["failed"] == []
+    assert news[-1] == "round 3 of 3 done"
+
+
+def test_a_point_that_fails_is_left_out_and_named() -> None:
+    client = FakeClient(fails_at=4)
+    result, rows = run_batches(
+        batch_points([1, 4], [100], [8]), 2, TARGET, client.measure, lambda line: None
+    )
+    assert [row.batch for row in rows] == [1]
+    failed = {"batch": 4, "input_tokens": 100, "output_tokens": 8, "reason": "out of memory"}
+    assert result["failed"] == [failed]
+    assert sum(run.options["num-requests"] == 4 for run in client.runs) == 1
+
+
+def test_nothing_measured_is_an_error() -> None:
+    client = FakeClient(fails_at=1)
+    with pytest.raises(RunFailedError, match="out of memory"):
+        run_batches(batch_points([1], [8], [4]), 1, TARGET, client.measure, lambda line: None)
