@@ -27,11 +27,30 @@ log = logging.getLogger(__name__)
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 _HANDSHAKE_S = 5.0
+_KEEPALIVE_S = 10.0
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a new try is a new connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
 )
+
+
+def keepalive_options(period_s: float = _KEEPALIVE_S) -> tuple[tuple[str, int], ...]:
+    """What makes either end of a stream notice that the other's machine has vanished.
+
+    Without it a connection that no longer carries anything, and that nobody
+    closed, is kept for ever.
+
+    Args:
+        period_s: between two pings, and how long an answer is waited for.
+    """
+    period_ms = round(period_s * 1e3)
+    return (
+        ("grpc.keepalive_time_ms", period_ms),
+        ("grpc.keepalive_timeout_ms", period_ms),
+        ("grpc.http2.ping_timeout_ms", period_ms),  # a minute otherwise, whatever the above says
+        ("grpc.http2.max_pings_without_data", 0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +96,19 @@ OnEvent = Callable[[LinkEvent], None]
 class DialledLink:
     """The stream to one prefill engine, made again with backoff until `close`."""
 
-    def __init__(self, peer: str, endpoint: str, hello: kv_pb2.Hello, on_event: OnEvent) -> None:
+    def __init__(
+        self,
+        peer: str,
+        endpoint: str,
+        hello: kv_pb2.Hello,
+        on_event: OnEvent,
+        keepalive_s: float = _KEEPALIVE_S,
+    ) -> None:
         self._peer = peer
         self._endpoint = endpoint
         self._hello = kv_pb2.FromDecode(hello=hello)
         self._on_event = on_event
+        self._options = (*_CHANNEL_OPTIONS, *keepalive_options(keepalive_s))
         self._queue: asyncio.Queue[kv_pb2.FromDecode] | None = None
         self._task = asyncio.ensure_future(self._run())
 
@@ -101,7 +128,7 @@ class DialledLink:
             greeted = False
             try:
                 async with grpc.aio.insecure_channel(
-                    self._endpoint, options=_CHANNEL_OPTIONS
+                    self._endpoint, options=self._options
                 ) as channel:
                     greeted = await self._talk(channel)
                     if self._queue is None and not greeted:

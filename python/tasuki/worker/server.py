@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from tasuki.kv.link import keepalive_options
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
 from tasuki.worker.convert import UnknownLegError, request_from_wire
@@ -27,9 +28,10 @@ from tasuki.worker.sessions import Session
 
 log = logging.getLogger(__name__)
 
-# Routers ping idle streams to notice a frozen machine; gRPC's default would
-# call that abuse and hang up.
+# Routers and decode workers ping idle streams to notice a frozen machine; gRPC's
+# default would call that abuse and hang up. And so do we.
 SERVER_OPTIONS = (
+    *keepalive_options(),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),

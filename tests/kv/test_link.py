@@ -1,0 +1,107 @@
+"""Streams between workers whose machines vanish without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from tasuki.kv.link import (
+    Connected,
+    DialledLink,
+    Disconnected,
+    HandoffServicer,
+    LinkEvent,
+    keepalive_options,
+)
+from tasuki.v1 import kv_pb2
+from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
+from tasuki.worker.server import SERVER_OPTIONS
+
+IDENTITY = bytes(16)
+KEEPALIVE_S = 0.5
+DEADLINE_S = 20.0
+
+
+class Network:
+    """A port that leads to another one, until it swallows everything and says nothing."""
+
+    def __init__(self) -> None:
+        self.swallows = False
+
+    @contextlib.asynccontextmanager
+    async def to(self, port: int) -> AsyncIterator[int]:
+        pipes: list[asyncio.Task[None]] = []
+
+        async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            for source, target in ((reader, far_writer), (far_reader, writer)):
+                pipes.append(asyncio.ensure_future(self._pipe(source, target)))
+
+        server = await asyncio.start_server(join, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for pipe in pipes:
+                pipe.cancel()
+
+    async def _pipe(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if not self.swallows:
+                target.write(data)
+        await asyncio.Event().wait()  # not even an end is passed on
+
+
+def heard(events: list[LinkEvent], kind: type[LinkEvent]) -> Callable[[], bool]:
+    return lambda: any(isinstance(event, kind) for event in events)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def vanish(client_keepalive_s: float, server_options: list[tuple[str, int]]) -> None:
+    """Connects the two over a network that vanishes; ends when the stream is given up."""
+    served = HandoffServicer(
+        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p"), lambda _: None, 1
+    )
+    server = grpc.aio.server(options=server_options)
+    add_KvServicer_to_server(served, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    network = Network()
+    events: list[LinkEvent] = []
+    hello = kv_pb2.Hello(
+        protocol_version=1, identity=IDENTITY, engine_id="d", expected_engine_id="p"
+    )
+    async with network.to(port) as entrance:
+        link = DialledLink("p", f"127.0.0.1:{entrance}", hello, events.append, client_keepalive_s)
+        try:
+            await until(heard(events, Connected))
+            assert served._streams
+            network.swallows = True
+            if client_keepalive_s == KEEPALIVE_S:
+                await until(heard(events, Disconnected))
+            else:
+                await until(lambda: not served._streams)
+        finally:
+            link.close()
+            await server.stop(0)
+
+
+def test_the_decode_worker_notices() -> None:
+    asyncio.run(vanish(KEEPALIVE_S, list(SERVER_OPTIONS)))
+
+
+def test_the_prefill_worker_notices() -> None:
+    known = [option for option in SERVER_OPTIONS if option not in keepalive_options()]
+    asyncio.run(vanish(1_000.0, [*known, *keepalive_options(KEEPALIVE_S)]))
+
+
+def test_the_worker_s_server_pings() -> None:
+    assert set(keepalive_options()) <= set(SERVER_OPTIONS)
