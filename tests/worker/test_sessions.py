@@ -67,6 +67,25 @@ def test_closing_a_stream_names_what_still_runs() -> None:
     run(case)
 
 
+def test_a_second_router_with_the_same_id_is_told_that_its_leg_is_over() -> None:
+    async def case() -> None:
+        loop = asyncio.get_running_loop()
+        sessions, a, b = Sessions(), Session(loop), Session(loop)
+        for session in (a, b):
+            sessions.open(session)
+        assert sessions.bind("r1", a)
+        assert not sessions.bind("r1", b)
+        assert not sessions.bind("r1", a)
+        (told,) = await received(b)
+        assert [(e.request_id, e.reason) for e in told.ended] == [("r1", pb.LEG_END_FAILED)]
+        assert "in use" in told.ended[0].message
+        assert await received(a) == [], "a repeated submit must not end the leg that runs"
+        assert sessions.close(b) == set()
+        assert sessions.close(a) == {"r1"}
+
+    run(case)
+
+
 def test_the_last_token_of_a_stopped_choice_is_named() -> None:
     async def case() -> None:
         sessions, session = Sessions(), Session(asyncio.get_running_loop())

@@ -156,7 +156,9 @@ class EngineLoop(threading.Thread):
                     self._abort(request_id, ())
             case Submitted(session, spec, peer_engine_id, peer_endpoint):
                 if not self._sessions.bind(spec.request_id, session):
-                    log.warning("request_id=%s is not run: its stream is gone", spec.request_id)
+                    log.warning(
+                        "request_id=%s is not run: its stream is gone, or it runs", spec.request_id
+                    )
                     return
                 self._engine.submit(spec)
                 if spec.leg is not Leg.COLOCATED:

@@ -47,10 +47,18 @@ class Sessions:
     def bind(self, request_id: str, session: Session) -> bool:
         """Route a new request's tokens to a stream.
 
+        Another router that uses the id is told that the leg has ended; this one is
+        not when it repeats itself: that would end the leg which runs.
+
         Returns:
             False when the stream is gone already or the id is in use: do not run it.
         """
-        if session not in self._open or request_id in self._owner:
+        if session not in self._open:
+            return False
+        owner = self._owner.get(request_id, session)
+        if owner is not session:
+            session.send(_in_use(request_id))
+        if request_id in self._owner:
             return False
         self._open[session].add(request_id)
         self._owner[request_id] = session
@@ -77,6 +85,12 @@ class Sessions:
 
     def all(self) -> Iterable[Session]:
         return tuple(self._open)
+
+
+def _in_use(request_id: str) -> pb.WorkerMessage:
+    message = f"the request id {request_id} is in use by another router"
+    ended = pb.LegEnd(request_id=request_id, reason=pb.LEG_END_FAILED, message=message)
+    return pb.WorkerMessage(step=pb.StepReport(ended=[ended]))
 
 
 def _report(
