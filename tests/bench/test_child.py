@@ -1,0 +1,139 @@
+"""Children that end, are ended, and say why; a load run from its command line to its result."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_fakes import serve_result
+
+from tasuki.bench import load as load_module
+from tasuki.bench.child import end_child, explain, start_child
+from tasuki.bench.errors import RunFailedError
+from tasuki.bench.load import LoadRun, run_load
+
+
+def test_a_child_that_fails_is_explained_by_its_own_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "x.log"
+    for arguments in (["model", "path", "/nowhere"], ["bench", "sweep"]):
+        process = start_child(arguments, log)
+        assert process.wait(60) == 1
+    assert "topologies" in explain(log)
+    assert "nowhere" not in explain(log)
+
+
+def test_a_child_that_does_not_listen_is_killed() -> None:
+    body = "import signal; signal.signal(2, signal.SIG_IGN); print('deaf', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", body],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"deaf\n"
+    end_child(process, grace_s=0.2)
+    assert process.returncode == -signal.SIGKILL
+    end_child(process, grace_s=0.2)  # harmless when it is gone
+    process.stdout.close()
+
+
+class Script:
+    """Stands in for `tasuki bench serve`: runs Python with the same words."""
+
+    def __init__(self, body: str) -> None:
+        self.body = body
+        self.arguments: list[str] = []
+
+    def start(self, arguments: list[str], log: Path) -> Any:
+        self.arguments = list(arguments)
+        with log.open("ab") as output:
+            output.write(b"--- tasuki\n")
+            output.flush()
+            return subprocess.Popen(
+                [sys.executable, "-c", self.body, *arguments],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+WRITE = """
+import sys
+words = sys.argv[1:]
+path = words[words.index("--output") + 1]
+open(path, "w").write('''{}''')
+"""
+
+
+def run_of(tmp_path: Path, **changes: Any) -> LoadRun:
+    said: dict[str, Any] = {
+        "url": "http://x",
+        "model": "m",
+        "options": {"input-tokens": 5},
+        "topology": {"name": "1m"},
+        "label": "1m",
+        "result": tmp_path / "1m" / "a.json",
+        "log": tmp_path / "a.log",
+        "timeout_s": 60.0,
+    }
+    return LoadRun(**{**said, **changes})
+
+
+def test_a_run_leaves_its_result_only_when_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(WRITE.format(json.dumps(serve_result())))
+    monkeypatch.setattr(load_module, "start_child", script.start)
+    run = run_of(tmp_path)
+    result = run_load(run, {"tokenizer": "/t", "input-tokens": 1})
+    assert result == json.loads(run.result.read_text())
+    assert [path.name for path in run.result.parent.iterdir()] == ["a.json"]
+    words = script.arguments
+    assert words[:2] == ["bench", "serve"]
+    said = dict(zip(words[2::2], words[3::2], strict=True))
+    assert json.loads(said.pop("--topology")) == {"name": "1m"}
+    assert said.pop("--output").endswith(".part")
+    assert said == {
+        "--tokenizer": "/t",
+        "--input-tokens": "5",
+        "--base-url": "http://x",
+        "--model": "m",
+        "--label": "1m",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("print('tasuki: error: no server'); raise SystemExit(1)", "exit status 1.*no server"),
+        ("pass", "no result in"),
+        (WRITE.format('{"kind": "batch", "schema": "tasuki.bench/1"}'), "its kind is 'batch'"),
+        (WRITE.format(json.dumps({**serve_result(), "interrupted": True})), "interrupted"),
+        (
+            WRITE.format(json.dumps({**serve_result(), "metrics": {"completed": 0}})),
+            "no request was answered",
+        ),
+    ],
+)
+def test_a_run_that_gives_no_result_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, says: str
+) -> None:
+    monkeypatch.setattr(load_module, "start_child", Script(body).start)
+    run = run_of(tmp_path)
+    with pytest.raises(RunFailedError, match=says):
+        run_load(run)
+    assert not run.result.exists()
+
+
+def test_a_run_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "start_child", Script("import time; time.sleep(600)").start)
+    with pytest.raises(RunFailedError, match=r"longer than 0.5 s"):
+        run_load(run_of(tmp_path, timeout_s=0.5))
