@@ -293,11 +293,11 @@ impl Running {
                 None => None,
                 Some(places) => tokio::select! {
                     biased;
-                    place = places.acquire_owned() => place.ok(),
                     _ = stop.wait_for(|stop| *stop) => {
                         let _ = sender.send(None); // never sent
                         return;
                     }
+                    place = places.acquire_owned() => place.ok(),
                 },
             };
             let answer = client.ask(&planned, due, stop).await;

@@ -1,0 +1,193 @@
+//! Every way in which a request can fail, and that it is counted by its name.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, json};
+use support::*;
+use tasuki_bench::arrivals::Process;
+use tasuki_bench::client::{
+    Client, ClientOptions, Failure, Network, RequestOptions, Target, UsageStats, served_model,
+    wait_ready,
+};
+use tasuki_bench::fake::{Asked, FakeServer, Play, Reply, Step, Wording};
+use tasuki_bench::live::Counters;
+use tasuki_bench::plan::Api;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+const ONE_A_SECOND: Process = Process::Constant { rate: 1.0 };
+
+/// Two tokens, and then `after`.
+fn broken_off(asked: &Asked, after: Vec<Step>) -> Reply {
+    let mut wording = Wording::new(asked);
+    let mut steps = vec![
+        wait(10),
+        wording.chunk(" a", 1),
+        wait(10),
+        wording.chunk(" b", 1),
+    ];
+    steps.push(wait(10));
+    steps.extend(after);
+    Reply::stream(steps)
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_is_counted_with_its_first_example() {
+    let script = |asked: &Asked| match asked.number {
+        0 => steady(asked, 10, 10),
+        1 => Reply::json(429, &json!({"error": {"message": "too many"}})),
+        2 => Reply::json(500, &json!("first")),
+        3 => Reply::json(500, &json!("second")),
+        4 => broken_off(asked, vec![Wording::error("no KV left"), Wording::done()]),
+        5 => broken_off(asked, vec![]),
+        6 => broken_off(asked, vec![Step::Break]),
+        7 => broken_off(asked, vec![Step::Hang]),
+        8 => broken_off(asked, vec![Step::Send("data: <html>\n\n".into())]),
+        9 => Reply::json(200, &json!({"choices": []})),
+        10 => Reply::stream(vec![Wording::new(asked).finish(), Wording::done()]),
+        _ => steady(asked, 10, 10),
+    };
+    let mut setting = Setting::new(ONE_A_SECOND);
+    setting.timeout = Duration::from_secs(5);
+    let run = run(setting, requests(12, 4), script).await;
+    let summary = run.summary();
+    let counted: Vec<(&str, usize)> = summary
+        .failures
+        .iter()
+        .map(|failure| (failure.kind.as_str(), failure.count))
+        .collect();
+    assert_eq!(
+        counted,
+        [
+            ("HTTP 500", 2),
+            ("HTTP 429", 1),
+            ("bad event", 1),
+            ("disconnected", 1),
+            ("empty answer", 1),
+            ("error event", 1),
+            ("not a stream", 1),
+            ("timeout", 1),
+            ("truncated stream", 1),
+        ]
+    );
+    let first = |kind: &str| {
+        let found = summary.failures.iter().find(|failure| failure.kind == kind);
+        found.unwrap().first.as_str()
+    };
+    assert!(first("HTTP 500").contains("first"));
+    assert!(first("error event").contains("no KV left"));
+    assert!(first("truncated stream").contains("after 2 tokens"));
+    assert!(first("timeout").contains("5 s"));
+    let metrics = &summary.metrics;
+    assert_eq!(
+        (metrics.sent, metrics.completed, metrics.failed),
+        (12, 2, 10)
+    );
+    // Tokens of failed requests are of no use to anybody.
+    assert_eq!(metrics.output_tokens, 8);
+    assert_eq!(metrics.e2e_ms.unwrap().max.round(), 40.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_without_done_or_without_finish_reason_is_an_end() {
+    let script = |asked: &Asked| {
+        let mut wording = Wording::new(asked);
+        let mut steps = vec![wait(10), wording.chunk(" a", 1)];
+        match asked.number {
+            0 => steps.push(wording.finish()), // no [DONE]
+            1 => steps.push(Wording::done()),  // no finish reason
+            _ => steps.extend([wording.finish(), wait(10), Step::Break]),
+        }
+        Reply::stream(steps)
+    };
+    let run = run(Setting::new(ONE_A_SECOND), requests(3, 1), script).await;
+    assert_eq!(run.summary().failures, []);
+    assert_eq!(run.summary().metrics.completed, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_turn_is_followed_by_none() {
+    let script = |_: &Asked| Reply::json(500, &json!("no"));
+    let workload = requests(2, 2).followed(ms(10));
+    let run = run(Setting::new(Process::Closed).at_most(1), workload, script).await;
+    assert_eq!(run.records.len(), 2);
+}
+
+fn network_client(url: &str) -> (Client, Target) {
+    let target = Target::parse(url).unwrap();
+    let options = ClientOptions {
+        request: RequestOptions {
+            api: Api::Completions,
+            model: "fake".to_owned(),
+            usage: UsageStats::Chunks,
+            temperature: None,
+            extra: Map::new(),
+        },
+        api_key: Some("key".to_owned()),
+        headers: Vec::new(),
+        timeout: Duration::from_secs(30),
+    };
+    let transport = Arc::new(Network::new(target.clone()));
+    let counters = Arc::new(Counters::default());
+    let client = Client::new(&target, transport, options, counters).unwrap();
+    (client, target)
+}
+
+#[tokio::test]
+async fn nobody_listening_is_a_refused_connection() {
+    let port = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let (client, target) = network_client(&format!("http://127.0.0.1:{port}"));
+    let (_sender, stop) = watch::channel(false);
+    let answer = client.ask(&planned(0, 2), Instant::now(), stop).await;
+    let address = format!("127.0.0.1:{port}");
+    assert_eq!(answer.failure, Some(Failure::Refused { address }));
+    let error = wait_ready(&client, &target, Duration::from_millis(1)).await;
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("nobody listens") && error.contains("--ready-timeout"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_closed_it() {
+    let play = Play::new(|asked| steady(asked, 0, 0));
+    let server = FakeServer::start(("127.0.0.1", 0), play.clone())
+        .await
+        .unwrap();
+    let (client, target) = network_client(&format!("http://{}/v1", server.address));
+    wait_ready(&client, &target, Duration::from_secs(30))
+        .await
+        .unwrap();
+    assert_eq!(served_model(&client, &target).await.unwrap(), "fake");
+    let (_sender, stop) = watch::channel(false);
+    for index in 0..3 {
+        let answer = client
+            .ask(&planned(index, 20), Instant::now(), stop.clone())
+            .await;
+        assert_eq!((answer.failure, answer.chunks.len()), (None, 20));
+        assert_eq!(answer.usage.unwrap().completion_tokens, 20);
+    }
+    assert_eq!(play.requests(), 3);
+}
+
+#[tokio::test]
+async fn https_to_a_server_without_it_fails_by_name() {
+    let play = Play::new(|asked| steady(asked, 0, 0));
+    let server = FakeServer::start(("127.0.0.1", 0), play).await.unwrap();
+    let (client, _) = network_client(&format!("https://{}", server.address));
+    let (_sender, stop) = watch::channel(false);
+    let answer = client.ask(&planned(0, 2), Instant::now(), stop).await;
+    assert!(
+        matches!(answer.failure, Some(Failure::Connect { .. })),
+        "{:?}",
+        answer.failure
+    );
+}
