@@ -67,5 +67,5 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, wants: Sequence[int | None
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in (pinned) host memory once the stream gets there; on the CPU itself."""
-    return tensor.to("cpu", non_blocking=True)
+    """A copy in host memory (pinned, from a GPU), which is there once the stream gets to it."""
+    return tensor.to("cpu", non_blocking=True, copy=True)
