@@ -78,7 +78,7 @@ def plot(
         str,
         typer.Option(help='Load that cdf and timeline show, as labelled: "4/s", "c=32".'),
     ] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Most requests in a timeline.")] = 400,
+    rows: Annotated[int, typer.Option(min=1, help="Most requests drawn in a timeline.")] = 400,
 ) -> None:
     options = Options(
         throughput=throughput,

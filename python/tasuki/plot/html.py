@@ -258,6 +258,7 @@ def _spans(spans: Spans, phases: bool) -> go.Bar:
         y=spans.row,
         x=spans.length,
         base=spans.begin,
+        width=0.9 * spans.height,
         marker={"color": color, "line": {"color": color, "width": 0}},
         hovertext=spans.hover or None,
         hoverinfo="text",

@@ -26,6 +26,7 @@ _DPI = 150
 _WIDTH_IN = 9.0
 _PANEL_HEIGHT_IN = {1: 4.4, 2: 3.4, 3: 2.7}  # by columns of the grid
 _TIMELINE_HEIGHT_IN = 7.5
+_THIN_ROWS = 130
 _TITLE_IN = 0.66
 _LEGEND_ROW_IN = 0.22
 _LEGEND_CHARACTERS = 128
@@ -181,13 +182,18 @@ def _limits(axes: Axes, panel: Panel) -> None:
     if panel.x.limits:
         axes.set_xlim(*panel.x.limits)
     elif panel.x.from_zero:
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, _room(axes.dataLim.x1))
     if panel.y.limits:
         axes.set_ylim(*panel.y.limits)
     elif panel.y.from_zero:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(axes.get_ylim()[1], _room(axes.dataLim.y1)))
     if panel.y.reverse:
         axes.invert_yaxis()
+
+
+def _room(top: float) -> float:
+    """The end of an axis that begins at zero."""
+    return 1.07 * top if top > 0 else 1.0
 
 
 def _curve(axes: Axes, curve: Curve, phases: bool, clip: bool) -> None:
@@ -240,7 +246,19 @@ def _bars(axes: Axes, bars: Bars, phases: bool) -> None:
 def _spans(axes: Axes, spans: Spans, phases: bool) -> None:
     color = look(spans.color, phases).color
     failed = [i for i, length in enumerate(spans.length) if length <= 0]
-    axes.barh(spans.row, spans.length, left=spans.begin, height=0.9, color=color, lw=0, zorder=2)
+    thin = (
+        max(spans.row) > _THIN_ROWS * spans.height
+    )  # then gaps between rows would only be an interference
+    axes.barh(
+        spans.row,
+        spans.length,
+        left=spans.begin,
+        height=spans.height * (1.0 if thin else 0.9),
+        color=color,
+        lw=0.3 if thin else 0.0,
+        snap=not thin,
+        zorder=2,
+    )
     if failed:
         axes.plot(
             [spans.begin[i] for i in failed],

@@ -83,13 +83,18 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Stretches of time, each on a row of its own."""
+    """Stretches of time, each on a row of its own.
+
+    Attributes:
+        height: Rows that each takes: more than one where not every row is drawn.
+    """
 
     name: str
     row: tuple[int, ...]
     begin: tuple[float, ...]
     length: tuple[float, ...]
     color: int
+    height: int = 1
     hover: tuple[str, ...] = ()
 
 

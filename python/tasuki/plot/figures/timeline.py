@@ -24,6 +24,7 @@ NAMES = (
     "failed",
 )
 _BUCKETS = 120
+_WORTH_SHOWING = 0.01  # the client's share of all waiting
 
 
 def timeline(results: Results, options: Options, colors: Mapping[str, int]) -> list[Figure]:
@@ -70,9 +71,10 @@ def _figure(run: Run, most_rows: int, suffix: str) -> Figure:
     requests = sorted(
         (r for r in run.requests if r.due_s is not None), key=lambda r: r.due_s or 0.0
     )
-    shown = requests[:most_rows]
-    cut = f" The first {len(shown):,} of {len(requests):,} requests;" if shown != requests else ""
-    below = " throughput and requests in flight are all of them." if cut else ""
+    every = -(-len(requests) // most_rows)
+    note = "A row is a request, from when it was due."
+    if every > 1:
+        note += f" One in {every} of {len(requests):,} requests is drawn; below, all count."
     end_s = max((r.end_s or r.first_s or r.due_s or 0.0 for r in requests), default=0.0)
     limits = (0.0, end_s * 1.01 or 1.0)
     return Figure(
@@ -82,23 +84,23 @@ def _figure(run: Run, most_rows: int, suffix: str) -> Figure:
         panels=(
             Panel(
                 Axis("", limits=limits),
-                Axis("requests", reverse=True, limits=(-0.5, len(shown) - 0.5)),
-                spans=tuple(_spans(shown)),
+                Axis("requests", reverse=True, limits=(-1.0, float(len(requests)))),
+                spans=tuple(_spans(requests, every)),
             ),
             _throughput(requests, limits),
             _in_flight(requests, limits),
         ),
         heights=(0.6, 0.2, 0.2),
-        note=f"A row is a request, from when it was due.{cut}{below}",
+        note=note,
         phases=True,
         share_x=True,
     )
 
 
-def _spans(requests: Sequence[Request]) -> Iterator[Spans]:
+def _spans(requests: Sequence[Request], every: int) -> Iterator[Spans]:
     rows: dict[int, list[tuple[int, float, float]]] = {}
-    for row, request in enumerate(requests):
-        for which, begin, end in phases_of(request):
+    for row in range(0, len(requests), every):
+        for which, begin, end in phases_of(requests[row]):
             if end > begin or which == FAILED:
                 rows.setdefault(which, []).append((row, begin, max(end - begin, 0.0)))
     for which in sorted(rows):
@@ -109,6 +111,7 @@ def _spans(requests: Sequence[Request]) -> Iterator[Spans]:
             tuple(begin for _, begin, _ in spans),
             tuple(length for _, _, length in spans),
             which,
+            every,
             hover=tuple(
                 f"{NAMES[which]} {number(length * 1e3)} ms<br>{_hover(row, requests[row])}"
                 for row, _, length in spans
@@ -162,7 +165,8 @@ def _in_flight(requests: Sequence[Request], limits: tuple[float, float]) -> Pane
         [(r.due_s, r.sent_s) for r in requests if r.due_s is not None and r.sent_s is not None]
     )
     curves = [_count("in flight", sent, DECODE)]
-    if max(due[1], default=0.0) > 1:
+    waited = sum((r.sent_s or 0.0) - (r.due_s or 0.0) for r in requests if r.sent_s is not None)
+    if waited > _WORTH_SHOWING * sum(r.end_s - r.due_s for r in requests if r.end_s and r.due_s):
         curves.append(_count("waiting in the client", due, GREY))
     return Panel(Axis("seconds", limits=limits), Axis("in flight", from_zero=True), tuple(curves))
 
