@@ -170,7 +170,8 @@ def test_a_padded_bucket_in_a_cuda_graph(tensor_cores: bool) -> None:
         padded = pad(case.batch, bucket, width)
         static.slots.copy_(padded.slots)
         static.block_tables.copy_(padded.block_tables)
-        static.context_lens, static.num_decodes = padded.context_lens, count
+        static.query_lens, static.context_lens = padded.query_lens, padded.context_lens
+        static.num_decodes = count
 
     def forward() -> torch.Tensor:
         return backend.forward(1, query, key, value, scale=scale)
