@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from engine_fakes import NoAttention
 
@@ -79,7 +80,8 @@ def test_prompt_logprobs_want_every_row_but_the_prompts_last():
     assert [entry.token for entry in entries] == [1, 2, 3, 4, 5]
 
 
-def test_scrub_zeroes_blocks():
-    pool = torch.ones(4, 1, 1, 2, 4, 1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_scrub_zeroes_blocks(dtype: torch.dtype):
+    pool = torch.ones(4, 1, 1, 2, 4, 1).to(dtype)
     ModelRunner(Recorder(), None, pool).scrub([1, 3])  # type: ignore[arg-type]
-    assert pool.sum(dim=(1, 2, 3, 4, 5)).tolist() == [8, 0, 8, 0]
+    assert pool.float().sum(dim=(1, 2, 3, 4, 5)).tolist() == [8, 0, 8, 0]

@@ -149,7 +149,8 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Overwrite the blocks with zeros, behind what is in the stream."""
         if blocks:
-            self._pool.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
+            bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
+            bits.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
 
     def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""
