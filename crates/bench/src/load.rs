@@ -24,7 +24,7 @@ use crate::recorder::Sent;
 
 /// So much is made before the run.
 const AHEAD_REQUESTS: usize = 50_000;
-const AHEAD_TOKENS: u64 = 20_000_000;
+const AHEAD_BYTES: usize = 100 << 20;
 
 /// Everything that a load is made of.
 pub struct Load {
@@ -148,12 +148,12 @@ struct Running {
 impl Running {
     fn new(mut load: Load) -> Self {
         let mut ahead = VecDeque::new();
-        let mut tokens = 0;
-        while ahead.len() < AHEAD_REQUESTS && tokens < AHEAD_TOKENS {
+        let mut bytes = 0;
+        while ahead.len() < AHEAD_REQUESTS && bytes < AHEAD_BYTES {
             let Some(planned) = load.workload.next() else {
                 break;
             };
-            tokens += u64::from(planned.input_tokens.unwrap_or_default());
+            bytes += planned.prompt.size_bytes();
             ahead.push_back(planned);
         }
         let (sender, receiver) = unbounded_channel();

@@ -22,6 +22,18 @@ pub enum Prompt {
     Messages(Vec<(String, String)>),
 }
 
+impl Prompt {
+    /// What it takes in memory, about.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
+            Self::Messages(messages) => messages.iter().map(|(_, content)| content.len()).sum(),
+        }
+    }
+}
+
 /// One request to send.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {

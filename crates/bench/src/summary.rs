@@ -229,10 +229,12 @@ fn met(record: &Record, slo: Option<&Slo>) -> Option<bool> {
 fn seen(record: &Record) -> Option<Seen> {
     let first_s = record.first_s()?;
     let tokens = record.output_tokens.unwrap_or(0);
-    let gaps = record
-        .arrived
-        .windows(2)
-        .map(|two| two[1].at_s - two[0].at_s);
+    // A chunk without a token is no end of a gap.
+    let with_tokens = record.arrived.iter().filter(|arrived| arrived.tokens > 0);
+    let gaps = with_tokens
+        .clone()
+        .zip(with_tokens.skip(1))
+        .map(|(before, after)| after.at_s - before.at_s);
     Some(Seen {
         ttft_s: first_s - record.due_s,
         ttst_s: record.token_s(2).map(|second_s| second_s - record.due_s),

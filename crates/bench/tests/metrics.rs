@@ -7,8 +7,9 @@ use tasuki_bench::arrivals::Process;
 use tasuki_bench::client::UsageStats;
 use tasuki_bench::fake::{Asked, Reply, Wording};
 use tasuki_bench::plan::Api;
-use tasuki_bench::recorder::TokenCountSource;
+use tasuki_bench::recorder::{Arrived, Record, TokenCountSource};
 use tasuki_bench::stats::Spread;
+use tasuki_bench::summary::{Measuring, summarize};
 use tokio::time::Instant;
 
 const ONE_A_SECOND: Process = Process::Constant { rate: 1.0 };
@@ -196,6 +197,33 @@ async fn goodput_wants_every_objective_and_counts_failures_against_it() {
     // Latencies are those of answered requests.
     close(mean(metrics.ttft_ms), (40.0 + 400.0 + 40.0) / 3.0);
     assert_eq!(run.summary().metrics.goodput, None);
+}
+
+#[test]
+fn a_chunk_without_a_token_does_not_split_the_gap_that_an_objective_limits() {
+    let arrived = |(at_s, tokens)| Arrived { at_s, tokens };
+    let record = Record {
+        index: 0,
+        due_s: 0.0,
+        sent_s: 0.0,
+        end_s: 0.4,
+        input_tokens: Some(1),
+        output_tokens: Some(2),
+        source: TokenCountSource::Chunks,
+        arrived: [(0.1, 1), (0.25, 0), (0.4, 1)].map(arrived).to_vec(),
+        failure: None,
+        phases: None,
+    };
+    let met = |slo: &str| {
+        let slo = slo.parse().unwrap();
+        let measuring = Measuring {
+            slo: Some(&slo),
+            ..Measuring::default()
+        };
+        summarize(std::slice::from_ref(&record), measuring).met
+    };
+    assert_eq!(met("itl=290ms"), [Some(false)]);
+    assert_eq!(met("itl=310ms"), [Some(true)]);
 }
 
 #[tokio::test(start_paused = true)]
