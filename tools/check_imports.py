@@ -19,6 +19,8 @@ OWNED_LIBRARIES = {
     "nixl_cu13": "tasuki.kv.nixl",
     "flashinfer": "tasuki.attention.flashinfer",
     "ray": "tasuki.launch.ray",
+    "matplotlib": "tasuki.plot.png",
+    "plotly": "tasuki.plot.html",
 }
 
 # Modules that must not reach these, directly or through other modules of ours.
@@ -27,7 +29,8 @@ FORBIDDEN_REACH = {
     "tasuki.engine.block_pool": ("torch", "tasuki.kv"),
     "tasuki.engine.prefix_cache": ("torch", "tasuki.kv"),
     "tasuki.engine.api": ("torch", "tasuki.kv"),
-    "tasuki.cli": ("torch", "transformers", "grpc"),  # a command's imports are its own
+    # A command's imports are its own.
+    "tasuki.cli": ("torch", "transformers", "grpc", "matplotlib", "plotly"),
 }
 
 # What of ours a package may import, modules or whole packages; itself and the root always.

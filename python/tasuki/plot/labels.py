@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from tasuki.plot.figures.marks import Curve
 from tasuki.plot.palette import look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SIZE_PT = 7.5
 _CHARACTER_PT = 0.52 * _SIZE_PT  # the mean width of digits and small letters

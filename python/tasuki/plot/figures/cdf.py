@@ -24,6 +24,7 @@ from tasuki.plot.run import Results, Run
 
 # A curve of more points looks no different; the tail keeps its own.
 _SHARES = np.unique(np.concatenate([np.linspace(0, 1, 101), 1 - np.logspace(-4, -2, 20)]).round(5))
+_LOG_SPAN = 3000.0  # how far below its top a logarithmic axis may reach
 _ROUNDED = tuple(_SHARES.tolist())
 
 
@@ -108,7 +109,7 @@ def _panel(
     seen = [v for c in curves if c.choice == names[id(picked[0])] for v in c.x if v > 0]
     log = spread(np.quantile(seen, (0.02, 1.0)))
     if log:
-        curves = [_positive(curve) for curve in curves]
+        curves = [_in_sight(curve, max(seen)) for curve in curves]
     guides = (Guide("x", limit, f"SLO {number(limit)} ms"),) if limit else ()
     return Panel(
         x=Axis(f"{metric.upper()} (ms)", log=log, from_zero=not log),
@@ -119,9 +120,12 @@ def _panel(
     )
 
 
-def _positive(curve: Curve) -> Curve:
-    """The curve without what a logarithmic axis cannot show (gaps of zero)."""
-    kept = [i for i, value in enumerate(curve.x) if value > 0]
+def _in_sight(curve: Curve, top: float) -> Curve:
+    """The curve without what a logarithmic axis cannot show, or only by squeezing the rest.
+
+    Chunks that were read together have gaps of nothing or next to it.
+    """
+    kept = [i for i, value in enumerate(curve.x) if value > top / _LOG_SPAN]
     return replace(
         curve,
         x=tuple(curve.x[i] for i in kept),

@@ -61,7 +61,7 @@ def parts_ms(run: Run) -> list[tuple[int, str, float]]:
             parts.append((color, name, stats.mean))
     rest = (run.ttst.mean or 0.0) - sum(value for _, _, value in parts)
     if rest > 0:
-        parts.append((timeline.FIRST_TOKEN, "router and network", rest))
+        parts.append((timeline.FIRST_TOKEN, "not accounted for", rest))
     return parts
 
 
