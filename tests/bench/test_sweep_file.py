@@ -107,6 +107,25 @@ def test_a_fingerprint_changes_with_what_is_measured_and_only_then(tmp_path: Pat
     assert of(WHOLE.replace("0.95", "0.9"), "1p1d/goodput") != searched
 
 
+def test_plain_words_are_read_as_yaml_1_2(tmp_path: Path) -> None:
+    words = "a: 5000:250, b: on, c: 1e3, d: -2, e: .5, f: true, g: 2026-01-01, h: 010, i: 12.50"
+    plan = read(tmp_path, f"workers: 1\nloads: [{{name: x, arguments: {{{words}, j: }}}}]")
+    said = dict(plan.loads[0].options)
+    del said["seed"]
+    assert said == {
+        "a": "5000:250",
+        "b": "on",
+        "c": 1000.0,
+        "d": -2,
+        "e": 0.5,
+        "f": True,
+        "g": "2026-01-01",
+        "h": 10,
+        "i": 12.5,
+        "j": None,
+    }
+
+
 def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
     text = "workers: 1\nloads: [{name: a}, {name: b, arguments: {seed: 7}}, {name: c}]"
     assert [load.options["seed"] for load in read(tmp_path, text).loads] == [1, 7, 3]

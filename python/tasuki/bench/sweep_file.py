@@ -24,12 +24,14 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, spread
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
+from tasuki.bench.yaml12 import Yaml12
 
 # What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`.
 _SERVE_ITSELF = frozenset(
     ("model", "prefill", "decode", "mixed", "port", "log-dir", "quiet", "worker-base-port")
 )
 _LOAD_ITSELF = frozenset(("base-url", "model", "output", "topology", "label"))
+
 Scalar = bool | int | float | str
 Options = dict[str, Scalar | list[Scalar] | None]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
@@ -252,7 +254,7 @@ def _unique(kind: str, names: list[str]) -> None:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=Yaml12)
     except OSError as error:
         raise BenchError(f"{file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
