@@ -25,7 +25,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
-import random
 import statistics
 import sys
 import time
@@ -36,12 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from worn_pools import TOKEN_BYTES, UNIT_TOKENS, Wear, layout_of, units_of
 
 from tasuki.bench.header import header, own_command, write_result
-from tasuki.engine.block_pool import BlockPool
-from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.kv.effects import Pull, PullDone
-from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller
 from tasuki.kv.transfer_plan import Run, make_plan
 from tasuki.kv.transport import Transfer, Transport, create_transport, metadata_digest
@@ -49,9 +46,6 @@ from tasuki.v1 import kv_pb2
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "handoff_nvlink.json"
-LAYERS, KV_HEADS, HEAD_DIM = 36, 8, 128
-UNIT_TOKENS = 16  # every block size is a multiple; the pattern is written by units
-TOKEN_BYTES = LAYERS * KV_HEADS * 2 * HEAD_DIM * 2
 DEADLINE_S = 120.0
 SOURCE, READER = 0, 1
 
@@ -60,9 +54,15 @@ Pipe = multiprocessing.connection.Connection
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both processes are told."""
+    """What both processes are told.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        all_visible: Each process sees both GPUs, not its own alone.
+    """
 
     device: str
+    all_visible: bool
     pool_bytes: int
     block_sizes: tuple[int, ...]
     prompts: tuple[int, ...]
@@ -88,32 +88,16 @@ class Timed:
             self.post_s += time.perf_counter() - begin_s
 
 
-def layout_of(settings: Settings, block_size: int) -> CacheLayout:
-    """The pool of blocks of `block_size` tokens."""
-    return CacheLayout(
-        num_blocks=settings.pool_bytes // (TOKEN_BYTES * block_size),
-        kv_heads=KV_HEADS,
-        layers=LAYERS,
-        block_size=block_size,
-        head_dim=HEAD_DIM,
-        dtype=torch.bfloat16,
-    )
-
-
-def allocate(settings: Settings) -> torch.Tensor:
-    """The memory of all pools, [bytes] uint8, on this process's only GPU."""
+def allocate(settings: Settings, gpu: int) -> torch.Tensor:
+    """The memory of all pools, [bytes] uint8, on this process's GPU."""
+    if settings.device == "cuda":
+        torch.cuda.set_device(gpu if settings.all_visible else 0)
     return torch.empty(settings.pool_bytes, dtype=torch.uint8, device=settings.device)
-
-
-def units_of(memory: torch.Tensor) -> torch.Tensor:
-    """[units, elements] int32: a unit is the KV of `UNIT_TOKENS` tokens."""
-    whole = memory.shape[0] // (UNIT_TOKENS * TOKEN_BYTES) * (UNIT_TOKENS * TOKEN_BYTES)
-    return memory[:whole].view(torch.int32).view(-1, UNIT_TOKENS * TOKEN_BYTES // 4)
 
 
 def open_pool(memory: torch.Tensor, settings: Settings, block_size: int) -> Transport:
     """A transport over `memory` as a pool of blocks of `block_size`."""
-    layout = layout_of(settings, block_size)
+    layout = layout_of(settings.pool_bytes, block_size)
     pool = memory[: layout.pool_bytes].view(torch.bfloat16).view(layout.shape)
     transport = create_transport("nixl")
     transport.register(pool, layout)
@@ -122,7 +106,7 @@ def open_pool(memory: torch.Tensor, settings: Settings, block_size: int) -> Tran
 
 def serve(pipe: Pipe, settings: Settings) -> None:
     """The source: every unit holds its number; then it only waits."""
-    memory = allocate(settings)
+    memory = allocate(settings, SOURCE)
     units = units_of(memory)
     units[:] = torch.arange(len(units), dtype=torch.int32, device=memory.device)[:, None]
     if memory.is_cuda:
@@ -131,33 +115,6 @@ def serve(pipe: Pipe, settings: Settings) -> None:
         transport = open_pool(memory, settings, block_size)
         pipe.send((transport.layout.SerializeToString(), transport.metadata))
     pipe.recv()
-
-
-class Wear:
-    """The state of a pool after a long life."""
-
-    def __init__(self, num_blocks: int, ages: int, longest: int, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._pool = BlockPool(num_blocks, PrefixCache(enabled=False))
-        held: list[list[int]] = []
-        for _ in range(ages):
-            count = self._random.randint(1, longest)
-            if held and (self._random.random() < 0.5 or count > self._pool.available // 2):
-                self._pool.release(held.pop(self._random.randrange(len(held))))
-            else:
-                held.append(self._pool.allocate(count))
-
-    def aged(self, count: int) -> list[int]:
-        """What the worn pool gives to a prompt of `count` blocks; it stays given for the next."""
-        if self._pool.available < 2 * count:
-            raise SystemExit(f"--pool-gb is too small for prompts of {count} blocks")
-        blocks = self._pool.allocate(count)
-        self._pool.release(blocks[: count // 2])  # so that the next one gets others, too
-        return blocks
-
-    def scattered(self, count: int) -> list[int]:
-        """Blocks from anywhere."""
-        return self._random.sample(range(self._pool.num_blocks), count)
 
 
 class Reader:
@@ -187,7 +144,7 @@ class Reader:
 
     def measure(self, block_size: int, wire: bytes, metadata: bytes) -> list[dict[str, Any]]:
         """All prompts on blocks of one size."""
-        layout = layout_of(self._settings, block_size)
+        layout = layout_of(self._settings.pool_bytes, block_size)
         longest = -(-max(self._settings.prompts) // block_size)
         source, own = (
             Wear(layout.num_blocks, self._settings.ages, longest, seed) for seed in (1, 2)
@@ -261,7 +218,7 @@ class Reader:
 
 def read(pipe: Pipe, settings: Settings) -> None:
     """The reader: measures what it is told, block size by block size."""
-    reader = Reader(settings, allocate(settings))
+    reader = Reader(settings, allocate(settings, READER))
     pipe.send(None)
     while (work := pipe.recv()) is not None:
         pipe.send(reader.measure(*work))
@@ -329,13 +286,13 @@ def receive(pipe: Pipe) -> Any:
 
 def run(settings: Settings) -> dict[str, Any]:
     """All measurements."""
-    on_gpus = settings.device != "cpu"
+    apart = settings.device == "cuda" and not settings.all_visible
     with process(copy_limit, settings, None) as pipe:
         limit = receive(pipe)
     rows = []
     with (
-        process(serve, settings, str(SOURCE) if on_gpus else None) as source,
-        process(read, settings, str(READER) if on_gpus else None) as reader,
+        process(serve, settings, str(SOURCE) if apart else None) as source,
+        process(read, settings, str(READER) if apart else None) as reader,
     ):
         receive(reader)
         for block_size in settings.block_sizes:
@@ -362,6 +319,7 @@ def main() -> int:
     """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--all-visible", action="store_true", help="see both GPUs in each process")
     parser.add_argument("--pool-gb", type=float, help="of each pool [110; cpu: 1]")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 904, 5000])
@@ -374,6 +332,7 @@ def main() -> int:
     pool_gb = arguments.pool_gb or (110.0 if arguments.device == "cuda" else 1.0)
     settings = Settings(
         device=arguments.device,
+        all_visible=arguments.all_visible,
         pool_bytes=int(pool_gb * 1e9),
         block_sizes=tuple(arguments.block_sizes),
         prompts=tuple(arguments.tokens),

@@ -5,8 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasuki.worker.config import Limits
-from tasuki.worker.profile import _batch, _lengths
+from tasuki.worker import profile
+from tasuki.worker.config import ConfigError, Limits
+from tasuki.worker.profile import _batch, _lengths, pool_bytes
+
+LIMITS = Limits(block_size=16, max_batched_tokens=64, max_running_requests=8)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """A GPU of 1,000 bytes, 300 of them free once weights are loaded; a step takes 100."""
+    memory = [(300, 1_000)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: memory[0])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 250)
+    monkeypatch.setattr(profile, "_largest_step", lambda *_: 100)
+    return memory
+
+
+def test_the_pool_takes_what_weights_and_a_step_leave_of_the_share(
+    gpu: list[tuple[int, int]],
+) -> None:
+    def left(utilization: float) -> int:
+        return pool_bytes(None, None, None, LIMITS, utilization)  # type: ignore[arg-type]
+
+    assert left(0.9) == 900 - 700 - 100
+    assert left(1.0) == 200
+    gpu[0] = (500, 1_000)
+    assert left(0.9) == 300
+    with pytest.raises(ConfigError, match="of the GPU's 1000 bytes 500 are used, 250 of them by"):
+        left(0.6)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.base import CausalModel
-from tasuki.worker.config import Limits
+from tasuki.worker.config import ConfigError, Limits
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ def pool_bytes(
         make_pool: Makes a pool of so many blocks.
         limits: Of the steps.
         utilization: Share of all of the device's memory that may be used.
+
+    Raises:
+        ConfigError: None is left.
     """
     _, total = torch.cuda.mem_get_info()
     step_bytes = _largest_step(model, attend, make_pool, limits)
@@ -56,6 +59,14 @@ def pool_bytes(
         utilization,
         left / 1e9,
     )
+    if left <= 0:
+        own = torch.cuda.memory_reserved()
+        raise ConfigError(
+            f"gpu-memory-utilization is {utilization:g}, which leaves nothing for KV: of the"
+            f" GPU's {total} bytes {total - free} are used, {own} of them by this worker's weights,"
+            f" and a step takes {step_bytes}: end what else runs there, raise"
+            f" gpu-memory-utilization or lower max-batched-tokens"
+        )
     return left
 
 
