@@ -192,7 +192,7 @@ def expected(
     tokens: list[int] = []
     while True:
         logits = logits_of(ideal_kv(sequence.tokens))[None]
-        [token] = sample(logits, [0], [Draw(sequence, choice)]).tokens.tolist()
+        [token] = sample(logits, [0], [Draw.next(sequence, choice)]).tokens.tolist()
         tokens.append(token)
         sequence.tokens.append(token)
         finish = finish_reason(

@@ -87,7 +87,7 @@ class HashRunner:
                 launched.failed.append(sequence)
             if end >= len(sequence.tokens):
                 for choice in sequence.choices:
-                    launched.draws.append(Draw(sequence, choice))
+                    launched.draws.append(Draw.next(sequence, choice))
                     launched.tokens.append(next_token(tokens, choice))
                     drawn[sequence] = launched.tokens[-1]
         self.sampled = drawn

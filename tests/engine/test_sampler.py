@@ -22,7 +22,7 @@ def draw(choice: int = 0, outputs: tuple[int, ...] = (), prompt=(1, 2), **params
     request = spec("r", prompt, choices=(choice,), max_tokens=10_000, **params)
     sequence = Request(request, 0, b"", 0.0).sequences[0]
     sequence.tokens.extend(outputs)
-    return Draw(sequence, choice)
+    return Draw.next(sequence, choice)
 
 
 def sample(logits, rows, draws):

@@ -205,3 +205,22 @@ def test_blocks_come_back_when_the_last_step_that_may_touch_them_has_landed():
     bench.land(second)
     assert bench.pool.available == bench.config.num_blocks
     bench.pool.check([])
+
+
+def test_what_a_copy_reads_is_nobody_elses_until_it_has_landed():
+    bench = Bench()
+    a = bench.add(10)
+    bench.step()
+    shared = a.blocks[2]
+    others = [bench.scheduler.fork(a, choice) for choice in (1, 2)]
+    for other in others:
+        bench.scheduler.start_decode(other)
+    bench.pool.allocate(bench.pool.available - 1)  # enough for one copy
+    plan = bench.plan()
+    assert rows(plan) == [(a, 1)]
+    assert plan.copies == [(shared, a.blocks[2])]
+    assert [other.stage for other in others] == [Stage.WAITING] * 2
+    bench.scheduler.launched(plan)
+    assert bench.pool.references(shared) == 1
+    bench.land(plan)
+    assert bench.pool.references(shared) == 0

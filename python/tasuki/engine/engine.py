@@ -256,17 +256,7 @@ class Engine:
         if request.cancelled or not wanted:
             self._end(request, LegEndReason.ABORTED)
             return
-        finishes = []
-        for first in wanted:
-            finish = self._finish(root, first.token)
-            if finish is None and first.finished:
-                stops = request.spec.sampling.stop_token_ids
-                finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
-            finishes.append(finish)
-        root.choices = [first.choice for first in wanted]
-        logprobs = [first.logprob for first in wanted]
-        self._report(root, [first.token for first in wanted], finishes, logprobs)
-        self._go_on(root, [first.token for first in wanted], finishes)
+        self._begin(root, wanted)
         self._stalled = False
 
     def end_decode_leg(
@@ -350,14 +340,13 @@ class Engine:
             upto = index + 1
             while upto < count and draws[upto].sequence is sequence:
                 upto += 1
-            if sequence not in void:
-                self._sampled(
-                    sequence,
-                    draws[index:upto],
-                    tokens[index:upto],
-                    None if logprobs is None else logprobs[index:upto],
-                    now_s,
-                )
+            entries = None if logprobs is None else logprobs[index:upto]
+            if sequence in void:
+                pass
+            elif sequence.stage is Stage.DECODE:
+                self._decoded(sequence, tokens[index], entries[0] if entries else None, now_s)
+            else:
+                self._prefilled(sequence, draws[index:upto], tokens[index:upto], entries, now_s)
             index = upto
         for request, reason in reasons.items():
             self._fail(request, reason)
@@ -373,29 +362,56 @@ class Engine:
             self._pending.announced.append(Announced(request.request_id, request.announced, blocks))
             request.announced = final
 
-    def _sampled(
+    def _decoded(
+        self, sequence: SequenceState, token: int, logprob: TokenLogprob | None, now_s: float
+    ) -> None:
+        """A sequence of one choice has its next token."""
+        self._counters.output_tokens += 1
+        finish = self._finish(sequence, token)
+        self._report(sequence, sequence.choices[0], token, finish, logprob)
+        request = sequence.request
+        if now_s != request.last_token_s:
+            self._note_time(request, now_s)
+        if finish is None:
+            sequence.tokens.append(token)
+        else:
+            self._done(sequence)
+
+    def _prefilled(
         self,
         sequence: SequenceState,
         draws: Sequence[Draw],
-        tokens: list[int],
+        tokens: Sequence[int],
         logprobs: Sequence[TokenLogprob | None] | None,
         now_s: float,
     ) -> None:
-        """A sequence has a next token for each of its choices."""
+        """A prompt is computed: there is a first token for each choice, but for aborted ones."""
+        firsts = [
+            FirstToken(
+                draw.choice,
+                token,
+                self._finish(sequence, token) is not None,
+                None if logprobs is None else logprobs[index],
+            )
+            for index, (draw, token) in enumerate(zip(draws, tokens, strict=True))
+            if draw.choice in sequence.choices
+        ]
+        self._counters.output_tokens += len(firsts)
         request = sequence.request
-        if len(draws) != len(sequence.choices):  # some were aborted while the step ran
-            kept = [i for i, draw in enumerate(draws) if draw.choice in sequence.choices]
-            tokens = [tokens[i] for i in kept]
-            logprobs = None if logprobs is None else [logprobs[i] for i in kept]
-        self._counters.output_tokens += len(tokens)
-        finishes = [self._finish(sequence, token) for token in tokens]
-        self._report(sequence, tokens, finishes, logprobs)
         if now_s != request.last_token_s:
             self._note_time(request, now_s)
-        if request.leg is Leg.PREFILL:
-            self._prefilled(sequence, tokens, finishes, logprobs)
-        else:
-            self._go_on(sequence, tokens, finishes)
+        if request.leg is not Leg.PREFILL:
+            self._begin(sequence, firsts)
+            return
+        # Its blocks stay, unless nothing needs to move.
+        going = self._tell(sequence, firsts)
+        self._pending.prefilled.append(
+            Prefilled(request.request_id, len(sequence.blocks), tuple(firsts))
+        )
+        self._scheduler.stop(sequence)
+        request.phase = Phase.PREFILLED
+        if not going:
+            self._end(request, LegEndReason.FINISHED)
 
     def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
         return finish_reason(
@@ -409,82 +425,65 @@ class Engine:
     def _report(
         self,
         sequence: SequenceState,
-        tokens: list[int],
-        finishes: list[FinishReason | None],
-        logprobs: Sequence[TokenLogprob | None] | None,
+        choice: int,
+        token: int,
+        finish: FinishReason | None,
+        logprob: TokenLogprob | None,
     ) -> None:
-        """One Output for each choice of a sequence; `tokens` and others go by choice."""
+        """One Output: the next token of a choice of a sequence."""
         request = sequence.request
-        position = sequence.num_outputs
-        cached = request.cached_tokens or 0 if position == 0 else 0
-        for index, choice in enumerate(sequence.choices):
-            entry = None if logprobs is None else logprobs[index]
-            self._pending.outputs.append(
-                Output(
-                    request_id=request.request_id,
-                    choice=choice,
-                    position=position,
-                    tokens=[tokens[index]],
-                    logprobs=None if entry is None else [entry],
-                    finish=finishes[index],
-                    prompt_logprobs=request.prompt_logprobs,
-                    cached_prompt_tokens=cached,
-                )
-            )
-            request.prompt_logprobs = None
-
-    def _prefilled(
-        self,
-        sequence: SequenceState,
-        tokens: list[int],
-        finishes: list[FinishReason | None],
-        logprobs: Sequence[TokenLogprob | None] | None,
-    ) -> None:
-        """A PREFILL leg is computed: its blocks stay, unless nothing needs to move."""
-        request = sequence.request
-        scores = [None] * len(tokens) if logprobs is None else logprobs
-        first_tokens = tuple(
-            FirstToken(choice, token, finish is not None, logprob)
-            for choice, token, finish, logprob in zip(
-                sequence.choices, tokens, finishes, scores, strict=True
+        position = len(sequence.tokens) - request.num_prompt_tokens
+        self._pending.outputs.append(
+            Output(
+                request.spec.request_id,
+                choice,
+                position,
+                [token],
+                None if logprob is None else [logprob],
+                finish,
+                request.prompt_logprobs,
+                request.cached_tokens or 0 if position == 0 else 0,
             )
         )
-        self._pending.prefilled.append(
-            Prefilled(request.request_id, len(sequence.blocks), first_tokens)
-        )
-        self._scheduler.stop(sequence)
-        request.phase = Phase.PREFILLED
-        if all(first.finished for first in first_tokens):
-            self._end(request, LegEndReason.FINISHED)
+        request.prompt_logprobs = None
 
-    def _go_on(
-        self, sequence: SequenceState, tokens: list[int], finishes: list[FinishReason | None]
-    ) -> None:
-        """Let the choices that have not finished generate, each in its own sequence."""
-        request = sequence.request
-        going = [
-            (choice, token)
-            for choice, token, finish in zip(sequence.choices, tokens, finishes, strict=True)
-            if finish is None
-        ]
+    def _tell(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> list[FirstToken]:
+        """Report the first tokens of a sequence's choices; returns those of choices that go on."""
+        going = []
+        for first in firsts:
+            finish = self._finish(sequence, first.token)
+            if finish is None and first.finished:
+                stops = sequence.request.spec.sampling.stop_token_ids
+                finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
+            self._report(sequence, first.choice, first.token, finish, first.logprob)
+            if finish is None:
+                going.append(first)
+        return going
+
+    def _begin(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> None:
+        """Report first tokens, and let choices go on, each in its own sequence."""
+        going = self._tell(sequence, firsts)
         if not going:
-            self._scheduler.remove(sequence)
-            request.sequences.remove(sequence)
-            if not request.sequences:
-                self._end(request, LegEndReason.FINISHED)
+            self._done(sequence)
             return
-        for choice, token in going[1:]:
-            child = self._scheduler.fork(sequence, choice)
-            child.tokens.append(token)
+        for first in going[1:]:
+            child = self._scheduler.fork(sequence, first.choice)
+            child.tokens.append(first.token)
             self._scheduler.start_decode(child)
-        choice, token = going[0]
-        sequence.tokens.append(token)
+        sequence.tokens.append(going[0].token)
+        sequence.choices = [going[0].choice]
         if sequence.stage is Stage.PREFILL:
-            sequence.choices = [choice]
             self._scheduler.promote(sequence)
-        elif sequence.stage is Stage.IDLE:
-            sequence.choices = [choice]
+        else:
             self._scheduler.start_decode(sequence)
+
+    def _done(self, sequence: SequenceState) -> None:
+        """Every choice of a sequence has finished."""
+        request = sequence.request
+        self._scheduler.remove(sequence)
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            self._end(request, LegEndReason.FINISHED)
 
     def _note_time(self, request: Request, now_s: float) -> None:
         timings = request.timings

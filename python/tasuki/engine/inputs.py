@@ -60,9 +60,10 @@ def wanted_logits(plan: StepPlan) -> Wanted:
                 rows.extend(range(begin, begin + last - first))
         if end >= len(sequence.tokens):
             position = end - request.num_prompt_tokens
-            if len(sequence.choices) == 1 and request.leg is not Leg.PREFILL:
+            choices = sequence.choices
+            if len(choices) == 1 and request.spec.leg is not Leg.PREFILL:
                 kept.append(len(draws))
-            for choice in sequence.choices:
+            for choice in choices:
                 draws.append(Draw(sequence, choice, position))
                 draw_rows.append(len(rows))
             rows.append(begin + row.tokens - 1)

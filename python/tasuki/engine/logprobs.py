@@ -56,13 +56,14 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, wants: Sequence[int | None
         logits, tokens = logits[index], tokens[index]
     values = logits.gather(1, tokens[:, None])
     normalizers = logits.logsumexp(dim=-1, keepdim=True)
-    top = logits.topk(min(max(wants[row] or 0 for row in rows), logits.shape[1]), dim=-1)
+    most = min(max(wants[row] or 0 for row in rows), logits.shape[1])
+    top_values, top_ids = logits.topk(most, dim=-1)
     return Scores(
         wants,
         to_host((values - normalizers)[:, 0]),
         to_host((logits > values).sum(dim=-1) + 1),
-        to_host(top.indices),
-        to_host(top.values - normalizers),
+        to_host(top_ids),
+        to_host(top_values - normalizers),
     )
 
 

@@ -69,17 +69,17 @@ class Draw:
     Attributes:
         sequence: What it continues.
         choice: Which of its choices.
-        position: Of the token in the output; by default the next one.
+        position: Of the token in the output.
     """
 
     sequence: SequenceState
     choice: int
-    position: int = -1
+    position: int
 
-    def __post_init__(self) -> None:
-        """Fill in the default."""
-        if self.position < 0:
-            self.position = self.sequence.num_outputs
+    @classmethod
+    def next(cls, sequence: SequenceState, choice: int) -> Draw:
+        """The token after those that are known."""
+        return cls(sequence, choice, sequence.num_outputs)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,317 @@
+"""The engine on CUDA: graphs and overlapping steps against plain steps in turn.
+
+Kernels divide their work by the batch, so sums round differently and two likely
+tokens may change places. Tokens must be the same but where the plain run's own
+two best are within `NEAR` of each other; after such a place the sequences are
+different ones and nothing more is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional: tasuki[gpu])")
+
+from tasuki.attention.select import make_attention
+from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingParams
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.plan import Draw, StepPlan
+from tasuki.engine.request import Request
+from tasuki.engine.runner import Launched, ModelRunner
+from tasuki.engine.sampler import NOT_FINITE, sample
+from tasuki.kv.layout import CacheLayout
+from tasuki.models.base import CausalModel
+from tasuki.models.loader import load_model
+
+NEAR = 0.1  # in logits; bfloat16 activations of this model are off by some hundredths
+VOCAB = 512
+MAX_LEN = 256
+BLOCK_SIZE = 16
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
+    return make_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def make_model(name: str, folder: Path) -> CausalModel:
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+    torch.manual_seed(0)
+    config = {"qwen3": Qwen3Config, "llama": LlamaConfig}[name](**SHAPE)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return load_model(folder, dtype=torch.bfloat16, device="cuda")
+
+
+class StrictRunner(ModelRunner):
+    """Raises when a decode step's launch waits for the device."""
+
+    strict = False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        if not self.strict:
+            return super().launch(plan)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return super().launch(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@dataclass
+class Rig:
+    """An engine on the GPU, and what it told."""
+
+    engine: Engine
+    runner: StrictRunner
+    pool: torch.Tensor
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    ended: dict[str, LegEndReason] = field(default_factory=dict)
+
+    def step(self) -> None:
+        result = self.engine.step()
+        self.engine.check()
+        for output in result.outputs:
+            self.outputs.setdefault(output.request_id, []).append(output)
+        self.ended |= {end.request_id: end.reason for end in result.ended}
+
+    def drain(self) -> None:
+        for _ in range(5000):
+            if not self.engine.has_work():
+                return
+            self.step()
+        raise AssertionError("still busy")
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for output in self.outputs[name] for token in output.tokens]
+
+
+def make_rig(
+    model: CausalModel, *, graphs: bool, overlap: bool, num_blocks: int = 512, rows: int = 24
+) -> Rig:
+    spec = model.spec
+    layout = CacheLayout(
+        num_blocks, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, torch.bfloat16
+    )
+    pool = layout.allocate("cuda")
+    attention, _ = make_attention(pool, spec.num_heads, torch.bfloat16)
+    runner = StrictRunner(model, attention, pool)
+    if graphs:
+        runner.capture(rows, MAX_LEN)
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=MAX_LEN,
+        vocab_size=VOCAB,
+        block_size=BLOCK_SIZE,
+        max_batched_tokens=96,
+        max_running_requests=rows,
+        overlap=overlap,
+    )
+    return Rig(Engine(config, runner), runner, pool)
+
+
+def spec(name: str, length: int, seed: int, max_tokens: int, **params: Any) -> RequestSpec:
+    prompt = [(seed * 7919 + i * i * 31 + i) % VOCAB for i in range(length)]
+    sampling = SamplingParams(seed=seed, max_tokens=max_tokens, **{"temperature": 0.0, **params})
+    return RequestSpec(name, Leg.COLOCATED, prompt, sampling)
+
+
+def crowd(count: int = 20, max_tokens: int = 60, **params: Any) -> list[RequestSpec]:
+    return [spec(f"r{i}", 3 + 11 * i % 130, i, max_tokens - i % 7, **params) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy tokens of a run without graphs and overlap, and by how much each one won."""
+
+    tokens: dict[str, list[int]]
+    gaps: dict[str, list[float]]
+
+    def check(self, name: str, tokens: list[int], whole: bool = True) -> bool:
+        """Assert that these are as good as the reference's; returns whether they are the same."""
+        want = self.tokens[name]
+        assert len(tokens) == len(want) or not whole
+        for at, (mine, other) in enumerate(zip(tokens, want, strict=False)):
+            if mine != other:
+                gap = self.gaps[name][at]
+                assert gap < NEAR, f"{name}, token {at}: {mine}, not {other}, which won by {gap}"
+                return False
+        return True
+
+
+@pytest.fixture(scope="module")
+def reference(model: CausalModel) -> Reference:
+    rig = make_rig(model, graphs=False, overlap=False)
+    for request in crowd(logprobs=2):
+        rig.engine.submit(request)
+    rig.drain()
+    gaps = {
+        name: [
+            entry.top[0][1] - entry.top[1][1]
+            for output in outputs
+            for entry in output.logprobs or []
+        ]
+        for name, outputs in rig.outputs.items()
+    }
+    assert sum(gap > NEAR for each in gaps.values() for gap in each) > 500, "too much is near"
+    return Reference({name: rig.tokens(name) for name in rig.outputs}, gaps)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "overlap"),
+    [(False, True), (True, False), (True, True)],
+    ids=["overlap", "graphs", "both"],
+)
+def test_greedy_tokens_are_those_of_plain_steps(
+    model: CausalModel, reference: Reference, graphs: bool, overlap: bool
+) -> None:
+    rig = make_rig(model, graphs=graphs, overlap=overlap)
+    for request in crowd():
+        rig.engine.submit(request)
+    rig.drain()
+    same = [reference.check(name, rig.tokens(name)) for name in reference.tokens]
+    assert sum(same) > len(same) / 2
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_a_decode_step_is_launched_without_waiting(model: CausalModel) -> None:
+    """Whatever the requests ask for: nothing is read from the device before the tokens."""
+    rig = make_rig(model, graphs=True, overlap=True)
+    extras: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+        {"temperature": 1.2, "min_p": 0.05},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.2, "repetition_penalty": 1.1},
+        {"logit_bias": {5: 3.0}, "logprobs": 3},
+        {"min_tokens": 30, "stop_token_ids": frozenset(range(100))},
+    ]
+    for i, extra in enumerate(extras):
+        rig.engine.submit(spec(f"r{i}", 9 + i, i, 40, **extra))
+    for _ in range(6):
+        rig.step()
+    rig.runner.strict = True
+    for _ in range(12):
+        rig.step()
+    rig.runner.strict = False
+    rig.drain()
+    assert set(rig.ended.values()) == {LegEndReason.FINISHED}
+
+
+def test_abort_in_flight(model: CausalModel, reference: Reference) -> None:
+    rig = make_rig(model, graphs=True, overlap=True)
+    requests = crowd()
+    for request in requests:
+        rig.engine.submit(request)
+    for turn in range(30):
+        rig.step()
+        if turn % 5 == 4:
+            rig.engine.abort(f"r{turn // 2}")
+    rig.drain()
+    for request in requests:
+        name = request.request_id
+        finished = rig.ended[name] is LegEndReason.FINISHED
+        reference.check(name, rig.tokens(name) if name in rig.outputs else [], whole=finished)
+    assert LegEndReason.ABORTED in rig.ended.values()
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_preemption(model: CausalModel, reference: Reference) -> None:
+    rig = make_rig(model, graphs=True, overlap=True, num_blocks=2 * MAX_LEN // BLOCK_SIZE)
+    for request in crowd():
+        rig.engine.submit(request)
+    rig.drain()
+    assert rig.engine.counters().preemptions > 0
+    for name in reference.tokens:
+        reference.check(name, rig.tokens(name))
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_a_request_that_is_not_finite_fails_alone(model: CausalModel, reference: Reference) -> None:
+    """A key or value that is no number: its sequence fails, and leaves nothing behind."""
+    rig = make_rig(model, graphs=True, overlap=True)
+    for request in crowd(4):
+        rig.engine.submit(request)
+    victim = spec("victim", 40, 99, 60)
+    rig.engine.submit(victim)
+    while len(rig.outputs.get("victim", ())) < 5:
+        rig.step()
+    [sequence] = rig.engine._requests["victim"].sequences
+    rig.pool[sequence.blocks[1]] = float("nan")
+    rig.drain()
+    assert rig.ended["victim"] is LegEndReason.FAILED
+    for i in range(4):
+        reference.check(f"r{i}", rig.tokens(f"r{i}"))
+    assert rig.pool.isfinite().all()
+
+
+def _draws(count: int, **params: Any) -> list[Draw]:
+    requests = (Request(spec("r", 3, seed, 9, **params), seed, b"", 0.0) for seed in range(count))
+    return [Draw.next(request.sequences[0], 0) for request in requests]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 7},
+        {"temperature": 1.3, "top_k": 50, "top_p": 0.9},
+        {"temperature": 1.0, "min_p": 0.1},
+    ],
+    ids=lambda params: " ".join(map(str, params)),
+)
+def test_the_gpu_draws_what_the_cpu_draws(params: dict[str, Any]) -> None:
+    """The same uniforms through the same distribution, but for the last digits of exp."""
+    count = 1000
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(1)) * 3
+    draws = _draws(count, **params)
+    with torch.inference_mode():
+        rows = logits.expand(count, -1)
+        there = sample(rows.cuda(), range(count), draws).tokens.tolist()
+        here = sample(rows, range(count), draws).tokens.tolist()
+    assert sum(a == b for a, b in zip(there, here, strict=True)) > 0.99 * count
+
+
+def test_draws_follow_the_softmax() -> None:
+    count = 8000
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2), device="cpu") * 2
+    draws = _draws(count, temperature=1.0)
+    with torch.inference_mode():
+        tokens = sample(logits.cuda().expand(count, -1), range(count), draws).tokens.tolist()
+    wanted, found = logits.softmax(-1)[0], Counter(tokens)
+    for token in wanted.topk(8).indices.tolist():
+        p = float(wanted[token])
+        assert abs(found[token] / count - p) < 4 * math.sqrt(p * (1 - p) / count)
+
+
+def test_rows_that_are_not_finite_are_marked() -> None:
+    logits = torch.zeros(4, 1000, device="cuda")
+    logits[1, 5], logits[2, 6] = float("nan"), float("inf")
+    for params in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}):
+        with torch.inference_mode():
+            tokens = sample(logits, range(4), _draws(4, **params)).tokens.tolist()
+        assert [token == NOT_FINITE for token in tokens] == [False, True, True, False]
