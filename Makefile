@@ -52,8 +52,9 @@ fmt: setup-dev ## Format Python and Rust
 	$(BIN)/ruff format .
 	cargo fmt --all
 
-bench: setup-dev ## Split against colocated on this machine
-	$(BIN)/python benchmarks/split_vs_colocated.py
+bench: setup ## Colocated against every split of three workers here (15 min), with pictures
+	@$(BIN)/tasuki bench sweep benchmarks/sweep.yaml
+	@$(BIN)/tasuki plot results/sweep --out results/plots
 
 proto: setup-dev ## Generate the Python side of the contract
 	$(GENERATE) proto/tasuki/v1/*.proto

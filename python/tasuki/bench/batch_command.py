@@ -182,9 +182,9 @@ def _start_and_measure(
     table: _Table, topology: str, options: dict[str, Any], say: Callable[[str], None]
 ) -> None:
     """Start a server, measure it, and stop it."""
-    from tasuki.bench.header import machine
     from tasuki.bench.serving import Serving
     from tasuki.bench.topologies import Target, parse_topology, topology_name
+    from tasuki.launch.gpus import usable_gpus
     from tasuki.models.fetch import resolve_model
 
     parsed = parse_topology(topology)
@@ -193,7 +193,7 @@ def _start_and_measure(
     say(f"starting {parsed}")
     serving = Serving(parsed, options, table.path.with_suffix(".serve.log"))
     try:
-        block = target.describe(len(machine()["gpus"]))
+        block = target.describe(len(usable_gpus()))
         known = replace(table, tokenizer=tokenizer, topology=block)
         _measure(known, serving.url, serving.model, say)
     finally:

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.goodput_run import search_goodput
-from tasuki.bench.header import machine, write_result
+from tasuki.bench.header import write_result
 from tasuki.bench.load import LoadRun
 from tasuki.bench.plan import HOW_MUCH, WARMUP_SEED, Goal, Plan, Point
 from tasuki.bench.sweep_state import SweepState
 from tasuki.bench.sweep_table import one_line
 from tasuki.bench.topologies import Target
+from tasuki.launch.gpus import usable_gpus
 
 
 class Deployment(Protocol):
@@ -172,7 +173,7 @@ class Sweep:
         )
 
     def _describe(self, target: Target) -> dict[str, Any]:
-        return target.describe(len(machine()["gpus"]))
+        return target.describe(len(usable_gpus()))
 
     def _log(self, target: Target, name: str) -> Path:
         return self._state.folder / target.name / f"{name}.log"
