@@ -182,16 +182,19 @@ def _kernels(bench: Bench) -> None:
 def _fallback(
     bench: Bench, folder: Path, works: dict[str, tuple[Work, ...]], block_size: int
 ) -> None:
-    """The same shape through transformers."""
+    """The same shape through transformers, as it is and compiled."""
     from tasuki.models.fallback import load_fallback
 
     own, spec = bench.model, bench.model.spec
-    bench.model = load_fallback(
+    model = load_fallback(
         folder, spec, bench.dtype, bench.device, trust_remote_code=False, dummy=True
     )
+    bench.model = model
     try:
-        bench.step(works["decode"][0], "transformers", block_size, graph=bench.on_cuda)
-        bench.step(works["prefill"][0], "transformers", block_size)
+        for name in ("transformers", "compiled"):
+            bench.step(works["decode"][0], name, block_size, graph=bench.on_cuda)
+            bench.step(works["prefill"][0], name, block_size)
+            model.compile()
     finally:
         bench.model = own
 

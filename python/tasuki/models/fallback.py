@@ -15,6 +15,7 @@ imported only when needed. Runs on the engine thread.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.paged_op import Slot, paged_attention
 from tasuki.models.spec import ModelSpec, architecture_of, read_config, read_eos
 
 _IMPLEMENTATION = "tasuki_paged"
@@ -36,9 +38,9 @@ _HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What reaches the attention function of every layer."""
+    """What reaches the attention function of every layer; the same object every step."""
 
-    attention: AttentionBackend
+    slot: Slot
     spec: ModelSpec
 
 
@@ -50,11 +52,23 @@ class FallbackModel:
         self.spec = spec
         self._module = module
         self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._step = _Step(Slot(), spec)
+
+    def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Let torch compile the model when it next runs: one graph for all batch sizes.
+
+        It takes a minute or so, and less where torch finds its cache.
+
+        Args:
+            backend: of torch.compile.
+        """
+        self._module.compile(fullgraph=True, dynamic=True, backend=backend)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Run one step; see `CausalModel.forward`."""
-        options: dict[str, Any] = {"tasuki_step": _Step(attention, self.spec)}
+        self._step.slot.attention = attention
+        options: dict[str, Any] = {"tasuki_step": self._step}
         if self._selects_rows:
             options["logits_to_keep"] = batch.logits_rows
         logits: torch.Tensor = self._module(
@@ -247,14 +261,16 @@ def _attend(
             f"{tasuki_step.spec.architecture} is not supported: its attention {reason}"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    attended = tasuki_step.attention.forward(
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window or tasuki_step.spec.sliding_windows[layer],
-    )
+    # [T, heads, head_dim]
+    parts = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window or tasuki_step.spec.sliding_windows[layer]
+    slot = tasuki_step.slot
+    if torch.compiler.is_compiling():
+        attended = paged_attention(*parts, slot.handle, layer, scale, window or 0)
+    else:
+        assert slot.attention is not None
+        attended = slot.attention.forward(layer, *parts, scale=scale, sliding_window=window)
     return attended[None], None
 
 

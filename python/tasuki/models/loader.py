@@ -41,6 +41,7 @@ def load_model(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     weights: str = "auto",
+    compiled: bool = False,
 ) -> CausalModel:
     """Load a model: on the fast path if its family has one, else through transformers.
 
@@ -51,6 +52,8 @@ def load_model(
         trust_remote_code: Whether code that comes with the folder may run.
         weights: One of WEIGHTS: "auto" reads the folder's; "dummy" makes random
             ones of the config's shape on the device, for benchmarks.
+        compiled: Whether torch compiles a model that has no fast path: a minute
+            at its first step, and faster ones after that.
 
     Raises:
         ModelError: The folder is not complete, or its weights do not fit its config,
@@ -65,9 +68,12 @@ def load_model(
     if not spec.native:
         from tasuki.models.fallback import load_fallback
 
-        return load_fallback(
+        model = load_fallback(
             folder, spec, dtype, device, trust_remote_code=trust_remote_code, dummy=dummy
         )
+        if compiled:
+            model.compile()
+        return model
     with torch.inference_mode():
         tensors: Tensors
         if dummy:
