@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,25 +32,35 @@ def config(**settings: str) -> WorkerConfig:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """A machine with two GPUs; gives the devices that were made current."""
-    current: list[torch.device] = []
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with GPUs 4 and 6."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    return current
 
 
-def test_gpus_are_used_if_there_are_any(gpus: list[torch.device]) -> None:
-    assert choose_device("auto") == GPU
-    assert choose_device("cuda") == GPU
-    assert choose_device("cuda:1") == torch.device("cuda:1")
-    assert gpus == [GPU, GPU, torch.device("cuda:1")]
-    assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device is cuda:2, there are 2 GPUs"):
+@pytest.mark.parametrize(
+    ("wanted", "seen"), [("auto", "4,6"), ("cuda", "4,6"), ("cuda:0", "4"), ("cuda:1", "6")]
+)
+def test_a_worker_sees_the_gpu_that_it_is_told(gpus: None, wanted: str, seen: str) -> None:
+    assert choose_device(wanted) == GPU
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_a_gpu_that_is_not_there_is_refused(gpus: None) -> None:
+    with pytest.raises(ConfigError, match=r"device is cuda:2, .* is '4,6': it names 2"):
         choose_device("cuda:2")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_where_all_gpus_are_seen_the_number_is_the_name(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert choose_device("cuda:3") == GPU
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def test_without_gpus_the_cpu_is_used_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

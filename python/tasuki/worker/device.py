@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from tasuki.models.spec import ModelSpec
 from tasuki.worker.config import ConfigError, WorkerConfig
 
 log = logging.getLogger(__name__)
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _DTYPES = {
     "float32": torch.float32,
@@ -31,25 +34,37 @@ class Dtypes:
 def choose_device(wanted: str) -> torch.device:
     """The device that `wanted` means here (`WorkerConfig.device`).
 
+    Call it before anything else uses CUDA: this process then sees no GPU but
+    its own, which is the current one of every thread.
+
     Raises:
         ConfigError: It is not there; says what is.
     """
+    if wanted.startswith("cuda:"):
+        _see_only(wanted)
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no such GPU"
         raise ConfigError(
             f"device is {wanted}, but torch {torch.__version__} {why}: use --device cpu, or check"
-            " the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
+            f" the driver (nvidia-smi) and {_VISIBLE}"
         )
-    index, there = int(wanted.partition(":")[2] or 0), torch.cuda.device_count()
-    if index >= there:
-        raise ConfigError(f"device is {wanted}, there are {there} GPUs: use cuda:0 to {there - 1}")
-    device = torch.device("cuda", index)
+    device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     torch.cuda.synchronize(device)  # makes CUDA's context: the transport must find it
-    log.info("device %s: %s", device, torch.cuda.get_device_name(device))
+    log.info("device %s: %s", wanted, torch.cuda.get_device_name(device))
     return device
+
+
+def _see_only(wanted: str) -> None:
+    """Hide all GPUs but one, counted among those that can be seen."""
+    index = int(wanted.partition(":")[2])
+    visible = os.environ.get(_VISIBLE)
+    names = None if visible is None else [name for name in visible.split(",") if name.strip()]
+    if names is not None and index >= len(names):
+        raise ConfigError(f"device is {wanted}, {_VISIBLE} is {visible!r}: it names {len(names)}")
+    os.environ[_VISIBLE] = str(index) if names is None else names[index]
 
 
 def choose_dtypes(config: WorkerConfig, spec: ModelSpec, device: torch.device) -> Dtypes:
