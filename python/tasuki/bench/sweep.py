@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +44,42 @@ Deploy = Callable[[Target, Path], Deployment]
 
 Measure = Callable[[LoadRun], Mapping[str, Any]]
 """Runs a load and writes its result; raises `RunFailedError`."""
+
+
+class _Session:
+    """A target's deployment: started when it is needed, and again when it ended by itself."""
+
+    def __init__(self, start: Callable[[Point], Deployment]) -> None:
+        self._start = start
+        self._deployment: Deployment | None = None
+        self._broken: str | None = None
+
+    def deployment(self, first: Point) -> Deployment:
+        """What serves now; `first` is what it will be loaded with.
+
+        Raises:
+            RunFailedError: It does not come up, now or at an earlier point.
+        """
+        if self._broken is not None:
+            raise RunFailedError(self._broken)
+        if self._deployment is None or self._deployment.ended() is not None:
+            self.close()
+            try:
+                self._deployment = self._start(first)
+            except RunFailedError as error:
+                self._broken = str(error)  # the next points need not try again
+                raise
+        return self._deployment
+
+    def why_ended(self) -> str | None:
+        """Why the deployment serves no more, if it does not."""
+        return None if self._deployment is None else self._deployment.ended()
+
+    def close(self) -> None:
+        """Stop what serves."""
+        if self._deployment is not None:
+            self._deployment.stop()
+        self._deployment = None
 
 
 class Sweep:
@@ -85,10 +122,8 @@ class Sweep:
         return failed
 
     def _run_target(self, target: Target) -> int:
-        deployment: Deployment | None = None
-        broken: str | None = None
         failed = 0
-        try:
+        with closing(_Session(lambda first: self._start(target, first))) as session:
             for point in self._plan.points(target):
                 self._number += 1
                 if self._state.is_done(point):
@@ -96,29 +131,15 @@ class Sweep:
                     continue
                 begun_s = time.monotonic()
                 try:
-                    if broken is not None:
-                        raise RunFailedError(broken)
-                    if deployment is not None and deployment.ended() is not None:
-                        deployment = None
-                    if deployment is None:
-                        try:
-                            deployment = self._start(target, point)
-                        except RunFailedError as error:
-                            broken = str(error)  # the next points need not try again
-                            raise
-                        begun_s = time.monotonic()
-                    news = self._run_point(point, deployment)
+                    deployment = session.deployment(point)
+                    begun_s = time.monotonic()
+                    news, reason = self._run_point(point, deployment), None
                 except RunFailedError as error:
+                    reason = session.why_ended() or str(error)
+                    news = f"FAILED: {reason}"
                     failed += 1
-                    reason = (deployment and deployment.ended()) or str(error)
-                    self._state.finish(point, time.monotonic() - begun_s, reason)
-                    self._news(point, f"FAILED: {reason}")
-                else:
-                    self._state.finish(point, time.monotonic() - begun_s)
-                    self._news(point, news)
-        finally:
-            if deployment is not None:
-                deployment.stop()
+                self._state.finish(point, time.monotonic() - begun_s, reason)
+                self._news(point, news)
         return failed
 
     def _start(self, target: Target, first: Point) -> Deployment:
