@@ -47,8 +47,32 @@ class _Graph:
     outputs: Outputs
 
 
+class _Memory:
+    """A tensor's place on the device, which it does not keep."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": {torch.float32: "<f4", torch.int64: "<i8"}[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }
+
+
+def _unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, not kept from others."""
+    if not tensor.is_cuda or not tensor.numel():
+        return tensor
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Memory(tensor), device=tensor.device)
+
+
 class CudaRecorder:
-    """Records work into CUDA graphs that share their memory."""
+    """Records work into CUDA graphs that share their memory.
+
+    What a graph leaves is not kept from the graphs recorded after it: the
+    logits of all buckets would take more than a gigabyte.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -63,8 +87,8 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outputs = work()
-        return graph.replay, outputs
+            logits, best = work()
+        return graph.replay, (_unowned(logits), _unowned(best))
 
 
 Recorder = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]

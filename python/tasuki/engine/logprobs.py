@@ -69,4 +69,7 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, wants: Sequence[int | None
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory (pinned, from a GPU), which is there once the stream gets to it."""
-    return tensor.to("cpu", non_blocking=True, copy=True)
+    if not tensor.is_cuda:
+        return tensor.clone()
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)

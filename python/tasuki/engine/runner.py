@@ -14,6 +14,7 @@ Decode batches run in CUDA graphs once `capture` was called (cuda_graphs.py).
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +75,10 @@ class ModelRunner:
         self._pool = pool
         self._block_size = pool.shape[4]
         self._device = pool.device
+        # Each thread has a current device of its own: whoever calls, it is the pool's.
+        self._here: AbstractContextManager[object] = nullcontext()
+        if pool.is_cuda:
+            self._here = torch.cuda.device(pool.device)
         self._staging = Staging(pool.device)
         self._graphs: DecodeGraphs | None = None
         self._sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
@@ -98,30 +103,15 @@ class ModelRunner:
             max_width=-(-max_model_len // self._block_size),
             block_size=self._block_size,
         )
-        graphs.capture(self._staging, recorder or CudaRecorder())
+        with self._here:
+            graphs.capture(self._staging, recorder or CudaRecorder())
         self._graphs = graphs
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Put a step into the stream: copy blocks, run the model, sample."""
-        for source, target in plan.copies:
-            self._pool[target].copy_(self._pool[source])
-        wanted = wanted_logits(plan)
-        launched = Launched(wanted)
-        logits, best = self._forward(plan, wanted)
-        if wanted.draws:
-            result = sample(
-                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._sampled
-            )
-            self._keep(result.tokens, wanted)
-            launched.tokens, launched.scores = to_host(result.tokens), result.scores
-        for sequence, first, tokens in wanted.scored:
-            rows = logits[first : first + len(tokens)]
-            launched.prompt_scores.append(_score(rows, sequence, tokens))
-        if self._pool.is_cuda:
-            launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            launched.event.record()
-        return launched
+        with self._here:
+            return self._launch(plan)
 
     def collect(self, launched: Launched) -> StepOutcome:
         """Wait for a launched step, and read what it brought."""
@@ -151,6 +141,26 @@ class ModelRunner:
         if blocks:
             bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
             bits.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
+
+    def _launch(self, plan: StepPlan) -> Launched:
+        for source, target in plan.copies:
+            self._pool[target].copy_(self._pool[source])
+        wanted = wanted_logits(plan)
+        launched = Launched(wanted)
+        logits, best = self._forward(plan, wanted)
+        if wanted.draws:
+            result = sample(
+                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._sampled
+            )
+            self._keep(result.tokens, wanted)
+            launched.tokens, launched.scores = to_host(result.tokens), result.scores
+        for sequence, first, tokens in wanted.scored:
+            rows = logits[first : first + len(tokens)]
+            launched.prompt_scores.append(_score(rows, sequence, tokens))
+        if self._pool.is_cuda:
+            launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            launched.event.record()
+        return launched
 
     def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""

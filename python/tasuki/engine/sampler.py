@@ -53,7 +53,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     infinite: no pass of its own is needed to find them.
     """
     most, best = logits.max(dim=-1)
-    return torch.where(most.isfinite(), best, NOT_FINITE)
+    return best.masked_fill(~most.isfinite(), NOT_FINITE)
 
 
 def sample(
@@ -101,7 +101,7 @@ def sample(
             tokens[upload(drawn, torch.int64, device)] = found
     wants = [p.logprobs for p in params]
     scores = None if all(want is None for want in wants) else score(raw, tokens, wants)
-    return Sampled(torch.where(best == NOT_FINITE, best, tokens), scores)
+    return Sampled(tokens.masked_fill(best == NOT_FINITE, NOT_FINITE), scores)
 
 
 def _take(work: torch.Tensor, indices: list[int]) -> torch.Tensor:
