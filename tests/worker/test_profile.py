@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tasuki.attention.sdpa import SdpaAttention
+from tasuki.engine.batch import Batch
+from tasuki.models.loader import load_model
 from tasuki.worker import profile
 from tasuki.worker.config import ConfigError, Limits
-from tasuki.worker.profile import _batch, _lengths, pool_bytes
+from tasuki.worker.profile import _batch, _largest_step, _lengths, pool_bytes
 
 LIMITS = Limits(block_size=16, max_batched_tokens=64, max_running_requests=8)
 
@@ -35,6 +40,33 @@ def test_the_pool_takes_what_weights_and_a_step_leave_of_the_share(
     assert left(0.9) == 300
     with pytest.raises(ConfigError, match="of the GPU's 1000 bytes 500 are used, 250 of them by"):
         left(0.6)
+
+
+def test_the_largest_step_runs_on_the_model(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("synchronize", None),
+        ("reset_peak_memory_stats", None),
+        ("memory_allocated", 1_000),
+        ("max_memory_allocated", 1_500),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    model = load_model(tiny_model, dtype=torch.float32, weights="dummy")
+    spec, seen = model.spec, []
+
+    class Recording(SdpaAttention):
+        def plan(self, batch: Batch) -> None:
+            seen.append(batch)
+            super().plan(batch)
+
+    def make_pool(blocks: int) -> torch.Tensor:
+        return torch.zeros(blocks, spec.num_kv_heads, spec.num_layers, 2, 16, spec.head_dim)
+
+    limits = Limits(block_size=16, max_batched_tokens=5_000, max_running_requests=8)
+    assert _largest_step(model, Recording, make_pool, limits) == 500
+    assert [sum(batch.query_lens) for batch in seen] == [5_000]
+    assert max(seen[0].context_lens) == spec.max_position
 
 
 @pytest.mark.parametrize(

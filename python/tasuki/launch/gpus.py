@@ -66,7 +66,7 @@ def assign_gpus(config: ServeConfig, gpus: Sequence[str]) -> list[tuple[str, ...
         which = f" from number {first} on" if first else ""
         raise TopologyError(
             f"{config.topology} needs {sum(needed)} GPUs, there are {len(left)}{which}: start"
-            f" fewer workers (--prefill, --decode, --mixed) or use --device cpu"
+            f" fewer workers (one GPU is enough for --mixed 1) or use --device cpu"
         )
     assigned = []
     for count in needed:
