@@ -181,43 +181,42 @@ impl PromptMaker {
         }
     }
 
-    /// The next turn: what was asked, its answer, and new content of the user.
-    /// Unlike [`Self::prompt`] the segment is only the new content's length;
-    /// the count is of the whole conversation, as the server reads it.
+    /// The next turn: what was asked, its answer, and new content of the user,
+    /// `segment` long. The count is of the whole conversation; text is not
+    /// counted again, because this happens during the run: the server tells.
     #[must_use]
     pub fn follow(&self, asked: Prompt, answer: &str, segment: Segment) -> Counted {
         let segments = [segment];
-        let new = || match &self.content {
-            Content::Text(text) => {
-                let drawn = self.draw(
-                    &segments,
-                    segment.tokens.saturating_sub(1),
-                    text.pieces().len(),
-                );
-                text.join(drawn)
-            }
-            _ => self.join_words(&segments, segment.tokens),
-        };
         match (asked, &self.content) {
             (Prompt::Tokens(mut tokens), Content::Ids { ids, model }) => {
                 tokens.extend(model.encode(answer, false).unwrap_or_default());
-                tokens.extend(
-                    self.draw(&segments, segment.tokens, ids.len())
-                        .map(|i| ids[i]),
-                );
+                let new = self.draw(&segments, segment.tokens, ids.len());
+                tokens.extend(new.map(|i| ids[i]));
                 #[allow(clippy::cast_possible_truncation)]
                 let count = tokens.len() as u32;
                 (Prompt::Tokens(tokens), Some(count))
             }
             (Prompt::Messages(mut messages), _) => {
                 messages.push(("assistant".to_owned(), answer.to_owned()));
-                messages.push(("user".to_owned(), new()));
-                self.counted(Prompt::Messages(messages))
+                messages.push(("user".to_owned(), self.message(segment)));
+                (Prompt::Messages(messages), None)
             }
             (Prompt::Text(text), _) => {
-                self.counted(Prompt::Text(format!("{text}{answer}\n{}", new())))
+                let new = self.message(segment);
+                (Prompt::Text(format!("{text}{answer}\n{new}")), None)
             }
-            (asked @ Prompt::Tokens(_), _) => self.counted(asked),
+            (asked @ Prompt::Tokens(_), _) => (asked, None),
+        }
+    }
+
+    /// Text of a segment, with nothing taken off for what the server adds.
+    fn message(&self, segment: Segment) -> String {
+        match &self.content {
+            Content::Text(text) => {
+                let rest = segment.tokens.saturating_sub(1);
+                text.join(self.draw(&[segment], rest, text.pieces().len()))
+            }
+            _ => self.join_words(&[segment], segment.tokens),
         }
     }
 
