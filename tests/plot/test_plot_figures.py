@@ -145,6 +145,8 @@ def test_unknown_workloads_are_told_by_their_lengths() -> None:
     ]
     groups = by_workload(runs)
     assert [len(group) for group in groups.values()] == [2, 1]
+    named = replace(run(), workload="w", input_tokens_mean=5100.0, output_tokens_mean=251.0)
+    assert [len(group) for group in by_workload([*runs, named]).values()] == [2, 2]
     assert list(groups) == ["about 528 tokens in, 521 out", "about 5,000 tokens in, 250 out"]
 
 
@@ -152,6 +154,11 @@ def test_the_chosen_load_is_the_middle_one_that_all_have() -> None:
     runs = [run("a", rate=r) for r in (1, 2, 3, 4)] + [run("b", rate=r) for r in (2, 3, 4)]
     assert [(r.label, r.load.rate) for r in chosen(runs, "")] == [("a", 3), ("b", 3)]
     assert [(r.label, r.load.rate) for r in chosen(runs, "1/s")] == [("a", 1)]
+    named, unnamed = (
+        replace(run(label), workload=workload, input_tokens_mean=10.0, output_tokens_mean=9.0)
+        for label, workload in (("a", "w"), ("b", ""))
+    )
+    assert len(chosen([named, unnamed], "")) == 2, "lengths tell the unnamed workload"
     with pytest.raises(PlotError, match="--load 9/s: there is no such load, only 1/s, 2/s, "):
         chosen(runs, "9/s")
 

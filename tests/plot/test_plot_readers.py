@@ -29,7 +29,7 @@ def test_ours(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     run = only(path)
     assert (run.tool, run.label, run.model) == ("tasuki", "1p1d", "smollm2-135m-instruct")
-    assert run.workload == "random 512:64, range_ratio=0.5"
+    assert run.workload == "random 512:64, range_ratio=0.5, range_convention=vllm"
     assert (run.load.rate, run.load.concurrency, run.load.text) == (4.0, None, "4/s")
     assert run.output_throughput == data["metrics"]["output_throughput"]
     assert run.ttst.p99 == data["metrics"]["ttst_ms"]["p99"]
@@ -75,6 +75,7 @@ def test_vllm_detailed() -> None:
     assert (run.completed, run.failed, run.goodput) == (2, 1, 0.5)
     assert (run.output_throughput, run.total_throughput, run.input_throughput) == (4, 154, 150)
     assert (run.ttft.mean, run.ttft.p99, run.e2e.p99, run.itl.median) == (200, 298, 358, 20)
+    assert run.ttst.mean == pytest.approx((120 + 350) / 2), "from the requests"
     assert run.ttft_from == "sent" and run.timed
     first, second, third = run.requests
     assert (first.sent_s, second.sent_s) == (0.0, 0.5)
@@ -93,7 +94,8 @@ def test_vllm_without_details_and_with_a_label() -> None:
 def test_sglang_one_run_a_line() -> None:
     first, second = read(FIXTURES / "sglang").runs
     assert (first.tool, first.label) == ("sglang", "sglang")
-    assert first.workload == "random 1024:1024, range_ratio=0.5" == second.workload
+    said = "random 1024:1024, range_ratio=0.5, range_convention=sglang"
+    assert first.workload == said == second.workload
     assert first.model == "meta-llama/Llama-3.1-8B-Instruct"
     assert (first.load.text, second.load.text) == ("2/s", "c=16")
     assert (first.output_throughput, first.total_throughput) == (1400, 3000)

@@ -86,7 +86,8 @@ def load(sources: Sequence[Source]) -> Results:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    found = (p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+    return sorted(p for p in found if not p.name.startswith("."))
 
 
 def _read(path: Path, source: Source) -> list[_Item] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,27 +30,26 @@ _ROUNDED = tuple(_SHARES.tolist())
 
 def cdf(results: Results, options: Options, colors: Mapping[str, int]) -> list[Figure]:
     """One panel for each latency; the PNG shows one load, the HTML offers all."""
-    runs = [run for run in results.runs if any(_points(run, metric)[0] for metric in METRICS)]
+    seen = {metric: [_Seen.of(run, metric) for run in results.runs] for metric in METRICS}
+    measured = {id(each.run) for all_of in seen.values() for each in all_of if each.values}
+    runs = [run for run in results.runs if id(run) in measured]
     if not runs:
         return []
-    picked = chosen(runs, options.load)
     groups = by_workload(runs)
-    limits = limits_ms(picked, options)
     names = {
         id(run): run.load.text if len(groups) == 1 else joined((workload, run.load.text))
         for workload, group in groups.items()
         for run in group
     }
-    panels = tuple(
-        _panel(metric, runs, picked, names, colors, limits.get(metric))
-        for metric in METRICS
-        if any(_points(run, metric)[0] for run in picked)
-    )
-    coarse = any(
-        curve.dashed and curve.choice == names[id(picked[0])]
-        for panel in panels
-        for curve in panel.curves
-    )
+    choice = names[id(chosen(runs, options.load)[0])]
+    picked = [run for run in runs if names[id(run)] == choice]
+    limits = limits_ms(picked, options)
+    panels = []
+    for metric, all_of in seen.items():
+        curves = [each.curve(names[id(each.run)], colors) for each in all_of if each.values]
+        if any(curve.choice == choice for curve in curves):
+            panels.append(_panel(metric, curves, choice, limits.get(metric)))
+    coarse = any(c.dashed and c.choice == choice for panel in panels for c in panel.curves)
     notes = [
         "Dashed: from the percentiles that a file keeps, not from its requests." if coarse else "",
         start_note(picked),
@@ -59,57 +58,65 @@ def cdf(results: Results, options: Options, colors: Mapping[str, int]) -> list[F
         Figure(
             name="cdf",
             title="Share of requests served within a time",
-            subtitle=described(picked, picked[0].workload if len(groups) == 1 else ""),
-            panels=panels,
+            subtitle=described(picked, next(iter(groups)) if len(groups) == 1 else ""),
+            panels=tuple(panels),
             columns=min(3, len(panels)),
             choices=tuple(dict.fromkeys(names[id(run)] for run in runs)),
-            choice=names[id(picked[0])],
+            choice=choice,
             note=" ".join(note for note in notes if note),
         )
     ]
 
 
-def _points(run: Run, metric: str) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
-    """(milliseconds, shares, whether from percentiles only) of the run's distribution."""
-    answered = [request for request in run.requests if request.measured]
-    if metric == "itl":
-        values = [gap for request in answered for gap in request.gaps_ms()]
-    else:
-        values = [v for request in answered if (v := request.latency_ms(metric)) is not None]
-    if not values:
-        points = getattr(run, metric).quantiles()
-        return tuple(v for v, _ in points), tuple(share for _, share in points), True
-    quantiles = np.quantile(np.array(values), _SHARES)
-    return tuple(float(f"{value:.5g}") for value in quantiles), _ROUNDED, False
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """How a run's requests, or the gaps between their tokens, spread.
+
+    Attributes:
+        values: In milliseconds, rising; empty: not known.
+        shares: What share of all took no longer.
+        coarse: Whether from the file's percentiles only.
+    """
+
+    run: Run
+    values: tuple[float, ...]
+    shares: tuple[float, ...]
+    coarse: bool
+
+    @classmethod
+    def of(cls, run: Run, metric: str) -> _Seen:
+        """Reckoned from the run's requests, else from its statistics."""
+        answered = [request for request in run.requests if request.measured]
+        if metric == "itl":
+            values = [gap for request in answered for gap in request.gaps_ms()]
+        else:
+            values = [v for request in answered if (v := request.latency_ms(metric)) is not None]
+        if not values:
+            points = getattr(run, metric).quantiles()
+            return cls(run, tuple(v for v, _ in points), tuple(share for _, share in points), True)
+        quantiles = np.quantile(np.array(values), _SHARES)
+        return cls(run, tuple(float(f"{value:.5g}") for value in quantiles), _ROUNDED, False)
+
+    def curve(self, choice: str, colors: Mapping[str, int]) -> Curve:
+        """As a line of its label's colour, with points where there are few."""
+        color = colors[self.run.label]
+        return Curve(
+            self.run.label,
+            self.values,
+            self.shares,
+            color,
+            points=self.coarse,
+            dashed=self.coarse,
+            choice=choice,
+        )
 
 
-def _panel(
-    metric: str,
-    runs: Sequence[Run],
-    picked: Sequence[Run],
-    names: Mapping[int, str],
-    colors: Mapping[str, int],
-    limit: float | None,
-) -> Panel:
-    curves = []
-    for run in sorted(runs, key=lambda r: colors[r.label]):
-        values, shares, coarse = _points(run, metric)
-        if values:
-            curves.append(
-                Curve(
-                    run.label,
-                    values,
-                    shares,
-                    colors[run.label],
-                    points=coarse,
-                    dashed=coarse,
-                    choice=names[id(run)],
-                )
-            )
-    seen = [v for c in curves if c.choice == names[id(picked[0])] for v in c.x if v > 0]
-    log = spread(np.quantile(seen, (0.02, 1.0)))
+def _panel(metric: str, curves: list[Curve], choice: str, limit: float | None) -> Panel:
+    curves = sorted(curves, key=lambda curve: curve.color)
+    first = [v for curve in curves if curve.choice == choice for v in curve.x if v > 0]
+    log = bool(first) and spread(np.quantile(first, (0.02, 1.0)))
     if log:
-        curves = [_in_sight(curve, max(seen)) for curve in curves]
+        curves = [_in_sight(curve, max(first)) for curve in curves]
     guides = (Guide("x", limit, f"SLO {number(limit)} ms"),) if limit else ()
     return Panel(
         x=Axis(f"{metric.upper()} (ms)", log=log, from_zero=not log),

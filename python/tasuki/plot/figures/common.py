@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tasuki.plot.errors import PlotError
@@ -47,24 +46,26 @@ def by_workload(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Where a file does not say what was asked, the mean lengths tell.
     """
+    known: list[tuple[float, float, str]] = []
+    for run in sorted(runs, key=lambda r: not r.workload):  # those that say it first
+        inputs, outputs = run.input_tokens_mean, run.output_tokens_mean
+        if inputs and outputs and not (run.workload == "" and _near(known, inputs, outputs)):
+            said = f"about {number(inputs)} tokens in, {number(outputs)} out"
+            known.append((inputs, outputs, run.workload or said))
     groups: dict[str, list[Run]] = {}
-    guessed: list[tuple[float, float, str]] = []
     for run in runs:
-        name = run.workload
-        lengths = run.input_tokens_mean, run.output_tokens_mean
-        if not name and lengths[0] and lengths[1]:
-            name = _near(guessed, lengths[0], lengths[1])
-        groups.setdefault(name, []).append(run)
+        inputs, outputs = run.input_tokens_mean, run.output_tokens_mean
+        guess = _near(known, inputs, outputs) if inputs and outputs else ""
+        groups.setdefault(run.workload or guess, []).append(run)
     return groups
 
 
-def _near(known: list[tuple[float, float, str]], inputs: float, outputs: float) -> str:
+def _near(known: Sequence[tuple[float, float, str]], inputs: float, outputs: float) -> str:
+    """The first known workload of about these lengths; empty when there is none."""
     for a, b, name in known:
         if abs(inputs - a) <= _SAME_LENGTHS * a and abs(outputs - b) <= _SAME_LENGTHS * b:
             return name
-    name = f"about {number(inputs)} tokens in, {number(outputs)} out"
-    known.append((inputs, outputs, name))
-    return name
+    return ""
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -88,19 +89,16 @@ def chosen(runs: Sequence[Run], load: str) -> list[Run]:
     texts = dict.fromkeys(run.load.text for run in sorted(runs, key=lambda r: r.load.order))
     if load and load not in texts:
         raise PlotError(f"--load {load}: there is no such load, only {', '.join(texts)}")
-    keys = [(run.workload, run.load.text) for run in runs if not load or run.load.text == load]
-    labels = Counter((workload, text) for workload, text in dict.fromkeys(keys))
-    for workload, text in labels:
-        having = {r.label for r in runs if (r.workload, r.load.text) == (workload, text)}
-        labels[workload, text] = len(having)
-    most = max(labels.values(), default=0)
-    candidates = [key for key in labels if labels[key] == most]
-    candidates.sort(key=lambda key: list(texts).index(key[1]))
-    if not candidates:
-        return []
-    middle = candidates[len(candidates) // 2]
-    picked = {r.label: r for r in runs if (r.workload, r.load.text) == middle}
-    return list(picked.values())
+    order = list(texts)
+    at: dict[tuple[str, str], dict[str, Run]] = {}
+    for workload, group in by_workload(runs).items():
+        for run in group:
+            if not load or run.load.text == load:
+                at.setdefault((workload, run.load.text), {})[run.label] = run
+    most = max((len(labels) for labels in at.values()), default=0)
+    candidates = [key for key, labels in at.items() if len(labels) == most]
+    candidates.sort(key=lambda key: order.index(key[1]))
+    return list(at[candidates[len(candidates) // 2]].values()) if candidates else []
 
 
 def divisors(

@@ -116,7 +116,9 @@ def _from_summary(fields: Fields, label: str, requests: tuple[Request, ...]) -> 
     request_throughput = fields.inner("request_throughput").need("avg")
     output_throughput = value("output_token_throughput")
     total_throughput = value("total_token_throughput")
-    input_throughput = None if inputs is None else inputs * request_throughput
+    input_throughput = value("input_token_throughput")
+    if input_throughput is None and inputs is not None:  # before 0.13
+        input_throughput = inputs * request_throughput
     config = fields.inner("input_config")
     model, load = _model(config), _load(config)
     slos = config.inner("slos")

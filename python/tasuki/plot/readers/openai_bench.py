@@ -16,7 +16,7 @@ from typing import Any
 
 from tasuki.plot.errors import ResultFileError
 from tasuki.plot.readers.fields import Fields, divide
-from tasuki.plot.run import Load, Request, Run
+from tasuki.plot.run import Load, Request, Run, Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,14 @@ def _run(fields: Fields, tool: _Tool, label: str) -> Run:
     if failed is None and sent is not None and completed is not None:
         failed = sent - completed
     timed = bool(fields.column("start_times"))
+    requests = tuple(_requests(fields))
+
+    def stats(name: str, pattern: str = "") -> Stats:
+        """The file's own; from its requests where it has none."""
+        said = fields.stats(pattern) if pattern else Stats()
+        mine = (request.latency_ms(name) for request in requests if request.measured)
+        return Stats.of(mine) if said.mean is None else said
+
     return Run(
         path=fields.path,
         tool=tool.name,
@@ -88,12 +96,13 @@ def _run(fields: Fields, tool: _Tool, label: str) -> Run:
         total_throughput=fields.number(tool.total_throughput),
         goodput=fields.number("request_goodput"),
         ttft=fields.stats("{}_ttft_ms"),
+        ttst=stats("ttst"),
         tpot=fields.stats("{}_tpot_ms"),
         itl=fields.stats("{}_itl_ms"),
-        e2e=fields.stats(f"{{}}_{tool.e2e}_ms"),
+        e2e=stats("e2e", f"{{}}_{tool.e2e}_ms"),
         input_tokens_mean=divide(fields.number("total_input_tokens"), completed),
         output_tokens_mean=divide(fields.number("total_output_tokens"), completed),
-        requests=tuple(_requests(fields)),
+        requests=requests,
         timed=timed,
     )
 
@@ -114,7 +123,9 @@ def _workload(fields: Fields) -> str:
         return kind
     lengths = fields.count("random_input_len"), fields.count("random_output_len")
     ratio = fields.number("random_range_ratio")
-    return f"{kind} {lengths[0]}:{lengths[1]}" + (f", range_ratio={ratio:g}" if ratio else "")
+    return f"{kind} {lengths[0]}:{lengths[1]}" + (
+        f", range_ratio={ratio:g}, range_convention=sglang" if ratio else ""
+    )
 
 
 def _sglang_model(fields: Fields) -> str:

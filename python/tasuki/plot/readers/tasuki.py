@@ -21,7 +21,7 @@ from tasuki.plot.run import (
 
 _SCHEMA = "tasuki.bench/1"
 # How much was asked and in what form; runs that differ only here share a line.
-_NOT_WORKLOAD = ("seed", "num_requests", "prompt_form", "exact_output", "range_convention")
+_NOT_WORKLOAD = ("seed", "num_requests", "prompt_form", "exact_output")
 _SAID_FIRST = ("kind", "input_tokens", "output_tokens")
 
 
@@ -111,7 +111,7 @@ def _serve(fields: Fields, label: str) -> Run:
 
 
 def workload_text(workload: Mapping[str, Any]) -> str:
-    """A workload in few words: "random 512:128, range_ratio=0.5"."""
+    """A workload in few words: "random 512:128, range_ratio=0.5, range_convention=vllm"."""
     words = [str(workload.get("kind") or "")]
     lengths = workload.get("input_tokens"), workload.get("output_tokens")
     if None not in lengths:
