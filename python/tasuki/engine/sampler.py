@@ -154,13 +154,11 @@ def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     )
     # The maximum stays whatever min_p's rounding says.
     floors.clamp_(max=0.0)
-    limited = [i for i, p in enumerate(params) if p.top_k > 0]
-    unlimited = [i for i, p in enumerate(params) if p.top_k == 0 and p.top_p < 1.0]
-    for cut in (limited, unlimited):
-        if cut:
-            nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
-            index = upload(cut, torch.int64, device)
-            floors[index] = torch.maximum(floors[index], nucleus)
+    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
+    if cut:
+        nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
+        index = upload(cut, torch.int64, device)
+        floors[index] = torch.maximum(floors[index], nucleus)
     return floors
 
 
@@ -168,11 +166,15 @@ def _nucleus_floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> t
     """Floors of top-k, then top-p over what top-k leaves: [n], from scaled logits [n, V].
 
     On the CPU it looks at the largest few first; a row whose nucleus reaches
-    further tries again. Elsewhere to look would be to wait for the device.
+    further tries again. On a GPU to look would be to wait for it.
     """
+    if scaled.is_cuda:
+        from tasuki.engine.nucleus import nucleus_floors
+
+        top_k = upload([p.top_k for p in params], torch.int32, scaled.device)
+        top_p = upload([p.top_p for p in params], torch.float64, scaled.device)
+        return nucleus_floors(scaled, top_k, top_p)
     vocab = scaled.shape[1]
-    if scaled.device.type != "cpu":
-        return _floors_within(scaled, params, vocab)[0]
     floors, reached = _floors_within(scaled, params, min(_WIDTHS[0], vocab))
     for width in (*_WIDTHS[1:], vocab):
         again = (~reached).nonzero()[:, 0].tolist()
@@ -194,10 +196,7 @@ def _floors_within(
     """
     device, vocab = scaled.device, scaled.shape[1]
     limits = [min(p.top_k, vocab) if p.top_k > 0 else width for p in params]
-    if max(limits) == vocab:
-        values = scaled.sort(dim=-1, descending=True).values
-    else:
-        values = scaled.topk(max(limits), dim=-1).values
+    values = scaled.topk(max(limits), dim=-1).values
     last = upload(limits, torch.int64, device)[:, None] - 1
     weights = values.double().exp_()
     weights.masked_fill_(torch.arange(values.shape[1], device=device) > last, 0.0)

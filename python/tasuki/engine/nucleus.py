@@ -1,0 +1,94 @@
+"""Where top-k and top-p cut a distribution, in Triton; CUDA only.
+
+A sort of a whole vocabulary costs a GPU more than the rest of sampling. Only
+the border is wanted: the least logit that is let through. Logits are scaled so
+that the largest is 0; the bits of -logit are then integers in the same order,
+and the border is found among them by bisection, 31 passes over one row, which
+stays in the cache. One program a row, so a row's border does not depend on its
+batch. Triton's interpreter runs it on the CPU (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_WIDTH = 4096  # logits of a row that are looked at together
+_INFINITY: tl.constexpr = tl.constexpr(0x7F800000)  # float32's, as an integer
+_BITS: tl.constexpr = tl.constexpr(31)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _within(row, vocab, bound, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many logits are not below the bound, and their weight."""
+    count = tl.zeros((width,), tl.int32)
+    weight = tl.zeros((width,), tl.float64)
+    for begin in range(0, vocab, width):
+        at = begin + tl.arange(0, width)
+        below = tl.abs(tl.load(row + at, mask=at < vocab, other=float("-inf")))
+        inside = (below.to(tl.int32, bitcast=True) <= bound) & (at < vocab)
+        count += inside.to(tl.int32)
+        weight += tl.where(inside, tl.exp(-below), 0.0).to(tl.float64)
+    return tl.sum(count, axis=0), tl.sum(weight, axis=0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _floors(  # type: ignore[no-untyped-def]
+    scaled, stride, top_k, top_p, floors, vocab, width: tl.constexpr
+):
+    index = tl.program_id(0).to(tl.int64)
+    row = scaled + index * stride
+    k = tl.load(top_k + index)
+    p = tl.load(top_p + index)
+    limit = k - k + _INFINITY
+    if k > 0:
+        low = k - k
+        for _ in range(_BITS):
+            middle = low + (limit - low) // 2
+            count, _weight = _within(row, vocab, middle, width)
+            enough = count >= k
+            limit = tl.where(enough, middle, limit)
+            low = tl.where(enough, low, middle + 1)
+    if p < 1.0:
+        # Of several that are the k-th, as many count as make up k.
+        count, total = _within(row, vocab, limit - 1, width)
+        if k > 0:
+            border = tl.exp(-limit.to(tl.float32, bitcast=True)).to(tl.float64)
+            total += border * (k - count).to(tl.float64)
+        low = k - k
+        for _ in range(_BITS):
+            middle = low + (limit - low) // 2
+            _count, weight = _within(row, vocab, middle, width)
+            enough = weight >= total * p
+            limit = tl.where(enough, middle, limit)
+            low = tl.where(enough, low, middle + 1)
+    tl.store(floors + index, -limit.to(tl.float32, bitcast=True))
+
+
+def nucleus_floors(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The least scaled logit that top-k, then top-p over what it leaves, let through.
+
+    Args:
+        scaled: [n, V] float32, rows contiguous, the largest of each 0.
+        top_k: [n] int32; 0: no limit. Larger than V is V.
+        top_p: [n] float64; 1 or more: no limit.
+
+    Returns:
+        [n] float32.
+    """
+    rows, vocab = scaled.shape
+    assert scaled.stride(1) == 1
+    floors = torch.empty(rows, dtype=torch.float32, device=scaled.device)
+    width = min(_WIDTH, triton.next_power_of_2(vocab))
+    _floors[(rows,)](
+        scaled,
+        scaled.stride(0),
+        top_k.clamp(max=vocab),
+        top_p,
+        floors,
+        vocab,
+        width=width,
+        num_warps=min(max(width // 256, 1), 16),
+    )
+    return floors
