@@ -191,17 +191,18 @@ def _measure(plan: Plan, state: SweepState, say: Callable[[str], None]) -> int:
 
 
 def _show(plan: Plan, state: SweepState) -> None:
+    """Tables of what is done: runs, then searches."""
     from tasuki.bench.header import read_result
     from tasuki.bench.plan import Load
-    from tasuki.bench.sweep_table import sweep_table
+    from tasuki.bench.sweep_table import goodput_table, sweep_table
 
-    rows = [
-        (point.name, read_result(state.path(point), "serve"))
-        for point in plan.all_points()
-        if state.is_done(point) and isinstance(point.work, Load)
-    ]
-    if rows:
-        print(sweep_table(rows))
+    done = [point for point in plan.all_points() if state.is_done(point)]
+    loads = [point for point in done if isinstance(point.work, Load)]
+    searches = [point for point in done if point not in loads]
+    if loads:
+        print(sweep_table((p.name, read_result(state.path(p), "serve")) for p in loads))
+    if searches:
+        print(goodput_table(read_result(state.path(p), "goodput") for p in searches))
 
 
 def parse_load(said: str) -> dict[str, Any]:

@@ -45,6 +45,16 @@ def sweep_table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     return table([name for name, _ in _COLUMNS], rows, left=2)
 
 
+def goodput_table(results: Iterable[Mapping[str, Any]]) -> str:
+    """What each search found, one row each."""
+    rows = []
+    for result in results:
+        low, high = result["interval"]
+        sure = f"{100 * result['confidence']:g}%"
+        rows.append([result["label"], _number(low, 2), _number(high, 2), sure])
+    return table(["topology", "goodput from req/s", "to", "confidence"], rows, left=1)
+
+
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> str:
     """Columns as wide as they must be; the first `left` flush left, the rest right."""
     lines = [list(names), *map(list, rows)]
