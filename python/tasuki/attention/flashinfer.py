@@ -1,10 +1,10 @@
 """Attention on CUDA by FlashInfer's kernels, on the strided view of one layer.
 
-A step is one or two parts, each one call a layer:
+A step's parts (parts.py) are one call a layer each:
 
-    decodes     one token each; in a CUDA graph when the batch has a bucket
-    chunks      of prompts: paged, or "ragged" when all of them begin their
-                sequences, for then the step's own keys and values are all there is
+    decodes     paged; in a CUDA graph when the batch has a bucket
+    chunks      paged, or "ragged" when all of them begin their sequences, for
+                then the step's own keys and values are all there is
 
 FlashInfer plans on the host: lengths in, a division of the work out, which goes
 to an integer workspace on the device with one copy. What is shared how:
@@ -13,7 +13,7 @@ to an integer workspace on the device with one copy. What is shared how:
     per kind and part, on the device    one integer workspace: copies to it wait
                                         on the stream for whoever reads it
     the same, pinned host memory        two, in turn: a step in flight may still
-    (and the staging of lengths)        have its copy before it
+                                        have its copy before it
 
 A *kind* is a scale and a sliding window: layers of a kind share a plan. Kinds
 become known at their first forward.
@@ -26,17 +26,14 @@ through two attributes that it does not document. Runs on the engine thread.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import flashinfer
-import numpy as np
 import torch
 from flashinfer.decode import fast_decode_plan
-from numpy.typing import NDArray
 
 from tasuki.attention.errors import AttentionError
-from tasuki.attention.tables import flatten
+from tasuki.attention.parts import Divider, Part
 from tasuki.attention.write import write
 from tasuki.engine.batch import Batch
 
@@ -68,69 +65,6 @@ class FlashInferOptions:
     workspace_bytes: int = 256 << 20
 
 
-@dataclass(slots=True)
-class _Part:
-    """Some sequences of a step, for one call; arrays are pinned int32 on the host.
-
-    Attributes:
-        rows: of the batch's tokens.
-        sequences: how many.
-        queries: [S + 1] where each sequence's queries begin.
-        blocks: [S + 1] where each sequence's block ids begin.
-        last: [S] slots used in each sequence's last block.
-        lengths: [S] tokens in the cache.
-        indices: block ids on the device, end to end.
-        bucket: of a padded decode batch.
-        chunks: prompts, not decodes.
-        whole: chunks only: all begin their sequences.
-    """
-
-    rows: slice
-    sequences: int
-    queries: torch.Tensor
-    blocks: torch.Tensor
-    last: torch.Tensor
-    lengths: torch.Tensor
-    indices: torch.Tensor
-    bucket: int | None = None
-    chunks: bool = False
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _BucketBuffers:
-    """What the graph of a bucket reads: fixed addresses."""
-
-    blocks: torch.Tensor  # [bucket + 1] int32
-    last: torch.Tensor  # [bucket] int32
-    indices: torch.Tensor  # [bucket x W] int32
-
-
-class _Staging:
-    """Pinned memory for the integers of one step; two of them are used in turn."""
-
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._used = 0
-        self._allocate(4096)
-
-    def restart(self, size: int) -> None:
-        """Begin a step that takes at most `size` integers."""
-        self._used = 0
-        if size > self._tensor.shape[0]:
-            self._allocate(2 * size)
-
-    def put(self, values: NDArray[np.int32]) -> torch.Tensor:
-        """A pinned copy of `values`."""
-        begin, self._used = self._used, self._used + len(values)
-        self._array[begin : self._used] = values
-        return self._tensor[begin : self._used]
-
-    def _allocate(self, size: int) -> None:
-        self._tensor = torch.empty(size, dtype=torch.int32, pin_memory=self._pinned)
-        self._array = self._tensor.numpy()
-
-
 class _Integers:
     """Integer workspace of one part: on the device, and twice in pinned memory."""
 
@@ -156,7 +90,7 @@ class _Kind:
     decode_integers: _Integers
     chunk_integers: _Integers
     wrappers: dict[object, Any] = field(default_factory=dict)
-    calls: list[tuple[_Part, Any]] = field(default_factory=list)
+    calls: list[tuple[Part, Any]] = field(default_factory=list)
 
     @property
     def window_left(self) -> int:
@@ -204,31 +138,15 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
         )
-        self._staging = (_Staging(pool.is_cuda), _Staging(pool.is_cuda))
-        self._turn = 0
-        self._buckets: dict[int, _BucketBuffers] = {}
+        self._divider = Divider(self._block_size, pool.device, joint=options.joint)
         self._kinds: dict[tuple[float, int | None], _Kind] = {}
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._slots = torch.empty(0, dtype=torch.int64, device=pool.device)
 
     def plan(self, batch: Batch) -> None:
         """Divide the step into parts and plan them for every known kind; see base.py."""
-        self._turn ^= 1
         self._slots = batch.slots
-        sequences = max(len(batch.query_lens), batch.bucket or 0)
-        self._staging[self._turn].restart(8 * (sequences + 2))
-        total = len(batch.query_lens)
-        decodes = batch.num_decodes
-        if self._options.joint and decodes < total:
-            decodes = 0
-        self._parts = []
-        if batch.bucket is not None:
-            self._parts.append(self._bucket_part(batch, batch.bucket))
-        elif decodes:
-            self._parts.append(self._part(batch, 0, decodes, slice(0, decodes)))
-        if decodes < total:
-            rows = slice(decodes, sum(batch.query_lens))
-            self._parts.append(self._part(batch, decodes, total, rows, chunks=True))
+        self._parts = self._divider.divide(batch)
         for kind in self._kinds.values():
             self._plan_kind(kind)
 
@@ -252,75 +170,11 @@ class FlashInferAttention:
         result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part, wrapper in kind.calls:
             rows = part.rows
-            if part.whole:
+            if part.whole and self._options.ragged:
                 wrapper.run(query[rows], key[rows], value[rows], out=result[rows])
             else:
                 wrapper.run(query[rows], self._layers[layer], out=result[rows])
         return result
-
-    def _part(
-        self, batch: Batch, begin: int, end: int, rows: slice, *, chunks: bool = False
-    ) -> _Part:
-        """Sequences [begin, end) of the batch, whose tokens are `rows`."""
-        contexts, queries = batch.context_lens[begin:end], batch.query_lens[begin:end]
-        staging = self._staging[self._turn]
-        lengths = np.array(contexts, dtype=np.int32)
-        counts = -(-lengths // self._block_size)
-        blocks = staging.put(_running_sum(counts))
-        device_blocks = blocks.to(self.pool.device, non_blocking=True)
-        total = int(counts.sum())
-        indices = torch.empty(total, dtype=torch.int32, device=self.pool.device)
-        flatten(batch.block_tables[begin:end], device_blocks, int(counts.max()), indices)
-        return _Part(
-            rows=rows,
-            sequences=end - begin,
-            queries=staging.put(_running_sum(np.array(queries, dtype=np.int32))),
-            blocks=blocks,
-            last=staging.put(lengths - (counts - 1) * self._block_size),
-            lengths=staging.put(lengths),
-            indices=indices,
-            chunks=chunks,
-            whole=chunks and self._options.ragged and contexts == queries,
-        )
-
-    def _bucket_part(self, batch: Batch, bucket: int) -> _Part:
-        """A padded decode batch: its integers go to where the bucket's graph reads them."""
-        buffers = self._bucket_buffers(batch, bucket)
-        lengths = np.ones(bucket, dtype=np.int32)
-        lengths[: len(batch.context_lens)] = batch.context_lens
-        counts = -(-lengths // self._block_size)
-        staging = self._staging[self._turn]
-        blocks = staging.put(_running_sum(counts))
-        last = staging.put(lengths - (counts - 1) * self._block_size)
-        if int(blocks[-1]) > buffers.indices.shape[0]:
-            raise AttentionError(
-                f"a decode batch of bucket {bucket} has {int(blocks[-1])} blocks, the bucket was"
-                f" first planned for {buffers.indices.shape[0]}: make its block tables as wide as"
-                f" the longest sequence"
-            )
-        buffers.blocks.copy_(blocks, non_blocking=True)
-        buffers.last.copy_(last, non_blocking=True)
-        flatten(batch.block_tables, buffers.blocks, int(counts.max()), buffers.indices)
-        return _Part(
-            rows=slice(0, bucket),
-            sequences=bucket,
-            queries=blocks,
-            blocks=blocks,
-            last=last,
-            lengths=staging.put(lengths),
-            indices=buffers.indices,
-            bucket=bucket,
-        )
-
-    def _bucket_buffers(self, batch: Batch, bucket: int) -> _BucketBuffers:
-        if bucket not in self._buckets:
-            device, width = self.pool.device, batch.block_tables.shape[1]
-            self._buckets[bucket] = _BucketBuffers(
-                blocks=torch.zeros(bucket + 1, dtype=torch.int32, device=device),
-                last=torch.ones(bucket, dtype=torch.int32, device=device),
-                indices=torch.zeros(bucket * width, dtype=torch.int32, device=device),
-            )
-        return self._buckets[bucket]
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""
@@ -342,29 +196,29 @@ class FlashInferAttention:
                 wrapper = self._plan_bucket(kind, part)
             elif not part.chunks:
                 wrapper = self._plan_decodes(kind, part)
-            elif part.whole:
+            elif part.whole and self._options.ragged:
                 wrapper = self._plan_ragged(kind, part)
             else:
                 wrapper = self._plan_chunks(kind, part)
             kind.calls.append((part, wrapper))
 
-    def _plan_bucket(self, kind: _Kind, part: _Part) -> Any:
+    def _plan_bucket(self, kind: _Kind, part: Part) -> Any:
         """Decodes of a graph. After the first time without what the buffers hold already."""
         assert part.bucket is not None
         wrapper = kind.wrappers.get(part.bucket)
         if wrapper is None:
-            buffers = self._buckets[part.bucket]
+            buffers = self._divider.buckets[part.bucket]
             wrapper = kind.wrappers[part.bucket] = self._decode_wrapper(
                 use_cuda_graph=True,
                 paged_kv_indptr_buffer=buffers.blocks,
                 paged_kv_indices_buffer=buffers.indices,
                 paged_kv_last_page_len_buffer=buffers.last,
             )
-            kind.decode_integers.lend(wrapper, self._turn)
+            kind.decode_integers.lend(wrapper, self._divider.turn)
             # An empty slice: the indices are in their place already.
             self._plan_paged_decode(wrapper, kind, part, part.indices[:0])
             return wrapper
-        kind.decode_integers.lend(wrapper, self._turn)
+        kind.decode_integers.lend(wrapper, self._divider.turn)
         fast_decode_plan(
             wrapper,
             part.blocks,
@@ -382,11 +236,11 @@ class FlashInferAttention:
         )
         return wrapper
 
-    def _plan_decodes(self, kind: _Kind, part: _Part) -> Any:
+    def _plan_decodes(self, kind: _Kind, part: Part) -> Any:
         wrapper = kind.wrappers.get("decodes")
         if wrapper is None:
             wrapper = kind.wrappers["decodes"] = self._decode_wrapper()
-        kind.decode_integers.lend(wrapper, self._turn)
+        kind.decode_integers.lend(wrapper, self._divider.turn)
         self._plan_paged_decode(wrapper, kind, part, part.indices)
         return wrapper
 
@@ -397,7 +251,7 @@ class FlashInferAttention:
         return _checked(wrapper)
 
     def _plan_paged_decode(
-        self, wrapper: Any, kind: _Kind, part: _Part, indices: torch.Tensor
+        self, wrapper: Any, kind: _Kind, part: Part, indices: torch.Tensor
     ) -> None:
         wrapper.plan(
             part.blocks,
@@ -414,7 +268,7 @@ class FlashInferAttention:
             seq_lens=part.lengths,
         )
 
-    def _plan_chunks(self, kind: _Kind, part: _Part) -> Any:
+    def _plan_chunks(self, kind: _Kind, part: Part) -> Any:
         wrapper = kind.wrappers.get("chunks")
         if wrapper is None:
             wrapper = kind.wrappers["chunks"] = _checked(
@@ -422,7 +276,7 @@ class FlashInferAttention:
                     self._workspace, "HND", backend=self._options.prefill
                 )
             )
-        kind.chunk_integers.lend(wrapper, self._turn)
+        kind.chunk_integers.lend(wrapper, self._divider.turn)
         wrapper.plan(
             part.queries,
             part.blocks,
@@ -438,11 +292,11 @@ class FlashInferAttention:
             q_data_type=self._dtype,
             kv_data_type=self.pool.dtype,
             seq_lens=part.lengths,
-            max_token_per_sequence=_longest(part.queries),
+            max_token_per_sequence=part.longest,
         )
         return wrapper
 
-    def _plan_ragged(self, kind: _Kind, part: _Part) -> Any:
+    def _plan_ragged(self, kind: _Kind, part: Part) -> Any:
         wrapper = kind.wrappers.get("ragged")
         if wrapper is None:
             wrapper = kind.wrappers["ragged"] = _checked(
@@ -450,7 +304,7 @@ class FlashInferAttention:
                     self._workspace, "NHD", backend=self._options.prefill
                 )
             )
-        kind.chunk_integers.lend(wrapper, self._turn)
+        kind.chunk_integers.lend(wrapper, self._divider.turn)
         wrapper.plan(
             part.queries,
             part.queries,
@@ -490,15 +344,3 @@ def _checked(wrapper: Any) -> Any:
             f" {', '.join(missing)}: install flashinfer-python 0.6.14"
         )
     return wrapper
-
-
-def _running_sum(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[n + 1]: 0, and the sums of the first 1 .. n."""
-    sums = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=sums[1:])
-    return sums
-
-
-def _longest(begins: torch.Tensor) -> int:
-    offsets: list[int] = begins.tolist()
-    return max(b - a for a, b in pairwise(offsets))
