@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from dataclasses import dataclass, replace
+from types import ModuleType, SimpleNamespace
 
 import fake_flashinfer
 import pytest
@@ -176,3 +177,46 @@ def test_another_flashinfer_is_told_at_once(
     backend.plan(case.batch)
     with pytest.raises(AttentionError, match="has no _int_workspace_buffer"):
         case.run(backend, 1, case.query(HEADS), scale=SCALE)
+
+
+@dataclass
+class _Spec:
+    name: str
+    is_compiled: bool
+    is_aot: bool = False
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_compiles_what_is_missing_at_once(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    built: list[list[str]] = []
+
+    def prefill(backend: str, *args: object) -> _Spec:
+        assert len(args) == 10
+        return _Spec(f"{backend} {str(args[1])[6:]} {args[7]}", done)
+
+    def decode(*args: object) -> _Spec:
+        assert len(args) == 9
+        return _Spec(f"decode {str(args[1])[6:]} {args[7]}", done)
+
+    jit = SimpleNamespace(
+        gen_batch_prefill_module=prefill,
+        gen_batch_decode_module=decode,
+        build_jit_specs=lambda specs: built.append(sorted(s.name for s in specs)),
+    )
+    utils = SimpleNamespace(
+        determine_attention_backend=lambda *args: "fa3" if args[4] == args[5] else "fa2"
+    )
+    monkeypatch.setattr(fake_flashinfer, "jit", jit, raising=False)
+    monkeypatch.setattr(fake_flashinfer, "utils", utils, raising=False)
+    fp8 = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
+    backend = module.FlashInferAttention(make_case(0, fp8, [(0, 1)]).pool, HEADS, torch.bfloat16)
+    backend._compile({False, True})
+    names = [f"{n} {w}" for w in (False, True) for n in _fp8_kernels()]
+    assert built == ([] if done else [sorted(names)])
+
+
+def _fp8_kernels() -> tuple[str, ...]:
+    """Plain decode (3 heads to a KV head); chunks from the cache; whole prompts from the step."""
+    return "decode float8_e4m3fn", "fa2 float8_e4m3fn", "fa3 bfloat16"

@@ -54,6 +54,16 @@ def make(
     return make_case(layer, shape, step)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Kernels that several tests need: together, where none of them has been compiled."""
+    fp8 = torch.float8_e4m3fn
+    plain = FlashInferOptions(tensor_core_decode=False)
+    FlashInferAttention(make([(0, 1)]).pool, 32, torch.bfloat16, windows=(None, 1))
+    FlashInferAttention(make([(0, 1)], kv_dtype=fp8).pool, 32, torch.bfloat16)
+    FlashInferAttention(make([(0, 1)]).pool, 32, torch.bfloat16, plain)
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 

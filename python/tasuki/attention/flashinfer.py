@@ -25,6 +25,8 @@ through two attributes that it does not document. Runs on the engine thread.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,8 @@ from tasuki.attention.errors import AttentionError
 from tasuki.attention.parts import Divider, Part
 from tasuki.attention.write import write
 from tasuki.engine.batch import Batch
+
+log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that decode has plain kernels for
@@ -109,6 +113,7 @@ class FlashInferAttention:
         heads: int,
         dtype: torch.dtype,
         options: FlashInferOptions | None = None,
+        windows: Iterable[int | None] = (None,),
     ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
@@ -118,6 +123,9 @@ class FlashInferAttention:
             dtype: of queries, keys and values as the model gives them: bfloat16
                 or float16.
             options: None: the defaults.
+            windows: sliding windows of the model's layers, None for a layer
+                without: kernels that were never compiled on this machine are
+                compiled here, all at once.
 
         Raises:
             AttentionError: FlashInfer has no kernels for this.
@@ -134,6 +142,8 @@ class FlashInferAttention:
             tensor_cores = share >= 4
         self._tensor_cores = tensor_cores or share not in _CUDA_CORE_GROUPS
         self._options = options
+        if pool.is_cuda:
+            self._compile({window is not None for window in windows})
         self._layers = [(pool[:, :, i, 0], pool[:, :, i, 1]) for i in range(layers)]
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
@@ -175,6 +185,45 @@ class FlashInferAttention:
             else:
                 wrapper.run(query[rows], self._layers[layer], out=result[rows])
         return result
+
+    def _compile(self, windowed: set[bool]) -> None:
+        """Compile what is missing for layers with a window, without one, or both.
+
+        One after another, as FlashInfer does when a kernel is first needed, takes a
+        minute or more each.
+        """
+        pool, dtype = self.pool, self._dtype
+        backend = self._options.prefill
+        specs = {}
+        for window in windowed:
+            # Positions are not FlashInfer's business (0); no cap on logits, no 16-bit sums.
+            shape = (torch.int32, self._head_dim, self._head_dim, 0, window, False)
+            wanted = []
+            if self._tensor_cores:
+                wanted.append(("fa2", pool.dtype))
+            else:
+                spec = flashinfer.jit.gen_batch_decode_module(dtype, pool.dtype, dtype, *shape)
+                specs[spec.name] = spec
+            for kv_dtype in (pool.dtype, *((dtype,) if self._options.ragged else ())):
+                chosen = backend
+                if chosen == "auto":
+                    chosen = flashinfer.utils.determine_attention_backend(
+                        pool.device, 0, False, False, dtype, kv_dtype
+                    )
+                wanted.append((chosen, kv_dtype))
+            for chosen, kv_dtype in wanted:
+                spec = flashinfer.jit.gen_batch_prefill_module(
+                    chosen, dtype, kv_dtype, dtype, *shape, False
+                )
+                specs[spec.name] = spec
+        missing = [spec for spec in specs.values() if not (spec.is_compiled or spec.is_aot)]
+        if missing:
+            log.info(
+                "FlashInfer: compiling %d of %d kernels; they are kept in its cache",
+                len(missing),
+                len(specs),
+            )
+            flashinfer.jit.build_jit_specs(missing)
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from tasuki.attention.base import AttentionBackend
@@ -12,7 +14,10 @@ _INSTALL = "pip install 'flashinfer-python>=0.6.14'"
 
 
 def make_attention(
-    pool: torch.Tensor, heads: int, dtype: torch.dtype
+    pool: torch.Tensor,
+    heads: int,
+    dtype: torch.dtype,
+    windows: Iterable[int | None] = (None,),
 ) -> tuple[AttentionBackend, str]:
     """The fastest backend for a pool.
 
@@ -20,6 +25,7 @@ def make_attention(
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         heads: query heads.
         dtype: the model's.
+        windows: sliding windows of its layers, as far as they are known.
 
     Returns:
         The backend, and the choice in one line for the log.
@@ -36,7 +42,8 @@ def make_attention(
     else:
         refusal = why_not(heads, pool.shape[1], pool.shape[5], dtype, pool.dtype)
         if refusal is None:
-            return FlashInferAttention(pool, heads, dtype), "attention: FlashInfer"
+            attention = FlashInferAttention(pool, heads, dtype, windows=windows)
+            return attention, "attention: FlashInfer"
         reason = refusal
     if pool.dtype != dtype:
         raise AttentionError(f"a KV cache of {pool.dtype} for a model of {dtype}: {reason}")

@@ -112,7 +112,7 @@ def build(config: WorkerConfig, phases: Phases) -> Built:
 
 
 def _attend(spec: ModelSpec, dtypes: Dtypes, pool: torch.Tensor) -> AttentionBackend:
-    attention, choice = make_attention(pool, spec.num_heads, dtypes.model)
+    attention, choice = make_attention(pool, spec.num_heads, dtypes.model, spec.sliding_windows)
     log.info("%s", choice)
     return attention
 
