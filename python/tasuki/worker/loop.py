@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tasuki.worker.sessions import Session, Sessions
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+_SWITCH_S = 0.5e-3  # how long another thread may keep the interpreter: a GPU's step takes 2 to 6 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class EngineLoop(threading.Thread):
         self._stopping = False
 
     def run(self) -> None:
+        sys.setswitchinterval(_SWITCH_S)
         try:
             heartbeat_s = now_s()
             while not self._stopping:
