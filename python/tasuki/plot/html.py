@@ -197,7 +197,7 @@ def _curve(curve: Curve, phases: bool) -> go.Scatter:
         line={
             "color": FRONTIER if frontier else style.color,
             "width": 9 if frontier else 2.2,
-            "dash": "dash" if curve.dashed else "solid",
+            "dash": "dash" if curve.dashed else "dot" if style.dotted else "solid",
             "shape": "hv" if curve.step else "linear",
         },
         marker={

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one line looks: its colour and its marker's name in each library."""
+    """How one line looks: its colour, its marker's name in each library, whether it is dotted."""
 
     color: str
     matplotlib_marker: str
     plotly_marker: str
+    dotted: bool = False
 
 
 _LINES = (
@@ -42,7 +43,7 @@ PAPER = "#FFFFFF"
 def look(index: int, phases: bool = False) -> Look:
     """How line (or phase) `index` looks; below 0: grey.
 
-    Beyond the palette's end colours repeat, with other shapes.
+    Beyond the palette's end colours repeat, dotted and with other shapes.
     """
     if index < 0:
         return _GREY
@@ -50,4 +51,4 @@ def look(index: int, phases: bool = False) -> Look:
         return Look(_PHASES[index % len(_PHASES)], "o", "circle")
     turn, place = divmod(index, len(_LINES))
     shape = _LINES[(place + turn) % len(_LINES)]
-    return Look(_LINES[place].color, shape.matplotlib_marker, shape.plotly_marker)
+    return Look(_LINES[place].color, shape.matplotlib_marker, shape.plotly_marker, turn > 0)

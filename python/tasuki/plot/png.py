@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ from PIL import Image
 from tasuki.plot.figures.common import joined
 from tasuki.plot.figures.marks import Axis, Bars, Curve, Figure, Guide, Panel, Spans
 from tasuki.plot.labels import place_labels
-from tasuki.plot.palette import FAINT_INK, FRONTIER, GRID, INK, PAPER, look
+from tasuki.plot.palette import FAINT_INK, FRONTIER, GRID, INK, PAPER, Look, look
 
 _DPI = 150
 _WIDTH_IN = 9.0
@@ -45,7 +45,7 @@ def write_png(figure: Figure, path: Path) -> None:
         image = BytesIO()
         canvas.savefig(image, format="png", dpi=_DPI, facecolor=PAPER)
     # Few colours are in it: a palette takes a third of the bytes.
-    few = Image.open(image).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    few = Image.open(image).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 
@@ -155,7 +155,9 @@ def _scale(axes: Axes, axis: Axis, which: str, ticks: int) -> None:
         if which == "x":
             axes.set_xlim(-0.6, len(axis.categories) - 0.4)
             crowded = sum(len(name) for name in axis.categories) > 24
-            axes.tick_params(axis="x", labelrotation=30 if crowded else 0)
+            if crowded:
+                for label in axes.get_xticklabels():
+                    label.set(rotation=30, ha="right", rotation_mode="anchor")
         return
     if axis.log:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
@@ -191,6 +193,12 @@ def _limits(axes: Axes, panel: Panel) -> None:
         axes.invert_yaxis()
 
 
+def _stroke(curve: Curve, style: Look) -> Literal["none", "--", ":", "-"]:
+    if not curve.line:
+        return "none"
+    return "--" if curve.dashed else ":" if style.dotted else "-"
+
+
 def _room(top: float) -> float:
     """The end of an axis that begins at zero."""
     return 1.07 * top if top > 0 else 1.0
@@ -203,7 +211,7 @@ def _curve(axes: Axes, curve: Curve, phases: bool, clip: bool) -> None:
         curve.x,
         curve.y,
         color=FRONTIER if frontier else style.color,
-        linestyle=("--" if curve.dashed else "-") if curve.line else "none",
+        linestyle=_stroke(curve, style),
         linewidth=6.0 if frontier else 1.8,
         alpha=0.6 if frontier else 1.0,
         drawstyle="steps-post" if curve.step else "default",
@@ -333,7 +341,7 @@ def _handle(curve: Curve, phases: bool) -> Line2D:
         [],
         [],
         color=FRONTIER if curve.name == "frontier" else style.color,
-        linestyle=("--" if curve.dashed else "-") if curve.line else "none",
+        linestyle=_stroke(curve, style),
         linewidth=6.0 if curve.name == "frontier" else 1.8,
         marker=style.matplotlib_marker if curve.points else None,
         markersize=6,
