@@ -141,6 +141,8 @@ fn clock_s(expected: f64, rate: f64, ramp_s: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::plan::Prompt;
 
@@ -256,6 +258,27 @@ mod tests {
             .map(|user| closed.user_start(user).as_secs_f64())
             .collect();
         assert_eq!(starts, [0.0, 0.5, 1.0, 1.5, 2.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn due_times_are_finite_and_in_order(
+            rate in 1e-3..1e6, burstiness in 1e-3..1e6, ramp_s in 0.0..604_800.0, seed in 0..9_u64
+        ) {
+            for process in [
+                Process::Constant { rate },
+                Process::Poisson { rate },
+                Process::Gamma { rate, burstiness },
+            ] {
+                let mut schedule = Schedule::new(arrival(process, ramp_s), seed);
+                let mut before = Duration::ZERO;
+                for _ in 0..200 {
+                    let due = schedule.due(&planned(None)).unwrap();
+                    prop_assert!(due >= before);
+                    before = due;
+                }
+            }
+        }
     }
 
     #[test]

@@ -316,7 +316,7 @@ impl Running {
             Some(_) => None,
         };
         if answer.usage.is_some() {
-            answer.text = String::new(); // nobody needs it any more
+            (answer.text, answer.reasoning) = Default::default(); // nobody needs them any more
         }
         match follows {
             Some((thinking, planned)) => self.plan(answer.end + thinking, What::Next(planned)),

@@ -132,9 +132,8 @@ impl Recorder {
                 (TokenCountSource::Usage, Some(total), share(total, chunks))
             }
             (None, Some(tokenizer)) => {
-                let total = tokenizer
-                    .encode(&answer.text, false)
-                    .map_or(0, |ids| ids.len()) as u32;
+                let count = |text: &str| tokenizer.encode(text, false).map_or(0, |ids| ids.len());
+                let total = (count(&answer.reasoning) + count(&answer.text)) as u32;
                 let source = TokenCountSource::Tokenizer;
                 (source, Some(total), share(total, chunks))
             }

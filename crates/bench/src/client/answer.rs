@@ -27,6 +27,8 @@ pub struct Answer {
     pub counted: bool,
     pub usage: Option<Usage>,
     pub text: String,
+    /// What a reasoning model thought; no part of what a next turn repeats.
+    pub reasoning: String,
     pub phases: Option<Phases>,
     pub failure: Option<Failure>,
     /// When it was over, well or not.
@@ -42,6 +44,7 @@ impl Answer {
             counted: true,
             usage: None,
             text: String::new(),
+            reasoning: String::new(),
             phases: None,
             failure: None,
             end: at,
@@ -52,9 +55,14 @@ impl Answer {
     /// brought anything, and the time since the one before.
     pub fn take(&mut self, said: Said, at: Instant) -> Option<(Chunk, Option<Duration>)> {
         let mut text_bytes = 0;
-        for text in [said.reasoning, said.text].into_iter().flatten() {
-            text_bytes += text.len() as u32;
-            self.text.push_str(&text);
+        let all = [
+            (said.reasoning, &mut self.reasoning),
+            (said.text, &mut self.text),
+        ];
+        for (said, all) in all {
+            let said = said.unwrap_or_default();
+            text_bytes += said.len() as u32;
+            all.push_str(&said);
         }
         self.phases = said.phases.or(self.phases.take());
         let before = self.usage.map_or(0, |usage| usage.completion_tokens);
@@ -84,5 +92,28 @@ impl Answer {
         self.failure = failure;
         self.end = at;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::chunk;
+
+    #[test]
+    fn thoughts_are_tokens_but_no_part_of_what_was_said() {
+        let at = Instant::now();
+        let mut answer = Answer::sent(at);
+        for delta in [r#"{"reasoning_content":"hm"}"#, r#"{"content":"yes"}"#] {
+            let data = format!(r#"{{"choices":[{{"delta":{delta}}}]}}"#);
+            let said = chunk::read(data.as_bytes()).unwrap().unwrap();
+            assert!(answer.take(said, at).is_some());
+        }
+        assert_eq!(
+            (answer.text.as_str(), answer.reasoning.as_str()),
+            ("yes", "hm")
+        );
+        let bytes: Vec<u32> = answer.chunks.iter().map(|chunk| chunk.text_bytes).collect();
+        assert_eq!(bytes, [2, 3]);
     }
 }

@@ -181,7 +181,10 @@ impl Client {
                 Some(sender) => (sender, true),
                 None => (self.pool.open().await?, false),
             };
-            sender.ready().await.map_err(broken)?;
+            match sender.ready().await {
+                Err(_) if kept => continue, // closed since it was last seen
+                ready => ready.map_err(broken)?,
+            }
             match sender.try_send_request(request).await {
                 Ok(response) => return Ok((sender, response)),
                 Err(mut error) => match error.take_message() {
