@@ -87,7 +87,8 @@ fn top_p(given: Option<f64>) -> Result<Option<f64>, ApiError> {
             "top_p",
             "top_p is 0; it must be above 0 and at most 1.",
         )),
-        checked => Ok(checked),
+        // What 32 bits would round to 0 would mean "off" to a worker.
+        checked => Ok(checked.map(|value| value.max(f64::from(f32::MIN_POSITIVE)))),
     }
 }
 
@@ -144,6 +145,11 @@ mod tests {
             vocab_size: 10,
         };
         sampling_params(&fields, model, || 99)
+    }
+
+    #[test]
+    fn the_least_top_p_is_not_off() {
+        assert!(params(r#"{"top_p":1e-60}"#).unwrap().top_p > 0.0);
     }
 
     #[test]
