@@ -115,7 +115,11 @@ pub async fn keep_connected(
             pause = FIRST_PAUSE;
             tracing::warn!(%worker, address = link.address, %error, "worker lost");
         } else if said != error.to_string() {
-            tracing::info!(%worker, address = link.address, %error, "worker not reached yet");
+            if matches!(error, LinkError::Join(_)) {
+                tracing::warn!(%worker, address = link.address, %error, "worker refused");
+            } else {
+                tracing::info!(%worker, address = link.address, %error, "worker not reached yet");
+            }
             said = error.to_string();
         }
         let longest = if error.is_refused() {

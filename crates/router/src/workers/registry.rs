@@ -35,7 +35,8 @@ pub enum JoinError {
     #[error("the worker is already connected as worker {0}: it is listed twice")]
     Twice(WorkerId),
     #[error(
-        "the worker serves {theirs:?}, worker {worker} serves {ours:?}: one router serves one model"
+        "the worker serves {theirs:?}, worker {worker} serves {ours:?}: one router serves one \
+         model, which it keeps until it is restarted"
     )]
     OtherModel {
         theirs: String,
@@ -293,25 +294,29 @@ fn check(info: &v1::WorkerInfo) -> Result<Identity, JoinError> {
     Identity::from_slice(&info.identity).ok_or(JoinError::Identity(info.identity.len()))
 }
 
-/// What one model began, another cannot go on with. Names alone prove nothing:
-/// one model may have two; nor does identity, which dtypes differ in too.
+/// What one model began, another cannot go on with, and the router has the text
+/// of one: that of the workers seen so far, whether or not they are there. Equal
+/// names or equal identities prove it, for one model may have two names, and
+/// dtypes differ in identity.
 fn refuse_other_model(
     slots: &[Slot],
     info: &v1::WorkerInfo,
     identity: Identity,
 ) -> Result<(), JoinError> {
-    let connected = slots.iter().filter(|slot| slot.connection.is_some());
-    let known = connected.filter_map(|slot| Some((&slot.view, slot.info.as_ref()?)));
-    for (view, known) in known {
-        if view.identity != identity && known.model != info.model {
-            return Err(JoinError::OtherModel {
-                theirs: info.model.clone(),
-                worker: view.id,
-                ours: known.model.clone(),
-            });
-        }
+    let mut known = slots
+        .iter()
+        .filter_map(|slot| Some((&slot.view, slot.info.as_ref()?)));
+    let Some((view, first)) = known.clone().next() else {
+        return Ok(());
+    };
+    if known.any(|(view, known)| view.identity == identity || known.model == info.model) {
+        return Ok(());
     }
-    Ok(())
+    Err(JoinError::OtherModel {
+        theirs: info.model.clone(),
+        worker: view.id,
+        ours: first.model.clone(),
+    })
 }
 
 /// Workers that were ever connected.

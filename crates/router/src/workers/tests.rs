@@ -133,6 +133,30 @@ async fn another_protocol_is_not_taken_in() {
     until("the right version", || linked.registry.readiness().is_ok()).await;
 }
 
+#[test]
+fn a_router_keeps_the_model_of_its_first_worker_though_that_is_gone() {
+    let registry = registry(1);
+    let join = |info| {
+        let (messages, _) = mpsc::unbounded_channel();
+        registry.join(WorkerId(0), info, messages, Instant::now())
+    };
+    let first = join(info("a", Role::Mixed)).expect("the first one is taken in");
+    registry.leave(first);
+    let other = v1::WorkerInfo {
+        model: "large".to_owned(),
+        identity: vec![8; 16],
+        ..info("b", Role::Mixed)
+    };
+    let refused = join(other).expect_err("another model");
+    assert!(matches!(refused, JoinError::OtherModel { .. }), "{refused}");
+    assert!(refused.to_string().contains("\"large\""), "{refused}");
+    let bfloat16 = v1::WorkerInfo {
+        identity: vec![9; 16],
+        ..info("c", Role::Mixed)
+    };
+    join(bfloat16).expect("the same model in another dtype is taken in");
+}
+
 #[tokio::test]
 async fn one_engine_is_taken_in_once() {
     let mut worker = FakeWorker::start().await;
