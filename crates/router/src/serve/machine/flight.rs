@@ -6,6 +6,7 @@ use tasuki_core::WorkerId;
 use tasuki_wire::v1::{LegEndReason, Output};
 
 use super::recover::Setbacks;
+use super::timing::Account;
 use crate::workers::{Seat, WorkerKey};
 
 /// Choices that are served by one attempt at a time.
@@ -18,6 +19,8 @@ pub struct Group {
     /// The worker that prefilled the group before, if it is still there.
     pub warm: Option<WorkerId>,
     pub setbacks: Setbacks,
+    /// Of its attempts so far, and of those of the group that it was part of.
+    pub account: Account,
 }
 
 #[derive(Debug)]
@@ -136,6 +139,7 @@ impl Group {
             avoid: Vec::new(),
             warm: None,
             setbacks: Setbacks::default(),
+            account: Account::default(),
         }
     }
 

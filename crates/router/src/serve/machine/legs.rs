@@ -34,7 +34,8 @@ impl Machine {
         };
         if let Some(timings) = &ended.timings {
             let queued = submitted - self.received;
-            super::timing::add(&mut self.timings, timings, part, queued);
+            let account = &mut self.groups[group].account;
+            super::timing::add(&mut self.timings, account, timings, part, queued);
         }
         if self.unfinished(group).is_empty() {
             return;

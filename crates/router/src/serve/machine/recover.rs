@@ -121,6 +121,7 @@ impl Machine {
         old.choices.clear();
         let state = std::mem::replace(&mut old.state, GroupState::Landed);
         let (setbacks, mut avoid) = (old.setbacks.clone(), std::mem::take(&mut old.avoid));
+        let account = old.account.clone();
         let mut warm = None;
         if let GroupState::Flying(flight) = state {
             let alive = flight.prefill.state != LegState::Lost;
@@ -144,6 +145,7 @@ impl Machine {
                 avoid: avoid.clone(),
                 warm,
                 setbacks: setbacks.clone(),
+                account: account.clone(),
             });
         }
     }

@@ -7,20 +7,45 @@ use tasuki_wire::v1;
 use super::flight::Part;
 use crate::serve::api::Timings;
 
-/// Adds a leg's account.
+/// What the attempts of a group, one after another, took to move and decode KV.
+#[derive(Debug, Clone, Default)]
+pub struct Account {
+    handshake: Duration,
+    transfer: Duration,
+    transfer_exposed: Duration,
+    decode: Duration,
+}
+
+impl Account {
+    /// Groups run side by side: the client waits for the longest.
+    fn count(&self, timings: &mut Timings) {
+        timings.handshake = timings.handshake.max(self.handshake);
+        timings.transfer = timings.transfer.max(self.transfer);
+        timings.transfer_exposed = timings.transfer_exposed.max(self.transfer_exposed);
+        timings.decode = timings.decode.max(self.decode);
+    }
+}
+
+/// Adds a leg's account to its group's and to the request's.
 ///
-/// Queue, prefill and first decode are those of the first leg that got so far;
-/// what moves and decodes KV is summed over attempts.
-pub fn add(timings: &mut Timings, leg: &v1::LegTimings, part: Part, before_submit: Duration) {
+/// Queue, prefill and first decode are those of the first leg that got so far.
+pub fn add(
+    timings: &mut Timings,
+    account: &mut Account,
+    leg: &v1::LegTimings,
+    part: Part,
+    before_submit: Duration,
+) {
     if part != Part::Decode && timings.prefill.is_zero() && leg.prefill_s > 0.0 {
         timings.queue = before_submit + seconds(leg.queue_s);
         timings.prefill = seconds(leg.prefill_s);
     }
     if part != Part::Prefill {
-        timings.handshake += seconds(leg.handshake_s);
-        timings.transfer += seconds(leg.transfer_s);
-        timings.transfer_exposed += seconds(leg.transfer_exposed_s);
-        timings.decode += seconds(leg.decode_s);
+        account.handshake += seconds(leg.handshake_s);
+        account.transfer += seconds(leg.transfer_s);
+        account.transfer_exposed += seconds(leg.transfer_exposed_s);
+        account.decode += seconds(leg.decode_s);
+        account.count(timings);
         timings.transfer_bytes += leg.transfer_bytes;
         if timings.first_decode.is_zero() {
             timings.first_decode = seconds(leg.first_decode_s);
@@ -57,15 +82,53 @@ mod tests {
             ..Default::default()
         };
         let waited = Duration::from_millis(250);
-        add(&mut timings, &prefill, Part::Prefill, waited);
-        add(&mut timings, &decode, Part::Decode, waited);
-        add(&mut timings, &decode, Part::Decode, waited);
+        let mut account = Account::default();
+        add(&mut timings, &mut account, &prefill, Part::Prefill, waited);
+        add(&mut timings, &mut account, &decode, Part::Decode, waited);
+        add(&mut timings, &mut account, &decode, Part::Decode, waited);
         assert_eq!(timings.queue, Duration::from_millis(750));
         assert_eq!(timings.prefill, Duration::from_secs(1));
         assert_eq!(timings.handshake, Duration::from_millis(250));
         assert_eq!(timings.first_decode, Duration::from_millis(500));
         assert_eq!(timings.decode, Duration::from_secs(4));
         assert_eq!(timings.transfer_bytes, 200);
+    }
+
+    #[test]
+    fn of_groups_side_by_side_the_longest_counts() {
+        let mut timings = Timings::default();
+        let decoded = |seconds| v1::LegTimings {
+            decode_s: seconds,
+            transfer_s: 0.25,
+            transfer_bytes: 100,
+            ..Default::default()
+        };
+        let mut whole = Account::default();
+        add(
+            &mut timings,
+            &mut whole,
+            &decoded(1.0),
+            Part::Decode,
+            Duration::ZERO,
+        );
+        let (mut one, mut other) = (whole.clone(), whole);
+        add(
+            &mut timings,
+            &mut one,
+            &decoded(3.0),
+            Part::Decode,
+            Duration::ZERO,
+        );
+        add(
+            &mut timings,
+            &mut other,
+            &decoded(2.0),
+            Part::Decode,
+            Duration::ZERO,
+        );
+        assert_eq!(timings.decode, Duration::from_secs(4));
+        assert_eq!(timings.transfer, Duration::from_millis(500));
+        assert_eq!(timings.transfer_bytes, 300);
     }
 
     #[test]
@@ -77,7 +140,13 @@ mod tests {
             handshake_s: -1.0,
             ..Default::default()
         };
-        add(&mut timings, &leg, Part::Whole, Duration::ZERO);
+        add(
+            &mut timings,
+            &mut Account::default(),
+            &leg,
+            Part::Whole,
+            Duration::ZERO,
+        );
         assert_eq!(
             timings.decode + timings.handshake + timings.prefill,
             Duration::ZERO
