@@ -2,6 +2,7 @@
 
 use std::num::NonZero;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tasuki_text::ModelText;
 use tokio::sync::Semaphore;
@@ -20,6 +21,8 @@ pub struct HttpSettings {
     pub max_concurrent_requests: u32,
     /// Let a request bring its own chat template.
     pub allow_chat_template: bool,
+    /// A streamed answer that its client does not read for so long is given up.
+    pub client_patience: Duration,
 }
 
 /// Shared by all handlers.

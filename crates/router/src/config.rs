@@ -53,6 +53,10 @@ pub struct RouterArgs {
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_concurrent_requests: u32,
 
+    /// A streamed answer that its client does not read for so long is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    pub client_stall_s: f64,
+
     /// Accept the field `chat_template` in requests.
     #[arg(long)]
     pub allow_request_chat_template: bool,
@@ -102,6 +106,7 @@ impl RouterArgs {
             max_body_bytes: self.max_body_bytes,
             max_concurrent_requests: self.max_concurrent_requests,
             allow_chat_template: self.allow_request_chat_template,
+            client_patience: Duration::from_secs_f64(self.client_stall_s),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::serve::api::Timings;
 use crate::workers::{self, WorkerCollector};
 
 type Label = [(&'static str, &'static str); 1];
+/// Path and status of an answer.
+type Answered = [(&'static str, String); 2];
 type Histograms = Family<Label, Histogram, fn() -> Histogram>;
 
 /// How a request ended.
@@ -45,6 +47,7 @@ pub struct Metrics {
     pub in_flight: Gauge,
     requests: Family<Label, Counter>,
     setbacks: Family<Label, Counter>,
+    http_errors: Family<Answered, Counter>,
     pub output_tokens: Counter,
     pub prompt_tokens: Counter,
     transfer_bytes: Counter,
@@ -67,6 +70,7 @@ impl Metrics {
             in_flight: Gauge::default(),
             requests: Family::default(),
             setbacks: Family::default(),
+            http_errors: Family::default(),
             output_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
             transfer_bytes: Counter::default(),
@@ -96,6 +100,11 @@ impl Metrics {
             "setbacks",
             "Attempts given up or retargeted, by reason",
             self.setbacks.clone(),
+        );
+        to.register(
+            "http_errors",
+            "Answers with an error status, by path and status",
+            self.http_errors.clone(),
         );
         to.register(
             "output_tokens",
@@ -150,6 +159,12 @@ impl Metrics {
     /// Counts an attempt that was given up or bent.
     pub fn set_back(&self, reason: &'static str) {
         self.setbacks.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts an answer with an error status; `path` is one of those that are served.
+    pub fn http_error(&self, path: &str, status: u16) {
+        let labels = [("path", path.to_owned()), ("code", status.to_string())];
+        self.http_errors.get_or_create(&labels).inc();
     }
 
     /// Counts a finished request's phases; those that did not occur are left out.

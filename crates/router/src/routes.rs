@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
-use axum::response::IntoResponse;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::app::{App, MAX_QUOTED_CHARS};
@@ -28,7 +29,20 @@ pub fn routes(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&app), count_errors))
         .with_state(app)
+}
+
+/// Most refusals come before there is a generation to count.
+async fn count_errors(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    let status = response.status();
+    if status.is_client_error() || status.is_server_error() {
+        let path = path.as_ref().map_or("other", MatchedPath::as_str);
+        app.generator.count_http_error(path, status.as_u16());
+    }
+    response
 }
 
 async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {

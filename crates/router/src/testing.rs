@@ -102,6 +102,7 @@ pub struct FakeGenerator {
     /// The other ends of the generations that were started.
     pub started: Mutex<Vec<(mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<u32>)>>,
     pub readiness: Result<(), String>,
+    pub http_errors: Mutex<Vec<(String, u16)>>,
 }
 
 impl FakeGenerator {
@@ -111,6 +112,7 @@ impl FakeGenerator {
             seen: Mutex::default(),
             started: Mutex::default(),
             readiness: Ok(()),
+            http_errors: Mutex::default(),
         }
     }
 
@@ -190,6 +192,11 @@ impl Generator for FakeGenerator {
     fn metrics_text(&self) -> String {
         "# EOF\n".to_owned()
     }
+
+    fn count_http_error(&self, path: &str, status: u16) {
+        let mut counted = self.http_errors.lock().unwrap();
+        counted.push((path.to_owned(), status));
+    }
 }
 
 pub fn settings() -> HttpSettings {
@@ -198,6 +205,7 @@ pub fn settings() -> HttpSettings {
         max_body_bytes: 4096,
         max_concurrent_requests: 4,
         allow_chat_template: false,
+        client_patience: Duration::from_secs(30),
     }
 }
 

@@ -1,5 +1,7 @@
 //! From started generations to an HTTP answer: whole, or as a stream.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
@@ -27,6 +29,8 @@ pub struct Running<S> {
     pub delivery: Delivery,
     pub outputs: Outputs,
     pub log: RequestLog,
+    /// How long a client may leave its stream unread.
+    pub patience: Duration,
     pub _permit: Permit,
 }
 
@@ -64,7 +68,8 @@ impl<S: Shape> Running<S> {
             (header::CACHE_CONTROL, "no-cache"),
             (NO_BUFFERING, "no"),
         ];
-        let body = Body::from_stream(stream::events(self, first));
+        let patience = self.patience;
+        let body = Body::from_stream(stream::events(self, first, patience));
         Ok((headers, body).into_response())
     }
 

@@ -11,6 +11,8 @@ pub struct Delivery {
     pub n: u32,
     pub stream: bool,
     pub include_usage: bool,
+    /// Not only at the end, but so far, with every chunk.
+    pub continuous_usage: bool,
     pub return_token_ids: bool,
     /// Timings in the body of an answer that is not streamed.
     pub timings: bool,
@@ -35,10 +37,13 @@ impl Delivery {
                 "stream_options is only allowed when stream is true.",
             ));
         }
+        let include_usage = options.and_then(|o| o.include_usage).unwrap_or(false);
+        let continuous = options.and_then(|o| o.continuous_usage_stats);
         Ok(Self {
             n,
             stream,
-            include_usage: options.and_then(|o| o.include_usage).unwrap_or(false),
+            include_usage,
+            continuous_usage: include_usage && continuous.unwrap_or(false),
             return_token_ids: fields.return_token_ids.unwrap_or(false),
             timings: fields.timings.unwrap_or(false),
             stops: stops(fields.stop.as_ref())?,

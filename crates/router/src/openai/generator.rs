@@ -15,6 +15,9 @@ pub trait Generator: Send + Sync + 'static {
 
     /// The metrics in Prometheus' text format.
     fn metrics_text(&self) -> String;
+
+    /// Counts an answer with an error status among the metrics.
+    fn count_http_error(&self, path: &str, status: u16);
 }
 
 impl Generator for Service {
@@ -32,5 +35,9 @@ impl Generator for Service {
 
     fn metrics_text(&self) -> String {
         Service::metrics_text(self)
+    }
+
+    fn count_http_error(&self, path: &str, status: u16) {
+        Service::count_http_error(self, path, status);
     }
 }

@@ -81,6 +81,7 @@ pub async fn serve<S: Shape>(
         delivery: prepared.delivery,
         outputs,
         log,
+        patience: app.settings.client_patience,
         _permit: permit,
     };
     running.answer().await

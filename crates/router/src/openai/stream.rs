@@ -1,11 +1,17 @@
 //! An answer as server-sent events: chunks, then the usage if asked for, then
 //! `[DONE]`; a failure is an `error` event and the end.
+//!
+//! A client that stops reading is not asked for by anybody: between two events
+//! the request lies in a [`Shelf`], from where it is taken and aborted when that
+//! takes too long.
 
-use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use futures::Stream;
 use serde::Serialize;
+use tokio::time::{Instant, sleep};
 
 use super::answer::Running;
 use super::outputs::Output;
@@ -16,21 +22,76 @@ use crate::serve::api::ServeError;
 
 type Next = Option<Result<Output, ServeError>>;
 
+/// The client read nothing for too long; its connection is to be cut.
+#[derive(Debug, thiserror::Error)]
+#[error("the client did not read its stream for {0:?}")]
+pub struct Stalled(Duration);
+
 /// The events of a request whose first output is there already. The request
-/// is aborted when the stream is dropped.
+/// is aborted when the stream is dropped, or not read for as long as `patience`.
 pub fn events<S: Shape>(
     running: Running<S>,
     first: Next,
-) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let state = State {
+    patience: Duration,
+) -> impl Stream<Item = Result<Bytes, Stalled>> + Send {
+    let shelf = Arc::new(Shelf::default());
+    shelf.put(State {
         running,
         first: Some(first),
         ended: false,
-    };
-    futures::stream::unfold(state, |mut state| async move {
-        let frames = state.frames().await?;
-        Some((Ok(frames), state))
+    });
+    tokio::spawn(watch(Arc::downgrade(&shelf), patience));
+    futures::stream::try_unfold(shelf, move |shelf| async move {
+        let mut state = shelf.take().ok_or(Stalled(patience))?;
+        let frames = state.frames().await;
+        Ok(frames.map(|frames| {
+            shelf.put(state);
+            (frames, shelf)
+        }))
     })
+}
+
+/// A request between two events, and since when it waits to be asked for more.
+struct Shelf<S>(Mutex<Option<(State<S>, Instant)>>);
+
+impl<S> Default for Shelf<S> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<S> Shelf<S> {
+    fn put(&self, state: State<S>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((state, Instant::now()));
+    }
+
+    fn take(&self) -> Option<State<S>> {
+        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.map(|(state, _)| state)
+    }
+
+    /// When the client will have been too slow, if it asks for nothing; `None`: it waits for us.
+    fn due(&self, patience: Duration) -> Option<Instant> {
+        let lying = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lying.as_ref().map(|(_, since)| *since + patience)
+    }
+}
+
+/// Gives the request up once its client has been too slow; ends with the stream.
+async fn watch<S: Shape>(shelf: Weak<Shelf<S>>, patience: Duration) {
+    loop {
+        let Some(due) = shelf.upgrade().map(|shelf| shelf.due(patience)) else {
+            return;
+        };
+        let now = Instant::now();
+        if due.is_some_and(|due| due <= now) {
+            if let Some(mut state) = shelf.upgrade().and_then(|shelf| shelf.take()) {
+                state.running.log.outcome = "stalled";
+            }
+            return;
+        }
+        sleep(due.map_or(patience, |due| due - now)).await;
+    }
 }
 
 struct State<S> {
@@ -88,7 +149,11 @@ impl<S: Shape> State<S> {
             .running
             .prompt_ids(index, first && !S::PROMPT_IDS_ON_TOP);
         for chunk in self.running.shape.chunks(index, piece, prompt_ids) {
-            frames.event(&self.envelope(vec![chunk]));
+            let mut envelope = self.envelope(vec![chunk]);
+            if self.running.delivery.continuous_usage {
+                envelope.usage = Some(Some(self.running.outputs.summary().usage));
+            }
+            frames.event(&envelope);
         }
     }
 

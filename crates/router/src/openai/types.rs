@@ -44,6 +44,8 @@ pub struct CommonFields {
 #[derive(Debug, Default, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
+    /// With `include_usage`: the usage so far in every chunk that has tokens.
+    pub continuous_usage_stats: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

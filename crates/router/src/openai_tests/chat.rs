@@ -103,6 +103,21 @@ async fn a_stream_has_role_text_finish_usage_and_done() {
 }
 
 #[tokio::test]
+async fn every_chunk_tells_the_tokens_so_far_if_asked_to() {
+    let (_, app) = saying("é🙂");
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let body = hi(json!({"stream": true, "stream_options": options}));
+    let events = post(&app, PATH, body).await.events();
+    let so_far: Vec<_> = events
+        .iter()
+        .map(|event| event["usage"]["completion_tokens"].clone())
+        .collect();
+    // The role, 2 tokens, 4 more, the end of sequence, and the total.
+    let expected = [Value::Null, json!(2), json!(6), json!(7), json!(7)];
+    assert_eq!(so_far, expected);
+}
+
+#[tokio::test]
 async fn a_stream_without_usage_does_not_speak_of_it() {
     let (_, app) = saying("x");
     let events = post(&app, PATH, hi(json!({"stream": true}))).await.events();

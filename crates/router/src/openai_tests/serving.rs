@@ -1,15 +1,19 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures::StreamExt;
 use serde_json::json;
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 use super::{get, post, saying};
+use crate::app::{App, HttpSettings};
+use crate::openai::Generator;
 use crate::routes::routes;
 use crate::serve::api::Event;
-use crate::testing::{FakeGenerator, app, tokens_of};
+use crate::testing::{FakeGenerator, TestModel, app, settings, tokens_of};
 
 const PATH: &str = "/v1/completions";
 
@@ -44,7 +48,7 @@ async fn draining_turns_new_requests_away() {
 }
 
 /// A stream that has begun and goes on.
-async fn open_stream(app: &Arc<crate::app::App>) -> axum::body::BodyDataStream {
+async fn open_stream(app: &Arc<App>) -> axum::body::BodyDataStream {
     let body = json!({"prompt": "x", "stream": true}).to_string();
     let request = Request::post(PATH).body(Body::from(body)).unwrap();
     let response = routes(Arc::clone(app)).oneshot(request).await.unwrap();
@@ -74,6 +78,65 @@ async fn a_client_that_hangs_up_aborts_the_generation() {
     assert!(!events.is_closed());
     drop(stream);
     assert!(events.is_closed());
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_loses_its_place() {
+    let generator = endless();
+    let model = TestModel::new();
+    let patience = Duration::from_millis(50);
+    let app = Arc::new(App::new(
+        Arc::clone(&generator) as Arc<dyn Generator>,
+        Arc::clone(&model.text),
+        HttpSettings {
+            client_patience: patience,
+            ..settings()
+        },
+    ));
+    let mut stream = open_stream(&app).await;
+    let events = generator.started.lock().unwrap()[0].0.clone();
+    // It waits for us: however long that takes, it is not slow.
+    let waits = timeout(3 * patience, stream.next());
+    assert!(waits.await.is_err(), "nothing more was said");
+    assert!(!events.is_closed());
+    let more = Event::Tokens {
+        choice: 0,
+        tokens: tokens_of("b"),
+        logprobs: Vec::new(),
+        finish: None,
+    };
+    events.send(more).unwrap();
+    stream.next().await.unwrap().unwrap();
+    // It has been served and asks for nothing more.
+    let aborted = timeout(Duration::from_secs(20), events.closed());
+    assert!(aborted.await.is_ok(), "the generation goes on");
+    assert!(app.gate.wait_empty(Duration::from_secs(20)).await);
+    let cut = stream.next().await.unwrap();
+    assert!(cut.unwrap_err().to_string().contains("50ms"));
+}
+
+#[tokio::test]
+async fn errors_are_counted_by_path_and_status() {
+    let (generator, app) = saying("x");
+    post(&app, PATH, json!({"prompt": "x", "n": 0})).await;
+    post(&app, PATH, json!({"prompt": "x"})).await;
+    get(&app, PATH).await;
+    get(&app, "/nowhere/4711").await;
+    get(&app, "/v1/models/none").await;
+    app.gate.close();
+    post(&app, "/v1/chat/completions", json!({})).await;
+    let counted = generator.http_errors.lock().unwrap().clone();
+    let expected = [
+        (PATH, 400),
+        (PATH, 405),
+        ("other", 404),
+        ("/v1/models/{*name}", 404),
+        ("/v1/chat/completions", 503),
+    ];
+    assert_eq!(
+        counted,
+        expected.map(|(path, code)| (path.to_owned(), code))
+    );
 }
 
 #[tokio::test]

@@ -135,6 +135,11 @@ impl Service {
         placed.map_err(|reason| reason.to_string())
     }
 
+    /// Counts an answer with an error status, whoever gave it.
+    pub fn count_http_error(&self, path: &str, status: u16) {
+        self.inner.shared.metrics.http_error(path, status);
+    }
+
     /// All metrics, in the OpenMetrics text format.
     pub fn metrics_text(&self) -> String {
         self.inner.shared.metrics.text()
