@@ -22,6 +22,7 @@ HOW_MUCH = frozenset(
     (
         "arrival",
         "burstiness",
+        "duration-s",
         "max-concurrency",
         "num-requests",
         "ramp-s",
