@@ -175,7 +175,7 @@ def _mixed(bench: Bench, works: Iterable[Work], size: int) -> None:
 
 def _kernels(bench: Bench) -> None:
     if bench.on_cuda:
-        for rows in (96, 8192):
+        for rows in (1, 96, 8192):
             elementwise(bench, rows)
 
 
