@@ -120,7 +120,7 @@ def test_a_source_killed_in_mid_pull_is_an_error_and_no_hang(
 def test_corrupt_metadata_is_refused_and_harms_nothing(reader: Reader, start: Start) -> None:
     source = start()
     whole = source.metadata
-    source.metadata = whole[:40] + bytes(8) + whole[48:]
+    source.metadata = whole[:40] + b"garbled!" + whole[48:]
     reader.connect(source, "corrupt")
     report = reader.reports.get(timeout=DEADLINE_S)
     assert isinstance(report, PeerFailed)

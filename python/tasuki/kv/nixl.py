@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tasuki.kv.cuda_ipc import TICKET_BYTES, Mapping, ticket
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import net_devices
 from tasuki.kv.transfer_plan import Run, TransferPlan
@@ -50,6 +51,7 @@ _PROGRESS_DELAY_US = 1000
 # by default UCX uses whatever is fastest between two workers (CUDA IPC, shared memory,
 # RDMA, TCP), and UCX_NET_DEVICES holds those of them that reach beyond this machine.
 _ENVIRONMENT = {
+    "UCX_CUDA_IPC_CACHE": "n",  # mappings are kept by us: see cuda_ipc.py
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",  # we only read; off without NVLink: TCP instead
     "UCX_DEBUG_SIGNO": "0",  # UCX takes SIGHUP over otherwise
     "UCX_TCP_TX_SEG_SIZE": "64k",  # 1.1-2x faster for large totals
@@ -103,7 +105,7 @@ class NixlTransport:
 
     @property
     def metadata(self) -> bytes:
-        """The agent's metadata: name, connection and registered memory."""
+        """What maps the pool on this machine, then the agent's: name, connection, memory."""
         return self._metadata
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
@@ -119,7 +121,7 @@ class NixlTransport:
             region = (group.base_address, layout.pool_bytes, group.device, "")
             self._agent.register_memory([region], group.memory, backends=[self._backend])
             self._local = self._prepare("NIXL_INIT_AGENT", group)
-            self._metadata = self._agent.get_agent_metadata()
+            self._metadata = ticket(pool) + self._agent.get_agent_metadata()
         except Exception as error:
             raise TransportError(
                 f"NIXL cannot register {layout.pool_bytes} bytes of {group.memory}:"
@@ -138,8 +140,9 @@ class NixlTransport:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # this thread's, for UCX's copies
         agent_name: bytes | str | None = None
+        mapping = Mapping(metadata[:TICKET_BYTES])
         try:
-            agent_name = self._agent.add_remote_agent(metadata)
+            agent_name = self._agent.add_remote_agent(metadata[TICKET_BYTES:])
             self._agent.make_connection(agent_name, backends=[self._backend])
             group = kv_pb2.Group(
                 base_address=plan.remote.base_address,
@@ -148,8 +151,9 @@ class NixlTransport:
                 device=plan.remote.device,
                 memory=plan.remote.memory,
             )
-            self._peers[peer] = _Peer(agent_name, self._prepare(agent_name, group))
+            self._peers[peer] = _Peer(agent_name, self._prepare(agent_name, group), mapping)
         except Exception as error:
+            mapping.close()
             if agent_name is not None:
                 self._remove(agent_name)
             raise TransportError(f"NIXL cannot connect to {peer}: {_describe(error)}") from error
@@ -160,6 +164,7 @@ class NixlTransport:
         if known is not None:
             known.blocks.release()
             self._remove(known.agent_name)
+            known.mapping.close()
 
     def post(self, peer: str, runs: Sequence[Run]) -> NixlTransfer:
         """Begin to read; over CMA the bytes are here when this returns.
@@ -208,10 +213,11 @@ class NixlTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """A loaded remote agent and its prepared blocks."""
+    """A loaded remote agent, its prepared blocks, and its pool if it is on a GPU here."""
 
     agent_name: bytes | str
     blocks: Any
+    mapping: Mapping
 
 
 class NixlTransfer:
