@@ -16,6 +16,8 @@ Median of --repeats pulls, each of other blocks: `wire` is from the first post
 to the last byte seen to be there, `total` from the order to its report, `post`
 what the transfer thread spent handing descriptors to NIXL. 904 tokens is the
 last chunk of a prompt of 5,000 in chunks of 2,048: what prefill cannot hide.
+The product tells UCX to keep no mappings (kv/cuda_ipc.py); a second run lets it,
+and shows what that gains and what a dead source then keeps of its GPU.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ import multiprocessing.connection
 import os
 import queue
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +144,10 @@ class Reader:
         try:
             yield puller, transport, reports
         finally:
+            puller.forget("source")
+            forgotten = threading.Event()
+            puller._command(forgotten.set)
+            forgotten.wait(DEADLINE_S)
             puller.stop()
 
     def measure(self, block_size: int, wire: bytes, metadata: bytes) -> list[dict[str, Any]]:
@@ -284,24 +292,39 @@ def receive(pipe: Pipe) -> Any:
     raise SystemExit(f"a process of the measurement was silent for {DEADLINE_S:g} s")
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """All measurements."""
+def used_gb(settings: Settings) -> float | None:
+    """GB taken on the source's GPU, by whomever."""
+    if settings.device == "cpu":
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run([*query, "-i", str(SOURCE)], capture_output=True, text=True, check=True)
+    return float(done.stdout) * 2**20 / 1e9
+
+
+def run(settings: Settings, cache: str, limit: dict[str, float]) -> dict[str, Any]:
+    """All measurements with UCX keeping its mappings (`y`) or not (`n`)."""
     apart = settings.device == "cuda" and not settings.all_visible
-    with process(copy_limit, settings, None) as pipe:
-        limit = receive(pipe)
+    os.environ["UCX_CUDA_IPC_CACHE"] = cache
+    print(f"UCX_CUDA_IPC_CACHE={cache}", flush=True)
     rows = []
-    with (
-        process(serve, settings, str(SOURCE) if apart else None) as source,
-        process(read, settings, str(READER) if apart else None) as reader,
-    ):
-        receive(reader)
-        for block_size in settings.block_sizes:
-            reader.send((block_size, *receive(source)))
-            for row in receive(reader):
-                rows.append(row)
-                show(row, limit)
+    before = used_gb(settings)
+    with process(read, settings, str(READER) if apart else None) as reader:
+        with process(serve, settings, str(SOURCE) if apart else None) as source:
+            receive(reader)
+            for block_size in settings.block_sizes:
+                reader.send((block_size, *receive(source)))
+                for row in receive(reader):
+                    rows.append(row)
+                    show(row, limit)
+        # The source is dead, its reader lives on and has forgotten it.
+        time.sleep(1.0)
+        after = used_gb(settings)
         reader.send(None)
-    return {"torch_copy_gb_per_s": limit, "rows": rows}
+    found = {"ucx_cuda_ipc_cache": cache, "rows": rows}
+    if before is not None and after is not None:
+        found["dead_source_keeps_gb"] = after - before
+        print(f"the dead source keeps {after - before:.1f} GB of its GPU", flush=True)
+    return found
 
 
 def show(row: dict[str, Any], limit: dict[str, float]) -> None:
@@ -320,6 +343,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--all-visible", action="store_true", help="see both GPUs in each process")
+    parser.add_argument("--product-only", action="store_true", help="no UCX_CUDA_IPC_CACHE=y")
     parser.add_argument("--pool-gb", type=float, help="of each pool [110; cpu: 1]")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 904, 5000])
@@ -340,17 +364,28 @@ def main() -> int:
         repeats=arguments.repeats,
     )
     begin_s = time.monotonic()
-    found = run(settings)
-    for tokens, gb_per_s in found["torch_copy_gb_per_s"].items():
+    with process(copy_limit, settings, None) as pipe:
+        limit = receive(pipe)
+    runs: list[dict[str, Any]] = []
+    for cache in ("n",) if arguments.product_only else ("n", "y"):
+        try:
+            runs.append(run(settings, cache, limit))
+        except SystemExit as error:  # the other way may work
+            print(f"failed: {error}", flush=True)
+            runs.append({"ucx_cuda_ipc_cache": cache, "failed": str(error)})
+            continue
+        settings = replace(settings, block_sizes=(32,))  # enough to compare
+    for tokens, gb_per_s in limit.items():
         print(f"torch copy of {int(tokens) * TOKEN_BYTES / 1e6:.0f} MB: {gb_per_s:.1f} GB/s")
     print(f"pools of {pool_gb:g} GB, {time.monotonic() - begin_s:.0f} s in all")
     result = header(
         "handoff", command=own_command(), label="handoff", topology=None, model="qwen3-4b-shape"
     )
-    result |= {"pool_bytes": settings.pool_bytes, "ages": settings.ages, **found}
+    result |= {"pool_bytes": settings.pool_bytes, "ages": settings.ages}
+    result |= {"torch_copy_gb_per_s": limit, "runs": runs}
     write_result(arguments.out, result)
     print(f"written: {arguments.out}")
-    return 0
+    return int(any("failed" in each for each in runs))
 
 
 if __name__ == "__main__":
