@@ -80,7 +80,7 @@ def test_every_combination_and_a_seed_of_its_own() -> None:
     assert points[0].options(seed=5)["seed"] == 5
     with pytest.raises(BenchError, match="--batch has 0: use 1 or more"):
         batch_points([1, 0], [8], [4])
-    with pytest.raises(BenchError, match="--output is empty"):
+    with pytest.raises(BenchError, match="--output-tokens is empty"):
         batch_points([1], [8], [])
 
 

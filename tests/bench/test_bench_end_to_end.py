@@ -142,7 +142,18 @@ def test_a_batch_and_the_steps_of_a_worker(tiny_model: Path, tmp_path: Path) -> 
     model = ("--model", str(tiny_model), "--serve", "dtype=float32", "--serve", "kv-memory=16MB")
     done = tasuki(
         *("batch", *model, "--serve", "max-model-len=256", "--topology", "1p1d"),
-        *("--batch", "1,3", "--input", "16", "--output", "4", "--repeat", "1", "-o", "b.json"),
+        *(
+            "--batch",
+            "1,3",
+            "--input-tokens",
+            "16",
+            "--output-tokens",
+            "4",
+            "--repeat",
+            "1",
+            "-o",
+            "b.json",
+        ),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -86,7 +86,11 @@ def batch_points(
     Raises:
         BenchError: A number is below 1, or there are none.
     """
-    for name, values in (("batch", batches), ("input", inputs), ("output", outputs)):
+    for name, values in (
+        ("batch", batches),
+        ("input-tokens", inputs),
+        ("output-tokens", outputs),
+    ):
         if not values:
             raise BenchError(f"--{name} is empty: give sizes such as 1,8,32")
         if min(values) < 1:

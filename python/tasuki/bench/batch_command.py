@@ -54,8 +54,8 @@ Tokenizer = Annotated[
     Path | None, _option("Folder of the tokenizer [of the model that is started].")
 ]
 Batches = Annotated[str, _option("Requests at once [1,4,16].", "--batch", metavar="SIZES")]
-Inputs = Annotated[str, _option("Prompt tokens [128,512].", "--input", metavar="SIZES")]
-Outputs = Annotated[str, _option("Output tokens [16].", "--output", metavar="SIZES")]
+Inputs = Annotated[str, _option("Prompt tokens [128,512].", "--input-tokens", metavar="SIZES")]
+Outputs = Annotated[str, _option("Output tokens [16].", "--output-tokens", metavar="SIZES")]
 Repeat = Annotated[int | None, _option("Measurements of each, medians are kept [3; steps 5].")]
 Serve = Annotated[
     list[str] | None,
@@ -74,7 +74,9 @@ PrefillContext = Annotated[str | None, _option("Steps: tokens before them.", met
 DecodeBatch = Annotated[str | None, _option("Steps: sequences.", metavar="SIZES")]
 DecodeContext = Annotated[str | None, _option("Steps: tokens of each.", metavar="SIZES")]
 TransferBlocks = Annotated[str | None, _option("Steps: blocks of a handoff.", metavar="SIZES")]
-Result = Annotated[Path | None, _option("The result file [batch.json or steps.json].", "-o")]
+Result = Annotated[
+    Path | None, _option("The result file [batch.json or steps.json].", "--output", "-o")
+]
 
 
 def batch(
@@ -128,7 +130,7 @@ def batch(
         if said:
             raise BenchError(f"--{next(iter(said)).replace('_', '-')} belongs to --steps")
         points = batch_points(
-            sizes(batches, "batch"), sizes(inputs, "input"), sizes(outputs, "output")
+            sizes(batches, "batch"), sizes(inputs, "input-tokens"), sizes(outputs, "output-tokens")
         )
         table = _Table(points, repeat or 3, tokenizer, result or Path("batch.json"))
         if url is not None:
