@@ -84,7 +84,9 @@ def test_flags_alone_and_flags_over_a_file(tmp_path: Path) -> None:
 def test_the_search_says_rates_and_requests_itself(tmp_path: Path) -> None:
     text = """
 topologies: [1m]
-goodput: {slo: ttft=1s, arguments: {request-rate: 3, num-requests: 5, duration-s: 9, input-tokens: 9}}
+goodput:
+  slo: ttft=1s
+  arguments: {request-rate: 3, num-requests: 5, duration-s: 9, input-tokens: 9}
 """
     plan = read(tmp_path, text)
     assert plan.goal is not None
