@@ -13,7 +13,7 @@ from bench_fakes import FakeSystem, serve_result
 
 from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.load import LoadRun
-from tasuki.bench.plan import WARMUP_SEED, Plan
+from tasuki.bench.plan import WARMUP_SEED, Plan, load_seed
 from tasuki.bench.sweep import Sweep
 from tasuki.bench.sweep_file import read_sweep
 from tasuki.bench.sweep_state import SweepState
@@ -57,7 +57,7 @@ def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> Non
     assert states(tmp_path) == dict.fromkeys(ALL, "done")
     run = system.runs[0]
     assert run.result == tmp_path / "1p1d" / "a.json"
-    assert run.options == {"request-rate": 1, "input-tokens": 8, "seed": 1}
+    assert run.options == {"request-rate": 1, "input-tokens": 8, "seed": load_seed("a")}
     assert run.topology is not None
     assert (run.topology["name"], run.topology["prefill"]) == ("1p1d", 1)
 

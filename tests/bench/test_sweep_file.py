@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.plan import Plan
+from tasuki.bench.plan import PROBE_SEED, WARMUP_SEED, Plan, load_seed
 from tasuki.bench.sweep_file import read_sweep
 
 WHOLE = """
@@ -53,7 +53,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "ignore-eos": True,
         "request-rate": 2,
         "range-ratio": 1,
-        "seed": 2,
+        "seed": load_seed("chat-request-rate-2-range-ratio-1"),
     }
     assert plan.goal is not None
     assert plan.goal.options == {"input-tokens": 1500, "workload": "random"}
@@ -100,7 +100,7 @@ def test_a_fingerprint_changes_with_what_is_measured_and_only_then(tmp_path: Pat
         return next(plan.fingerprint(p) for p in plan.all_points() if p.key == key)
 
     same = of(WHOLE)
-    assert of(WHOLE.replace("[0.5, 2]", "[1, 2]")) == same
+    assert of(WHOLE.replace("[0.5, 2]", "[0.5, 1, 2]")) == same
     assert of(WHOLE.replace("2m", "3m")) == same
     assert of(WHOLE.replace("1500", "1501")) != same
     assert of(WHOLE.replace("500MB", "600MB")) != same
@@ -130,7 +130,10 @@ def test_plain_words_are_read_as_yaml_1_2(tmp_path: Path) -> None:
 
 def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
     text = "workers: 1\nloads: [{name: a}, {name: b, arguments: {seed: 7}}, {name: c}]"
-    assert [load.options["seed"] for load in read(tmp_path, text).loads] == [1, 7, 3]
+    seeds = [load.options["seed"] for load in read(tmp_path, text).loads]
+    assert seeds == [load_seed("a"), 7, load_seed("c")]
+    assert len({*seeds, WARMUP_SEED, PROBE_SEED}) == 5
+    assert max(seeds) < WARMUP_SEED < PROBE_SEED
 
 
 @pytest.mark.parametrize(

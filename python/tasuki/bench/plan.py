@@ -31,9 +31,9 @@ HOW_MUCH = frozenset(
         "slo",
     )
 )
-# Seeds of warm-ups and probes, far from those of loads: no prompt may come twice.
-WARMUP_SEED = 1 << 20
-PROBE_SEED = 1 << 21
+# Seeds of warm-ups and probes, away from those of loads: no prompt may come twice.
+WARMUP_SEED = 1 << 33
+PROBE_SEED = 1 << 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,11 @@ class Plan:
             "warmup_requests": self.warmup_requests,
             "timeout_s": self.timeout_s,
         }
+
+
+def load_seed(name: str) -> int:
+    """A seed of 32 bits that depends on the load's name only, not on its neighbours."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
 
 
 def spread(name: str, options: Mapping[str, Any], each: Mapping[str, Sequence[Any]]) -> list[Load]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
-from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, spread
+from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, load_seed, spread
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 from tasuki.bench.yaml12 import Yaml12
 
@@ -60,20 +60,25 @@ class LoadEntry(_Strict):
 class GoodputEntry(_Strict):
     """A goodput search on the arguments of a load, or its own.
 
-    Ranges of the numbers as in `goodput.SearchSettings`.
+    Ranges and defaults of the numbers as in `goodput.SearchSettings`.
     """
 
     slo: str
     load: str | None = None
     arguments: Options = {}
-    attainment: float = 0.9
-    confidence: float = 0.95
-    precision: float = 0.1
+    attainment: float | None = None
+    confidence: float | None = None
+    precision: float | None = None
     start_rate: float | None = None
-    min_requests: int = 100
-    min_probe_s: float = 20.0
-    looks: int = 3
-    max_probes: int = 14
+    min_requests: int | None = None
+    min_probe_s: float | None = None
+    looks: int | None = None
+    max_probes: int | None = None
+
+    def search(self) -> SearchSettings:
+        """What was said of the search, the rest as it is there."""
+        own = {"slo", "load", "arguments"}
+        return SearchSettings(**self.model_dump(exclude=own, exclude_none=True))
 
 
 class SweepFile(_Strict):
@@ -177,8 +182,7 @@ def _completed(loads: list[Load], slo: str | None) -> list[Load]:
     """
     common = {} if slo is None else {"slo": slo}
     return [
-        Load(load.name, {**common, "seed": number, **load.options})
-        for number, load in enumerate(loads, 1)
+        Load(load.name, {**common, "seed": load_seed(load.name), **load.options}) for load in loads
     ]
 
 
@@ -203,16 +207,7 @@ def _goal(sweep: SweepFile) -> Goal | None:
     return Goal(
         slo=entry.slo,
         options={name: value for name, value in options.items() if name not in HOW_MUCH},
-        search=SearchSettings(
-            attainment=entry.attainment,
-            confidence=entry.confidence,
-            precision=entry.precision,
-            start_rate=1.0 if entry.start_rate is None else entry.start_rate,
-            min_requests=entry.min_requests,
-            min_probe_s=entry.min_probe_s,
-            looks=entry.looks,
-            max_probes=entry.max_probes,
-        ),
+        search=entry.search(),
     )
 
 
