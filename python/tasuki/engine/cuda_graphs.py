@@ -86,7 +86,8 @@ class CudaRecorder:
                 work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # "thread_local": what the transport's threads do on the device is not our work.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits, best = work()
         return graph.replay, (_unowned(logits), _unowned(best))
 
