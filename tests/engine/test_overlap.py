@@ -94,6 +94,9 @@ class HashRunner:
         self.flying.append(launched)
         return launched
 
+    def landed(self, launched: Launched) -> bool:
+        return launched not in self.flying
+
     def collect(self, launched: Launched) -> StepOutcome:
         assert self.flying.pop(0) is launched, "collected out of order"
         return StepOutcome(launched.draws, launched.tokens, failed=launched.failed)
@@ -307,3 +310,40 @@ def test_the_runner_would_notice_a_block_given_away_too_early():
     world.engine.abort("a")
     with pytest.raises(AssertionError, match="still touch"):
         world.engine._pool.allocate(3)
+
+
+class SlowRunner(HashRunner):
+    """Its steps are over when `over` says so."""
+
+    over = False
+
+    def landed(self, launched: Launched) -> bool:
+        return self.over
+
+
+def test_the_next_step_is_due_shortly_before_the_one_in_flight_ends() -> None:
+    clock = [0.0]
+    runner = SlowRunner()
+    config = EngineConfig(
+        max_model_len=MAX_LEN, vocab_size=VOCAB, block_size=BLOCK, num_blocks=40, overlap=True
+    )
+    engine = runner.engine = Engine(config, runner, lambda: clock[0])
+    assert engine.due_in_s() == 0.0
+    engine.submit(
+        RequestSpec(
+            "a", Leg.COLOCATED, [1] * 5, SamplingParams(seed=0, max_tokens=20, temperature=0)
+        )
+    )
+    engine.step()
+    assert engine.due_in_s() == 0.0, "nothing like it was measured"
+    for now_s in (1.0, 2.0, 3.0):
+        clock[0] = now_s
+        engine.step()
+    assert engine.due_in_s() == pytest.approx(1.0, abs=0.01)
+    clock[0] = 3.6
+    assert engine.due_in_s() == pytest.approx(0.4, abs=0.01)
+    clock[0] = 4.0
+    assert engine.due_in_s() == 0.0
+    clock[0] = 3.6
+    runner.over = True
+    assert engine.due_in_s() == 0.0, "the device waits"

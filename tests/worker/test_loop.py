@@ -25,6 +25,9 @@ class Engine:
         self.choices -= set(choices)
         return not self.choices
 
+    def due_in_s(self) -> float:
+        return 0.0
+
     def has_work(self) -> bool:
         return self.work
 

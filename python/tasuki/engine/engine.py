@@ -56,6 +56,8 @@ from tasuki.engine.validate import finish_reason, rejection
 
 log = logging.getLogger(__name__)
 
+_LEAD_S = 0.5e-3  # between the expected end of a launch and that of the step before it
+
 
 class Engine:
     """Schedules and runs requests on one model and one pool; also a `KvHost`.
@@ -140,6 +142,20 @@ class Engine:
         if self._flight is not None or self._pending.ended or self._pending.outputs:
             return True
         return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
+
+    def due_in_s(self) -> float:
+        """How long the next `step` may wait: whoever comes until then is part of it.
+
+        A step in flight keeps the device busy. What follows is planned as late
+        as it can be without letting the device wait.
+        """
+        flight = self._flight
+        if flight is None or self._runner.landed(flight):
+            return 0.0
+        plan = flight.plan
+        began_s = max(flight.launched_s, self._collected_s)
+        end_s = began_s + self._rates.expected_s(plan.prefill_tokens, plan.num_decodes)
+        return max(0.0, end_s - self._rates.launch_s - _LEAD_S - self._clock())
 
     def step(self) -> StepResult:
         """Run one step and tell all that happened since the last one.
@@ -300,6 +316,7 @@ class Engine:
         self._pending.scheduled += plan.started
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
+        self._rates.record_launch(self._clock() - started_s)
         return flight
 
     def _collect(self, flight: Flight) -> None:

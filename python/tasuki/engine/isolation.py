@@ -54,6 +54,10 @@ class IsolatingRunner:
         except Exception as error:
             return Flight(plan, now_s, error=error)
 
+    def landed(self, flight: Flight) -> bool:
+        """Whether `collect` would not wait for the device."""
+        return flight.error is not None or self._inner.landed(flight.work)
+
     def collect(self, flight: Flight) -> StepOutcome:
         """As the inner runner; sequences that raise are in the outcome's `raised`.
 

@@ -116,6 +116,9 @@ class Runner(Protocol):
             What `collect` wants.
         """
 
+    def landed(self, launched: Any) -> bool:
+        """Whether `collect` would not wait."""
+
     def collect(self, launched: Any) -> StepOutcome:
         """Wait for a launched step. All KV of its plan is final then."""
 

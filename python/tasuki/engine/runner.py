@@ -113,6 +113,10 @@ class ModelRunner:
         with self._here:
             return self._launch(plan)
 
+    def landed(self, launched: Launched) -> bool:
+        """Whether a launched step is over."""
+        return launched.event is None or bool(launched.event.query())  # type: ignore[no-untyped-call]
+
     def collect(self, launched: Launched) -> StepOutcome:
         """Wait for a launched step, and read what it brought."""
         if launched.event is not None:
@@ -137,10 +141,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream."""
+        """Overwrite the blocks with zeros, behind what is in the stream; waits for it.
+
+        The blocks' next owner may be a transfer, which no stream orders.
+        """
         if blocks:
             bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
             bits.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
+            if self._pool.is_cuda:
+                torch.cuda.synchronize(self._device)
 
     def _launch(self, plan: StepPlan) -> Launched:
         for source, target in plan.copies:

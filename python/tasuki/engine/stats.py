@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _WEIGHT = 0.2  # of the newest step in the moving averages
+_FORGET = 0.98  # of the longest launch, a step
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
 
 
@@ -41,10 +42,23 @@ class StepRates:
     Attributes:
         prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
         decode_step_s: Duration of a step that only decodes.
+        launch_s: What the host takes to plan and launch a step: the longest of late.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    launch_s: float = 0.0
+
+    def expected_s(self, prefill_tokens: int, num_decodes: int) -> float:
+        """How long such a step will take; 0 where nothing like it was measured."""
+        decode_s = self.decode_step_s if num_decodes else 0.0
+        if prefill_tokens == 0 or self.prefill_tokens_per_s == 0.0:
+            return decode_s
+        return decode_s + prefill_tokens / self.prefill_tokens_per_s
+
+    def record_launch(self, duration_s: float) -> None:
+        """Take the launch of one step into account."""
+        self.launch_s = max(duration_s, self.launch_s * _FORGET)
 
     def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Take one step into account."""

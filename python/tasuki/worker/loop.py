@@ -27,6 +27,7 @@ from tasuki.worker.sessions import Session, Sessions
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+_GLANCE_S = 0.5e-3  # between looks at the device while a step runs on it
 _SWITCH_S = 0.5e-3  # how long another thread may keep the interpreter: a GPU's step takes 2 to 6 ms
 
 
@@ -112,9 +113,9 @@ class EngineLoop(threading.Thread):
         try:
             heartbeat_s = now_s()
             while not self._stopping:
-                self._take(heartbeat_s)
-                self._handoffs.poll(now_s())
-                if self._engine.has_work():
+                if self._take(heartbeat_s):
+                    self._handoffs.poll(now_s())
+                if self._engine.has_work() and self._engine.due_in_s() == 0.0:
                     self._turn()
                 if now_s() >= heartbeat_s:
                     heartbeat_s = now_s() + HEARTBEAT_S
@@ -125,19 +126,26 @@ class EngineLoop(threading.Thread):
             log.exception("the engine thread failed")
             self._on_failure(failure)
 
-    def _take(self, heartbeat_s: float) -> None:
-        """Apply what waits in the inbox; with nothing to compute, wait for it."""
-        if not self._engine.has_work():
-            until_s = min(heartbeat_s, self._handoffs.next_deadline() or heartbeat_s)
-            try:
-                self._apply(self._inbox.get(timeout=max(0.0, until_s - now_s())))
-            except queue.Empty:
-                return
-        while True:
-            try:
-                self._apply(self._inbox.get_nowait())
-            except queue.Empty:
-                return
+    def _take(self, heartbeat_s: float) -> bool:
+        """Apply what waits in the inbox; with nothing to compute or launch now, wait for it.
+
+        Returns:
+            Whether the handoffs may have something to do: False after a mere
+            glance at a device that still computes.
+        """
+        until_s = min(heartbeat_s, self._handoffs.next_deadline() or heartbeat_s)
+        glance = False
+        if self._engine.has_work():
+            look_s = now_s() + min(self._engine.due_in_s(), _GLANCE_S)
+            glance = now_s() < look_s < until_s
+            until_s = min(until_s, look_s)
+        try:
+            self._apply(self._inbox.get(timeout=max(0.0, until_s - now_s())))
+        except queue.Empty:
+            return not glance
+        while not self._inbox.empty():  # nobody else takes from it
+            self._apply(self._inbox.get())
+        return True
 
     def _turn(self) -> None:
         result = self._engine.step()
