@@ -82,9 +82,7 @@ def make_case(
     generator = torch.Generator().manual_seed(4)
     size, device = shape.block_size, shape.device
     kv_dtype = shape.kv_dtype or shape.dtype
-    pool = torch.full(
-        (shape.num_blocks, shape.kv_heads, LAYERS, 2, size, shape.head_dim), garbage
-    )
+    pool = torch.full((shape.num_blocks, shape.kv_heads, LAYERS, 2, size, shape.head_dim), garbage)
     free = list(range(shape.num_blocks))
     draw.shuffle(free)
     keys, values, slots, tables, positions = [], [], [], [], []
