@@ -1,25 +1,22 @@
 //! One request and its streamed answer.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
-};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::header::{HeaderName, HeaderValue, InvalidHeaderValue};
 use tokio::time::{Instant, timeout};
 
 use super::answer::Answer;
 use super::body::{self, RequestOptions};
 use super::chunk;
 use super::failure::{Failure, quote};
-use super::pool::{Pool, Sender};
+use super::pool::Pool;
 use super::sse::SseReader;
 use super::target::{Target, api_path};
 use super::transport::Transport;
+use super::wire::{Connection, Head};
 use crate::live::Counters;
 use crate::plan::Planned;
 
@@ -45,18 +42,13 @@ pub struct ClientOptions {
 /// A client of one server. Shared by all requests of a run.
 pub struct Client {
     pool: Pool,
-    path: String,
-    headers: HeaderMap,
+    /// Of a request for an answer, up to the length of its body.
+    post: String,
+    /// Header lines of every request.
+    headers: String,
+    target: Target,
     options: ClientOptions,
     counters: Arc<Counters>,
-}
-
-/// How a stream went on.
-enum Ending {
-    /// `[DONE]` came.
-    Done,
-    /// The body ended without it.
-    BodyEnd,
 }
 
 impl Client {
@@ -69,21 +61,24 @@ impl Client {
         transport: Arc<dyn Transport>,
         options: ClientOptions,
         counters: Arc<Counters>,
-    ) -> Result<Self, hyper::header::InvalidHeaderValue> {
-        let mut headers = HeaderMap::new();
-        headers.insert(HOST, HeaderValue::from_str(&target.authority)?);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
+    ) -> Result<Self, InvalidHeaderValue> {
+        let mut headers = format!("host: {}\r\n", target.authority);
         if let Some(key) = &options.api_key {
-            let mut value = HeaderValue::from_str(&format!("Bearer {key}"))?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
+            let value = HeaderValue::from_str(&format!("Bearer {key}"))?;
+            headers += &line("authorization", &value);
         }
-        headers.extend(options.headers.iter().cloned());
+        for (name, value) in &options.headers {
+            headers += &line(name.as_str(), value);
+        }
+        let path = target.path(api_path(options.request.api));
         Ok(Self {
             pool: Pool::new(transport, target.address()),
-            path: target.path(api_path(options.request.api)),
+            post: format!(
+                "POST {path} HTTP/1.1\r\n{headers}content-type: application/json\r\n\
+                 accept: text/event-stream\r\ncontent-length: "
+            ),
             headers,
+            target: target.clone(),
             options,
             counters,
         })
@@ -114,22 +109,13 @@ impl Client {
     ///
     /// # Errors
     /// Why there was no answer.
-    pub async fn get(&self, target: &Target, path: &str) -> Result<(StatusCode, Bytes), Failure> {
-        let mut request = self.request(Method::GET, &target.path(path), Bytes::new());
-        request.headers_mut().remove(CONTENT_TYPE);
-        let (sender, response) = self.respond(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await.map_err(broken)?;
-        self.pool.put(sender);
-        Ok((status, body.to_bytes()))
-    }
-
-    fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = path.parse().expect("the target's path is valid");
-        request.headers_mut().clone_from(&self.headers);
-        request
+    pub async fn get(&self, path: &str) -> Result<(u16, Vec<u8>), Failure> {
+        let path = self.target.path(path);
+        let request = format!("GET {path} HTTP/1.1\r\n{}\r\n", self.headers);
+        let (mut connection, mut head) = self.respond(request.as_bytes()).await?;
+        let body = read_up_to(&mut connection, &mut head, usize::MAX).await?;
+        self.keep(connection, &head);
+        Ok((head.status, body))
     }
 
     async fn exchange(
@@ -138,32 +124,37 @@ impl Client {
         due: Instant,
         answer: &mut Answer,
     ) -> Result<(), Failure> {
-        let request = self.request(Method::POST, &self.path, body);
-        let (sender, response) = self.respond(request).await?;
-        let mut body = refuse_other_than_streams(response).await?;
+        let mut request = Vec::with_capacity(self.post.len() + body.len() + 24);
+        request.extend_from_slice(self.post.as_bytes());
+        request.extend_from_slice(format!("{}\r\n\r\n", body.len()).as_bytes());
+        request.extend_from_slice(&body);
+        let (mut connection, mut head) = self.respond(&request).await?;
+        refuse_other_than_streams(&mut connection, &mut head).await?;
         let mut stream = Following {
             due,
             counters: &self.counters,
             answer,
+            reader: SseReader::default(),
             finished: false,
+            done: false,
         };
-        let ending = stream.follow(&mut body).await;
-        let finished = stream.finished;
-        match ending {
-            Ok(Ending::Done) => {
-                if let Ok(None) = timeout(TAIL, body.frame()).await {
-                    self.pool.put(sender);
-                }
-            }
-            Ok(Ending::BodyEnd) if finished => self.pool.put(sender),
-            Ok(Ending::BodyEnd) => {
+        let followed = stream.follow(&mut connection, &mut head).await;
+        let (finished, done) = (stream.finished, stream.done);
+        match followed {
+            // Everything was there but the end of the end.
+            Err(Failure::Disconnected { .. }) if finished => {}
+            Err(failure) => return Err(failure),
+            Ok(()) if !finished && !done => {
                 return Err(Failure::Truncated {
                     output_tokens: answer.usage.map_or(0, |usage| usage.completion_tokens),
                 });
             }
-            // Everything was there but the end of the end.
-            Err(Failure::Disconnected { .. }) if finished => {}
-            Err(failure) => return Err(failure),
+            Ok(()) => {
+                let rest = read_up_to(&mut connection, &mut head, ERROR_BYTES);
+                if let Ok(Ok(_)) = timeout(TAIL, rest).await {
+                    self.keep(connection, &head);
+                }
+            }
         }
         if answer.chunks.is_empty() {
             return Err(Failure::Empty);
@@ -171,28 +162,27 @@ impl Client {
         Ok(())
     }
 
+    fn keep(&self, connection: Connection, head: &Head) {
+        if head.keeps_alive && head.is_over() {
+            self.pool.put(connection);
+        }
+    }
+
     /// Sends on a kept connection, or on a new one.
-    async fn respond(
-        &self,
-        mut request: Request<Full<Bytes>>,
-    ) -> Result<(Sender, Response<Incoming>), Failure> {
-        loop {
-            let (mut sender, kept) = match self.pool.take() {
-                Some(sender) => (sender, true),
-                None => (self.pool.open().await?, false),
-            };
-            match sender.ready().await {
-                Err(_) if kept => continue, // closed since it was last seen
-                ready => ready.map_err(broken)?,
+    async fn respond(&self, request: &[u8]) -> Result<(Connection, Head), Failure> {
+        while let Some(mut connection) = self.pool.take() {
+            // A kept one may have been closed by the server meanwhile.
+            if let Ok(Some(head)) = connection.ask(request).await {
+                return Ok((connection, head));
             }
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((sender, response)),
-                Err(mut error) => match error.take_message() {
-                    // The server had closed it; nothing was sent.
-                    Some(unsent) if kept => request = unsent,
-                    _ => return Err(broken(error.into_error())),
-                },
-            }
+        }
+        let mut connection = self.pool.open().await?;
+        match connection.ask(request).await {
+            Ok(Some(head)) => Ok((connection, head)),
+            Ok(None) => Err(Failure::Disconnected {
+                reason: "the server closed the connection without an answer".to_owned(),
+            }),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -202,75 +192,95 @@ struct Following<'a> {
     due: Instant,
     counters: &'a Counters,
     answer: &'a mut Answer,
+    reader: SseReader,
     /// Whether there was a finish reason.
     finished: bool,
+    /// Whether there was `[DONE]`.
+    done: bool,
 }
 
 impl Following<'_> {
-    async fn follow(&mut self, body: &mut Incoming) -> Result<Ending, Failure> {
-        let mut reader = SseReader::default();
-        let mut done = false;
-        while let Some(frame) = body.frame().await {
-            let Ok(bytes) = frame.map_err(broken)?.into_data() else {
-                continue;
+    /// Follows it to `[DONE]`, or to the end of the body.
+    async fn follow(
+        &mut self,
+        connection: &mut Connection,
+        head: &mut Head,
+    ) -> Result<(), Failure> {
+        let mut more = true;
+        while more && !self.done {
+            let mut read_at = None;
+            let take = |piece: &[u8]| {
+                let at = *read_at.get_or_insert_with(Instant::now);
+                let mut reader = std::mem::take(&mut self.reader);
+                let taken = reader.push(piece, |data| self.event(data, at));
+                self.reader = reader;
+                taken
             };
-            let at = Instant::now();
-            reader.push(&bytes, |data| {
-                done |= self.event(data, at)?;
-                Ok(())
-            })?;
-            if done {
-                return Ok(Ending::Done);
-            }
+            more = connection.body(head, take).await?;
         }
-        if let Some(data) = reader.finish() {
-            done = self.event(&data, Instant::now())?;
+        match self.reader.finish() {
+            Some(data) if !self.done => self.event(&data, Instant::now()),
+            _ => Ok(()),
         }
-        Ok(if done { Ending::Done } else { Ending::BodyEnd })
     }
 
-    /// Whether the event is the stream's end.
-    fn event(&mut self, data: &[u8], at: Instant) -> Result<bool, Failure> {
+    fn event(&mut self, data: &[u8], at: Instant) -> Result<(), Failure> {
         let Some(said) = chunk::read(data)? else {
-            return Ok(true);
+            self.done = true;
+            return Ok(());
         };
         self.finished |= said.finished;
         if let Some((chunk, gap)) = self.answer.take(said, at) {
             self.counters.chunk(chunk.tokens, at - self.due, gap);
         }
-        Ok(false)
+        Ok(())
     }
 }
 
-async fn refuse_other_than_streams(response: Response<Incoming>) -> Result<Incoming, Failure> {
-    let status = response.status();
-    let kind = response.headers().get(CONTENT_TYPE);
-    let content_type = kind.map_or(String::new(), |kind| {
-        String::from_utf8_lossy(kind.as_bytes()).into_owned()
-    });
-    let mut body = response.into_body();
-    if status == StatusCode::OK && content_type.starts_with("text/event-stream") {
-        return Ok(body);
+async fn refuse_other_than_streams(
+    connection: &mut Connection,
+    head: &mut Head,
+) -> Result<(), Failure> {
+    if head.status == 200 && head.content_type.starts_with("text/event-stream") {
+        return Ok(());
     }
-    let mut beginning = Vec::new();
-    while beginning.len() < ERROR_BYTES
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        beginning.extend_from_slice(frame.data_ref().map_or(&[], |data| data.as_ref()));
-    }
-    let body = quote(&beginning);
-    Err(if status == StatusCode::OK {
-        Failure::NotAStream { content_type, body }
-    } else {
-        let status = status.as_u16();
-        Failure::Status { status, body }
+    let beginning = read_up_to(connection, head, ERROR_BYTES).await;
+    let body = quote(&beginning.unwrap_or_default());
+    Err(match head.status {
+        200 => Failure::NotAStream {
+            content_type: head.content_type.clone(),
+            body,
+        },
+        status => Failure::Status { status, body },
     })
 }
 
-fn broken(error: hyper::Error) -> Failure {
-    // hyper's own words say what was going on, the source says why it ended.
-    let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
-    Failure::Disconnected {
-        reason: format!("{error}{}", source.unwrap_or_default()),
+/// The rest of a body, or at least its first `limit` bytes.
+async fn read_up_to(
+    connection: &mut Connection,
+    head: &mut Head,
+    limit: usize,
+) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let mut more = true;
+    while more && bytes.len() < limit {
+        let take = |piece: &[u8]| {
+            bytes.extend_from_slice(piece);
+            Ok::<(), Failure>(())
+        };
+        more = connection.body(head, take).await?;
+    }
+    Ok(bytes)
+}
+
+fn line(name: &str, value: &HeaderValue) -> String {
+    format!("{name}: {}\r\n", String::from_utf8_lossy(value.as_bytes()))
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Disconnected {
+            reason: error.to_string(),
+        }
     }
 }

@@ -11,6 +11,7 @@ mod probe;
 mod sse;
 mod target;
 mod transport;
+mod wire;
 
 pub use answer::{Answer, Chunk};
 pub use body::{RequestOptions, UsageStats};

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use hyper::StatusCode;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -51,8 +50,8 @@ pub async fn wait_ready(
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let reason = match timeout(left.max(AGAIN), client.get(target, "/health")).await {
-            Ok(Ok((status, _))) if !status.is_server_error() => return Ok(()),
+        let reason = match timeout(left.max(AGAIN), client.get("/health")).await {
+            Ok(Ok((status, _))) if status < 500 => return Ok(()),
             Ok(Ok((status, body))) => format!("HTTP {status}: {}", quote(&body)),
             Ok(Err(failure)) => failure.to_string(),
             Err(_) => "no answer".to_owned(),
@@ -73,16 +72,16 @@ pub async fn wait_ready(
 /// # Errors
 /// `NoModel` if it lists none.
 pub async fn served_model(client: &Client, target: &Target) -> Result<String, ProbeError> {
-    let answer = client.get(target, "/v1/models").await;
+    let answer = client.get("/v1/models").await;
     listed(answer).map_err(|reason| ProbeError::NoModel {
         address: target.address(),
         reason,
     })
 }
 
-fn listed(answer: Result<(StatusCode, bytes::Bytes), Failure>) -> Result<String, String> {
+fn listed(answer: Result<(u16, Vec<u8>), Failure>) -> Result<String, String> {
     let (status, body) = answer.map_err(|failure| failure.to_string())?;
-    if !status.is_success() {
+    if status != 200 {
         return Err(format!("HTTP {status}: {}", quote(&body)));
     }
     let models: Models = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
