@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
-import sys
 import uuid
 from dataclasses import dataclass
 
@@ -37,8 +36,6 @@ from tasuki.worker.startup import Phases
 
 log = logging.getLogger(__name__)
 
-_SWITCH_INTERVAL_S = 5e-4
-
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -58,10 +55,6 @@ def build(config: WorkerConfig, phases: Phases) -> Built:
         TasukiError: Settings, device, model, memory or transport do not allow it.
     """
     device = choose_device(config.device)
-    if device.type == "cuda":
-        # The engine's thread waits for the GPU most of the time; what it computes in
-        # between must not keep a finished transfer from being noticed for Python's 5 ms.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
     limits = config.limits(on_cuda=device.type == "cuda")
     with phases.phase("transport"):
         transport = create_transport(config.transport, host=config.host)
