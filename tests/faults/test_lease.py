@@ -18,7 +18,6 @@ from support.deployment import Deployment, Options
 from support.models import VOCAB_SIZE
 from support.reference import Reference
 from support.waiting import until
-from support.workload import known_requests
 
 pytestmark = pytest.mark.faults
 
@@ -40,9 +39,7 @@ def test_decode_stopped_past_its_lease(
     pool_tokens = 16 * int(system.total("total_blocks", "prefill"))
     before = system.total("leases_expired_total", "prefill")
 
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=1, tokens=1)
-    system.stop_process("decode-0")
+    crowd = stop_decode_between(system, sixteen)
     try:
         until(
             lambda: system.total("leases_expired_total", "prefill") > before,
@@ -68,45 +65,17 @@ def test_prefill_stopped_past_its_lease(
 
 
 def test_operator_may_prefer_failure_to_recomputing(
-    tiny_model: Path, deploy: Callable[[Options], Deployment]
+    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
 ) -> None:
     """`--on-kv-loss fail`: what lost its KV fails and says so, the rest is right.
 
     Decode sleeps while prefill streams first tokens, so that their KV is not
-    there yet; it wakes past its lease with nobody to ask. All prompts are long,
-    so that prefill goes on for a second or two after the first of those tokens,
-    and decode has room for all, so that prefill need not ask. A machine may
-    still be too busy to notice in time that it began: hence the tries.
+    there; it wakes past its lease with nobody to ask.
     """
-    system = deploy(leased(tiny_model, "--on-kv-loss", "fail", pool_bytes=64_000_000))
-    for seed in range(5):
-        # New prompts each time: what is cached is not handed over slowly.
-        long = known_requests(tiny_model, 16, prompt_lengths=(600,), steps=200, seed=seed)
-        failures = lose_kv(system, long)
-        if failures:
-            break
-    assert failures
-    for failure in failures:
-        assert isinstance(failure, AnswerError)
-        assert "KV" in failure.message
-        assert "127.0.0.1" not in str(failure)
-    system.wait_idle()
-
-
-def leased(model: Path, *router: str, pool_bytes: int = 16_000_000) -> Options:
-    """1 + 1 with a short lease and small steps, so that handoffs take a while."""
-    steps = ("--max-batched-tokens", "16")
-    worker = ("--kv-memory", str(pool_bytes), *steps, "--lease-s", str(LEASE_S))
-    return Options(model, prefill=1, decode=1, worker=worker, router=router)
-
-
-def lose_kv(system: Deployment, references: list[Reference]) -> list[BaseException]:
-    """Requests whose prefill worker falls silent after the first token; returns what failed."""
-    crowd = Crowd(system, references).start()
-    crowd.wait_received(requests=1, tokens=1)
-    system.stop_process("decode-0")
+    system = deploy(leased(tiny_model, "--on-kv-loss", "fail"))
+    crowd = stop_decode_between(system, sixteen)
     try:
-        crowd.wait_received(requests=min(crowd.begun() + 3, len(references)), tokens=1)
+        crowd.wait_received(requests=1, tokens=1)
         system.stop_process("prefill-0")
         time.sleep(1.5 * LEASE_S)
     finally:
@@ -115,9 +84,41 @@ def lose_kv(system: Deployment, references: list[Reference]) -> list[BaseExcepti
         time.sleep(2 * LEASE_S)
     finally:
         system.continue_process("prefill-0")
-    answers, failures = crowd.outcomes()
-    print(f"{len(answers)} answered, {len(failures)} failed")
-    return failures
+    _, failures = crowd.outcomes()
+    assert failures
+    for failure in failures:
+        assert isinstance(failure, AnswerError)
+        assert "KV" in failure.message
+        assert "127.0.0.1" not in str(failure)
+    system.wait_idle()
+
+
+def leased(model: Path, *router: str) -> Options:
+    """1 + 1 with a short lease and small steps, so that handoffs take a while."""
+    steps = ("--max-batched-tokens", "16")
+    worker = ("--kv-memory", "16000000", *steps, "--lease-s", str(LEASE_S))
+    return Options(model, prefill=1, decode=1, worker=worker, router=router)
+
+
+def stop_decode_between(system: Deployment, references: list[Reference]) -> Crowd:
+    """Decode has asked for the KV of these and sleeps when prefill begins with them.
+
+    Prefill is held back meanwhile, on streams that one request before has opened,
+    so that nothing depends on how soon anybody looks.
+    """
+    system.http.complete(references[0].prompt_tokens, max_tokens=2)
+    system.wait_idle()
+    system.stop_process("prefill-0")
+    try:
+        crowd = Crowd(system, references).start()
+        until(
+            lambda: system.total("waiting", "decode") >= len(references) // 2,
+            lambda: f"requests that wait for their KV\n{system.logs()}",
+        )
+        system.stop_process("decode-0")
+    finally:
+        system.continue_process("prefill-0")
+    return crowd
 
 
 def pause(system: Deployment, name: str) -> None:
