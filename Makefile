@@ -52,7 +52,7 @@ fmt: setup-dev ## Format Python and Rust
 	$(BIN)/ruff format .
 	cargo fmt --all
 
-bench: setup ## Colocated against every split of three workers here (15 min), with pictures
+bench: setup ## Colocated against every split of three workers here (10 min), with pictures
 	@$(BIN)/tasuki bench sweep benchmarks/sweep.yaml
 	@$(BIN)/tasuki plot results/sweep --out results/plots
 

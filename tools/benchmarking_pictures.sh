@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes the pictures of docs/benchmarking.md with the real thing, anew (about 20
-# minutes on two cores; a quiet machine gives quiet pictures). What was measured is
-# kept, and not measured again while it is there.
+# Makes the pictures and tables of docs/benchmarking.md with the real thing, anew
+# (about 15 minutes on two cores; a quiet machine gives quiet pictures). What was
+# measured is kept, and not measured again while it is there.
 # Usage: benchmarking_pictures.sh VENV [FOLDER]
 set -eu
 cd "$(dirname "$0")/.."
@@ -38,3 +38,4 @@ done
 for figure in phases load goodput pareto; do
     "$tasuki" plot "$figure" "$results/sweep" -o "$images/$figure.png"
 done
+"$1/bin/python" tools/fill_benchmarking_page.py "$results"
