@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from engine_fakes import VOCAB, Rig, expected, make_rig, spec
 from engine_relay import Relay
@@ -47,6 +49,21 @@ def test_prefill_leg_announces_full_blocks_chunk_by_chunk(overlap: bool):
     rig.drain()
     assert rig.ended["a"].reason is LegEndReason.HANDED_OFF
     assert rig.engine.referenced_blocks == 0
+
+
+def test_first_token_of_a_prefill_leg_tells_queue_and_prefill():
+    rig = make_rig()
+    arrived_s = time.monotonic() - 5.0  # the worker had it long before the engine
+    rig.engine.submit(spec("a", range(10), leg=Leg.PREFILL), arrived_s)
+    rig.engine.admit("a")
+    rig.drain()
+    [output] = rig.outputs["a", 0]
+    assert output.timings is not None
+    assert 5.0 <= output.timings.queue_s <= time.monotonic() - arrived_s
+    assert output.timings.prefill_s > 0.0
+    rig.engine.submit(spec("b", range(10), max_tokens=2))
+    rig.drain()
+    assert all(output.timings is None for output in rig.outputs["b", 0])
 
 
 def test_cached_blocks_are_announced_with_the_first_chunk():

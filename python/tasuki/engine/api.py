@@ -87,7 +87,10 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Output:
-    """New tokens of one choice. `position` is the output index of tokens[0]."""
+    """New tokens of one choice. `position` is the output index of tokens[0].
+
+    A PREFILL leg's have `timings`: its end comes later, and tells no more of them.
+    """
 
     request_id: str
     choice: int
@@ -97,6 +100,7 @@ class Output:
     finish: FinishReason | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_prompt_tokens: int = 0
+    timings: LegTimings | None = None
 
 
 @dataclass(slots=True)

@@ -89,11 +89,12 @@ class Engine:
 
     # --- the worker's side
 
-    def submit(self, spec: RequestSpec) -> None:
+    def submit(self, spec: RequestSpec, arrived_s: float | None = None) -> None:
         """Take a leg. A PREFILL leg is held until `admit`, a DECODE leg parked until `assign`.
 
-        One that can never run here ends REJECTED with the next step's result.
-        A second leg under an id in use is dropped: ids are unique.
+        It came at `arrived_s` by the engine's clock; None: now. One that can
+        never run here ends REJECTED with the next step's result. A second leg
+        under an id in use is dropped: ids are unique.
         """
         if spec.request_id in self._requests:
             log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
@@ -104,7 +105,8 @@ class Engine:
             return
         self._arrivals += 1
         root = root_hash(self.config.identity, spec.tenant)
-        request = Request(spec, self._arrivals, root, self._clock())
+        arrived_s = self._clock() if arrived_s is None else arrived_s
+        request = Request(spec, self._arrivals, root, arrived_s)
         self._requests[spec.request_id] = request
         if spec.leg is Leg.COLOCATED:
             self._scheduler.enqueue(request.sequences[0])
@@ -422,6 +424,8 @@ class Engine:
             return
         # Its blocks stay, unless nothing needs to move.
         going = self._tell(sequence, firsts)
+        for output in self._pending.outputs[len(self._pending.outputs) - len(firsts) :]:
+            output.timings = request.timings
         self._pending.prefilled.append(
             Prefilled(request.request_id, len(sequence.blocks), tuple(firsts))
         )

@@ -100,6 +100,7 @@ def output_to_wire(output: Output) -> pb.Output:
         stop_token_id=output.tokens[-1] if stopped else 0,
         prompt_logprobs=[logprob_to_wire(entry) for entry in output.prompt_logprobs or ()],
         cached_prompt_tokens=output.cached_prompt_tokens,
+        timings=None if output.timings is None else _timings_to_wire(output.timings),
     )
 
 

@@ -47,6 +47,7 @@ class Submitted:
     spec: RequestSpec
     peer_engine_id: str
     peer_endpoint: str
+    arrived_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +166,13 @@ class EngineLoop(threading.Thread):
             case Closed(session):
                 for request_id in self._sessions.close(session):
                     self._abort(request_id, ())
-            case Submitted(session, spec, peer_engine_id, peer_endpoint):
+            case Submitted(session, spec, peer_engine_id, peer_endpoint, arrived_s):
                 if not self._sessions.bind(spec.request_id, session):
                     log.warning(
                         "request_id=%s is not run: its stream is gone, or it runs", spec.request_id
                     )
                     return
-                self._engine.submit(spec)
+                self._engine.submit(spec, arrived_s)
                 if spec.leg is not Leg.COLOCATED:
                     self._handoffs.submit(spec, peer_engine_id, peer_endpoint)
             case Aborted(request_id, choices):

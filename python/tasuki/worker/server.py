@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import queue
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -121,6 +122,7 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
                 request_from_wire(submit),
                 submit.peer.engine_id,
                 submit.peer.kv_endpoint,
+                time.monotonic(),
             )
         case "abort":
             return Aborted(message.abort.request_id, tuple(message.abort.choices))

@@ -125,14 +125,22 @@ async fn a_split_request_from_both_workers() {
     assert_eq!(first.peer.expect("a peer").engine_id, "e1");
     assert_eq!(second.peer.expect("a peer").kv_endpoint, "e0:1");
     let id = &first.request_id;
-    prefill.output(id, 0, &[7], F::FinishNone);
-    decode.output(id, 0, &[7], F::FinishNone);
     let timings = LegTimings {
         queue_s: 0.5,
         prefill_s: 0.25,
         ..Default::default()
     };
-    prefill.ended(id, R::LegEndHandedOff, timings);
+    // The prefill leg's own end comes too late: the first token tells what it took.
+    prefill.report(v1::StepReport {
+        outputs: vec![v1::Output {
+            request_id: id.clone(),
+            tokens: vec![7],
+            timings: Some(timings),
+            ..Default::default()
+        }],
+        ..Default::default()
+    });
+    decode.output(id, 0, &[7], F::FinishNone);
     decode.output(id, 1, &[8, 9], F::FinishStop);
     let timings = LegTimings {
         transfer_s: 0.125,

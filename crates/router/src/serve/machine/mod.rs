@@ -116,6 +116,10 @@ impl Machine {
         let Some(flight) = self.groups[group].flight_mut() else {
             return;
         };
+        if let Some(timings) = output.timings.take() {
+            let queued = flight.submitted - self.received;
+            timing::add_prefill(&mut self.timings, &timings, queued);
+        }
         if flight.part_of(from) == Some(Part::Decode) {
             if self.request.sampling.prompt_logprobs.is_some() && !self.prompt_scored {
                 flight.held.push(output);

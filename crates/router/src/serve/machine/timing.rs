@@ -28,7 +28,7 @@ impl Account {
 
 /// Adds a leg's account to its group's and to the request's.
 ///
-/// Queue, prefill and first decode are those of the first leg that got so far.
+/// First decode is that of the first leg that got so far.
 pub fn add(
     timings: &mut Timings,
     account: &mut Account,
@@ -36,9 +36,8 @@ pub fn add(
     part: Part,
     before_submit: Duration,
 ) {
-    if part != Part::Decode && timings.prefill.is_zero() && leg.prefill_s > 0.0 {
-        timings.queue = before_submit + seconds(leg.queue_s);
-        timings.prefill = seconds(leg.prefill_s);
+    if part != Part::Decode {
+        add_prefill(timings, leg, before_submit);
     }
     if part != Part::Prefill {
         account.handshake += seconds(leg.handshake_s);
@@ -50,6 +49,14 @@ pub fn add(
         if timings.first_decode.is_zero() {
             timings.first_decode = seconds(leg.first_decode_s);
         }
+    }
+}
+
+/// What is known with the first token: queue and prefill of the first leg that got so far.
+pub fn add_prefill(timings: &mut Timings, leg: &v1::LegTimings, before_submit: Duration) {
+    if timings.prefill.is_zero() && leg.prefill_s > 0.0 {
+        timings.queue = before_submit + seconds(leg.queue_s);
+        timings.prefill = seconds(leg.prefill_s);
     }
 }
 
