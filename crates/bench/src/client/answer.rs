@@ -64,7 +64,9 @@ impl Answer {
             text_bytes += said.len() as u32;
             all.push_str(&said);
         }
-        self.phases = said.phases.or(self.phases.take());
+        if let Some(phases) = said.phases {
+            self.phases = Some(*phases);
+        }
         let before = self.usage.map_or(0, |usage| usage.completion_tokens);
         self.usage = said.usage.or(self.usage);
         if !said.choice {

@@ -22,7 +22,8 @@ pub struct Said<'a> {
     /// Whether the event had a choice at all.
     pub choice: bool,
     pub usage: Option<Usage>,
-    pub phases: Option<Phases>,
+    /// Boxed, for it is large and comes once.
+    pub phases: Option<Box<Phases>>,
 }
 
 /// Tokens up to an event.
@@ -42,10 +43,13 @@ pub fn read(data: &[u8]) -> Result<Option<Said<'_>>, Failure> {
     if data == DONE {
         return Ok(None);
     }
-    let event: Event = serde_json::from_slice(data).map_err(|reason| Failure::BadEvent {
+    let bad = |reason: String| Failure::BadEvent {
         event: quote(data),
-        reason: reason.to_string(),
-    })?;
+        reason,
+    };
+    // One check of the whole is cheaper than one for each string.
+    let text = str::from_utf8(data).map_err(|error| bad(error.to_string()))?;
+    let event: Event = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
     if let Some(error) = event.error {
         return Err(Failure::ErrorEvent {
             message: message(&error),
@@ -53,7 +57,7 @@ pub fn read(data: &[u8]) -> Result<Option<Said<'_>>, Failure> {
     }
     let mut said = Said {
         usage: event.usage,
-        phases: event.timings.filter(|phases| *phases != Phases::default()),
+        phases: event.timings.filter(|phases| **phases != Phases::default()),
         ..Said::default()
     };
     if let Some(choice) = event.choices.into_iter().next() {
@@ -78,9 +82,9 @@ struct Event<'a> {
     #[serde(default)]
     usage: Option<Usage>,
     #[serde(default)]
-    timings: Option<Phases>,
+    timings: Option<Box<Phases>>,
     #[serde(default)]
-    error: Option<Value>,
+    error: Option<Box<Value>>,
 }
 
 #[derive(Deserialize)]
