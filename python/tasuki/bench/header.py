@@ -53,7 +53,10 @@ def header(
 
 
 def own_command() -> list[str]:
-    """This process's command line, the program's path left out."""
+    """This process's command line, to be repeated: paths of programs are left out."""
+    program = Path(sys.argv[0])
+    if program.suffix == ".py":  # one of benchmarks/
+        return ["python", program.name, *sys.argv[1:]]
     return ["tasuki", *sys.argv[1:]]
 
 
