@@ -203,7 +203,7 @@ def handoff_call(world: World, spec: RequestSpec, kind: int) -> None:
         elif kind == 1 or name in world.prefilled:
             engine.end_prefill_leg(name, LegEndReason.HANDED_OFF)
     elif spec.leg is Leg.DECODE:
-        request = engine._requests.get(name)
+        request = engine._legs.requests.get(name)
         if request is None:
             return
         if request.phase.value == "parked":
@@ -256,7 +256,7 @@ def play(world: World, specs: list[RequestSpec], events: list[Event]) -> set[str
             handoff_call(world, spec, 0)
             if spec.leg is Leg.PREFILL and spec.request_id in cut | world.prefilled:
                 world.engine.end_prefill_leg(spec.request_id, LegEndReason.HANDED_OFF)
-            request = world.engine._requests.get(spec.request_id)
+            request = world.engine._legs.requests.get(spec.request_id)
             if request is not None and request.cancelled:
                 world.engine.end_decode_leg(spec.request_id, LegEndReason.ABORTED)
         world.step()
@@ -305,7 +305,7 @@ def test_the_runner_would_notice_a_block_given_away_too_early():
     params = SamplingParams(seed=0, max_tokens=9, temperature=0.0)
     world.engine.submit(RequestSpec("a", Leg.COLOCATED, list(range(9)), params))
     world.step()
-    sequence = world.engine._requests["a"].sequences[0]
+    sequence = world.engine._legs.requests["a"].sequences[0]
     sequence.flying = 0  # as if nothing were launched
     world.engine.abort("a")
     with pytest.raises(AssertionError, match="still touch"):

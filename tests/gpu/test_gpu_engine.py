@@ -259,7 +259,7 @@ def test_a_request_that_is_not_finite_fails_alone(model: CausalModel, reference:
     rig.engine.submit(victim)
     while len(rig.outputs.get("victim", ())) < 5:
         rig.step()
-    [sequence] = rig.engine._requests["victim"].sequences
+    [sequence] = rig.engine._legs.requests["victim"].sequences
     rig.pool[sequence.blocks[1]] = float("nan")
     rig.drain()
     assert rig.ended["victim"] is LegEndReason.FAILED

@@ -4,9 +4,10 @@
     submit ─▶ held ─admit─▶ prefill chunks ─▶ kept ─end─▶ LegEnd    (PREFILL leg)
     submit ─▶ parked ─assign─▶ pulling ─start─▶ decode ─▶ LegEnd    (DECODE leg)
 
-Owns every leg from submit to its LegEnd; the scheduler owns queues and blocks,
-the runner the tensors. One thread calls all of it. Long because it is the one
-public face.
+Owns the step in flight and its timing. `legs.py` has the legs and how they end,
+`booking.py` what a step's result does to them; the scheduler owns queues and
+blocks, the runner the tensors. One thread calls all of it. Long because it is
+the one public face.
 
 With `EngineConfig.overlap` a step is planned and launched before the one before
 it is collected, so that the device goes from one to the next without a gap:
@@ -22,37 +23,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tasuki.engine.api import (
-    Announced,
     Assignment,
-    FinishReason,
     FirstToken,
     Leg,
     LegEnd,
     LegEndReason,
     LegTimings,
-    Output,
-    Prefilled,
     RequestSpec,
     StepResult,
-    TokenLogprob,
 )
 from tasuki.engine.block_hash import root_hash
 from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.booking import Booking
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.inbound import Inbound
 from tasuki.engine.isolation import Flight, IsolatingRunner
-from tasuki.engine.plan import Draw, Row, Runner, StepOutcome
+from tasuki.engine.legs import Legs
+from tasuki.engine.plan import Runner
 from tasuki.engine.prefix_cache import PrefixCache
-from tasuki.engine.request import Phase, Request, SequenceState, Stage
+from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates
-from tasuki.engine.validate import finish_reason, rejection
+from tasuki.engine.validate import rejection
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +76,8 @@ class Engine:
         self._budget = Budget(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._counters)
         self._inbound = Inbound(config, self._pool, self._budget, self._scheduler)
-        self._requests: dict[str, Request] = {}
-        self._arrivals = 0
-        self._pending = StepResult()
+        self._legs = Legs(self._pool, self._budget, self._scheduler, self._runner)
+        self._booking = Booking(config, self._legs, self._scheduler, self._counters)
         self._stalled = False
         self._flight: Flight | None = None
         self._collected_s = 0.0
@@ -96,18 +91,16 @@ class Engine:
         never run here ends REJECTED with the next step's result. A second leg
         under an id in use is dropped: ids are unique.
         """
-        if spec.request_id in self._requests:
+        if spec.request_id in self._legs.requests:
             log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
             return
         reason = rejection(spec, self.config)
         if reason is not None:
-            self._pending.ended.append(LegEnd(spec.request_id, LegEndReason.REJECTED, reason))
+            self._legs.pending.ended.append(LegEnd(spec.request_id, LegEndReason.REJECTED, reason))
             return
-        self._arrivals += 1
         root = root_hash(self.config.identity, spec.tenant)
         arrived_s = self._clock() if arrived_s is None else arrived_s
-        request = Request(spec, self._arrivals, root, arrived_s)
-        self._requests[spec.request_id] = request
+        request = self._legs.add(spec, root, arrived_s)
         if spec.leg is Leg.COLOCATED:
             self._scheduler.enqueue(request.sequences[0])
             self._stalled = False
@@ -123,11 +116,11 @@ class Engine:
         Returns:
             Whether nothing of it goes on: `choices` was empty or named all that were left.
         """
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         if request is None:
             return False
         self._stalled = False
-        if choices and self._drop_choices(request, set(choices)):
+        if choices and self._legs.drop_choices(request, set(choices)):
             return False
         if request.phase is Phase.ASSIGNED:
             request.cancelled = True
@@ -136,12 +129,13 @@ class Engine:
                 self._scheduler.stop(sequence)
             request.phase = Phase.PREFILLED
         else:
-            self._end(request, LegEndReason.ABORTED)
+            self._legs.end(request, LegEndReason.ABORTED)
         return True
 
     def has_work(self) -> bool:
         """Whether `step` would bring anything now."""
-        if self._flight is not None or self._pending.ended or self._pending.outputs:
+        pending = self._legs.pending
+        if self._flight is not None or pending.ended or pending.outputs:
             return True
         return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
 
@@ -171,14 +165,13 @@ class Engine:
             landing, self._flight = self._flight, None
         if landing is not None:
             self._collect(landing)
-        result, self._pending = self._pending, StepResult()
-        return result
+        return self._legs.take_pending()
 
     def load(self) -> EngineLoad:
         """How busy the engine is."""
         running = {id(sequence.request) for sequence in self._scheduler.running}
         uncomputed = 0
-        for request in self._requests.values():
+        for request in self._legs.requests.values():
             if request.phase is Phase.HELD:
                 uncomputed += len(request.sequences[0].tokens)
         for sequence in self._scheduler.waiting:
@@ -186,9 +179,9 @@ class Engine:
         for sequence in self._scheduler.running:
             if sequence.stage is Stage.PREFILL:
                 uncomputed += len(sequence.tokens) - sequence.computed
-        kept = sum(request.phase is Phase.PREFILLED for request in self._requests.values())
+        kept = sum(request.phase is Phase.PREFILLED for request in self._legs.requests.values())
         return EngineLoad(
-            waiting_requests=max(0, len(self._requests) - len(running) - kept),
+            waiting_requests=max(0, len(self._legs.requests) - len(running) - kept),
             running_requests=len(running),
             waiting_prefill_tokens=uncomputed,
             free_blocks=self._pool.available,
@@ -214,14 +207,14 @@ class Engine:
         Raises:
             PoolImbalanceError: They differ: a defect.
         """
-        held = [s.blocks for request in self._requests.values() for s in request.sequences]
+        held = [s.blocks for request in self._legs.requests.values() for s in request.sequences]
         self._pool.check([*held, *self._scheduler.retired()])
 
     # --- the handoff's side: KvHost
 
     def admit(self, request_id: str) -> None:
         """Credit for a PREFILL leg is there: schedule it. No-op if it is not held."""
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         if request is not None and request.phase is Phase.HELD:
             request.phase = Phase.ACTIVE
             self._scheduler.enqueue(request.sequences[0])
@@ -229,13 +222,14 @@ class Engine:
 
     def end_prefill_leg(self, request_id: str, reason: LegEndReason, message: str = "") -> None:
         """Stop a PREFILL leg, drop its blocks, report LegEnd. No-op if it is not here."""
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         if request is not None and request.leg is Leg.PREFILL:
-            self._end(request, reason, message)
+            self._legs.end(request, reason, message)
+            self._stalled = False
 
     def may_credit(self, request_id: str) -> bool:
         """Reserve room for a parked DECODE leg; False while there is none."""
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         if request is None or not self._inbound.may_credit(request):
             return False
         self._stalled = False  # what was kept free for it beyond its credit is free again
@@ -243,7 +237,7 @@ class Engine:
 
     def prefix_hint(self, request_id: str) -> int:
         """Blocks of a DECODE leg's context that are cached here, at this moment."""
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         return 0 if request is None else self._inbound.prefix_hint(request)
 
     def assign(self, request_id: str) -> Assignment | None:
@@ -252,7 +246,7 @@ class Engine:
         Raises:
             UnknownRequestError: No parked DECODE leg has this id.
         """
-        return self._inbound.assign(self._decode_leg(request_id, Phase.PARKED))
+        return self._inbound.assign(self._legs.decode_leg(request_id, Phase.PARKED))
 
     def start_decode(
         self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
@@ -262,7 +256,7 @@ class Engine:
         Raises:
             UnknownRequestError: No assigned DECODE leg has this id.
         """
-        request = self._decode_leg(request_id, Phase.ASSIGNED)
+        request = self._legs.decode_leg(request_id, Phase.ASSIGNED)
         root = request.sequences[0]
         self._budget.drop(request)
         request.phase = Phase.ACTIVE
@@ -272,9 +266,9 @@ class Engine:
         self._scheduler.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]
         if request.cancelled or not wanted:
-            self._end(request, LegEndReason.ABORTED)
-            return
-        self._begin(root, wanted)
+            self._legs.end(request, LegEndReason.ABORTED)
+        else:
+            self._booking.begin(root, wanted)
         self._stalled = False
 
     def end_decode_leg(
@@ -286,14 +280,15 @@ class Engine:
         timings: LegTimings | None = None,
     ) -> None:
         """End a DECODE leg that has not started; no-op if it is not here."""
-        request = self._requests.get(request_id)
+        request = self._legs.requests.get(request_id)
         if request is None or request.leg is not Leg.DECODE:
             return
         if timings is not None:
             request.timings = timings
         if quarantine and request.phase is Phase.ASSIGNED:
             self._inbound.quarantine(request, quarantine)
-        self._end(request, reason, message)
+        self._legs.end(request, reason, message)
+        self._stalled = False
 
     def free_quarantined(self, blocks: Sequence[int]) -> None:
         """No transfer writes to these any more: back to the pool."""
@@ -310,12 +305,12 @@ class Engine:
         if plan is None:
             return None
         for request in plan.returned:
-            self._end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
+            self._legs.end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
         if not plan.rows:
             self._stalled = not ahead and self._counters.preemptions == preemptions
             return None
         self._stalled = False
-        self._pending.scheduled += plan.started
+        self._legs.pending.scheduled += plan.started
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
         self._rates.record_launch(self._clock() - started_s)
@@ -327,251 +322,10 @@ class Engine:
         outcome = self._runner.collect(flight)
         now_s = self._clock()
         self._scheduler.landed(plan)
-        self._commit(plan.rows, outcome, now_s)
+        self._booking.commit(plan.rows, outcome, now_s)
         self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1
         began_s = max(flight.launched_s, self._collected_s)
         self._rates.record(plan.prefill_tokens, plan.num_decodes, now_s - began_s)
         self._collected_s = now_s
-
-    def _commit(self, rows: Sequence[Row], outcome: StepOutcome, now_s: float) -> None:
-        """Book what a step computed, but for rows that are void."""
-        stale = {row.sequence for row in rows if row.epoch != row.sequence.epoch}
-        void = stale.union(outcome.failed, outcome.raised)
-        for row in rows:
-            sequence = row.sequence
-            if sequence not in void:
-                self._scheduler.settle(sequence, row.start + row.tokens)
-                if sequence.request.leg is Leg.PREFILL:
-                    self._announce(sequence, row.end)
-        reasons = {s.request: _not_finite(s) for s in outcome.failed if s not in stale}
-        for sequence, error in outcome.raised.items():
-            if sequence not in stale:
-                reasons[sequence.request] = f"a step of this request raised {error!r}"
-        for sequence, scores in outcome.prompt_logprobs:
-            if sequence not in void and sequence.request.prompt_logprobs is not None:
-                sequence.request.prompt_logprobs += scores
-        draws, tokens, logprobs = outcome.draws, outcome.tokens, outcome.logprobs
-        index, count = 0, len(draws)
-        while index < count:
-            sequence = draws[index].sequence
-            upto = index + 1
-            while upto < count and draws[upto].sequence is sequence:
-                upto += 1
-            entries = None if logprobs is None else logprobs[index:upto]
-            if sequence in void:
-                pass
-            elif sequence.stage is Stage.DECODE:
-                self._decoded(sequence, tokens[index], entries[0] if entries else None, now_s)
-            else:
-                self._prefilled(sequence, draws[index:upto], tokens[index:upto], entries, now_s)
-            index = upto
-        for request, reason in reasons.items():
-            self._fail(request, reason)
-
-    def _announce(self, sequence: SequenceState, computed: int) -> None:
-        """Name the blocks of a PREFILL leg that became final."""
-        request = sequence.request
-        final = computed // self.config.block_size
-        if computed == len(sequence.tokens):
-            final = len(sequence.blocks)
-        if final > request.announced:
-            blocks = tuple(sequence.blocks[request.announced : final])
-            self._pending.announced.append(Announced(request.request_id, request.announced, blocks))
-            request.announced = final
-
-    def _decoded(
-        self, sequence: SequenceState, token: int, logprob: TokenLogprob | None, now_s: float
-    ) -> None:
-        """A sequence of one choice has its next token."""
-        self._counters.output_tokens += 1
-        finish = self._finish(sequence, token)
-        self._report(sequence, sequence.choices[0], token, finish, logprob)
-        request = sequence.request
-        if now_s != request.last_token_s:
-            self._note_time(request, now_s)
-        if finish is None:
-            sequence.tokens.append(token)
-        else:
-            self._done(sequence)
-
-    def _prefilled(
-        self,
-        sequence: SequenceState,
-        draws: Sequence[Draw],
-        tokens: Sequence[int],
-        logprobs: Sequence[TokenLogprob | None] | None,
-        now_s: float,
-    ) -> None:
-        """A prompt is computed: there is a first token for each choice, but for aborted ones."""
-        firsts = [
-            FirstToken(
-                draw.choice,
-                token,
-                self._finish(sequence, token) is not None,
-                None if logprobs is None else logprobs[index],
-            )
-            for index, (draw, token) in enumerate(zip(draws, tokens, strict=True))
-            if draw.choice in sequence.choices
-        ]
-        self._counters.output_tokens += len(firsts)
-        request = sequence.request
-        if now_s != request.last_token_s:
-            self._note_time(request, now_s)
-        if request.leg is not Leg.PREFILL:
-            self._begin(sequence, firsts)
-            return
-        # Its blocks stay, unless nothing needs to move.
-        going = self._tell(sequence, firsts)
-        for output in self._pending.outputs[len(self._pending.outputs) - len(firsts) :]:
-            output.timings = request.timings
-        self._pending.prefilled.append(
-            Prefilled(request.request_id, len(sequence.blocks), tuple(firsts))
-        )
-        self._scheduler.stop(sequence)
-        request.phase = Phase.PREFILLED
-        if not going:
-            self._end(request, LegEndReason.FINISHED)
-
-    def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
-        return finish_reason(
-            sequence.request.spec.sampling,
-            token,
-            outputs=sequence.num_outputs + 1,
-            length=len(sequence.tokens) + 1,
-            max_model_len=self.config.max_model_len,
-        )
-
-    def _report(
-        self,
-        sequence: SequenceState,
-        choice: int,
-        token: int,
-        finish: FinishReason | None,
-        logprob: TokenLogprob | None,
-    ) -> None:
-        """One Output: the next token of a choice of a sequence."""
-        request = sequence.request
-        position = len(sequence.tokens) - request.num_prompt_tokens
-        self._pending.outputs.append(
-            Output(
-                request.spec.request_id,
-                choice,
-                position,
-                [token],
-                None if logprob is None else [logprob],
-                finish,
-                request.prompt_logprobs,
-                request.cached_tokens or 0 if position == 0 else 0,
-            )
-        )
-        request.prompt_logprobs = None
-
-    def _tell(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> list[FirstToken]:
-        """Report the first tokens of a sequence's choices; returns those of choices that go on."""
-        going = []
-        for first in firsts:
-            finish = self._finish(sequence, first.token)
-            if finish is None and first.finished:
-                stops = sequence.request.spec.sampling.stop_token_ids
-                finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
-            self._report(sequence, first.choice, first.token, finish, first.logprob)
-            if finish is None:
-                going.append(first)
-        return going
-
-    def _begin(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> None:
-        """Report first tokens, and let choices go on, each in its own sequence."""
-        going = self._tell(sequence, firsts)
-        if not going:
-            self._done(sequence)
-            return
-        for first in going[1:]:
-            child = self._scheduler.fork(sequence, first.choice)
-            child.tokens.append(first.token)
-            self._scheduler.start_decode(child)
-        sequence.tokens.append(going[0].token)
-        sequence.choices = [going[0].choice]
-        if sequence.stage is Stage.PREFILL:
-            self._scheduler.promote(sequence)
-        else:
-            self._scheduler.start_decode(sequence)
-
-    def _done(self, sequence: SequenceState) -> None:
-        """Every choice of a sequence has finished."""
-        request = sequence.request
-        self._scheduler.remove(sequence)
-        request.sequences.remove(sequence)
-        if not request.sequences:
-            self._end(request, LegEndReason.FINISHED)
-
-    def _note_time(self, request: Request, now_s: float) -> None:
-        timings = request.timings
-        if request.first_token_s is None:
-            scheduled_s = (
-                request.submitted_s if request.scheduled_s is None else request.scheduled_s
-            )
-            timings.queue_s = scheduled_s - request.submitted_s
-            timings.prefill_s = now_s - scheduled_s
-            request.first_token_s = now_s
-        elif request.second_token_s is None:
-            timings.first_decode_s = now_s - request.first_token_s
-            request.second_token_s = now_s
-        else:
-            timings.decode_s = now_s - request.second_token_s
-        request.last_token_s = now_s
-
-    # --- ends
-
-    def _drop_choices(self, request: Request, choices: set[int]) -> bool:
-        """Drop some choices of a request; False, and nothing done, when no other would be left."""
-        left = {c for sequence in request.sequences for c in sequence.choices} - choices
-        if not left:
-            return False
-        for sequence in request.sequences.copy():
-            sequence.choices = [c for c in sequence.choices if c not in choices] or sequence.choices
-            if sequence.choices[0] in choices:
-                self._scheduler.remove(sequence)
-                request.sequences.remove(sequence)
-        return True
-
-    def _fail(self, request: Request, message: str) -> None:
-        """A request fails alone; what it wrote is read by nobody."""
-        held = Counter(block for s in request.sequences for block in s.blocks)
-        for blocks in self._scheduler.retired():
-            held.update(block for block in blocks if block in held)
-        own = [b for b, count in held.items() if self._pool.references(b) == count]
-        for block in own:
-            self._pool.cache.forget(block)
-        self._runner.scrub(own)
-        log.error("request_id=%s failed: %s", request.request_id, message)
-        self._end(request, LegEndReason.FAILED, message)
-
-    def _end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
-        """Forget a leg: blocks back, LegEnd out."""
-        for sequence in request.sequences:
-            self._scheduler.remove(sequence)
-        request.sequences.clear()
-        self._budget.drop(request)
-        del self._requests[request.request_id]
-        self._stalled = False
-        self._pending.ended.append(
-            LegEnd(request.request_id, reason, message, timings=request.timings)
-        )
-
-    def _decode_leg(self, request_id: str, phase: Phase) -> Request:
-        request = self._requests.get(request_id)
-        if request is None or request.leg is not Leg.DECODE or request.phase is not phase:
-            found = "not here" if request is None else request.phase.value
-            raise UnknownRequestError(
-                f"request {request_id}: a {phase.value} DECODE leg is wanted, it is {found}"
-            )
-        return request
-
-
-def _not_finite(sequence: SequenceState) -> str:
-    return (
-        f"the model's logits at output position {sequence.num_outputs} are not finite: the request"
-        " was stopped; in bfloat16 try --dtype float32"
-    )

@@ -1,0 +1,234 @@
+"""What a collected step computed, booked: tokens, announced blocks, cached prefixes, timings.
+
+    StepOutcome ─▶ rows that are not void ─▶ blocks final ─▶ draws ─▶ Output, Prefilled, LegEnd
+
+All of it is told in `Legs.pending`. Keeps no state of its own. Engine thread only. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasuki.engine.api import (
+    Announced,
+    FinishReason,
+    FirstToken,
+    Leg,
+    LegEndReason,
+    Output,
+    Prefilled,
+    TokenLogprob,
+)
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.legs import Legs
+from tasuki.engine.plan import Draw, Row, StepOutcome
+from tasuki.engine.request import Phase, Request, SequenceState, Stage
+from tasuki.engine.scheduler import Scheduler
+from tasuki.engine.stats import EngineCounters
+from tasuki.engine.validate import finish_reason
+
+
+class Booking:
+    """Writes what steps computed into the legs and into the pending result.
+
+    Args:
+        config: Block size and the longest sequence.
+        legs: Whose requests the rows are.
+        scheduler: Moves the sequences on.
+        counters: Those of the engine; output tokens are counted here.
+    """
+
+    def __init__(
+        self, config: EngineConfig, legs: Legs, scheduler: Scheduler, counters: EngineCounters
+    ) -> None:
+        self._config = config
+        self._legs = legs
+        self._scheduler = scheduler
+        self._counters = counters
+
+    def commit(self, rows: Sequence[Row], outcome: StepOutcome, now_s: float) -> None:
+        """Book what a step computed, but for rows that are void."""
+        stale = {row.sequence for row in rows if row.epoch != row.sequence.epoch}
+        void = stale.union(outcome.failed, outcome.raised)
+        for row in rows:
+            sequence = row.sequence
+            if sequence not in void:
+                self._scheduler.settle(sequence, row.start + row.tokens)
+                if sequence.request.leg is Leg.PREFILL:
+                    self._announce(sequence, row.end)
+        reasons = {s.request: _not_finite(s) for s in outcome.failed if s not in stale}
+        for sequence, error in outcome.raised.items():
+            if sequence not in stale:
+                reasons[sequence.request] = f"a step of this request raised {error!r}"
+        for sequence, scores in outcome.prompt_logprobs:
+            if sequence not in void and sequence.request.prompt_logprobs is not None:
+                sequence.request.prompt_logprobs += scores
+        draws, tokens, logprobs = outcome.draws, outcome.tokens, outcome.logprobs
+        index, count = 0, len(draws)
+        while index < count:
+            sequence = draws[index].sequence
+            upto = index + 1
+            while upto < count and draws[upto].sequence is sequence:
+                upto += 1
+            entries = None if logprobs is None else logprobs[index:upto]
+            if sequence in void:
+                pass
+            elif sequence.stage is Stage.DECODE:
+                self._decoded(sequence, tokens[index], entries[0] if entries else None, now_s)
+            else:
+                self._prefilled(sequence, draws[index:upto], tokens[index:upto], entries, now_s)
+            index = upto
+        for request, reason in reasons.items():
+            self._legs.fail(request, reason)
+
+    def _announce(self, sequence: SequenceState, computed: int) -> None:
+        """Name the blocks of a PREFILL leg that became final."""
+        request = sequence.request
+        final = computed // self._config.block_size
+        if computed == len(sequence.tokens):
+            final = len(sequence.blocks)
+        if final > request.announced:
+            blocks = tuple(sequence.blocks[request.announced : final])
+            self._legs.pending.announced.append(
+                Announced(request.request_id, request.announced, blocks)
+            )
+            request.announced = final
+
+    def _decoded(
+        self, sequence: SequenceState, token: int, logprob: TokenLogprob | None, now_s: float
+    ) -> None:
+        """A sequence of one choice has its next token."""
+        self._counters.output_tokens += 1
+        finish = self._finish(sequence, token)
+        self._report(sequence, sequence.choices[0], token, finish, logprob)
+        request = sequence.request
+        if now_s != request.last_token_s:
+            _note_time(request, now_s)
+        if finish is None:
+            sequence.tokens.append(token)
+        else:
+            self._legs.finished(sequence)
+
+    def _prefilled(
+        self,
+        sequence: SequenceState,
+        draws: Sequence[Draw],
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprob | None] | None,
+        now_s: float,
+    ) -> None:
+        """A prompt is computed: there is a first token for each choice, but for aborted ones."""
+        firsts = [
+            FirstToken(
+                draw.choice,
+                token,
+                self._finish(sequence, token) is not None,
+                None if logprobs is None else logprobs[index],
+            )
+            for index, (draw, token) in enumerate(zip(draws, tokens, strict=True))
+            if draw.choice in sequence.choices
+        ]
+        self._counters.output_tokens += len(firsts)
+        request = sequence.request
+        if now_s != request.last_token_s:
+            _note_time(request, now_s)
+        if request.leg is not Leg.PREFILL:
+            self.begin(sequence, firsts)
+            return
+        # Its blocks stay, unless nothing needs to move.
+        going = self._tell(sequence, firsts)
+        pending = self._legs.pending
+        for output in pending.outputs[len(pending.outputs) - len(firsts) :]:
+            output.timings = request.timings
+        pending.prefilled.append(Prefilled(request.request_id, len(sequence.blocks), tuple(firsts)))
+        self._scheduler.stop(sequence)
+        request.phase = Phase.PREFILLED
+        if not going:
+            self._legs.end(request, LegEndReason.FINISHED)
+
+    def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
+        return finish_reason(
+            sequence.request.spec.sampling,
+            token,
+            outputs=sequence.num_outputs + 1,
+            length=len(sequence.tokens) + 1,
+            max_model_len=self._config.max_model_len,
+        )
+
+    def _report(
+        self,
+        sequence: SequenceState,
+        choice: int,
+        token: int,
+        finish: FinishReason | None,
+        logprob: TokenLogprob | None,
+    ) -> None:
+        """One Output: the next token of a choice of a sequence."""
+        request = sequence.request
+        position = len(sequence.tokens) - request.num_prompt_tokens
+        self._legs.pending.outputs.append(
+            Output(
+                request.spec.request_id,
+                choice,
+                position,
+                [token],
+                None if logprob is None else [logprob],
+                finish,
+                request.prompt_logprobs,
+                request.cached_tokens or 0 if position == 0 else 0,
+            )
+        )
+        request.prompt_logprobs = None
+
+    def _tell(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> list[FirstToken]:
+        """Report the first tokens of a sequence's choices; returns those of choices that go on."""
+        going = []
+        for first in firsts:
+            finish = self._finish(sequence, first.token)
+            if finish is None and first.finished:
+                stops = sequence.request.spec.sampling.stop_token_ids
+                finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
+            self._report(sequence, first.choice, first.token, finish, first.logprob)
+            if finish is None:
+                going.append(first)
+        return going
+
+    def begin(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> None:
+        """Report first tokens, and let choices go on, each in its own sequence."""
+        going = self._tell(sequence, firsts)
+        if not going:
+            self._legs.finished(sequence)
+            return
+        for first in going[1:]:
+            child = self._scheduler.fork(sequence, first.choice)
+            child.tokens.append(first.token)
+            self._scheduler.start_decode(child)
+        sequence.tokens.append(going[0].token)
+        sequence.choices = [going[0].choice]
+        if sequence.stage is Stage.PREFILL:
+            self._scheduler.promote(sequence)
+        else:
+            self._scheduler.start_decode(sequence)
+
+
+def _not_finite(sequence: SequenceState) -> str:
+    return (
+        f"the model's logits at output position {sequence.num_outputs} are not finite: the request"
+        " was stopped; in bfloat16 try --dtype float32"
+    )
+
+
+def _note_time(request: Request, now_s: float) -> None:
+    """The request has a token at `now_s`: its first, its second or a later one."""
+    timings = request.timings
+    if request.first_token_s is None:
+        scheduled_s = request.submitted_s if request.scheduled_s is None else request.scheduled_s
+        timings.queue_s = scheduled_s - request.submitted_s
+        timings.prefill_s = now_s - scheduled_s
+        request.first_token_s = now_s
+    elif request.second_token_s is None:
+        timings.first_decode_s = now_s - request.first_token_s
+        request.second_token_s = now_s
+    else:
+        timings.decode_s = now_s - request.second_token_s
+    request.last_token_s = now_s

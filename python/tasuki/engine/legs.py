@@ -1,0 +1,110 @@
+"""The legs that are here, what is to be told of them, and how they end.
+
+Owns every leg from `add` to its LegEnd, and the result of the step that is next
+to answer. The scheduler owns their blocks, the budget which side they count on.
+Engine thread only. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, StepResult
+from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.budget import Budget
+from tasuki.engine.errors import UnknownRequestError
+from tasuki.engine.isolation import IsolatingRunner
+from tasuki.engine.request import Phase, Request, SequenceState
+from tasuki.engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Legs:
+    """The table of legs.
+
+    Attributes:
+        requests: The legs, by request id.
+        pending: What the next step's result will tell.
+    """
+
+    def __init__(
+        self, pool: BlockPool, budget: Budget, scheduler: Scheduler, runner: IsolatingRunner
+    ) -> None:
+        self._pool = pool
+        self._budget = budget
+        self._scheduler = scheduler
+        self._runner = runner
+        self._arrivals = 0
+        self.requests: dict[str, Request] = {}
+        self.pending = StepResult()
+
+    def add(self, spec: RequestSpec, root: bytes, arrived_s: float) -> Request:
+        """Take a leg in whose id is not in use; `root` begins the hashes of its blocks."""
+        self._arrivals += 1
+        request = Request(spec, self._arrivals, root, arrived_s)
+        self.requests[spec.request_id] = request
+        return request
+
+    def decode_leg(self, request_id: str, phase: Phase) -> Request:
+        """The DECODE leg with this id.
+
+        Raises:
+            UnknownRequestError: There is none in this phase.
+        """
+        request = self.requests.get(request_id)
+        if request is None or request.leg is not Leg.DECODE or request.phase is not phase:
+            found = "not here" if request is None else request.phase.value
+            raise UnknownRequestError(
+                f"request {request_id}: a {phase.value} DECODE leg is wanted, it is {found}"
+            )
+        return request
+
+    def take_pending(self) -> StepResult:
+        """All there is to tell since the last call."""
+        pending, self.pending = self.pending, StepResult()
+        return pending
+
+    def end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
+        """Forget a leg: blocks back, LegEnd out."""
+        for sequence in request.sequences:
+            self._scheduler.remove(sequence)
+        request.sequences.clear()
+        self._budget.drop(request)
+        del self.requests[request.request_id]
+        self.pending.ended.append(
+            LegEnd(request.request_id, reason, message, timings=request.timings)
+        )
+
+    def fail(self, request: Request, message: str) -> None:
+        """A request fails alone; what it wrote is read by nobody."""
+        held = Counter(block for s in request.sequences for block in s.blocks)
+        for blocks in self._scheduler.retired():
+            held.update(block for block in blocks if block in held)
+        own = [b for b, count in held.items() if self._pool.references(b) == count]
+        for block in own:
+            self._pool.cache.forget(block)
+        self._runner.scrub(own)
+        log.error("request_id=%s failed: %s", request.request_id, message)
+        self.end(request, LegEndReason.FAILED, message)
+
+    def finished(self, sequence: SequenceState) -> None:
+        """Every choice of a sequence has finished."""
+        request = sequence.request
+        self._scheduler.remove(sequence)
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            self.end(request, LegEndReason.FINISHED)
+
+    def drop_choices(self, request: Request, choices: set[int]) -> bool:
+        """Drop some choices of a request; False, and nothing done, when no other would be left."""
+        left = {c for sequence in request.sequences for c in sequence.choices} - choices
+        if not left:
+            return False
+        for sequence in request.sequences.copy():
+            sequence.choices = [c for c in sequence.choices if c not in choices] or sequence.choices
+            if sequence.choices[0] in choices:
+                self._scheduler.remove(sequence)
+                request.sequences.remove(sequence)
+        return True
