@@ -508,7 +508,7 @@ class World:
             handoff = decode.side._handoffs.get(request_id)
             if handoff is None or handoff.peer != node.engine_id or not handoff.remote:
                 continue
-            fence_s = decode.world_s(decode.side._deadline_s(handoff))
+            fence_s = decode.world_s(decode.side._peers.fence_s(handoff))
             if fence_s > self.now_s:
                 raise Violation(
                     f"{node.engine_id} frees {request_id} while {decode.engine_id} accepts"

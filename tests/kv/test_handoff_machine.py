@@ -18,6 +18,7 @@ from handoff_model import LEASE_S, Action, Sides, Violation, World
 from tasuki.engine.api import LegEndReason
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import PullDone
+from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.prefill_side import PrefillSide
 
 # Half a percent fast or slow: far worse than real clocks, within the margin.
@@ -207,14 +208,25 @@ class NoFence(DecodeSide):
         super()._check(handoff, now_s)
 
 
+class AckTimePeers(PrefillPeers):
+    """Dates a question when its answer comes."""
+
+    def date(self, peer, seq, now_s):  # type: ignore[no-untyped-def]
+        known = self._peers.get(peer)
+        if known is not None and seq in known.asked:
+            known.asked[seq] = (now_s, known.asked[seq][1])
+
+
 class AckTimeFence(DecodeSide):
     """Counts the lease from the answer instead of from the question."""
 
+    def __init__(self, host, config, counters):  # type: ignore[no-untyped-def]
+        super().__init__(host, config, counters)
+        self._peers = AckTimePeers(host, config, self._handoffs, self._effects)
+
     def on_message(self, peer, message, now_s):  # type: ignore[no-untyped-def]
-        known = self._peers.get(peer)
         for seq in (message.renewed.seq, message.announce.heard):
-            if known is not None and seq in known.asked:
-                known.asked[seq] = (now_s, known.asked[seq][1])
+            self._peers.date(peer, seq, now_s)
         super().on_message(peer, message, now_s)
 
 
@@ -227,13 +239,21 @@ class AnnouncementIsProof(DecodeSide):
         super()._announce(handoff, announce, now_s)
 
 
-class NameIsProof(DecodeSide):
-    """Takes an answer about an earlier handoff by the same name."""
+class NamePeers(PrefillPeers):
+    """Does not look which handoff by that name a question was about."""
 
-    def _answered(self, handoff, seq):  # type: ignore[no-untyped-def]
+    def answered(self, handoff, seq):  # type: ignore[no-untyped-def]
         sent_s, _ = self._peers[handoff.peer].asked.get(seq, (0.0, []))
         if seq in self._peers[handoff.peer].asked:
             handoff.acked_s = max(handoff.acked_s, sent_s, handoff.credited_s)
+
+
+class NameIsProof(DecodeSide):
+    """Takes an answer about an earlier handoff by the same name."""
+
+    def __init__(self, host, config, counters):  # type: ignore[no-untyped-def]
+        super().__init__(host, config, counters)
+        self._peers = NamePeers(host, config, self._handoffs, self._effects)
 
 
 class NoQuarantine(DecodeSide):

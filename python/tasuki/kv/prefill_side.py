@@ -21,51 +21,23 @@ What makes the decode worker's reads safe:
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
 
-Long because it is one machine: its safety is argued, and tested, as a whole.
+`decode_peers.py` has the words for what is decided here. Long because the lease
+is one thing: who may still accept a read is argued, and tested, as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
-from tasuki.kv.effects import Effect, ToDecode
+from tasuki.kv.decode_peers import DecodePeers
+from tasuki.kv.effects import Effect
+from tasuki.kv.prefill_handoff import PrefillHandoff
 from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
 
 _MAX_TOMBSTONES = 65_536
-
-
-@dataclass(slots=True)
-class _Handoff:
-    """One PREFILL leg.
-
-    Attributes:
-        target: decode engine that gets the KV; empty after it gave the work back.
-        wanted: the target has credit and is told everything.
-        heard: `seq` of the last want or renewal of this target, in this its turn.
-        expires_s: end of the lease; None before the first announcement.
-        residual: earlier targets that may still accept a read, and until when.
-        past: earlier targets whose renewals must not be answered "alive".
-        ending: set once nothing more is computed and the blocks only wait.
-        leg_over: the engine dropped the leg by itself; only what it said is kept.
-    """
-
-    request_id: str
-    target: str
-    wanted: bool = False
-    heard: int = 0
-    admitted: bool = False
-    scheduled: bool = False
-    blocks: list[int] = field(default_factory=list)
-    prefilled: pb.Prefilled | None = None
-    expires_s: float | None = None
-    residual: dict[str, float] = field(default_factory=dict)
-    past: set[str] = field(default_factory=set)
-    ending: tuple[LegEndReason, str] | None = None
-    leg_over: bool = False
 
 
 class PrefillSide:
@@ -82,17 +54,19 @@ class PrefillSide:
         self._lease_s = config.lease_s
         self._park_s = config.park_leases * config.lease_s
         self._counters = counters
-        self._handoffs: dict[str, _Handoff] = {}
+        self._handoffs: dict[str, PrefillHandoff] = {}
         # (request, decode engine): (deadline, seq of the want)
         self._parked: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended: dict[str, float] = {}  # tombstones: when each may be forgotten
         self._effects: list[Effect] = []
+        self._peers = DecodePeers(self._effects)
 
     # What the engine thread reads.
 
     def drain(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
-        effects, self._effects = self._effects, []
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
@@ -118,7 +92,7 @@ class PrefillSide:
         """
         if request_id in self._handoffs:
             return
-        handoff = _Handoff(request_id, decode_engine)
+        handoff = PrefillHandoff(request_id, decode_engine)
         self._handoffs[request_id] = handoff
         self._ended.pop(request_id, None)
         self._unpark(handoff)
@@ -133,11 +107,11 @@ class PrefillSide:
         if handoff is None:
             for parked in [key for key in self._parked if key[0] == request_id]:
                 del self._parked[parked]
-                self._gone(parked[1], request_id, "aborted")
+                self._peers.say_gone(parked[1], request_id, "aborted")
             return False
         if handoff.ending is None and not handoff.leg_over:
             if handoff.wanted:
-                self._gone(handoff.target, request_id, "aborted")
+                self._peers.say_gone(handoff.target, request_id, "aborted")
             handoff.ending = (LegEndReason.ABORTED, "")
             if handoff.expires_s is None:
                 handoff.target = ""
@@ -174,7 +148,7 @@ class PrefillSide:
         for request_id in scheduled:
             if handoff := self._handoffs.get(request_id):
                 handoff.scheduled = True
-                self._say(handoff, pb.FromPrefill(scheduled=pb.Scheduled(request_id=request_id)))
+                self._peers.say_scheduled(handoff)
         for item in announced:
             if handoff := self._handoffs.get(item.request_id):
                 self._announced(handoff, item, now_s)
@@ -188,7 +162,7 @@ class PrefillSide:
         if handoff is None or handoff.leg_over:
             return
         if handoff.wanted:
-            self._gone(handoff.target, request_id, "the prefill leg ended")
+            self._peers.say_gone(handoff.target, request_id, "the prefill leg ended")
         self._bury(handoff, now_s)
 
     # Events of the streams.
@@ -223,7 +197,9 @@ class PrefillSide:
         for (request_id, decode_engine), (until_s, _) in list(self._parked.items()):
             if until_s <= now_s:
                 del self._parked[request_id, decode_engine]
-                self._gone(decode_engine, request_id, "no such request came from the router")
+                self._peers.say_gone(
+                    decode_engine, request_id, "no such request came from the router"
+                )
         while self._ended:  # in order of their time
             request_id, until_s = next(iter(self._ended.items()))
             if until_s > now_s and len(self._ended) <= _MAX_TOMBSTONES:
@@ -238,33 +214,33 @@ class PrefillSide:
         if handoff is None and want.request_id not in self._ended:
             self._parked.setdefault((want.request_id, decode_engine), parked)
         elif handoff is None or handoff.ending is not None or decode_engine in handoff.past:
-            self._gone(decode_engine, want.request_id, "ended")
+            self._peers.say_gone(decode_engine, want.request_id, "ended")
         elif handoff.target != decode_engine:  # its retarget may be on the way
             self._parked.setdefault((want.request_id, decode_engine), parked)
         elif not handoff.wanted:
             self._extend(handoff, want.seq, now_s)
             self._want(handoff)
 
-    def _unpark(self, handoff: _Handoff) -> None:
+    def _unpark(self, handoff: PrefillHandoff) -> None:
         """The want of its target may have come first; the lease, if there is one, began since."""
         parked = self._parked.pop((handoff.request_id, handoff.target), None)
         if parked is not None:
             _, handoff.heard = parked
             self._want(handoff)
 
-    def _extend(self, handoff: _Handoff, seq: int, now_s: float) -> None:
+    def _extend(self, handoff: PrefillHandoff, seq: int, now_s: float) -> None:
         """The target cares: the lease, if it runs, lasts for a whole one from now."""
         handoff.heard = max(handoff.heard, seq)
         if handoff.expires_s is not None:
             handoff.expires_s = max(handoff.expires_s, now_s + self._lease_s)
 
-    def _want(self, handoff: _Handoff) -> None:
+    def _want(self, handoff: PrefillHandoff) -> None:
         """The target has credit: let the engine compute, and say what there is."""
         handoff.wanted = True
         if not handoff.admitted:
             handoff.admitted = True
             self._host.admit(handoff.request_id)
-        self._say_again(handoff, pb.Renewal(request_id=handoff.request_id))
+        self._peers.say_again(handoff, pb.Renewal(request_id=handoff.request_id))
 
     def _on_renew(self, decode_engine: str, renew: pb.Renew, now_s: float) -> None:
         alive: list[str] = []
@@ -273,8 +249,7 @@ class PrefillSide:
             answer = self._renew(decode_engine, renewal, renew.seq, now_s)
             if answer is not None:
                 (alive if answer else gone).append(renewal.request_id)
-        reply = pb.Renewed(seq=renew.seq, alive=alive, gone=gone)
-        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(renewed=reply)))
+        self._peers.say_renewed(decode_engine, renew.seq, alive, gone)
 
     def _renew(
         self, decode_engine: str, renewal: pb.Renewal, seq: int, now_s: float
@@ -291,17 +266,17 @@ class PrefillSide:
         if handoff.ending is not None:
             return False
         if handoff.leg_over:  # nothing moves; it need only hear the end
-            self._say_again(handoff, renewal)
+            self._peers.say_again(handoff, renewal)
             return None
         self._extend(handoff, seq, now_s)
         if not handoff.wanted:
             self._want(handoff)
-        self._say_again(handoff, renewal)
+        self._peers.say_again(handoff, renewal)
         return True
 
     def _on_release(self, decode_engine: str, request_id: str, keep: bool, now_s: float) -> None:
         self._parked.pop((request_id, decode_engine), None)
-        self._gone(decode_engine, request_id, "released")
+        self._peers.say_gone(decode_engine, request_id, "released")
         handoff = self._handoffs.get(request_id)
         if handoff is None:
             return
@@ -328,27 +303,27 @@ class PrefillSide:
         handoff.expires_s = None
         self._settle(handoff, now_s)
 
-    def _announced(self, handoff: _Handoff, item: Announced, now_s: float) -> None:
+    def _announced(self, handoff: PrefillHandoff, item: Announced, now_s: float) -> None:
         known = len(handoff.blocks)
         assert item.first <= known, (item.first, known)
         handoff.blocks[item.first :] = item.blocks
         if handoff.expires_s is None and handoff.ending is None:
             self._grant(handoff, now_s)
-        self._say_blocks(handoff, item.first)
+        self._peers.say_blocks(handoff, item.first)
 
-    def _prefilled(self, handoff: _Handoff, end: Prefilled, now_s: float) -> None:
+    def _prefilled(self, handoff: PrefillHandoff, end: Prefilled, now_s: float) -> None:
         handoff.prefilled = prefilled_to_wire(end)
-        self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
+        self._peers.say_prefilled(handoff)
         if all(token.finished for token in end.first_tokens):
             handoff.leg_over = True
             if handoff.expires_s is None:
                 handoff.expires_s = now_s + self._lease_s  # how long the end is repeated
 
-    def _grant(self, handoff: _Handoff, now_s: float) -> None:
+    def _grant(self, handoff: PrefillHandoff, now_s: float) -> None:
         handoff.expires_s = now_s + self._lease_s
         self._counters.leases_granted += 1
 
-    def _expire(self, handoff: _Handoff, now_s: float) -> None:
+    def _expire(self, handoff: PrefillHandoff, now_s: float) -> None:
         if handoff.leg_over:
             self._bury(handoff, now_s)
             return
@@ -360,16 +335,16 @@ class PrefillSide:
                 f"the KV's lease of {self._lease_s:g} s ran out: {who} did not renew it",
             )
         if handoff.target:
-            self._gone(handoff.target, handoff.request_id, "the lease ran out")
+            self._peers.say_gone(handoff.target, handoff.request_id, "the lease ran out")
         handoff.target = ""
         handoff.expires_s = None
         self._settle(handoff, now_s)
 
-    def _drop_target(self, handoff: _Handoff) -> None:
+    def _drop_target(self, handoff: PrefillHandoff) -> None:
         """The target loses the handoff, but for what it may have read already."""
         if handoff.target:
             if handoff.wanted:
-                self._gone(handoff.target, handoff.request_id, "retargeted")
+                self._peers.say_gone(handoff.target, handoff.request_id, "retargeted")
             if handoff.expires_s is not None:
                 handoff.residual[handoff.target] = handoff.expires_s
             handoff.past.add(handoff.target)
@@ -377,7 +352,7 @@ class PrefillSide:
         handoff.wanted = False
         handoff.heard = 0
 
-    def _settle(self, handoff: _Handoff, now_s: float) -> None:
+    def _settle(self, handoff: PrefillHandoff, now_s: float) -> None:
         """End the leg once nobody may accept a read of its blocks any more."""
         if handoff.ending is None or handoff.target or handoff.residual:
             return
@@ -386,37 +361,10 @@ class PrefillSide:
         if not handoff.leg_over:
             self._host.end_prefill_leg(handoff.request_id, reason, message)
 
-    def _bury(self, handoff: _Handoff, now_s: float) -> None:
+    def _bury(self, handoff: PrefillHandoff, now_s: float) -> None:
         """Forget all but the name: a late want must not wait for it."""
         del self._handoffs[handoff.request_id]
         self._ended[handoff.request_id] = now_s + 10 * self._lease_s
-
-    def _say_again(self, handoff: _Handoff, heard: pb.Renewal) -> None:
-        """Repeat what the target has not heard."""
-        request_id = handoff.request_id
-        if handoff.scheduled and not heard.scheduled:
-            self._say(handoff, pb.FromPrefill(scheduled=pb.Scheduled(request_id=request_id)))
-        if len(handoff.blocks) > heard.announced_blocks:
-            self._say_blocks(handoff, heard.announced_blocks)
-        if handoff.prefilled is not None and not heard.prefilled:
-            self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
-
-    def _say_blocks(self, handoff: _Handoff, first: int) -> None:
-        announce = pb.Announce(
-            request_id=handoff.request_id,
-            first=first,
-            blocks=handoff.blocks[first:],
-            heard=handoff.heard,
-        )
-        self._say(handoff, pb.FromPrefill(announce=announce))
-
-    def _say(self, handoff: _Handoff, message: pb.FromPrefill) -> None:
-        if handoff.wanted and handoff.ending is None:
-            self._effects.append(ToDecode(handoff.target, message))
-
-    def _gone(self, decode_engine: str, request_id: str, reason: str) -> None:
-        gone = pb.Gone(request_id=request_id, reason=reason)
-        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(gone=gone)))
 
     def _deadlines(self) -> Iterator[float]:
         for handoff in self._handoffs.values():

@@ -1,0 +1,73 @@
+"""What the prefill worker says to decode engines, and what of it is said again.
+
+Anything said may get lost, so a want or a renewal is answered with all that
+its sender has not heard. Nothing is decided here, and nothing kept: which
+leases an answer vouches for is decided in `prefill_side.py`, which calls this
+on the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasuki.kv.effects import Effect, ToDecode
+from tasuki.kv.prefill_handoff import PrefillHandoff
+from tasuki.v1 import kv_pb2 as pb
+
+
+class DecodePeers:
+    """The prefill worker's voice.
+
+    A handoff's progress is told to its target, while that wants it and it is
+    not ending; "gone" and the answers to renewals go to whoever they are about.
+
+    Args:
+        effects: where what is to be said goes, in order.
+    """
+
+    def __init__(self, effects: list[Effect]) -> None:
+        self._effects = effects
+
+    def say_scheduled(self, handoff: PrefillHandoff) -> None:
+        """The engine schedules it: blocks are needed over there."""
+        scheduled = pb.Scheduled(request_id=handoff.request_id)
+        self._say(handoff, pb.FromPrefill(scheduled=scheduled))
+
+    def say_blocks(self, handoff: PrefillHandoff, first: int) -> None:
+        """Announce the blocks from index `first` on."""
+        announce = pb.Announce(
+            request_id=handoff.request_id,
+            first=first,
+            blocks=handoff.blocks[first:],
+            heard=handoff.heard,
+        )
+        self._say(handoff, pb.FromPrefill(announce=announce))
+
+    def say_prefilled(self, handoff: PrefillHandoff) -> None:
+        """All is computed; the first tokens go along."""
+        self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
+
+    def say_again(self, handoff: PrefillHandoff, heard: pb.Renewal) -> None:
+        """Repeat what the target has not heard."""
+        if handoff.scheduled and not heard.scheduled:
+            self.say_scheduled(handoff)
+        if len(handoff.blocks) > heard.announced_blocks:
+            self.say_blocks(handoff, heard.announced_blocks)
+        if handoff.prefilled is not None and not heard.prefilled:
+            self.say_prefilled(handoff)
+
+    def say_renewed(
+        self, decode_engine: str, seq: int, alive: Sequence[str], gone: Sequence[str]
+    ) -> None:
+        """Answer the renewals of question `seq`, by request."""
+        reply = pb.Renewed(seq=seq, alive=alive, gone=gone)
+        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(renewed=reply)))
+
+    def say_gone(self, decode_engine: str, request_id: str, reason: str) -> None:
+        """Nothing is kept for that engine by this name."""
+        gone = pb.Gone(request_id=request_id, reason=reason)
+        self._effects.append(ToDecode(decode_engine, pb.FromPrefill(gone=gone)))
+
+    def _say(self, handoff: PrefillHandoff, message: pb.FromPrefill) -> None:
+        if handoff.wanted and handoff.ending is None:
+            self._effects.append(ToDecode(handoff.target, message))

@@ -1,0 +1,42 @@
+"""One handoff as the prefill worker keeps it: plain state.
+
+`prefill_side.py` moves it from state to state; `decode_peers.py` reads what to
+say of it. Both run on the engine thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tasuki.engine.api import LegEndReason
+from tasuki.v1 import kv_pb2 as pb
+
+
+@dataclass(slots=True)
+class PrefillHandoff:
+    """One PREFILL leg.
+
+    Attributes:
+        target: decode engine that gets the KV; empty after it gave the work back.
+        wanted: the target has credit and is told everything.
+        heard: `seq` of the last want or renewal of this target, in this its turn.
+        expires_s: end of the lease; None before the first announcement.
+        residual: earlier targets that may still accept a read, and until when.
+        past: earlier targets whose renewals must not be answered "alive".
+        ending: set once nothing more is computed and the blocks only wait.
+        leg_over: the engine dropped the leg by itself; only what it said is kept.
+    """
+
+    request_id: str
+    target: str
+    wanted: bool = False
+    heard: int = 0
+    admitted: bool = False
+    scheduled: bool = False
+    blocks: list[int] = field(default_factory=list)
+    prefilled: pb.Prefilled | None = None
+    expires_s: float | None = None
+    residual: dict[str, float] = field(default_factory=dict)
+    past: set[str] = field(default_factory=set)
+    ending: tuple[LegEndReason, str] | None = None
+    leg_over: bool = False
