@@ -36,15 +36,24 @@ DEADLINE_S = 600
 FAST_TOKENS = 512
 INPUT_TOKENS = 32
 CONCURRENCY = 8
+MODEL = "model"  # what the clients ask for
 
 
 @dataclass(frozen=True)
 class Load:
-    """One closed loop: `requests` of `output_tokens`, `concurrency` at a time."""
+    """One closed loop: `requests` of `output_tokens`, `concurrency` at a time.
+
+    Attributes:
+        warmups: requests before it, unmeasured. vLLM's are its first measured prompt.
+        seed: draws the prompts.
+    """
 
     requests: int
     output_tokens: int
     concurrency: int = CONCURRENCY
+    input_tokens: int = INPUT_TOKENS
+    warmups: int = 1
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,9 @@ class Tasuki(Client):
             *self.program.split(),
             *("serve", "--quiet", "--no-chunks", "--base-url", url),
             *("--num-requests", str(load.requests), "--max-concurrency", str(load.concurrency)),
-            *("--input-tokens", str(INPUT_TOKENS), "--output-tokens", str(load.output_tokens)),
+            *("--input-tokens", str(load.input_tokens)),
+            *("--output-tokens", str(load.output_tokens), "--model", MODEL),
+            *("--warmup", str(load.warmups), "--seed", str(load.seed)),
             *("--tokenizer", str(self.tokenizer), "--output", f"{folder}/result.json"),
         ]
 
@@ -122,11 +133,12 @@ class Vllm(Client):
     def command(self, url: str, load: Load, folder: str) -> list[str]:
         return [
             *(self.program, "bench", "serve", "--backend", "openai", "--base-url", url),
-            *("--model", "fake", "--tokenizer", str(self.tokenizer), "--dataset-name", "random"),
-            *("--random-input-len", str(INPUT_TOKENS)),
+            *("--model", MODEL, "--tokenizer", str(self.tokenizer), "--dataset-name", "random"),
+            *("--random-input-len", str(load.input_tokens)),
             *("--random-output-len", str(load.output_tokens)),
             *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
-            *("--num-warmups", "1", "--ignore-eos", "--temperature", "0", "--disable-tqdm"),
+            *("--num-warmups", str(load.warmups), "--seed", str(load.seed)),
+            *("--ignore-eos", "--temperature", "0", "--disable-tqdm"),
             *("--save-result", "--result-dir", folder, "--result-filename", "result.json"),
         ]
 
@@ -137,22 +149,23 @@ class Vllm(Client):
 
 class AiPerf(Client):
     name = "aiperf"
-    _MODEL = "local/model"
+    _TOKENIZER = "local/model"
 
     def command(self, url: str, load: Load, folder: str) -> list[str]:
+        warmups = ["--warmup-request-count", str(load.warmups)] if load.warmups else []
         return [
-            *(self.program, "profile", "--model", "fake", "--tokenizer", self._MODEL),
+            *(self.program, "profile", "--model", MODEL, "--tokenizer", self._TOKENIZER),
             *("--url", url, "--endpoint-type", "completions", "--streaming"),
             *("--request-count", str(load.requests), "--concurrency", str(load.concurrency)),
-            *("--isl", str(INPUT_TOKENS), "--osl", str(load.output_tokens)),
-            *("--warmup-request-count", "1", "--extra-inputs", "ignore_eos:true"),
+            *("--isl", str(load.input_tokens), "--osl", str(load.output_tokens)),
+            *(*warmups, "--random-seed", str(load.seed), "--extra-inputs", "ignore_eos:true"),
             *("--use-server-token-count", "--no-server-metrics", "--no-gpu-telemetry"),
             *("--ui", "none", "--output-artifact-dir", folder),
         ]
 
     def environment(self, folder: str) -> dict[str, str]:
         """Shows it the tokenizer as a cached model: it takes no folder while offline."""
-        cache = Path(folder) / "hf" / "hub" / f"models--{self._MODEL.replace('/', '--')}"
+        cache = Path(folder) / "hf" / "hub" / f"models--{self._TOKENIZER.replace('/', '--')}"
         snapshot = cache / "snapshots" / ("0" * 40)
         snapshot.mkdir(parents=True)
         (cache / "refs").mkdir()
@@ -247,19 +260,30 @@ def table(costs: dict[str, list[float]], agreed: dict[str, list[Seen]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """The options that say which clients there are."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--tasuki", default=f"{sys.prefix}/bin/tasuki bench")
     parser.add_argument("--vllm", required=True, help="the program vllm")
     parser.add_argument("--aiperf", required=True, help="the program aiperf")
     parser.add_argument("--tokenizer", type=Path, required=True, help="a model's folder")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    clients: list[Client] = [
+    return parser
+
+
+def clients_of(args: argparse.Namespace) -> list[Client]:
+    """Ours first, then the peers, of `parser_of`'s options."""
+    return [
         Tasuki(args.tasuki, args.tokenizer),
         Vllm(args.vllm, args.tokenizer),
         AiPerf(args.aiperf, args.tokenizer),
     ]
+
+
+def main() -> None:
+    parser = parser_of(__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    clients = clients_of(args)
     load_before = os.getloadavg()[0]
     costs = cost(clients, args.tasuki, args.rounds)
     agreed = agreement(clients, args.tasuki, args.rounds)

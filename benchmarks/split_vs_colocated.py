@@ -203,9 +203,9 @@ def quietest_round(server: Server, load: Load, seeds: range) -> dict[str, float]
     """`run_round`, with the next seed while other processes are busy."""
     best: dict[str, float] = {}
     for seed in seeds:
-        begin_s, before_s = time.monotonic(), _others_cpu_s()
+        begin_s, before_s = time.monotonic(), others_cpu_s()
         row = run_round(server, load, seed)
-        row["other_cores"] = (_others_cpu_s() - before_s) / (time.monotonic() - begin_s)
+        row["other_cores"] = (others_cpu_s() - before_s) / (time.monotonic() - begin_s)
         if not best or row["other_cores"] < best["other_cores"]:
             best = row
         if best["other_cores"] <= QUIET_CORES:
@@ -213,7 +213,7 @@ def quietest_round(server: Server, load: Load, seeds: range) -> dict[str, float]
     return best
 
 
-def _others_cpu_s() -> float:
+def others_cpu_s() -> float:
     """Processor seconds used so far on this machine, but for this process and its servers."""
     times = psutil.cpu_times()
     busy_s = times.user + times.nice + times.system
