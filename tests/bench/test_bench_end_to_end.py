@@ -98,7 +98,9 @@ def test_a_sweep_measures_what_it_can_and_resumes(tiny_model: Path, tmp_path: Pa
 def test_ctrl_c_ends_everything_and_keeps_what_was_measured(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    text = SWEEP.format(model=tiny_model).replace("no-such-option: 1", "request-rate: 0.01")
+    text = SWEEP.format(model=tiny_model).replace(
+        "no-such-option: 1", "input-tokens: 24, output-tokens: 5, request-rate: 0.01"
+    )
     (tmp_path / "s.yaml").write_text(text)
     process = subprocess.Popen(
         [sys.executable, "-m", "tasuki", "bench", "sweep", "s.yaml", "-o", "out"],

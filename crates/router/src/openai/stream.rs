@@ -11,6 +11,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures::Stream;
 use serde::Serialize;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::answer::Running;
@@ -40,13 +41,14 @@ pub fn events<S: Shape>(
         first: Some(first),
         ended: false,
     });
-    tokio::spawn(watch(Arc::downgrade(&shelf), patience));
-    futures::stream::try_unfold(shelf, move |shelf| async move {
+    let mut watcher = JoinSet::new(); // ends with the stream, not with its patience
+    watcher.spawn(watch(Arc::downgrade(&shelf), patience));
+    futures::stream::try_unfold((shelf, watcher), move |(shelf, watcher)| async move {
         let mut state = shelf.take().ok_or(Stalled(patience))?;
         let frames = state.frames().await;
         Ok(frames.map(|frames| {
             shelf.put(state);
-            (frames, shelf)
+            (frames, (shelf, watcher))
         }))
     })
 }
