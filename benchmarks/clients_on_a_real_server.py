@@ -11,9 +11,9 @@ Server and clients have cores of their own (half of them each). The peers' clien
 seconds of processor time a run; on shared cores they would slow down what they measure,
 and the difference would tell what a client costs (see client_vs_peers.py), not what it says.
 
-A prompt fills a step of the engine (--max-batched-tokens). With more room, two requests that
-come within a millisecond share a step or do not, by chance and by how a client sends, and the
-server itself then works in one of two ways: first tokens after 147 and 147 ms, or 87 and 176.
+One request at a time by default. With more, the millisecond that a client takes to send again
+decides which step of the engine the next request joins, and the server itself works in one of
+several ways (two at a time: first tokens after 147 and 147 ms, or 87 and 176).
 
 Throughput, TTFT from sending and TPOT of a run are one observation each, so the rounds are the
 sample: ours - the peer's mean, with Welch's 95% confidence interval. Six intervals are told
@@ -145,12 +145,10 @@ def measure(args: argparse.Namespace, load: Load) -> dict[str, list[Run]]:
     half = len(cores) // 2
     clients = clients_of(args)
     runs: dict[str, list[Run]] = {client.name: [] for client in clients}
-    arguments = ["--mixed", "1", "--served-model-name", MODEL]
-    arguments += ["--max-batched-tokens", str(load.input_tokens)]
     model = argparse.Namespace(model=args.model, dtype=args.dtype, vocabulary=0)
     with (
         on_cores(cores[:half]),
-        serve(arguments, model) as server,
+        serve(["--mixed", "1", "--served-model-name", MODEL], model) as server,
         on_cores(cores[half:]),
     ):
         clients[0].run(server.url, load)
@@ -217,10 +215,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=18)
+    parser.add_argument("--requests", type=int, default=12)
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     if args.rounds < 2:
