@@ -43,7 +43,7 @@ def best_s(run: Callable[[], object], repeats: int = 15) -> float:
 
 def read_bytes_per_s() -> float:
     """Memory read by all threads together."""
-    data = torch.ones(READ_BYTES // 4, dtype=torch.int32)
+    data = torch.ones(READ_BYTES // 4)
     return READ_BYTES / best_s(data.sum)
 
 
