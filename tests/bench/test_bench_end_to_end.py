@@ -108,6 +108,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_measured(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_sigint,
     )
     try:
         family = _when_a_load_runs(process, tmp_path / "out" / "1p1d" / "wrong.log")
@@ -126,6 +127,11 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_measured(
     assert [p.name for p in (tmp_path / "out" / "1p1d").glob("*.json")] == [
         "open-request-rate-20.json"
     ]
+
+
+def _heed_sigint() -> None:
+    """As in a terminal: what a shell starts in its background ignores Ctrl-C, tests too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _when_a_load_runs(process: subprocess.Popen[str], log: Path) -> list[psutil.Process]:
