@@ -20,6 +20,8 @@ from support.waiting import until
 
 pytestmark = pytest.mark.faults
 
+TRIES = 4  # to kill a worker while it works
+
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1+1", "2+2"])
 def system(
@@ -91,10 +93,14 @@ def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -
 def test_decode_in_mid_stream(
     system: Deployment, sixteen: list[Reference], requests: int, tokens: int
 ) -> None:
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests, tokens)
-    system.kill("decode-0")
-    assert replacements(crowd.finish()) > 0
+    for _ in range(TRIES):
+        crowd = Crowd(system, sixteen).start()
+        crowd.wait_received(requests, tokens)
+        system.kill("decode-0")
+        if replacements(crowd.finish()) > 0:
+            return
+        system.restore()  # its part was over already: the others had fewer tokens
+    pytest.fail(f"in {TRIES} tries decode-0 had nothing left when it was killed")
 
 
 def test_worker_that_comes_back_in_mid_stream_is_used(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from support.client import Answer
+from support.client import Answer, Client
 from support.deployment import Deployment
 from support.reference import Reference
 from support.waiting import until
@@ -26,6 +26,9 @@ class Crowd:
         self._deployment = deployment
         self._references = list(references)
         self._options = options
+        # A client each: nobody's connection is another's.
+        shared = deployment.http
+        self._clients = [Client(shared.url, shared.model) for _ in references]
         self._received = [0] * len(references)
         self._answers: list[Answer | BaseException | None] = [None] * len(references)
         self._threads = [
@@ -45,7 +48,7 @@ class Crowd:
             self._received[index] = len(answer.tokens)
 
         try:
-            self._answers[index] = self._deployment.http.stream(
+            self._answers[index] = self._clients[index].stream(
                 reference.prompt_tokens,
                 max_tokens=len(reference.tokens),
                 on_token=count,
@@ -53,6 +56,8 @@ class Crowd:
             )
         except BaseException as error:
             self._answers[index] = error
+        finally:
+            self._clients[index].close()
 
     def unfinished(self) -> int:
         return sum(answer is None for answer in self._answers)
@@ -67,12 +72,17 @@ class Crowd:
         Raises:
             AssertionError: none of the requests is unfinished by then: nothing
                 is left to be disturbed.
+            BaseException: what a request ended with: nothing has gone wrong yet.
         """
-        self._wait(
-            lambda: sum(count >= tokens for count in self._received) >= requests,
-            f"{requests} requests with {tokens} tokens",
-            deadline_s,
-        )
+
+        def probe() -> bool:
+            for answer in self._answers:
+                if isinstance(answer, BaseException):
+                    answer.add_note(self._deployment.logs())
+                    raise answer
+            return sum(count >= tokens for count in self._received) >= requests
+
+        self._wait(probe, f"{requests} requests with {tokens} tokens", deadline_s)
         assert self.unfinished() > 0, "everything was over before the fault"
 
     def _wait(self, probe: Callable[[], bool], what: str, deadline_s: float) -> None:
