@@ -19,6 +19,7 @@ which a kernel ran, by the profiler's trace of some steps at the end.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import sys
@@ -210,7 +211,7 @@ def _percentile(values: list[float], share: float) -> float:
 def by_kind(steps: list[Step]) -> dict[str, dict[str, float]]:
     """Of each kind: how many, and where their time went."""
     groups: dict[str, list[tuple[Step, float, float]]] = defaultdict(list)
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in itertools.pairwise(steps):
         gap_ms = _between_ms(before.end, step.begin)
         groups[step.kind].append((step, _between_ms(step.begin, step.end), gap_ms))
     table = {}
