@@ -19,16 +19,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.engine.collective import Collective
 from tasuki.engine.forward import ForwardModel, input_tokens
-from tasuki.engine.host_buffers import Part, Staging, lay_out, write_tables
-from tasuki.engine.inputs import Places, Wanted, fill_singles
-from tasuki.engine.plan import Row
+from tasuki.engine.host_buffers import Staging, lay_out
+from tasuki.engine.inputs import Places, Wanted
 from tasuki.engine.sampler import greedy
+from tasuki.engine.step_builder import pad
+from tasuki.engine.step_header import StepHeader, slab_parts
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,9 @@ class DecodeGraphs:
         model: Its forward must be capturable.
         attention: Planned here, outside of the graphs.
         sampled: Tokens of the step before; stays where it is.
+        collective: Joins the ranks, which record and replay alike.
         max_rows: The largest batch.
         max_width: Blocks of the longest sequence.
-        block_size: Tokens of a block.
     """
 
     def __init__(
@@ -118,19 +119,19 @@ class DecodeGraphs:
         model: ForwardModel,
         attention: AttentionBackend,
         sampled: torch.Tensor,
+        collective: Collective,
         *,
         max_rows: int,
         max_width: int,
-        block_size: int,
     ) -> None:
         self._model = model
         self._attention = attention
         self._sampled = sampled
         self._buckets = buckets_up_to(max_rows)
+        self._collective = collective
         self._width = max_width
-        self._block_size = block_size
         self._graphs: dict[int, _Graph] = {}
-        size = lay_out(_parts(max_rows, max_width))[1]
+        size = lay_out(slab_parts(max_rows, max_rows, max_width, 0))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
         self._all_rows = torch.arange(max_rows, device=sampled.device)
 
@@ -154,28 +155,21 @@ class DecodeGraphs:
         rows = len(wanted.draws)
         return next((bucket for bucket in self._buckets if bucket >= rows), None)
 
-    def run(self, bucket: int, rows: list[Row], staging: Staging) -> Outputs:
-        """Run decode rows in a bucket: logits [rows, V], and what `greedy` says of them."""
+    def run(self, header: StepHeader, staging: Staging) -> Outputs:
+        """Run the decode batch that `staging` holds: logits [rows, V], and `greedy` of them."""
+        bucket, count = header.rows, header.num_decodes
         graph = self._graphs[bucket]
-        count = len(rows)
-        contexts = [row.start + 1 for row in rows]
-        width = -(-max(contexts) // self._block_size)
-        arrays = staging.take(*_parts(bucket, width))
-        places = Places.over(arrays, bucket)
-        write_tables(places.tables[:count], [row.sequence.blocks for row in rows])
-        fill_singles(places, rows, self._block_size)
-        _pad(places, count)
-        tables = staging.send(self._slab)[4].view(bucket, width)
-        self._attention.plan(self._batch(bucket, graph.inputs, tables, contexts))
+        tables = staging.send(self._slab)[4].view(bucket, header.width)
+        self._attention.plan(self._batch(bucket, graph.inputs, tables, header.context_lens))
         graph.replay()
         logits, best = graph.outputs
         return logits[:count], best[:count]
 
     def _record(self, bucket: int, staging: Staging, recorder: Recorder) -> _Graph:
         """Record one bucket over a batch whose every row is padding of one token."""
-        arrays = staging.take(*_parts(bucket, self._width))
-        _pad(Places.over(arrays, bucket), 0)
-        tokens, sources, positions, slots, tables = staging.send(self._slab)
+        *arrays, _ = staging.take(*slab_parts(bucket, bucket, self._width, 0))
+        pad(Places.over(arrays, bucket), 0)
+        tokens, sources, positions, slots, tables, _ = staging.send(self._slab)
         taken = torch.zeros_like(tokens)
         batch = self._batch(
             bucket,
@@ -186,7 +180,8 @@ class DecodeGraphs:
         self._attention.plan(batch)
 
         def work() -> Outputs:
-            taken.copy_(input_tokens(tokens, sources, self._sampled))
+            known = input_tokens(tokens, sources, self._sampled)
+            taken.copy_(self._collective.from_first(known))
             logits = self._model.forward(batch, self._attention)
             return logits, greedy(logits)
 
@@ -212,17 +207,3 @@ class DecodeGraphs:
             num_decodes=len(contexts),
             bucket=bucket,
         )
-
-
-def _parts(bucket: int, width: int) -> list[Part]:
-    """Tokens, sources, positions, slots, tables: the first four lie at the same place always."""
-    return [*[(bucket, torch.int64)] * 4, (bucket * width, torch.int32)]
-
-
-def _pad(places: Places, count: int) -> None:
-    """Make all rows from `count` on padding."""
-    places.tokens[count:] = 0
-    places.sources[count:] = -1
-    places.positions[count:] = 0
-    places.slots[count:] = -1
-    places.tables[count:] = np.int32(0)

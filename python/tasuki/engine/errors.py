@@ -19,3 +19,7 @@ class OutOfBlocksError(TasukiError):
 
 class PoolImbalanceError(TasukiError):
     """Block accounting is wrong: a defect. Names the first blocks concerned."""
+
+
+class OutOfStepError(TasukiError):
+    """Some ranks of a worker computed what others did not: they cannot go on together."""

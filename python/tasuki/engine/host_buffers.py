@@ -46,6 +46,10 @@ class Staging:
         slab = self._slabs[0].numpy()
         return [slab[begin:end].view(_TYPES[kind]) for begin, end, kind in self._parts]
 
+    def filled(self) -> memoryview:
+        """The bytes of the arrays last taken: another rank's `take` and these make them there."""
+        return self._slabs[0].numpy()[: self._bytes].data
+
     def send(self, target: torch.Tensor | None = None) -> list[torch.Tensor]:
         """The arrays last taken, on the device; the host does not wait for it.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.api import TokenLogprob
+from tasuki.engine.errors import OutOfStepError
 from tasuki.engine.plan import Runner, StepOutcome, StepPlan
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class IsolatingRunner:
         if flight.error is None:
             outcome = self._inner.collect(flight.work)
         else:
+            if isinstance(flight.error, OutOfStepError):
+                raise flight.error  # the ranks cannot compute anything together any more
             rows = [row for row in flight.plan.rows if not row.void]
             log.error(
                 "a step raised: its %d rows are computed one by one",

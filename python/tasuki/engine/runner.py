@@ -1,15 +1,15 @@
 """Runs a plan: builds the batch, calls model and sampler. Charter: tensors, no decisions.
 
-    launch    inputs ▶ copies of blocks ▶ attention plan ▶ forward ▶ sampling ▶ tokens home
-    collect                                                              wait ──┘
+    launch    copies of blocks ▶ inputs ▶ other ranks ▶ executor ▶ sampling ▶ tokens home
+    collect                                                            wait ──┘
 
 `launch` only puts work into the device's stream, so that the next step can be
 launched while this one runs; where the host is the device, it is done when
 `launch` returns. A step's tokens stay on the device too: the next step takes
 its inputs from there, if the host has not seen them yet.
 
-Owns the pool tensor's content and the host buffers that batches are built in.
-Decode batches run in CUDA graphs once `capture` was called (cuda_graphs.py).
+What lies between a step's arrays and its logits is the executor's, which every
+rank has (executor.py); a runner, which plans and samples, only the first one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from dataclasses import dataclass, field
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
-from tasuki.engine.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
-from tasuki.engine.forward import ForwardModel, input_tokens
-from tasuki.engine.host_buffers import Staging, upload, write_tables
-from tasuki.engine.inputs import Places, Wanted, fill, wanted_logits
+from tasuki.engine.collective import ALONE, Collective
+from tasuki.engine.cuda_graphs import Recorder
+from tasuki.engine.executor import Executor
+from tasuki.engine.followers import Followers, following
+from tasuki.engine.forward import ForwardModel
+from tasuki.engine.host_buffers import upload
+from tasuki.engine.inputs import Wanted, wanted_logits
 from tasuki.engine.logprobs import Scores, score, to_host
 from tasuki.engine.plan import StepOutcome, StepPlan
 from tasuki.engine.request import SequenceState
 from tasuki.engine.sampler import NOT_FINITE, greedy, sample
+from tasuki.engine.step_builder import build_step
 
 
 @dataclass(slots=True)
@@ -59,33 +62,36 @@ class _PromptScores:
 
 
 class ModelRunner:
-    """One model on one device over one pool.
+    """One model on one device over one pool; of several ranks, the first.
 
     Args:
         model: Computes logits and writes KV.
         attention: Knows the pool.
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+        collective: Joins the ranks.
+        followers: Tells the other ranks what to compute; None: there are none.
     """
 
     def __init__(
-        self, model: ForwardModel, attention: AttentionBackend, pool: torch.Tensor
+        self,
+        model: ForwardModel,
+        attention: AttentionBackend,
+        pool: torch.Tensor,
+        collective: Collective = ALONE,
+        followers: Followers | None = None,
     ) -> None:
-        self._model = model
-        self._attention = attention
-        self._pool = pool
+        self._executor = Executor(model, attention, pool, collective)
+        self._followers = followers
         self._block_size = pool.shape[4]
         self._device = pool.device
         # Each thread has a current device of its own: whoever calls, it is the pool's.
         self._here: AbstractContextManager[object] = nullcontext()
         if pool.is_cuda:
             self._here = torch.cuda.device(pool.device)
-        self._staging = Staging(pool.device)
-        self._graphs: DecodeGraphs | None = None
-        self._sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
 
     @torch.inference_mode()
     def capture(self, max_rows: int, max_model_len: int, recorder: Recorder | None = None) -> None:
-        """Record CUDA graphs of decode steps; call once, before the first step.
+        """Record CUDA graphs of decode steps; call once, before the first step, on all ranks.
 
         Args:
             max_rows: Sequences that may generate at once, own ones and pulled
@@ -94,18 +100,8 @@ class ModelRunner:
             max_model_len: Tokens of the longest sequence.
             recorder: Another than CUDA's.
         """
-        self._sampled = torch.zeros(2 * max_rows, dtype=torch.int64, device=self._device)
-        graphs = DecodeGraphs(
-            self._model,
-            self._attention,
-            self._sampled,
-            max_rows=max_rows,
-            max_width=-(-max_model_len // self._block_size),
-            block_size=self._block_size,
-        )
         with self._here:
-            graphs.capture(self._staging, recorder or CudaRecorder())
-        self._graphs = graphs
+            self._executor.capture(max_rows, max_model_len, recorder)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -146,40 +142,43 @@ class ModelRunner:
         The blocks' next owner may be a transfer, which no stream orders.
         """
         if blocks:
-            bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
-            bits.index_fill_(0, upload(blocks, torch.int64, self._device), 0)
-            if self._pool.is_cuda:
-                torch.cuda.synchronize(self._device)
+            with self._here, following(self._followers):
+                if self._followers is not None:
+                    self._followers.scrub(blocks)
+                self._executor.scrub(blocks)
 
     def _launch(self, plan: StepPlan) -> Launched:
-        for source, target in plan.copies:
-            self._pool[target].copy_(self._pool[source])
+        if plan.copies:
+            with following(self._followers):
+                if self._followers is not None:
+                    self._followers.copy(plan.copies)
+                self._executor.copy(plan.copies)
         wanted = wanted_logits(plan)
         launched = Launched(wanted)
         logits, best = self._forward(plan, wanted)
         if wanted.draws:
             result = sample(
-                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._sampled
+                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._executor.sampled
             )
             self._keep(result.tokens, wanted)
             launched.tokens, launched.scores = to_host(result.tokens), result.scores
         for sequence, first, tokens in wanted.scored:
             rows = logits[first : first + len(tokens)]
             launched.prompt_scores.append(_score(rows, sequence, tokens))
-        if self._pool.is_cuda:
+        if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             launched.event.record()
         return launched
 
     def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""
-        if self._graphs is not None:
-            bucket = self._graphs.bucket_for(wanted)
-            if bucket is not None:
-                return self._graphs.run(bucket, plan.rows, self._staging)
-        batch = self._build(plan, wanted)
-        self._attention.plan(batch)
-        return self._model.forward(batch, self._attention), None
+        executor = self._executor
+        bucket = executor.bucket_for(wanted)
+        header = build_step(plan, wanted, bucket, executor.staging, self._block_size)
+        with following(self._followers):
+            if self._followers is not None:
+                self._followers.run(header, executor.staging.filled())
+            return executor.run(header)
 
     def _keep(self, tokens: torch.Tensor, wanted: Wanted) -> None:
         """Leave tokens where the next step finds them: in place, once graphs read that place."""
@@ -188,36 +187,10 @@ class ModelRunner:
             wanted.draws[draw].sequence.drawn = index
         if count < len(wanted.draws):
             tokens = tokens[upload(wanted.kept, torch.int64, self._device)]
-        if self._graphs is None:
-            self._sampled = tokens
+        if self._executor.keeps_place:
+            self._executor.sampled[:count].copy_(tokens)
         else:
-            self._sampled[:count].copy_(tokens)
-
-    def _build(self, plan: StepPlan, wanted: Wanted) -> Batch:
-        """The plan as tensors."""
-        count = len(plan.rows)
-        total = sum(row.tokens for row in plan.rows)
-        contexts = [row.end for row in plan.rows]
-        width = -(-max(contexts) // self._block_size)
-        per_token = (total, torch.int64)
-        *arrays, logits_rows = self._staging.take(
-            *[per_token] * 4, (count * width, torch.int32), (len(wanted.rows), torch.int64)
-        )
-        places = Places.over(arrays, count)
-        write_tables(places.tables, [row.sequence.blocks for row in plan.rows])
-        ahead = fill(places, plan, self._block_size)
-        logits_rows[:] = wanted.rows
-        parts = self._staging.send()
-        return Batch(
-            tokens=input_tokens(parts[0], parts[1], self._sampled) if ahead else parts[0],
-            positions=parts[2],
-            slots=parts[3],
-            block_tables=parts[4].view(count, width),
-            query_lens=[row.tokens for row in plan.rows],
-            context_lens=contexts,
-            logits_rows=parts[5],
-            num_decodes=plan.num_decodes,
-        )
+            self._executor.sampled = tokens
 
 
 def _score(logits: torch.Tensor, sequence: SequenceState, tokens: list[int]) -> _PromptScores:

@@ -1,0 +1,130 @@
+"""Computes steps from their arrays: what every rank of a worker does alike.
+
+    header, slab ▶ upload ▶ attention plan ▶ forward ▶ logits        or a CUDA graph's replay
+
+Everything here is a function of header, slab and what was computed before, and
+every rank is told the same in the same order: so all of them take part in the
+same collectives. Only the first rank knows the tokens that it sampled; the
+others get them before the forward (`Collective.from_first`).
+
+When a step is over on the first rank, every rank has read and written its cache
+for the last time in it: each step ends with a collective that all join after
+their last attention, be it the last layer's sum or, where no logits are wanted,
+one made for this alone.
+
+Owns the pool's content, the slabs and the sampled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.engine.batch import Batch
+from tasuki.engine.collective import ALONE, Collective
+from tasuki.engine.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
+from tasuki.engine.forward import ForwardModel, input_tokens
+from tasuki.engine.host_buffers import Staging, upload
+from tasuki.engine.inputs import Wanted
+from tasuki.engine.step_header import StepHeader
+
+
+class Executor:
+    """One rank's model on one device over one pool.
+
+    Args:
+        model: Computes logits and writes KV.
+        attention: Knows the pool.
+        pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+        collective: Joins the ranks.
+
+    Attributes:
+        staging: Where a step's arrays are written.
+        sampled: [n] int64, on the device: tokens of the step before, of the first rank only.
+        keeps_place: Whether graphs read `sampled` where it is.
+    """
+
+    def __init__(
+        self,
+        model: ForwardModel,
+        attention: AttentionBackend,
+        pool: torch.Tensor,
+        collective: Collective = ALONE,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._pool = pool
+        self._collective = collective
+        self._graphs: DecodeGraphs | None = None
+        self.staging = Staging(pool.device)
+        self.sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether graphs read `sampled` where it is."""
+        return self._graphs is not None
+
+    def capture(self, max_rows: int, max_model_len: int, recorder: Recorder | None = None) -> None:
+        """Record CUDA graphs; see `ModelRunner.capture`."""
+        self.sampled = torch.zeros(2 * max_rows, dtype=torch.int64, device=self._pool.device)
+        block_size = self._pool.shape[4]
+        graphs = DecodeGraphs(
+            self._model,
+            self._attention,
+            self.sampled,
+            self._collective,
+            max_rows=max_rows,
+            max_width=-(-max_model_len // block_size),
+        )
+        graphs.capture(self.staging, recorder or CudaRecorder())
+        self._graphs = graphs
+
+    def bucket_for(self, wanted: Wanted) -> int | None:
+        """The bucket for a step that samples so; None: it does not run in a graph."""
+        return None if self._graphs is None else self._graphs.bucket_for(wanted)
+
+    def run(self, header: StepHeader) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute the step whose arrays `staging` holds.
+
+        Returns:
+            Logits [R, V] float32, and what `greedy` says of them if a graph
+            did; of use on the first rank only.
+        """
+        if header.bucket is not None:
+            assert self._graphs is not None
+            return self._graphs.run(header, self.staging)
+        parts = self.staging.send()
+        tokens = parts[0]
+        if header.ahead:
+            if self._collective.is_first:
+                tokens = input_tokens(parts[0], parts[1], self.sampled)
+            tokens = self._collective.from_first(tokens)
+        batch = Batch(
+            tokens=tokens,
+            positions=parts[2],
+            slots=parts[3],
+            block_tables=parts[4].view(header.rows, header.width),
+            query_lens=header.query_lens,
+            context_lens=header.context_lens,
+            logits_rows=parts[5],
+            num_decodes=header.num_decodes,
+        )
+        self._attention.plan(batch)
+        logits = self._model.forward(batch, self._attention)
+        if not header.wanted:
+            self._collective.fence()
+        return logits, None
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (from, to)."""
+        for source, target in pairs:
+            self._pool[target].copy_(self._pool[source])
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Overwrite the blocks with zeros, behind what is in the stream; waits for it."""
+        bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
+        bits.index_fill_(0, upload(blocks, torch.int64, self._pool.device), 0)
+        if self._pool.is_cuda:
+            torch.cuda.synchronize(self._pool.device)

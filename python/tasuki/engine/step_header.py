@@ -1,0 +1,64 @@
+"""What a step's arrays are and mean: small enough to be sent, enough to compute from.
+
+A step crosses from the rank that plans to all that compute as a header and a
+slab (host_buffers.py): nothing else of it is known there, neither requests nor
+plans. Header and slab are the same on every rank, so all launch the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tasuki.engine.host_buffers import Part
+
+
+@dataclass(frozen=True, slots=True)
+class StepHeader:
+    """The shape of one step; lists as in `Batch`.
+
+    Attributes:
+        query_lens: Tokens of each sequence in this step.
+        context_lens: Tokens of each sequence in the cache after it.
+        num_decodes: Leading sequences with one token.
+        width: Blocks in a row of the tables.
+        wanted: Rows whose logits are wanted; with a bucket all are, in order.
+        ahead: Whether some tokens are still on the device of the rank that samples.
+        bucket: Rows of a padded decode batch; None: not padded.
+    """
+
+    query_lens: list[int]
+    context_lens: list[int]
+    num_decodes: int
+    width: int
+    wanted: int
+    ahead: bool = False
+    bucket: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the batch, padding included."""
+        return sum(self.query_lens) if self.bucket is None else self.bucket
+
+    @property
+    def rows(self) -> int:
+        """Of the tables, padding included."""
+        return len(self.query_lens) if self.bucket is None else self.bucket
+
+    def parts(self) -> list[Part]:
+        """The slab's arrays: tokens, sources, positions, slots, tables, rows wanted."""
+        wanted = self.wanted if self.bucket is None else 0
+        return slab_parts(self.tokens, self.rows, self.width, wanted)
+
+
+def slab_parts(tokens: int, rows: int, width: int, wanted: int) -> list[Part]:
+    """The arrays of any step, in their order; a bucket's first four lie at the same place always.
+
+    Args:
+        tokens: Of the batch.
+        rows: Of the tables.
+        width: Of the tables.
+        wanted: Rows of logits that are named.
+    """
+    return [*[(tokens, torch.int64)] * 4, (rows * width, torch.int32), (wanted, torch.int64)]
