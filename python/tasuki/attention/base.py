@@ -55,11 +55,15 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None = None,
         written: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally.
 
         Between a `plan` and the next it launches the same kernels with the same
         arguments whatever the batch's lists hold, if the batch has a `bucket`.
+
+        A `capturable` backend takes more rows than the batch's lists name: the rest is
+        padding and left alone.
 
         Args:
             layer: index of the layer in the pool.
@@ -68,6 +72,7 @@ class AttentionBackend(Protocol):
             scale: factor on the scores.
             sliding_window: tokens each query sees, itself included; None: all.
             written: key and value are in their slots already.
+            out: where the result goes, contiguous; None: to new memory.
 
         Returns:
             [T, heads, head_dim].

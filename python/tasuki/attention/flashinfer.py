@@ -170,6 +170,7 @@ class FlashInferAttention:
         scale: float,
         sliding_window: int | None = None,
         written: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
         if not written:
@@ -177,7 +178,9 @@ class FlashInferAttention:
         kind = self._kinds.get((scale, sliding_window))
         if kind is None:
             kind = self._new_kind(scale, sliding_window)
-        result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        result = out
+        if result is None:
+            result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for part, wrapper in kind.calls:
             rows = part.rows
             if part.whole and self._options.ragged:

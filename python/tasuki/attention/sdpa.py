@@ -117,15 +117,18 @@ class SdpaAttention:
         scale: float,
         sliding_window: int | None = None,
         written: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
         if not written:
             self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
             self._slots.index_copy_(0, self._value_rows[layer], value.reshape(-1, self._head_dim))
         decodes = self._decodes
-        if decodes is not None and not self._chunks:
+        if decodes is not None and not self._chunks and out is None:
             return self._decode(decodes, layer, query, scale, sliding_window)
-        result = torch.empty_like(query, memory_format=torch.contiguous_format)
+        result = out
+        if result is None:
+            result = torch.empty_like(query, memory_format=torch.contiguous_format)
         if decodes is not None:
             n = len(decodes.lengths)
             result[:n] = self._decode(decodes, layer, query[:n], scale, sliding_window)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,28 @@ class ForwardModel(Protocol):
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Logits [R, vocab] float32 of `batch.logits_rows`; `attention` is planned for it."""
+
+
+Body = tuple[torch.Tensor, torch.Tensor]
+"""Residual [T, hidden] before, and output [T, heads x head_dim] of, the last layer's attention."""
+
+
+@runtime_checkable
+class DivisibleModel(ForwardModel, Protocol):
+    """A model whose forward is `finish(body(batch, attention), rows)`.
+
+    Graphs hold the body of a step of any kind: between two calls of `attention.forward`
+    its work depends on the number of tokens alone, not on the batch's lists.
+    """
+
+    def body(self, batch: Batch, attention: AttentionBackend) -> Body:
+        """All up to the last layer's attention."""
+
+    def finish(self, body: Body, rows: torch.Tensor | None) -> torch.Tensor:
+        """Logits [R, vocab] float32 of `rows`, [R] int64 (None: all rows).
+
+        `rows` None overwrites the body's residual.
+        """
 
 
 def input_tokens(

@@ -3,7 +3,8 @@
 q, k and v are one product, gate and up another; what lies between the products
 is `Ops`, made for the device; modules and their dispatch are left out. In the
 last layer only the rows whose logits are wanted go through what follows
-attention.
+attention: there `body`, whose work depends on the number of tokens alone, ends
+and `finish` begins.
 
 Weights are frozen after loading. Runs on the engine thread; under graph capture
 too, on CUDA.
@@ -18,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.engine.forward import Body
 from tasuki.models.layers import Linear
 from tasuki.models.ops import Norms, make_ops
 from tasuki.models.spec import ModelSpec
@@ -58,20 +60,39 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Run one step; see `CausalModel.forward`."""
-        ops, weights = self._ops, self._weights
+        rows = batch.logits_rows if batch.bucket is None else None
+        return self.finish(self.body(batch, attention), rows)
+
+    @torch.inference_mode()
+    def body(self, batch: Batch, attention: AttentionBackend) -> Body:
+        """All up to the last layer's attention; see `DivisibleModel.body`."""
+        ops, layers = self._ops, self._weights.layers
         rotation = ops.rotation(batch)
-        hidden = F.embedding(batch.tokens, weights.embedding)
-        normed = ops.norm(hidden, weights.layers[0].attention_norm)
-        norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
-        last = len(weights.layers) - 1
-        for index, (layer, next_norm) in enumerate(zip(weights.layers, norms, strict=True)):
+        hidden = F.embedding(batch.tokens, self._weights.embedding)
+        normed = ops.norm(hidden, layers[0].attention_norm)
+        for index, layer in enumerate(layers):
             qkv = layer.qkv(normed)
             attended = ops.attend(index, qkv, layer.head_norms, rotation, batch, attention)
-            if index == last and batch.bucket is None:
-                if not batch.logits_rows.shape[0]:
-                    return hidden.new_empty(0, self.spec.vocab_size, dtype=torch.float32)
-                hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
-            normed = ops.add_norm(hidden, layer.output(attended), layer.mlp_norm)
-            inner = ops.gated(layer.gate_up(normed))
-            normed = ops.add_norm(hidden, layer.down(inner), next_norm)
-        return weights.head(normed)
+            if index + 1 < len(layers):
+                normed = self._after(layer, hidden, attended, layers[index + 1].attention_norm)
+        return hidden, attended
+
+    @torch.inference_mode()
+    def finish(self, body: Body, rows: torch.Tensor | None) -> torch.Tensor:
+        """What follows the last layer's attention; see `DivisibleModel.finish`."""
+        hidden, attended = body
+        if rows is not None:
+            if not rows.shape[0]:
+                return hidden.new_empty(0, self.spec.vocab_size, dtype=torch.float32)
+            hidden, attended = hidden[rows], attended[rows]
+        weights = self._weights
+        return weights.head(self._after(weights.layers[-1], hidden, attended, weights.norm))
+
+    def _after(
+        self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor:
+        """The rest of a layer: adds to `hidden` in place, returns it normed for the next one."""
+        ops = self._ops
+        normed = ops.add_norm(hidden, layer.output(attended), layer.mlp_norm)
+        inner = ops.gated(layer.gate_up(normed))
+        return ops.add_norm(hidden, layer.down(inner), norm)
