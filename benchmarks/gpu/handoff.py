@@ -30,7 +30,6 @@ import queue
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +42,8 @@ from worn_pools import TOKEN_BYTES, UNIT_TOKENS, Wear, layout_of, units_of
 
 from tasuki.bench.header import header, own_command, write_result
 from tasuki.kv.effects import Pull, PullDone
-from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.transfer_plan import Run, make_plan
+from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller
+from tasuki.kv.transfer_plan import Run, make_plans
 from tasuki.kv.transport import Transfer, Transport, create_transport, metadata_digest
 from tasuki.v1 import kv_pb2
 
@@ -138,16 +137,15 @@ class Reader:
         transport = Timed(open_pool(self._memory, self._settings, block_size))
         reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
         puller = Puller(transport, reports.put)  # type: ignore[arg-type]
-        plan = make_plan(transport.layout, kv_pb2.Layout.FromString(wire))
+        [pair] = make_plans([transport.layout], [kv_pb2.Layout.FromString(wire)])
         puller.start()
-        puller.connect("source", metadata, metadata_digest(metadata), plan)
+        puller.put(Connect("source", metadata, metadata_digest(metadata), pair.plan))
         try:
             yield puller, transport, reports
         finally:
-            puller.forget("source")
-            forgotten = threading.Event()
-            puller._command(forgotten.set)
-            forgotten.wait(DEADLINE_S)
+            puller.put(Forget("source"))
+            puller.put(Pull(0, "source", []))  # is answered when that is done
+            reports.get(timeout=DEADLINE_S)
             puller.stop()
 
     def measure(self, block_size: int, wire: bytes, metadata: bytes) -> list[dict[str, Any]]:
@@ -164,7 +162,7 @@ class Reader:
                 self._orders += 1
                 transport.post_s = 0.0
                 begin_s = time.perf_counter()
-                puller.pull(Pull(self._orders, "source", pairs))
+                puller.put(Pull(self._orders, "source", pairs))
                 done = reports.get(timeout=DEADLINE_S)
                 total_s = time.perf_counter() - begin_s
                 if isinstance(done, PeerFailed) or done.error:

@@ -13,7 +13,7 @@ from multiprocessing.context import SpawnProcess
 import torch
 
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.transport import create_transport, metadata_digest
+from tasuki.kv.transport import create_transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 DEADLINE_S = 60.0
@@ -47,9 +47,7 @@ class Source:
 
     process: SpawnProcess
     pipe: multiprocessing.connection.Connection
-    wire: kv_pb2.Layout
-    metadata: bytes
-    digest: bytes
+    pool: kv_pb2.RankPool
 
     def idle_cpu_fraction(self, seconds: float) -> float:
         self.pipe.send(("idle", seconds))
@@ -80,10 +78,7 @@ def start_source(num_blocks: int, block_kib: int, seed: int, tls: str = "") -> S
     )
     process.start()
     assert ours.poll(DEADLINE_S), "the source did not start"
-    wire, metadata = ours.recv()
-    return Source(
-        process, ours, kv_pb2.Layout.FromString(wire), metadata, metadata_digest(metadata)
-    )
+    return Source(process, ours, kv_pb2.RankPool.FromString(ours.recv_bytes()))
 
 
 def _serve(
@@ -101,7 +96,7 @@ def _serve(
     fill(pool, seed)
     transport = create_transport("nixl")
     transport.register(pool, shape)
-    pipe.send((transport.layout.SerializeToString(), transport.metadata))
+    pipe.send_bytes(rank_pool(transport).SerializeToString())
     while True:
         command, seconds = pipe.recv()
         if command == "stop":

@@ -31,12 +31,13 @@ def test_a_heads_slice_of_a_block_is_contiguous() -> None:
 def test_the_wire_tells_where_the_blocks_are() -> None:
     pool = LAYOUT.allocate()
     wire = LAYOUT.to_wire(pool, transport="nixl/UCX")
-    assert (wire.block_size, wire.tensor_parallel_size, wire.transport) == (4, 1, "nixl/UCX")
+    assert (wire.block_size, wire.transport) == (4, "nixl/UCX")
     [group] = wire.groups
     assert (group.kind, group.memory, group.device) == ("full", "DRAM", 0)
     assert group.base_address == pool.data_ptr()
     assert (group.block_bytes, group.num_blocks) == (LAYOUT.block_bytes, 5)
     assert list(group.layers) == [0, 1]
+    assert (group.first_kv_head, group.kv_heads) == (0, 3)
 
 
 def test_a_pool_of_another_layout_is_refused() -> None:
@@ -48,5 +49,7 @@ def test_a_pool_of_another_layout_is_refused() -> None:
 
 
 def test_sizes_are_positive() -> None:
+    with pytest.raises(LayoutError, match="first_kv_head is -1"):
+        CacheLayout(1, 1, 1, 1, 1, torch.float32, first_kv_head=-1)
     with pytest.raises(LayoutError, match="num_blocks is 0"):
         CacheLayout(0, 1, 1, 1, 1, torch.float32)

@@ -15,8 +15,8 @@ from kv_source_process import DEADLINE_S, Source, block_value, fill, layout, sta
 
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.nixl import NixlTransport
-from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.transfer_plan import make_plan
+from tasuki.kv.puller import Connect, PeerFailed, Puller
+from tasuki.kv.transfer_plan import make_plans
 from tasuki.kv.transport import TransportError, UnknownTransportError, create_transport
 
 NUM_BLOCKS = 64
@@ -39,12 +39,13 @@ class Reader:
         self._orders = 0
 
     def connect(self, source: Source, name: str = "source") -> None:
-        plan = make_plan(self.transport.layout, source.wire)
-        self.puller.connect(name, source.metadata, source.digest, plan)
+        [pair] = make_plans([self.transport.layout], [source.pool.layout])
+        digest = source.pool.transport_metadata_digest
+        self.puller.put(Connect(name, source.pool.transport_metadata, digest, pair.plan))
 
     def pull(self, pairs: list[tuple[int, int]], name: str = "source") -> PullDone:
         self._orders += 1
-        self.puller.pull(Pull(self._orders, name, pairs))
+        self.puller.put(Pull(self._orders, name, pairs))
         report = self.reports.get(timeout=DEADLINE_S)
         assert isinstance(report, PullDone)
         assert report.order_id == self._orders
@@ -106,7 +107,7 @@ def test_a_source_killed_in_mid_pull_is_an_error_and_no_hang(
     assert not reader.pull([(0, 0)], name).error
     everything = [((i * 29) % NUM_BLOCKS, i) for i in range(NUM_BLOCKS)]
     for order_id in range(1000, 1040):
-        reader.puller.pull(Pull(order_id, name, everything))
+        reader.puller.put(Pull(order_id, name, everything))
     source.kill()
     reports = [reader.reports.get(timeout=DEADLINE_S) for _ in range(40)]
     assert all(isinstance(report, PullDone) for report in reports)
@@ -119,13 +120,13 @@ def test_a_source_killed_in_mid_pull_is_an_error_and_no_hang(
 
 def test_corrupt_metadata_is_refused_and_harms_nothing(reader: Reader, start: Start) -> None:
     source = start()
-    whole = source.metadata
-    source.metadata = whole[:40] + b"garbled!" + whole[48:]
+    whole = source.pool.transport_metadata
+    source.pool.transport_metadata = whole[:40] + b"garbled!" + whole[48:]
     reader.connect(source, "corrupt")
     report = reader.reports.get(timeout=DEADLINE_S)
     assert isinstance(report, PeerFailed)
     assert "corrupted on the way" in report.message
-    source.metadata = whole
+    source.pool.transport_metadata = whole
     reader.connect(source, "whole")
     assert not reader.pull([(5, 5)], "whole").error
 

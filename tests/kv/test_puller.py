@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
-from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.effects import CancelPull, Pull, PullDone
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.transfer_plan import Run, TransferPlan, make_plan
+from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller
+from tasuki.kv.transfer_plan import Run, TransferPlan, make_plans
 from tasuki.kv.transport import TransportError, metadata_digest
 
 DEADLINE_S = 20.0
+PROBE = -1  # an order that ends at once
 LAYOUT = CacheLayout(
     num_blocks=64, kv_heads=1, layers=1, block_size=4, head_dim=8, dtype=torch.float32
 )
@@ -65,17 +66,26 @@ class Bench:
     def __init__(self) -> None:
         self.transport = Scripted()
         self.reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
-        self.puller = Puller(self.transport, self.reports.put)  # type: ignore[arg-type]
+        self.probes: queue.Queue[int] = queue.Queue()
+        self.puller = Puller(self.transport, self._report)  # type: ignore[arg-type]
         self.puller.start()
         wire = LAYOUT.to_wire(LAYOUT.allocate(), transport="scripted")
-        self.plan = make_plan(wire, wire)
+        [pair] = make_plans([wire], [wire])
+        self.plan = pair.plan
+
+    def _report(self, event: PullDone | PeerFailed) -> None:
+        if isinstance(event, PullDone) and event.order_id == PROBE:
+            self.probes.put(PROBE)
+        else:
+            self.reports.put(event)
 
     def connect(self, peer: str = "p", digest: bytes | None = None) -> None:
         metadata = b"metadata"
-        self.puller.connect(peer, metadata, digest or metadata_digest(metadata), self.plan)
+        digest = digest or metadata_digest(metadata)
+        self.puller.put(Connect(peer, metadata, digest, self.plan))
 
     def pull(self, order_id: int, blocks: int, peer: str = "p", first: int = 0) -> None:
-        self.puller.pull(Pull(order_id, peer, [(first + i, i) for i in range(blocks)]))
+        self.puller.put(Pull(order_id, peer, [(first + i, i) for i in range(blocks)]))
 
     def handle(self) -> Handle:
         return self.transport.posted.get(timeout=DEADLINE_S)
@@ -96,12 +106,9 @@ def bench() -> Iterator[Bench]:
 
 def settled(bench: Bench) -> None:
     """Wait until the thread has taken every command given so far."""
-    reached = threading.Event()
-    bench.puller._command(reached.set)
-    assert reached.wait(DEADLINE_S)
-    again = threading.Event()
-    bench.puller._command(again.set)
-    assert again.wait(DEADLINE_S)
+    for _ in range(2):  # the second is taken after a whole turn of the thread
+        bench.puller.put(Pull(PROBE, "nobody", []))
+        bench.probes.get(timeout=DEADLINE_S)
 
 
 def test_bytes_under_way_stay_below_the_bound(bench: Bench) -> None:
@@ -167,9 +174,9 @@ def test_a_cancelled_order_ends_when_what_is_posted_has(bench: Bench) -> None:
     bench.pull(1, 8)
     bench.pull(2, 8)
     handles = [bench.handle(), bench.handle()]
-    bench.puller.cancel(2)
+    bench.puller.put(CancelPull(2))
     assert bench.done().error == "cancelled"
-    bench.puller.cancel(1)
+    bench.puller.put(CancelPull(1))
     settled(bench)
     assert bench.reports.empty()
     for handle in handles:
@@ -204,7 +211,7 @@ def test_a_peer_is_left_after_its_last_transfer(bench: Bench) -> None:
     bench.connect()
     bench.pull(1, 1)
     handle = bench.handle()
-    bench.puller.forget("p")
+    bench.puller.put(Forget("p"))
     settled(bench)
     assert bench.transport.calls == ["connect p"]
     handle.state = "done"

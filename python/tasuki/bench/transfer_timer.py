@@ -20,8 +20,8 @@ from tasuki.bench.steps import StepPoint, TransferPoint
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.transfer_plan import make_plan
-from tasuki.kv.transport import Transport, create_transport, metadata_digest
+from tasuki.kv.ranked import RankedPuller
+from tasuki.kv.transport import Transport, create_transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 _DEADLINE_S = 120.0
@@ -52,11 +52,11 @@ class TransferTimer:
         )
         self._process.start()
         theirs.close()
-        wire, metadata = self._from_source()
-        plan = make_plan(transport.layout, kv_pb2.Layout.FromString(wire))
+        source = self._from_source()
         self._puller = Puller(transport, self._reports.put)
+        self._ranks = RankedPuller([transport.layout], [self._puller.put])
         self._puller.start()
-        self._puller.connect(_PEER, metadata, metadata_digest(metadata), plan)
+        self._ranks.connect(_PEER, [source])
 
     def fits(self, point: StepPoint) -> bool:
         """Whether the pool has so many blocks."""
@@ -78,15 +78,17 @@ class TransferTimer:
             )
         )
         self._orders += 1
-        self._puller.pull(Pull(self._orders, _PEER, pairs))
+        self._ranks.pull(Pull(self._orders, _PEER, pairs))
         try:
-            report = self._reports.get(timeout=_DEADLINE_S)
+            part = self._reports.get(timeout=_DEADLINE_S)
         except queue.Empty:
             raise RunFailedError(
                 f"{point.blocks} blocks were not there after {_DEADLINE_S:g} s"
             ) from None
-        if isinstance(report, PeerFailed):
-            raise RunFailedError(f"the other process cannot be read: {report.message}")
+        if isinstance(part, PeerFailed):
+            raise RunFailedError(f"the other process cannot be read: {part.message}")
+        report = self._ranks.ended(part)
+        assert report is not None, "there is one rank"
         if report.error or report.moved_bytes != point.blocks * self._layout.block_bytes:
             raise RunFailedError(
                 f"a transfer of {point.blocks} blocks moved {report.moved_bytes} bytes: "
@@ -103,11 +105,10 @@ class TransferTimer:
             self._process.kill()
             self._process.join()
 
-    def _from_source(self) -> tuple[bytes, bytes]:
+    def _from_source(self) -> kv_pb2.RankPool:
         try:
             if self._pipe.poll(_DEADLINE_S):
-                wire, metadata = self._pipe.recv()
-                return wire, metadata
+                return kv_pb2.RankPool.FromString(self._pipe.recv_bytes())
         except EOFError:
             pass
         self._process.kill()
@@ -121,6 +122,6 @@ def _be_read(pipe: Connection, transport_name: str, layout: CacheLayout, device:
     pool.fill_(1.0)
     transport = create_transport(transport_name)
     transport.register(pool, layout)
-    pipe.send((transport.layout.SerializeToString(), transport.metadata))
+    pipe.send_bytes(rank_pool(transport).SerializeToString())
     with contextlib.suppress(EOFError):
         pipe.recv()

@@ -1,9 +1,9 @@
 """The one object of the KV side that the engine thread talks to.
 
-Wires the two state machines to the streams (`link.py`, asyncio loop) and to
-the transfer thread (`puller.py`). Both put what happened into an inbox and
-wake the engine thread; `poll` takes it out. So the machines, the engine and
-the effects are all touched by the engine thread only.
+Wires the two state machines to the streams (`link.py`, asyncio loop) and, over
+all ranks (`ranked.py`), to the transfer threads (`puller.py`). Both put what
+happened into an inbox and wake the engine thread; `poll` takes it out. So the
+machines, the engine and the effects are all touched by the engine thread only.
 
     engine thread:  submit abort retarget on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
                                                  ▲                                      │
@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 
 from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
 from tasuki.errors import TasukiError
@@ -37,8 +38,9 @@ from tasuki.kv.link import (
 )
 from tasuki.kv.prefill_side import PrefillSide
 from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.transfer_plan import make_plan
-from tasuki.kv.transport import Transport, metadata_digest
+from tasuki.kv.rank_channel import RemoteRanks
+from tasuki.kv.ranked import RankedPuller
+from tasuki.kv.transport import Transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 __all__ = ["HandoffConfig", "HandoffCounters", "Handoffs"]
@@ -49,7 +51,7 @@ _Event = LinkEvent | PullDone | PeerFailed
 
 
 class HandoffDefectError(RuntimeError):
-    """The transfer thread died: nothing can be pulled any more."""
+    """A transfer thread died: nothing can be pulled any more."""
 
 
 class Handoffs:
@@ -65,6 +67,10 @@ class Handoffs:
         loop: where the streams run; may not be running yet.
         wake: called from other threads when `poll` has something to do.
         clock: seconds, suspended time counted.
+        ranks: pipes to the KV side (`KvRank`) of ranks 1, 2, ...; handed over.
+
+    Raises:
+        KvRankError: a rank did not tell of its pool.
     """
 
     def __init__(
@@ -78,13 +84,11 @@ class Handoffs:
         loop: asyncio.AbstractEventLoop,
         wake: Callable[[], None],
         clock: Callable[[], float] = clock_now_s,
+        ranks: Sequence[Connection] = (),
     ) -> None:
         self.counters = HandoffCounters()
         self._prefill = PrefillSide(host, config, self.counters)
         self._decode = DecodeSide(host, config, self.counters)
-        self._transport = transport
-        self._layout = transport.layout
-        assert self._layout.groups[0].num_blocks == layout.num_blocks, "register the pool first"
         self._identity = identity
         self._engine_id = engine_id
         self._config = config
@@ -99,8 +103,16 @@ class Handoffs:
         self.servicer = HandoffServicer(
             identity, engine_id, self._make_reply, self._put, PROTOCOL_VERSION
         )
-        self._puller = Puller(transport, self._put, clock)
-        self._puller.start()
+        puller = Puller(transport, self._put, clock)
+        remote = RemoteRanks(ranks, self._put)
+        self._threads = [puller, remote] if ranks else [puller]
+        self._pools = [rank_pool(transport), *remote.pools]
+        layouts = [pool.layout for pool in self._pools]
+        assert all(x.groups[0].num_blocks == layout.num_blocks for x in layouts), "register first"
+        self._pullers = RankedPuller(layouts, [puller.put, *remote.put])
+        self._stop_puller = puller.stop
+        for thread in self._threads:
+            thread.start()
 
     # What the worker reads.
 
@@ -175,7 +187,7 @@ class Handoffs:
         a lease renewed with a stale time would end before its holder thinks.
 
         Raises:
-            HandoffDefectError: the transfer thread is dead.
+            HandoffDefectError: a transfer thread is dead.
         """
         while self._inbox:
             event = self._inbox.popleft()
@@ -186,27 +198,22 @@ class Handoffs:
         for peer in [p for p in self._endpoints if p not in self._connected]:
             if not self._decode.needs(peer):
                 self._hang_up(peer)
-        if not self._puller.is_alive() and not self._closed:
-            raise HandoffDefectError("the KV transfer thread died; its error is in the log")
+        if not self._closed and not all(thread.is_alive() for thread in self._threads):
+            raise HandoffDefectError("a KV transfer thread died; its error is in the log")
 
     def close(self) -> None:
         """Stop the transfer thread and the streams."""
         if self._closed:
             return
         self._closed = True
-        self._puller.stop()
+        self._stop_puller()
         self._in_loop(self._close_streams)
 
     # Inside.
 
     def _make_reply(self) -> kv_pb2.HelloReply:
-        metadata = self._transport.metadata
         return kv_pb2.HelloReply(
-            engine_id=self._engine_id,
-            lease_s=self._config.lease_s,
-            layout=self._layout,
-            transport_metadata=metadata,
-            transport_metadata_digest=metadata_digest(metadata),
+            engine_id=self._engine_id, lease_s=self._config.lease_s, pools=self._pools
         )
 
     def _put(self, event: _Event) -> None:
@@ -221,7 +228,8 @@ class Handoffs:
             case FromPrefillEngine(peer, message):
                 self._decode.on_message(peer, message, now_s)
             case PullDone():
-                self._decode.on_pull_done(event, now_s)
+                if (whole := self._pullers.ended(event)) is not None:
+                    self._decode.on_pull_done(whole, now_s)
             case Connected(peer, reply):
                 self._on_connected(peer, reply, now_s)
             case Disconnected(peer):
@@ -230,19 +238,19 @@ class Handoffs:
             case Refused(peer, message, replaced):
                 reason = LegEndReason.KV_LOST if replaced else LegEndReason.FAILED
                 self._on_peer_gone(peer, message, reason, now_s)
-            case PeerFailed(peer, message):
-                self._on_peer_gone(peer, message, LegEndReason.FAILED, now_s)
+            case PeerFailed(rank, message):
+                if (engine := self._pullers.engine_of(rank)) is not None:
+                    self._on_peer_gone(engine, message, LegEndReason.FAILED, now_s)
 
     def _on_connected(self, peer: str, reply: kv_pb2.HelloReply, now_s: float) -> None:
         if peer not in self._endpoints:
             return  # hung up meanwhile
         try:
-            plan = make_plan(self._layout, reply.layout)
+            self._pullers.connect(peer, reply.pools)
         except TasukiError as error:
             self._on_peer_gone(peer, str(error), LegEndReason.FAILED, now_s)
             return
         self._connected.add(peer)
-        self._puller.connect(peer, reply.transport_metadata, reply.transport_metadata_digest, plan)
         self._decode.on_connected(peer, reply.lease_s, now_s)
 
     def _on_peer_gone(self, peer: str, message: str, reason: LegEndReason, now_s: float) -> None:
@@ -263,9 +271,9 @@ class Handoffs:
                 case ToDecode(peer, message):
                     to_decode.setdefault(peer, []).append(message)
                 case Pull():
-                    self._puller.pull(effect)
+                    self._pullers.pull(effect)
                 case CancelPull(order_id):
-                    self._puller.cancel(order_id)
+                    self._pullers.cancel(order_id)
                 case Redial(peer):
                     self._redial(peer)
         if to_prefill or to_decode:
@@ -288,7 +296,7 @@ class Handoffs:
         if self._endpoints.pop(peer, None) is not None:
             self._connected.discard(peer)
             self._in_loop(self._close_link, peer)
-            self._puller.forget(peer)
+            self._pullers.forget(peer)
 
     def _in_loop(self, function: Callable[..., None], *args: object) -> None:
         try:

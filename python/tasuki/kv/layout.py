@@ -13,8 +13,8 @@ One pool per rank and cache group; a block is one contiguous run of bytes:
     plane   | slot 0 | slot 1 | ...                          block_size x head_dim elements
 
 So a transfer needs one descriptor per block, or per run of adjacent blocks.
-Heads are outermost inside a block: the heads that another tensor-parallel
-degree needs are one contiguous slice. Attention kernels see layer `l`, K or V
+Heads are outermost inside a block: those that a rank of another tensor-parallel
+degree needs are one contiguous slice (`transfer_plan.py`). Attention kernels see layer `l`, K or V
 `i`, as the strided view `pool[:, :, l, i]`, that is
 [num_blocks, kv_heads, block_size, head_dim].
 
@@ -48,6 +48,7 @@ class CacheLayout:
         block_size: token slots in a block, at least 1.
         head_dim: elements of one head's K or V for one token.
         dtype: of the elements.
+        first_kv_head: of the model, the first that this rank holds.
     """
 
     num_blocks: int
@@ -56,12 +57,17 @@ class CacheLayout:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    first_kv_head: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "kv_heads", "layers", "block_size", "head_dim"):
             value = getattr(self, name)
             if value < 1:
                 raise LayoutError(f"cache layout: {name} is {value}, must be at least 1")
+        if self.first_kv_head < 0:
+            raise LayoutError(
+                f"cache layout: first_kv_head is {self.first_kv_head}, must be at least 0"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
@@ -98,14 +104,7 @@ class CacheLayout:
         start = -raw.data_ptr() % _ALIGNMENT_BYTES
         return raw[start : start + self.pool_bytes].view(self.dtype).view(self.shape)
 
-    def to_wire(
-        self,
-        pool: torch.Tensor,
-        *,
-        transport: str,
-        tensor_parallel_size: int = 1,
-        rank: int = 0,
-    ) -> kv_pb2.Layout:
+    def to_wire(self, pool: torch.Tensor, *, transport: str) -> kv_pb2.Layout:
         """Describe `pool`, allocated with this layout, to a peer: one group, "full".
 
         Raises:
@@ -126,11 +125,7 @@ class CacheLayout:
             device=0 if on_cpu else (pool.device.index or 0),
             memory="DRAM" if on_cpu else "VRAM",
             layers=range(self.layers),
+            first_kv_head=self.first_kv_head,
+            kv_heads=self.kv_heads,
         )
-        return kv_pb2.Layout(
-            block_size=self.block_size,
-            tensor_parallel_size=tensor_parallel_size,
-            rank=rank,
-            transport=transport,
-            groups=[group],
-        )
+        return kv_pb2.Layout(block_size=self.block_size, transport=transport, groups=[group])

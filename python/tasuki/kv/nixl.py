@@ -5,9 +5,10 @@ which is never unmapped while the process lives (a peer that reads unmapped
 memory kills its owner). Runs on the main thread until `register`, on the
 transfer thread from then on.
 
-The pool is one strided descriptor list, so index i of a prepared list is block
-i, on our side and on a peer's; NIXL merges adjacent indices into one
-descriptor.
+What a peer and we exchange of each block is one strided descriptor list on
+either side, so index i of a prepared list is block i, on our side and on the
+peer's; NIXL merges adjacent indices into one descriptor where the slice is the
+whole block on both sides.
 
 Source of the numbers here: measurements of NIXL 1.5.1, UCX over TCP and CMA.
 """
@@ -28,7 +29,7 @@ import torch
 from tasuki.kv.cuda_ipc import TICKET_BYTES, Mapping, ticket
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import net_devices
-from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.v1 import kv_pb2
 
@@ -83,7 +84,7 @@ class NixlTransport:
         _create_backend(self._agent, backend)
         self._peers: dict[str, _Peer] = {}
         self._layout = kv_pb2.Layout()
-        self._local: Any = None
+        self._local: dict[tuple[Region, int], Any] = {}  # prepared slices of our blocks
         self._memory = "DRAM"
         self._device = torch.device("cpu")
         self._metadata = b""
@@ -120,7 +121,6 @@ class NixlTransport:
         try:
             region = (group.base_address, layout.pool_bytes, group.device, "")
             self._agent.register_memory([region], group.memory, backends=[self._backend])
-            self._local = self._prepare("NIXL_INIT_AGENT", group)
             self._metadata = ticket(pool) + self._agent.get_agent_metadata()
         except Exception as error:
             raise TransportError(
@@ -144,14 +144,8 @@ class NixlTransport:
         try:
             agent_name = self._agent.add_remote_agent(metadata[TICKET_BYTES:])
             self._agent.make_connection(agent_name, backends=[self._backend])
-            group = kv_pb2.Group(
-                base_address=plan.remote.base_address,
-                block_bytes=plan.block_bytes,
-                num_blocks=plan.remote.num_blocks,
-                device=plan.remote.device,
-                memory=plan.remote.memory,
-            )
-            self._peers[peer] = _Peer(agent_name, self._prepare(agent_name, group), mapping)
+            remote = self._prepare(agent_name, plan.remote, plan.slice_bytes)
+            self._peers[peer] = _Peer(agent_name, self._prepared(plan), remote, mapping)
         except Exception as error:
             mapping.close()
             if agent_name is not None:
@@ -162,7 +156,7 @@ class NixlTransport:
         """Forget a peer's metadata; nothing is under way from it."""
         known = self._peers.pop(peer, None)
         if known is not None:
-            known.blocks.release()
+            known.remote.release()
             self._remove(known.agent_name)
             known.mapping.close()
 
@@ -178,9 +172,9 @@ class NixlTransport:
         try:
             handle = self._agent.make_prepped_xfer(
                 "READ",
-                self._local,
+                known.local,
                 _indices([(run.local, run.count) for run in runs]),
-                known.blocks,
+                known.remote,
                 _indices([(run.remote, run.count) for run in runs]),
                 backends=[self._backend],
             )
@@ -192,17 +186,24 @@ class NixlTransport:
     def close(self) -> None:
         """Nothing to do: registration and agent end with the process (see `_KEPT`)."""
 
-    def _prepare(self, owner: bytes | str, group: kv_pb2.Group) -> Any:
-        """A descriptor list in which index i is block i."""
+    def _prepared(self, plan: TransferPlan) -> Any:
+        """Our side's slices, kept for the next peer that needs the same."""
+        key = (plan.local, plan.slice_bytes)
+        if key not in self._local:
+            self._local[key] = self._prepare("NIXL_INIT_AGENT", *key)
+        return self._local[key]
+
+    def _prepare(self, owner: bytes | str, region: Region, slice_bytes: int) -> Any:
+        """A descriptor list in which index i is the slice of block i."""
         row = (
-            group.base_address,
-            group.block_bytes,
-            group.device,
-            group.block_bytes,
-            group.num_blocks,
+            region.address,
+            slice_bytes,
+            region.device,
+            region.stride_bytes,
+            region.num_blocks,
         )
         rows = np.array([row], dtype=np.uint64)
-        return self._agent.prep_xfer_dlist(owner, rows, group.memory, backends=[self._backend])
+        return self._agent.prep_xfer_dlist(owner, rows, region.memory, backends=[self._backend])
 
     def _remove(self, agent_name: bytes | str) -> None:
         try:
@@ -213,10 +214,11 @@ class NixlTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """A loaded remote agent, its prepared blocks, and its pool if it is on a GPU here."""
+    """A loaded remote agent, both sides' prepared slices, its pool if it is on a GPU here."""
 
     agent_name: bytes | str
-    blocks: Any
+    local: Any
+    remote: Any
     mapping: Mapping
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s
-from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.effects import CancelPull, Pull, PullDone
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import Transfer, Transport, check_metadata
 
@@ -32,6 +32,26 @@ log = logging.getLogger(__name__)
 _POLL_SHARE = 0.125
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Make the pool of `peer` readable by `plan` before the orders that follow."""
+
+    peer: str
+    metadata: bytes
+    digest: bytes
+    plan: TransferPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """No more orders will come for `peer`, unless it is connected again."""
+
+    peer: str
+
+
+PullerCommand = Connect | Forget | Pull | CancelPull
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +109,18 @@ class Puller(threading.Thread):
         self._report = report
         self._clock = clock
         self._condition = threading.Condition()
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[PullerCommand] = deque()
         self._stopping = False
         self._peers: dict[str, _Peer] = {}
         self._orders: dict[int, _Order] = {}
 
-    # Called from the engine thread.
+    # Called from other threads.
 
-    def connect(self, peer: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:
-        """Make `peer` readable before the orders that follow."""
-        self._command(lambda: self._connect(peer, metadata, digest, plan))
-
-    def forget(self, peer: str) -> None:
-        """No more orders will come for `peer`, unless it is connected again."""
-        self._command(lambda: self._forget(peer))
-
-    def pull(self, order: Pull) -> None:
-        """Read the blocks of `order`."""
-        self._command(lambda: self._enqueue(order))
-
-    def cancel(self, order_id: int) -> None:
-        """Post no more of an order; it is still reported when it has ended."""
-        self._command(lambda: self._cancel(order_id))
+    def put(self, command: PullerCommand) -> None:
+        """Have `command` carried out, after those before it; never waits."""
+        with self._condition:
+            self._commands.append(command)
+            self._condition.notify()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; what is under way is not waited for."""
@@ -118,11 +128,6 @@ class Puller(threading.Thread):
             self._stopping = True
             self._condition.notify()
         self.join(timeout_s)
-
-    def _command(self, command: Callable[[], None]) -> None:
-        with self._condition:
-            self._commands.append(command)
-            self._condition.notify()
 
     # The thread.
 
@@ -138,7 +143,7 @@ class Puller(threading.Thread):
                     break
                 commands, self._commands = self._commands, deque()
             for command in commands:
-                command()
+                self._carry_out(command)
             moved = self._poll()
             for name in list(self._peers):
                 moved |= self._post(name)
@@ -147,6 +152,17 @@ class Puller(threading.Thread):
             waited_s = self._clock() - moved_s
             pause_s = min(max(_POLL_MIN_S, waited_s * _POLL_SHARE), _POLL_MAX_S)
         self._transport.close()
+
+    def _carry_out(self, command: PullerCommand) -> None:
+        match command:
+            case Connect(peer, metadata, digest, plan):
+                self._connect(peer, metadata, digest, plan)
+            case Forget(peer):
+                self._forget(peer)
+            case Pull():
+                self._enqueue(command)
+            case CancelPull(order_id):
+                self._cancel(order_id)
 
     def _connect(self, name: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:
         known = self._peers.get(name)
@@ -270,7 +286,7 @@ class Puller(threading.Thread):
                 peer.orders.popleft()
                 continue
             runs = order.pieces[0]
-            size_bytes = sum(run.count for run in runs) * peer.plan.block_bytes
+            size_bytes = sum(run.count for run in runs) * peer.plan.slice_bytes
             limit_bytes = self._transport.max_inflight_bytes
             if peer.inflight and peer.inflight_bytes + size_bytes > limit_bytes:
                 break

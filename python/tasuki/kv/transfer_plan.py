@@ -1,11 +1,20 @@
 """How blocks of one engine are read into blocks of another: computed once per pair, then frozen.
 
+Each rank of an engine holds its heads of every block. A local rank reads what it
+holds from the remote ranks that hold it, each pair of ranks by a plan of its
+own: what the two share of a block is one slice of fixed offset and size.
+
+    remote rank 0, heads 0-3    remote rank 1, heads 4-7
+      | 0 | 1 | 2 | 3 |           | 4 | 5 | 6 | 7 |       a block on each
+              \\_______\\__         /       /
+                       | 2 | 3 | 4 | 5 |                  the same block on local rank 1 of 2
+
     remote   |  7 |  8 |  9 |    | 12 |        pairs (7,3) (8,4) (9,5) (12,6)
                  \\    \\    \\         \\           runs  (7,3,3) (12,6,1)
     local         |  3 |  4 |  5 |  6 |
 
-Blocks that are adjacent on both sides make one run: one descriptor. Owns no
-state, runs on any thread.
+Where the slice is the whole block on both sides, blocks that are adjacent on
+both sides make one run: one descriptor. Owns no state, runs on any thread.
 """
 
 from __future__ import annotations
@@ -27,9 +36,18 @@ class BlockRangeError(TasukiError):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A pool as descriptors need it. Addresses are of its owner's address space."""
+    """The same slice of every block of a pool, as descriptors need it.
 
-    base_address: int
+    Attributes:
+        address: of block 0's slice, in its owner's address space.
+        stride_bytes: from one block to the next.
+        num_blocks: blocks in the pool.
+        device: as the owner registered the pool.
+        memory: as the owner registered the pool.
+    """
+
+    address: int
+    stride_bytes: int
     num_blocks: int
     device: int
     memory: str
@@ -37,7 +55,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks adjacent on both sides."""
+    """Blocks adjacent on both sides, one descriptor."""
 
     remote: int
     local: int
@@ -46,11 +64,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Reads of `remote`'s blocks into `local`'s; both hold blocks of `block_bytes`."""
+    """Reads of `remote`'s slices into `local`'s, each of `slice_bytes`."""
 
-    block_bytes: int
+    slice_bytes: int
     local: Region
     remote: Region
+
+    @property
+    def whole_blocks(self) -> bool:
+        """Whether the slice is all of a block on both sides, so that adjacent ones join."""
+        return self.slice_bytes == self.local.stride_bytes == self.remote.stride_bytes
 
     def chunks(self, pairs: Sequence[tuple[int, int]], max_bytes: int) -> Iterator[list[Run]]:
         """Cut `pairs` (remote, local) into pieces of at most `max_bytes`, in runs.
@@ -65,10 +88,11 @@ class TransferPlan:
                 raise BlockRangeError(f"remote block {remote} of {self.remote.num_blocks}")
             if not 0 <= local < self.local.num_blocks:
                 raise BlockRangeError(f"local block {local} of {self.local.num_blocks}")
-        limit = max(1, max_bytes // self.block_bytes)
+        limit = max(1, max_bytes // self.slice_bytes)
+        runs = coalesce(pairs) if self.whole_blocks else [Run(*pair, 1) for pair in sorted(pairs)]
         chunk: list[Run] = []
         room = limit
-        for run in coalesce(pairs):
+        for run in runs:
             start = 0
             while start < run.count:
                 count = min(room, run.count - start)
@@ -80,6 +104,15 @@ class TransferPlan:
                     chunk, room = [], limit
         if chunk:
             yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """What rank `local` here reads from rank `remote` of the other engine."""
+
+    local: int
+    remote: int
+    plan: TransferPlan
 
 
 def coalesce(pairs: Sequence[tuple[int, int]]) -> list[Run]:
@@ -98,13 +131,50 @@ def coalesce(pairs: Sequence[tuple[int, int]]) -> list[Run]:
     return runs
 
 
-def make_plan(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> TransferPlan:
-    """Compare both layouts and settle how blocks are read.
+def make_plans(
+    local: Sequence[kv_pb2.Layout], remote: Sequence[kv_pb2.Layout]
+) -> tuple[RankPlan, ...]:
+    """Compare both engines' layouts and settle which rank reads what from which.
+
+    Heads that several remote ranks hold are read from one of them; the local
+    ranks take turns.
+
+    Args:
+        local: of our ranks, in order; at least one.
+        remote: of the prefill worker's, in order.
 
     Raises:
         LayoutMismatchError: naming the value of both sides.
     """
-    for name in ("transport", "block_size", "tensor_parallel_size"):
+    if not remote:
+        raise LayoutMismatchError("the prefill worker tells of no KV pool: run the same version")
+    for other in remote:
+        _compare(local[0], other)
+    ours_end, theirs_end = (max(_end(x.groups[0]) for x in side) for side in (local, remote))
+    if ours_end != theirs_end:
+        raise LayoutMismatchError(
+            f"the model has {ours_end} KV heads here and {theirs_end} at the prefill worker:"
+            " start both with the same model"
+        )
+    plans: list[RankPlan] = []
+    for rank, layout in enumerate(local):
+        ours = layout.groups[0]
+        head = ours.first_kv_head
+        while head < _end(ours):
+            source = _holder(remote, head, rank)
+            theirs = remote[source].groups[0]
+            end = min(_end(ours), _end(theirs))
+            plan = TransferPlan(
+                (end - head) * _head_bytes(ours), _region(ours, head), _region(theirs, head)
+            )
+            plans.append(RankPlan(rank, source, plan))
+            head = end
+    return tuple(plans)
+
+
+def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
+    """Raises LayoutMismatchError if heads of one cannot be those of the other."""
+    for name in ("transport", "block_size"):
         ours, theirs = getattr(local, name), getattr(remote, name)
         if ours != theirs:
             raise LayoutMismatchError(
@@ -118,13 +188,46 @@ def make_plan(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> TransferPlan:
             " one group of one kind can be read"
         )
     ours, theirs = local.groups[0], remote.groups[0]
-    if ours.block_bytes != theirs.block_bytes or list(ours.layers) != list(theirs.layers):
+    if not theirs.kv_heads or theirs.block_bytes % theirs.kv_heads:
         raise LayoutMismatchError(
-            f"a block is {ours.block_bytes} bytes of {len(ours.layers)} layers here and"
-            f" {theirs.block_bytes} bytes of {len(theirs.layers)} layers at the prefill worker"
+            f"a block of {theirs.block_bytes} bytes has {theirs.kv_heads} KV heads"
+            " at the prefill worker: run the same version"
         )
-    return TransferPlan(ours.block_bytes, _region(ours), _region(theirs))
+    sizes = _head_bytes(ours), _head_bytes(theirs)
+    if sizes[0] != sizes[1] or list(ours.layers) != list(theirs.layers):
+        raise LayoutMismatchError(
+            f"a head of a block is {sizes[0]} bytes of {len(ours.layers)} layers here and"
+            f" {sizes[1]} bytes of {len(theirs.layers)} layers at the prefill worker"
+        )
 
 
-def _region(group: kv_pb2.Group) -> Region:
-    return Region(group.base_address, group.num_blocks, group.device, group.memory)
+def _holder(remote: Sequence[kv_pb2.Layout], head: int, turn: int) -> int:
+    """The rank that `head` is read from, one of those that hold it."""
+    holders = [
+        rank
+        for rank, layout in enumerate(remote)
+        if layout.groups[0].first_kv_head <= head < _end(layout.groups[0])
+    ]
+    if not holders:
+        raise LayoutMismatchError(f"KV head {head} is held by no rank of the prefill worker")
+    return holders[turn % len(holders)]
+
+
+def _end(group: kv_pb2.Group) -> int:
+    return group.first_kv_head + group.kv_heads
+
+
+def _head_bytes(group: kv_pb2.Group) -> int:
+    return group.block_bytes // group.kv_heads
+
+
+def _region(group: kv_pb2.Group, head: int) -> Region:
+    """The slice that begins with `head`."""
+    offset = (head - group.first_kv_head) * _head_bytes(group)
+    return Region(
+        group.base_address + offset,
+        group.block_bytes,
+        group.num_blocks,
+        group.device,
+        group.memory,
+    )

@@ -98,6 +98,16 @@ def metadata_digest(metadata: bytes) -> bytes:
     return hashlib.blake2b(metadata, digest_size=16).digest()
 
 
+def rank_pool(transport: Transport) -> kv_pb2.RankPool:
+    """What a peer must know of a registered transport's pool."""
+    metadata = transport.metadata
+    return kv_pb2.RankPool(
+        layout=transport.layout,
+        transport_metadata=metadata,
+        transport_metadata_digest=metadata_digest(metadata),
+    )
+
+
 def check_metadata(metadata: bytes, digest: bytes) -> None:
     """Refuse metadata that does not match its digest.
 

@@ -48,37 +48,39 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., engine_id: _Optional[str] = ..., expected_engine_id: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("engine_id", "refusal", "lease_s", "layout", "transport_metadata", "transport_metadata_digest")
+    __slots__ = ("engine_id", "refusal", "lease_s", "pools")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_METADATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     refusal: str
     lease_s: float
+    pools: _containers.RepeatedCompositeFieldContainer[RankPool]
+    def __init__(self, engine_id: _Optional[str] = ..., refusal: _Optional[str] = ..., lease_s: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ...) -> None: ...
+
+class RankPool(_message.Message):
+    __slots__ = ("layout", "transport_metadata", "transport_metadata_digest")
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_METADATA_DIGEST_FIELD_NUMBER: _ClassVar[int]
     layout: Layout
     transport_metadata: bytes
     transport_metadata_digest: bytes
-    def __init__(self, engine_id: _Optional[str] = ..., refusal: _Optional[str] = ..., lease_s: _Optional[float] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., transport_metadata_digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., transport_metadata_digest: _Optional[bytes] = ...) -> None: ...
 
 class Layout(_message.Message):
-    __slots__ = ("block_size", "tensor_parallel_size", "rank", "transport", "groups")
+    __slots__ = ("block_size", "transport", "groups")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
-    tensor_parallel_size: int
-    rank: int
     transport: str
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, block_size: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., rank: _Optional[int] = ..., transport: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    def __init__(self, block_size: _Optional[int] = ..., transport: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("kind", "base_address", "block_bytes", "num_blocks", "device", "memory", "layers")
+    __slots__ = ("kind", "base_address", "block_bytes", "num_blocks", "device", "memory", "layers", "first_kv_head", "kv_heads")
     KIND_FIELD_NUMBER: _ClassVar[int]
     BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,8 @@ class Group(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_KV_HEAD_FIELD_NUMBER: _ClassVar[int]
+    KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     base_address: int
     block_bytes: int
@@ -93,7 +97,9 @@ class Group(_message.Message):
     device: int
     memory: str
     layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[str] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    first_kv_head: int
+    kv_heads: int
+    def __init__(self, kind: _Optional[str] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., first_kv_head: _Optional[int] = ..., kv_heads: _Optional[int] = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("request_id", "prefix_blocks", "seq")
