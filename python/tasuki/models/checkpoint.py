@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tasuki.models.errors import ModelError
+from tasuki.models.shard import Slice
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PROGRESS_EVERY_S = 2.0
@@ -76,17 +77,30 @@ class Checkpoint:
                 f" this config.json"
             )
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
         """Read one tensor, in the dtype and on the device asked for at the start.
+
+        Args:
+            name: Its name.
+            shape: Of the whole tensor.
+            part: What to read of it; None: all.
 
         Raises:
             ModelError: Its shape differs from what config.json implies.
         """
-        tensor: torch.Tensor = self._handles[self._file_of[name]].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        stored = self._handles[self._file_of[name]].get_slice(name)
+        if tuple(stored.get_shape()) != shape:
             raise ModelError(
-                f"{self._folder}: {name} is {tuple(tensor.shape)}, config.json implies {shape}"
+                f"{self._folder}: {name} is {tuple(stored.get_shape())}, config.json implies"
+                f" {shape}"
             )
+        tensor: torch.Tensor
+        if part is None:
+            tensor = stored[:]
+        elif part.dim == 0:
+            tensor = stored[part.begin : part.end]
+        else:
+            tensor = stored[:, part.begin : part.end]
         self._progress()
         return tensor.to(device=self._device, dtype=self._dtype)
 

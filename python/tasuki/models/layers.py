@@ -22,6 +22,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tasuki.engine.collective import Collective
+
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[T, in] to [T, out], T at least 1, in the weight's dtype."""
 
@@ -59,6 +61,26 @@ def make_head(weight: torch.Tensor) -> Linear:
         return unrounded
     product = make_linear(weight)
     return lambda x: product(x).float()
+
+
+def summed(product: Linear, collective: Collective) -> Linear:
+    """The sum of a product over the ranks, each of which has part of its columns."""
+    if collective.size == 1:
+        return product
+    return lambda x: collective.all_reduce(product(x))
+
+
+def gathered(product: Linear, collective: Collective, width: int) -> Linear:
+    """A product whose rows are spread over the ranks, gathered on the first one.
+
+    Args:
+        product: This rank's part.
+        collective: Joins the ranks.
+        width: Rows in all.
+    """
+    if collective.size == 1:
+        return product
+    return lambda x: collective.gather(product(x), width)
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

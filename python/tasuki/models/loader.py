@@ -9,12 +9,14 @@ from typing import Protocol
 
 import torch
 
+from tasuki.engine.collective import ALONE, Collective
 from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.dummy import DummyTensors
 from tasuki.models.errors import ModelError
-from tasuki.models.layers import make_head, make_linear
+from tasuki.models.layers import gathered, make_head, make_linear, summed
 from tasuki.models.llama import LlamaLayer, LlamaModel, LlamaWeights
+from tasuki.models.shard import Shard, Slice, check_ranks
 from tasuki.models.spec import ModelSpec, read_spec
 
 # choose_dtype: rows of its products, and bytes of float32 weights that one pass reads.
@@ -30,8 +32,8 @@ _HEAD = "lm_head.weight"
 class Tensors(Protocol):
     """Where a model's tensors come from."""
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor of this name, of the dtype and on the device of the model."""
+    def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
+        """The tensor of this name and shape, or part of it; the model's dtype and device."""
 
 
 def load_model(
@@ -41,7 +43,7 @@ def load_model(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     weights: str = "auto",
-    compiled: bool = False,
+    collective: Collective = ALONE,
 ) -> CausalModel:
     """Load a model: on the fast path if its family has one, else through transformers.
 
@@ -52,28 +54,26 @@ def load_model(
         trust_remote_code: Whether code that comes with the folder may run.
         weights: One of WEIGHTS: "auto" reads the folder's; "dummy" makes random
             ones of the config's shape on the device, for benchmarks.
-        compiled: Whether torch compiles a model that has no fast path: a minute
-            at its first step, and faster ones after that.
+        collective: Joins the ranks that the model is divided among; each loads its part.
 
     Raises:
         ModelError: The folder is not complete, or its weights do not fit its config,
             or `weights` is not one of WEIGHTS.
-        UnsupportedModelError: Neither path runs this model; says why.
+        UnsupportedModelError: Neither path runs this model; says why. Or it cannot be
+            divided among the ranks.
     """
     if weights not in WEIGHTS:
         raise ModelError(f"weights is {weights!r}, must be one of {', '.join(WEIGHTS)}")
     folder, device = Path(path), torch.device(device)
     dummy = weights == "dummy"
     spec = read_spec(folder, trust_remote_code=trust_remote_code)
+    check_ranks(spec, collective.size)
     if not spec.native:
         from tasuki.models.fallback import load_fallback
 
-        model = load_fallback(
+        return load_fallback(
             folder, spec, dtype, device, trust_remote_code=trust_remote_code, dummy=dummy
         )
-        if compiled:
-            model.compile()
-        return model
     with torch.inference_mode():
         tensors: Tensors
         if dummy:
@@ -81,7 +81,17 @@ def load_model(
         else:
             tensors = checkpoint = Checkpoint(folder, dtype, device)
             _require(spec, checkpoint)
-        return LlamaModel(spec, _read_weights(spec, tensors))
+        shard = Shard(spec, collective.rank, collective.size)
+        return LlamaModel(shard.local, _read_weights(shard, tensors, collective))
+
+
+def compile_model(model: CausalModel) -> None:
+    """Let torch compile a model that runs through transformers, if it can; the log says which."""
+    from tasuki.models.fallback import FallbackModel
+    from tasuki.models.fallback_compile import compile_layers
+
+    assert isinstance(model, FallbackModel)
+    compile_layers(model)
 
 
 def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
@@ -137,16 +147,22 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     return result
 
 
-def _read_weights(spec: ModelSpec, tensors: Tensors) -> LlamaWeights:
+def _read_weights(shard: Shard, tensors: Tensors, collective: Collective) -> LlamaWeights:
+    spec = shard.spec
     vocab = (spec.vocab_size, spec.hidden_size)
     embedding = tensors.tensor("model.embed_tokens.weight", vocab)
-    layers = tuple(_read_layer(spec, tensors, i) for i in range(spec.num_layers))
+    layers = tuple(_read_layer(shard, tensors, i, collective) for i in range(spec.num_layers))
     norm = tensors.tensor("model.norm.weight", (spec.hidden_size,))
+    rows, padding = shard.vocab_rows()
+    table = embedding[rows.begin : rows.end] if spec.tied_head else None
+    head = tensors.tensor(_HEAD, vocab, rows) if table is None else table
+    if padding:
+        head = torch.cat([head, head.new_zeros(padding, spec.hidden_size)])
     return LlamaWeights(
         embedding=embedding,
         layers=layers,
         norm=norm,
-        head=make_head(embedding if spec.tied_head else tensors.tensor(_HEAD, vocab)),
+        head=gathered(make_head(head), collective, spec.vocab_size),
     )
 
 
@@ -165,35 +181,49 @@ def _require(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
 
 
-def _read_layer(spec: ModelSpec, tensors: Tensors, index: int) -> LlamaLayer:
+def _read_layer(shard: Shard, tensors: Tensors, index: int, collective: Collective) -> LlamaLayer:
+    spec = shard.spec
     hidden, inner = spec.hidden_size, spec.intermediate_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
-    def read(name: str, *shape: int) -> torch.Tensor:
-        return tensors.tensor(f"model.layers.{index}.{name}", shape)
+    def read(name: str, *shape: int, part: Slice | None = None) -> torch.Tensor:
+        return tensors.tensor(f"model.layers.{index}.{name}", shape, part)
 
-    rows = {"q": query, "k": kv, "v": kv}
-    qkv = torch.cat([read(f"self_attn.{n}_proj.weight", rows[n], hidden) for n in rows])
+    heads, kv_heads = shard.even(0, query), shard.kv_rows()
+    rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
+    qkv = torch.cat(
+        [read(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
+    )
     bias = None
     if spec.attention_bias:
-        bias = torch.cat([read(f"self_attn.{n}_proj.bias", rows[n]) for n in rows])
-    output_bias = read("self_attn.o_proj.bias", hidden) if spec.output_bias else None
-    gate_up = torch.cat([read(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")])
+        bias = torch.cat(
+            [read(f"self_attn.{n}_proj.bias", r, part=p) for n, (r, p) in rows.items()]
+        )
+    output_bias = None
+    if spec.output_bias:
+        added = read("self_attn.o_proj.bias", hidden)
+        output_bias = added if collective.is_first else None  # once, in the sum of all ranks
+    columns = shard.even(0, inner)
+    gate_up = torch.cat(
+        [read(f"mlp.{n}_proj.weight", inner, hidden, part=columns) for n in ("gate", "up")]
+    )
     norms = None
     if spec.qk_norm:
         norms = (
             read("self_attn.q_norm.weight", spec.head_dim),
             read("self_attn.k_norm.weight", spec.head_dim),
         )
+    output = read("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query))
+    down = read("mlp.down_proj.weight", hidden, inner, part=shard.even(1, inner))
     return LlamaLayer(
         attention_norm=read("input_layernorm.weight", hidden),
         qkv=make_linear(qkv, bias),
         head_norms=norms,
-        output=make_linear(read("self_attn.o_proj.weight", hidden, query), output_bias),
+        output=summed(make_linear(output, output_bias), collective),
         mlp_norm=read("post_attention_layernorm.weight", hidden),
         gate_up=make_linear(gate_up),
-        down=make_linear(read("mlp.down_proj.weight", hidden, inner)),
+        down=summed(make_linear(down), collective),
     )
 
 
-__all__ = ["WEIGHTS", "ModelError", "choose_dtype", "load_model"]
+__all__ = ["WEIGHTS", "ModelError", "choose_dtype", "compile_model", "load_model"]

@@ -1,0 +1,142 @@
+"""Several ranks as one: torch's process groups, and a shorter way for small messages on CUDA.
+
+    CPU    gloo, over the loopback device
+    CUDA   NCCL; sums of at most `symmetric.MAX_BYTES` by reading the other ranks' memory
+
+The ranks of a worker are processes of one machine. Each sees all of the worker's
+GPUs, under the same numbers, and computes on that of its rank: symmetric memory
+asks for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from tasuki.engine.symmetric import SymmetricSum, make_symmetric_sum
+
+log = logging.getLogger(__name__)
+
+# Set before the libraries load, unless the operator set them.
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",  # to meet; the data takes NVLink or shared memory
+    "NCCL_NVLS_ENABLE": "0",  # multicast: off or broken on many machines, and of no use here
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+_MEET_S = 600.0  # for the slowest rank to load its weights
+
+
+def make_store(size: int) -> TCPStore:
+    """Where the ranks meet: the first one makes it, on a free port (`store.port`)."""
+    return _store(0, size, is_first=True)
+
+
+def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
+    """Meet the other ranks; returns when all are here.
+
+    Args:
+        rank: This one's number.
+        size: How many there are.
+        port: Of the first rank's store.
+        device: Where this rank computes.
+    """
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    on_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        store=_store(port, size, is_first=False),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=_MEET_S),
+        device_id=device if on_cuda else None,
+    )
+    return Distributed(device)
+
+
+def _store(port: int, size: int, is_first: bool) -> TCPStore:
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        world_size=size,
+        is_master=is_first,
+        timeout=datetime.timedelta(seconds=_MEET_S),
+        wait_for_workers=False,
+    )
+
+
+class Distributed:
+    """`Collective` over the process group that was joined.
+
+    Args:
+        device: Where this rank computes.
+        symmetric: Whether to sum small messages by way of symmetric memory, where it works.
+    """
+
+    def __init__(self, device: torch.device, symmetric: bool = True) -> None:
+        self._device = device
+        self._one = torch.zeros(4, dtype=torch.float32, device=device)
+        self._symmetric: SymmetricSum | None = None
+        dist.all_reduce(self._one)  # makes the connections, which takes seconds on CUDA
+        if device.type == "cuda" and symmetric:
+            self._symmetric, how = make_symmetric_sum(device)
+            log.info("all-reduce: %s", how)
+
+    @property
+    def rank(self) -> int:
+        """See `Collective`."""
+        return dist.get_rank()
+
+    @property
+    def size(self) -> int:
+        """See `Collective`."""
+        return dist.get_world_size()
+
+    @property
+    def is_first(self) -> bool:
+        """See `Collective`."""
+        return dist.get_rank() == 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collective`."""
+        if self._symmetric is not None and self._symmetric.takes(x):
+            return self._symmetric(x)
+        dist.all_reduce(x)
+        return x
+
+    def gather(self, x: torch.Tensor, width: int) -> torch.Tensor:
+        """See `Collective`."""
+        if not self.is_first:
+            dist.gather(x, None, dst=0)
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.gather(x, parts, dst=0)
+        return torch.cat(parts, dim=1)[:, :width]
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collective`."""
+        if self._symmetric is not None:
+            # The sum of the first rank's numbers and of zeros; exact in float32 up to 2^24.
+            numbers = torch.zeros(-(-x.numel() // 4) * 4, dtype=torch.float32, device=x.device)
+            if self.is_first:
+                numbers[: x.numel()] = x.view(-1)
+            if self._symmetric.takes(numbers):
+                return self._symmetric(numbers)[: x.numel()].to(x.dtype).view(x.shape)
+        dist.broadcast(x, src=0)
+        return x
+
+    def fence(self) -> None:
+        """See `Collective`."""
+        self.all_reduce(self._one)
+
+
+def leave() -> None:
+    """Give up the group; the other ranks may be gone."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
