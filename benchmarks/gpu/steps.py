@@ -37,7 +37,7 @@ from tasuki.models.loader import load_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_steps.json"
-PARTS = ("decode", "prefill", "mixed", "kernels", "fallback")
+PARTS = ("decode", "prefill", "mixed", "kernels")
 
 
 WORKS: dict[str, tuple[Work, ...]] = {
@@ -129,7 +129,6 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "prefill": lambda: _prefill(bench, works["prefill"], sizes),
         "mixed": lambda: _mixed(bench, works["mixed"], sizes[0]),
         "kernels": lambda: _kernels(bench),
-        "fallback": lambda: _fallback(bench, folder, works, sizes[0]),
     }
     result["failed"] = {}
     for name in args.only:
@@ -177,26 +176,6 @@ def _kernels(bench: Bench) -> None:
     if bench.on_cuda:
         for rows in (1, 96, 8192):
             elementwise(bench, rows)
-
-
-def _fallback(
-    bench: Bench, folder: Path, works: dict[str, tuple[Work, ...]], block_size: int
-) -> None:
-    """The same shape through transformers, as it is and compiled."""
-    from tasuki.models.fallback import load_fallback
-
-    own, spec = bench.model, bench.model.spec
-    model = load_fallback(
-        folder, spec, bench.dtype, bench.device, trust_remote_code=False, dummy=True
-    )
-    bench.model = model
-    try:
-        for name in ("transformers", "compiled"):
-            bench.step(works["decode"][0], name, block_size, graph=bench.on_cuda)
-            bench.step(works["prefill"][0], name, block_size)
-            model.compile()
-    finally:
-        bench.model = own
 
 
 def report(result: dict[str, Any]) -> str:

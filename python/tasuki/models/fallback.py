@@ -8,14 +8,14 @@ by the backend and by their positions.
 
 What a class declares is not taken on trust: `fallback_check` runs every model
 once at start and refuses it by name if it differs from what transformers
-itself computes. This module imports transformers, which takes seconds: it is
-imported only when needed. Runs on the engine thread.
+itself computes. `fallback_compile` makes it fast. This module imports
+transformers, which takes seconds: it is imported only when needed. Runs on the
+engine thread.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.fallback_check import Trial
+from tasuki.models.packing import pack
 from tasuki.models.paged_op import Slot, paged_attention
 from tasuki.models.spec import ModelSpec, architecture_of, read_config, read_eos
 
@@ -47,31 +49,22 @@ class _Step:
 class FallbackModel:
     """`CausalModel` around a transformers model; see models/base.py."""
 
-    def __init__(self, spec: ModelSpec, module: torch.nn.Module) -> None:
+    def __init__(self, spec: ModelSpec, module: torch.nn.Module, trial: Trial) -> None:
         """Run `module`, which was loaded with our attention implementation."""
         self.spec = spec
-        self._module = module
+        self.module = module
+        self.trial = trial
         self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self._step = _Step(Slot(), spec)
-
-    def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let torch compile the model when it next runs: one graph for all batch sizes.
-
-        It takes a minute or so, and less where torch finds its cache.
-
-        Args:
-            backend: of torch.compile.
-        """
-        self._module.compile(fullgraph=True, dynamic=True, backend=backend)
+        self._step = _Step(Slot(spec.sliding_windows), spec)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
         """Run one step; see `CausalModel.forward`."""
-        self._step.slot.attention = attention
+        self._step.slot.begin(attention)
         options: dict[str, Any] = {"tasuki_step": self._step}
         if self._selects_rows:
             options["logits_to_keep"] = batch.logits_rows
-        logits: torch.Tensor = self._module(
+        logits: torch.Tensor = self.module(
             input_ids=batch.tokens[None],
             position_ids=batch.positions[None],
             use_cache=False,
@@ -99,13 +92,17 @@ def load_fallback(
         UnsupportedModelError: The model does something that the cache cannot hold
             or the attention cannot do.
     """
-    from tasuki.models.fallback_check import check
-
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     module = (_make if dummy else _read)(folder, dtype, device, trust_remote_code)
     module = module.to(device).eval()
-    model = FallbackModel(spec, module)
-    check(model, module, _IMPLEMENTATION, dtype, device)
+    trial = Trial(spec, module, _IMPLEMENTATION, dtype, device)
+    model = FallbackModel(spec, module, trial)
+    unpack = pack(module)
+    try:
+        trial.check(model)
+    except UnsupportedModelError:  # it may be for the packing
+        unpack()
+        trial.check(model)
     return model
 
 
@@ -260,17 +257,15 @@ def _attend(
         raise UnsupportedModelError(
             f"{tasuki_step.spec.architecture} is not supported: its attention {reason}"
         )
-    layer: int = module.layer_idx  # type: ignore[assignment]
     # [T, heads, head_dim]
     parts = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    window = sliding_window or tasuki_step.spec.sliding_windows[layer]
     slot = tasuki_step.slot
     if torch.compiler.is_compiling():
-        attended = paged_attention(*parts, slot.handle, layer, scale, window or 0)
+        attended = paged_attention(*parts, slot.handle, scale, sliding_window or 0)
     else:
-        assert slot.attention is not None
-        attended = slot.attention.forward(layer, *parts, scale=scale, sliding_window=window)
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        attended = slot.attend(*parts, scale, sliding_window, layer)
     return attended[None], None
 
 

@@ -9,6 +9,8 @@ compared with those of the unchanged model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,9 +22,9 @@ from tasuki.models.errors import UnsupportedModelError
 from tasuki.models.spec import ModelSpec
 
 _BLOCK_SIZE = 4
-_LENGTHS = (11, 7)
 # Steps of the trial: tokens of the first and of the second sequence.
-_STEPS = ((6, 0), (4, 6), (1, 1))
+_STEPS = ((6, 0), (4, 6), (1, 1), (1, 0))
+_LENGTHS = tuple(map(sum, zip(*_STEPS, strict=True)))
 # What still is rounding: the difference of a token's logits, relative to the largest logit.
 _EXACT = 1e-3  # float32: of every token
 _ROUNDED = 0.08  # shorter types: of the median token; a mixture's routing may flip for a few
@@ -53,6 +55,7 @@ class _Recorder:
         scale: float,
         sliding_window: int | None = None,
         written: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         spec = self._spec
         expected = (spec.num_kv_heads, spec.head_dim)
@@ -76,63 +79,96 @@ class _Recorder:
             scale=scale,
             sliding_window=sliding_window,
             written=written,
+            out=out,
         )
 
 
-def check(
-    model: CausalModel,
-    module: Any,
-    implementation: str,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Compare `model` with the transformers model `module` that it wraps.
+class Trial:
+    """What transformers computes, for comparison.
 
     Args:
-        model: On the paged cache.
-        module: The same weights; its attention implementation is changed to
-            "eager" for the comparison and back to `implementation`.
+        spec: Of the model.
+        module: The transformers model, as it came; its attention implementation
+            is changed to "eager" for the time of this call.
+        implementation: What it is changed back to.
+        dtype: Of the model, and of the trial's cache.
+        device: Of the model.
 
     Raises:
-        UnsupportedModelError: They differ, or the model does not run.
+        UnsupportedModelError: The model does not run.
     """
-    spec = model.spec
-    generator = torch.Generator().manual_seed(0)
-    sequences = [torch.randint(spec.vocab_size, (n,), generator=generator) for n in _LENGTHS]
-    sequences = [sequence.to(device) for sequence in sequences]
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        module: Any,
+        implementation: str,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+        generator = torch.Generator().manual_seed(0)
+        sequences = [torch.randint(spec.vocab_size, (n,), generator=generator) for n in _LENGTHS]
+        self._sequences = [sequence.to(device) for sequence in sequences]
+        with _failures_of(spec):
+            self._want = _plain(module, self._sequences, implementation).cpu()
+
+    def warm_up(self, model: CausalModel, tokens: int) -> None:
+        """Run `model` on so many tokens at once and then on one."""
+        sequence = torch.zeros(tokens + 1, dtype=torch.int64, device=self._device)
+        _paged(model, [sequence], ((tokens,), (1,)), self._dtype, self._device)
+
+    def check(self, model: CausalModel) -> None:
+        """Compare `model` on the paged cache.
+
+        Raises:
+            UnsupportedModelError: They differ, or the model does not run.
+        """
+        want = self._want
+        with _failures_of(self._spec):
+            got = _paged(model, self._sequences, _STEPS, self._dtype, self._device).cpu()
+        exact = self._dtype == torch.float32
+        limit = _EXACT if exact else _ROUNDED
+        differences = (got - want).abs().amax(-1) / want.abs().max().clamp(min=1e-6)
+        difference = float(differences.max() if exact else differences.median())
+        if not difference <= limit:
+            raise UnsupportedModelError(
+                f"{self._spec.architecture} is not supported: its logits on the paged cache differ"
+                f" from those of transformers by {difference:.1e} of the largest, limit {limit:.0e}"
+            )
+
+
+@contextmanager
+def _failures_of(spec: ModelSpec) -> Iterator[None]:
+    """What a class that is not made for this throws, by one name."""
     try:
-        got = _paged(model, sequences, dtype, device)
-        want = _plain(module, sequences, implementation)
+        yield
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise UnsupportedModelError(
             f"{spec.architecture} is not supported: the trial run failed with"
             f" {type(error).__name__}: {reason}"
         ) from error
-    exact = dtype == torch.float32
-    limit = _EXACT if exact else _ROUNDED
-    differences = (got - want).abs().amax(-1) / want.abs().max().clamp(min=1e-6)
-    difference = float(differences.max() if exact else differences.median())
-    if not difference <= limit:
-        raise UnsupportedModelError(
-            f"{spec.architecture} is not supported: its logits on the paged cache differ from"
-            f" those of transformers by {difference:.1e} of the largest, limit {limit:.0e}"
-        )
 
 
 def _paged(
-    model: CausalModel, sequences: list[torch.Tensor], dtype: torch.dtype, device: torch.device
+    model: CausalModel,
+    sequences: list[torch.Tensor],
+    steps: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    """Logits of all tokens of both sequences, [sum of lengths, vocab], run as _STEPS says."""
-    spec = model.spec
-    width = -(-max(_LENGTHS) // _BLOCK_SIZE)
-    tables = torch.randperm(2 * width, generator=torch.Generator().manual_seed(1)).view(2, width)
-    shape = (2 * width, spec.num_kv_heads, spec.num_layers, 2, _BLOCK_SIZE, spec.head_dim)
+    """Logits of all tokens of the sequences, [sum of lengths, vocab]; `steps`: see _STEPS."""
+    spec, count = model.spec, len(sequences)
+    width = -(-max(map(len, sequences)) // _BLOCK_SIZE)
+    order = torch.randperm(count * width, generator=torch.Generator().manual_seed(1))
+    tables = order.view(count, width)
+    shape = (count * width, spec.num_kv_heads, spec.num_layers, 2, _BLOCK_SIZE, spec.head_dim)
     recorder = _Recorder(spec, torch.zeros(shape, dtype=dtype, device=device))
-    done = [0, 0]
-    logits: list[list[torch.Tensor]] = [[], []]
-    for counts in _STEPS:
-        running = [i for i in (0, 1) if counts[i]]
+    done = [0] * count
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for counts in steps:
+        running = [i for i in range(count) if counts[i]]
         positions = [torch.arange(done[i], done[i] + counts[i]) for i in running]
         slots = [
             tables[i][at // _BLOCK_SIZE] * _BLOCK_SIZE + at % _BLOCK_SIZE
@@ -160,7 +196,7 @@ def _paged(
                 f"{spec.architecture} is not supported: layers {absent} keep their state elsewhere"
                 f" than in a KV cache"
             )
-    return torch.cat([*logits[0], *logits[1]])
+    return torch.cat([part for parts in logits for part in parts])
 
 
 def _plain(module: Any, sequences: list[torch.Tensor], implementation: str) -> torch.Tensor:

@@ -1,0 +1,78 @@
+"""torch.compile for the fallback: one decoder layer is compiled, and serves as every layer.
+
+A whole model as one graph takes minutes to compile and gains little on it. What
+would tell layers apart (their index, their weights) is kept out of a layer's
+graph, so there are two graphs for each kind of layer: one for any number of
+tokens and one for a single token.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tasuki.models.fallback import FallbackModel
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 512  # what kernels are tuned for
+
+
+def compile_layers(
+    model: FallbackModel,
+    backend: str | Callable[..., Any] = "inductor",
+    options: dict[str, Any] | None = None,
+) -> bool:
+    """Compile the model's layers now, check what they compute, and use them if it is right.
+
+    It takes some seconds, and less where torch finds its cache.
+
+    Args:
+        model: As loaded.
+        backend: of torch.compile.
+        options: of torch.compile.
+
+    Returns:
+        Whether it is compiled now; if not, the log says why.
+    """
+    begin_s = time.monotonic()
+    layers = _layers(model)
+    compiled: dict[type, Callable[..., Any]] = {}
+    for layer in layers:
+        kind = type(layer)
+        if kind not in compiled:
+            compiled[kind] = torch.compile(
+                kind.forward, fullgraph=True, dynamic=True, backend=backend, options=options
+            )
+        layer.forward = functools.partial(compiled[kind], layer)
+    try:
+        if not layers:
+            raise LookupError("its layers are not in a list")
+        model.trial.warm_up(model, min(_WARM_UP_TOKENS, model.spec.max_position - 1))
+        model.trial.check(model)
+    except Exception as error:  # of torch's compiler, whatever it is
+        for layer in layers:
+            del layer.forward
+        reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+        log.warning("%s runs without torch.compile, slower: %s", model.spec.architecture, reason)
+        return False
+    log.info(
+        "%s has no fast path: torch compiled its layers in %.1f s",
+        model.spec.architecture,
+        time.monotonic() - begin_s,
+    )
+    return True
+
+
+def _layers(model: FallbackModel) -> list[nn.Module]:
+    """The decoder layers: the list of modules that has as many as there are layers."""
+    for module in model.module.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == model.spec.num_layers:
+            return list(module)
+    return []
