@@ -24,7 +24,7 @@ from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import Transport, create_transport
 from tasuki.models.base import CausalModel
-from tasuki.models.loader import load_model
+from tasuki.models.loader import compile_model, load_model
 from tasuki.models.spec import ModelSpec, read_spec
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import Limits, WorkerConfig
@@ -78,6 +78,9 @@ def build(config: WorkerConfig, phases: Phases) -> Built:
             trust_remote_code=config.trust_remote_code,
             weights=config.load_format,
         )
+    if device.type == "cuda" and not spec.native:
+        with phases.phase("compile"):
+            compile_model(model)
     attend = functools.partial(_attend, spec, dtypes)
     if device.type == "cuda":
         with phases.phase("profiling"):
