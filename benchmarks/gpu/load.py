@@ -240,6 +240,7 @@ class Bench:
     model: CausalModel
     pool: torch.Tensor
     rows: int
+    pieces: bool
 
     def measure(self, name: str, workload: Workload, budget: int, traced: int) -> dict[str, Any]:
         """One workload at one token budget."""
@@ -257,7 +258,7 @@ class Bench:
         attention, _ = make_attention(self.pool, spec.num_heads, self.pool.dtype)
         runner = TimedRunner(self.model, attention, self.pool)
         if self.pool.is_cuda:
-            runner.capture(self.rows, config.max_model_len)
+            runner.capture(self.rows, config.max_model_len, budget if self.pieces else 0)
         loop = Loop(Engine(config, runner), workload, spec.vocab_size)
         row: dict[str, Any] = {"workload": name, "budget": budget, **asdict(workload)}
         loop.fill()
@@ -295,6 +296,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--pool-tokens", type=int, default=262_144)
     parser.add_argument("--rows", type=int, default=256, help="requests that may decode at once")
+    parser.add_argument("--eager", action="store_true", help="no graphs but for decode steps")
     parser.add_argument("--traced", type=int, default=150, help="steps; 0: no trace")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and load")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -313,7 +315,7 @@ def main() -> None:
         spec.head_dim,
         dtype,
     )
-    bench = Bench(model, layout.allocate(device), args.rows)
+    bench = Bench(model, layout.allocate(device), args.rows, not args.eager)
     workloads = TINY_WORKLOADS if args.tiny else WORKLOADS
     traced = args.traced if device.type == "cuda" else 0
     rows = [

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from engine_fakes import VOCAB, HashModel, Rig, expected, spec
+from recording import Recorder
 
 from tasuki.engine.batch import Batch
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.cuda_graphs import Outputs, buckets_up_to
+from tasuki.engine.cuda_graphs import buckets_up_to
 from tasuki.engine.engine import Engine
 from tasuki.engine.runner import ModelRunner
 
@@ -39,23 +38,6 @@ class GraphModel(HashModel):
         return super().forward(planned, attention)
 
 
-class Recorder:
-    """Runs the work again where CUDA would replay it; outputs stay where they are."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-        outputs = work()
-
-        def replay() -> None:
-            self.replays += 1
-            for target, value in zip(outputs, work(), strict=True):
-                target.copy_(value)
-
-        return replay, outputs
-
-
 def make_rig(*, max_rows: int, overlap: bool) -> tuple[Rig, Recorder, PlannedAttention]:
     config = EngineConfig(
         num_blocks=128,
@@ -69,7 +51,7 @@ def make_rig(*, max_rows: int, overlap: bool) -> tuple[Rig, Recorder, PlannedAtt
     pool = torch.zeros(config.num_blocks, 1, 1, 2, config.block_size, 2)
     model, attention, recorder = GraphModel(pool), PlannedAttention(), Recorder()
     runner = ModelRunner(model, attention, pool)  # type: ignore[arg-type]
-    runner.capture(max_rows, config.max_model_len, recorder)
+    runner.capture(max_rows, config.max_model_len, recorder=recorder)
     assert not pool.any(), "recording wrote to the pool"
     return Rig(Engine(config, runner), pool, model), recorder, attention
 

@@ -25,10 +25,12 @@ from tasuki.attention.select import make_attention
 from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
+from tasuki.engine.inputs import wanted_logits
 from tasuki.engine.plan import Draw, StepPlan
 from tasuki.engine.request import Request
 from tasuki.engine.runner import Launched, ModelRunner
 from tasuki.engine.sampler import NOT_FINITE, sample
+from tasuki.engine.step_builder import build_step
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
@@ -36,6 +38,7 @@ from tasuki.models.loader import load_model
 NEAR = 0.1  # in logits; bfloat16 activations of this model are off by some hundredths
 VOCAB = 512
 MAX_LEN = 256
+MAX_TOKENS = 96  # of a step
 BLOCK_SIZE = 16
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -109,7 +112,13 @@ class Rig:
 
 
 def make_rig(
-    model: CausalModel, *, graphs: bool, overlap: bool, num_blocks: int = 512, rows: int = 24
+    model: CausalModel,
+    *,
+    graphs: bool,
+    overlap: bool,
+    pieces: bool = True,
+    num_blocks: int = 512,
+    rows: int = 24,
 ) -> Rig:
     spec = model.spec
     layout = CacheLayout(
@@ -119,13 +128,13 @@ def make_rig(
     attention, _ = make_attention(pool, spec.num_heads, torch.bfloat16)
     runner = StrictRunner(model, attention, pool)
     if graphs:
-        runner.capture(rows, MAX_LEN)
+        runner.capture(rows, MAX_LEN, MAX_TOKENS if pieces else 0)
     config = EngineConfig(
         num_blocks=num_blocks,
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
         block_size=BLOCK_SIZE,
-        max_batched_tokens=96,
+        max_batched_tokens=MAX_TOKENS,
         max_running_requests=rows,
         overlap=overlap,
     )
@@ -180,14 +189,20 @@ def reference(model: CausalModel) -> Reference:
 
 
 @pytest.mark.parametrize(
-    ("graphs", "overlap"),
-    [(False, True), (True, False), (True, True)],
-    ids=["overlap", "graphs", "both"],
+    ("graphs", "pieces", "overlap"),
+    [
+        (False, False, True),
+        (True, False, False),
+        (True, False, True),
+        (True, True, False),
+        (True, True, True),
+    ],
+    ids=["overlap", "graphs", "graphs, overlap", "pieces", "pieces, overlap"],
 )
 def test_greedy_tokens_are_those_of_plain_steps(
-    model: CausalModel, reference: Reference, graphs: bool, overlap: bool
+    model: CausalModel, reference: Reference, graphs: bool, pieces: bool, overlap: bool
 ) -> None:
-    rig = make_rig(model, graphs=graphs, overlap=overlap)
+    rig = make_rig(model, graphs=graphs, pieces=pieces, overlap=overlap)
     for request in crowd():
         rig.engine.submit(request)
     rig.drain()
@@ -219,6 +234,32 @@ def test_a_decode_step_is_launched_without_waiting(model: CausalModel) -> None:
     rig.runner.strict = False
     rig.drain()
     assert set(rig.ended.values()) == {LegEndReason.FINISHED}
+
+
+def test_a_mixed_step_in_pieces_gives_the_logits_of_an_eager_one(model: CausalModel) -> None:
+    """The same decodes and chunks, on the same cache: but for rounding, the same logits."""
+    rig = make_rig(model, graphs=True, overlap=False)
+    executor = rig.runner._executor
+    for i in range(5):
+        rig.engine.submit(spec(f"r{i}", 10 + 4 * i, i, 40))
+    for _ in range(4):
+        rig.step()
+    for i in range(5, 7):
+        rig.engine.submit(spec(f"r{i}", 30, i, 40))
+    plan = rig.engine._scheduler.plan(0.0)
+    assert plan is not None and 0 < plan.num_decodes < len(plan.rows)
+    wanted = wanted_logits(plan)
+    with torch.inference_mode():
+        found = []
+        for padded in (executor.padded, lambda header, _: header):
+            header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE)
+            found.append((header, executor.run(header)[0].clone()))
+    (in_pieces, ours), (eager, theirs) = found
+    assert in_pieces.room is not None and in_pieces.room > sum(in_pieces.query_lens)
+    assert eager.room is None
+    assert ours.shape == theirs.shape == (len(wanted.rows), VOCAB)
+    assert (ours - theirs).abs().max() < NEAR
+    assert rig.pool.isfinite().all()
 
 
 def test_abort_in_flight(model: CausalModel, reference: Reference) -> None:

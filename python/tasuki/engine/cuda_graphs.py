@@ -8,15 +8,13 @@ the taking of input tokens, the model's forward and the greedy choice:
                                    ▼        ▼                       │ plan (outside)
     sampled tokens of the step before ──▶ forward ──▶ logits, best ◀┘
 
-All graphs share the slab and one memory pool: they run one after another on one
-stream, and what they leave is used on that stream before the next one runs.
+All graphs share the slab: they run one after another on one stream.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,74 +24,22 @@ from tasuki.engine.batch import Batch
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
-from tasuki.engine.inputs import Places, Wanted
+from tasuki.engine.inputs import Places
+from tasuki.engine.recorder import Outputs, Recorder, Replay
 from tasuki.engine.sampler import greedy
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
 
 log = logging.getLogger(__name__)
 
-Outputs = tuple[torch.Tensor, torch.Tensor]
-"""Logits [bucket, V] float32, and what `greedy` says of them."""
-
-_WARM_UPS = 2  # runs before recording: kernels compile and libraries allocate in the first
-
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
     """A recorded bucket; tensors are those that its kernels read and write."""
 
-    replay: Callable[[], None]
+    replay: Replay
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, positions, slots
     outputs: Outputs
-
-
-class _Memory:
-    """A tensor's place on the device, which it does not keep."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": {torch.float32: "<f4", torch.int64: "<i8"}[tensor.dtype],
-            "data": (tensor.data_ptr(), False),
-            "version": 2,
-        }
-
-
-def _unowned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, not kept from others."""
-    if not tensor.is_cuda or not tensor.numel():
-        return tensor
-    assert tensor.is_contiguous()
-    return torch.as_tensor(_Memory(tensor), device=tensor.device)
-
-
-class CudaRecorder:
-    """Records work into CUDA graphs that share their memory.
-
-    What a graph leaves is not kept from the graphs recorded after it: the
-    logits of all buckets would take more than a gigabyte.
-    """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-        """Run `work` a few times, then record it; returns the replay and its outputs."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # "thread_local": what the transport's threads do on the device is not our work.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits, best = work()
-        return graph.replay, (_unowned(logits), _unowned(best))
-
-
-Recorder = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
 
 
 def buckets_up_to(max_rows: int) -> list[int]:
@@ -148,11 +94,8 @@ class DecodeGraphs:
                 time.monotonic() - begin_s,
             )
 
-    def bucket_for(self, wanted: Wanted) -> int | None:
-        """The bucket for a step that samples so; None: it does not run in a graph."""
-        if not wanted.decodes:
-            return None
-        rows = len(wanted.draws)
+    def bucket_for(self, rows: int) -> int | None:
+        """The bucket for so many decodes; None: they are too many."""
         return next((bucket for bucket in self._buckets if bucket >= rows), None)
 
     def run(self, header: StepHeader, staging: Staging) -> Outputs:
@@ -185,7 +128,7 @@ class DecodeGraphs:
             logits = self._model.forward(batch, self._attention)
             return logits, greedy(logits)
 
-        replay, outputs = recorder(work)
+        replay, outputs = recorder.whole(work)
         return _Graph(replay, (taken, positions, slots), outputs)
 
     def _batch(

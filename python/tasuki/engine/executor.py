@@ -18,16 +18,18 @@ Owns the pool's content, the slabs and the sampled tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.engine.collective import ALONE, Collective
-from tasuki.engine.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
-from tasuki.engine.forward import ForwardModel, input_tokens
+from tasuki.engine.cuda_graphs import DecodeGraphs
+from tasuki.engine.forward import DivisibleModel, ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, upload
-from tasuki.engine.inputs import Wanted
+from tasuki.engine.piecewise import PieceGraphs
+from tasuki.engine.recorder import CudaRecorder, Recorder
 from tasuki.engine.step_header import StepHeader
 
 
@@ -58,6 +60,7 @@ class Executor:
         self._pool = pool
         self._collective = collective
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PieceGraphs | None = None
         self.staging = Staging(pool.device)
         self.sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
 
@@ -66,24 +69,56 @@ class Executor:
         """Whether graphs read `sampled` where it is."""
         return self._graphs is not None
 
-    def capture(self, max_rows: int, max_model_len: int, recorder: Recorder | None = None) -> None:
+    def capture(
+        self,
+        max_rows: int,
+        max_model_len: int,
+        max_tokens: int = 0,
+        recorder: Recorder | None = None,
+    ) -> None:
         """Record CUDA graphs; see `ModelRunner.capture`."""
+        recorder = recorder or CudaRecorder()
         self.sampled = torch.zeros(2 * max_rows, dtype=torch.int64, device=self._pool.device)
         block_size = self._pool.shape[4]
+        max_width = -(-max_model_len // block_size)
         graphs = DecodeGraphs(
             self._model,
             self._attention,
             self.sampled,
             self._collective,
             max_rows=max_rows,
-            max_width=-(-max_model_len // block_size),
+            max_width=max_width,
         )
-        graphs.capture(self.staging, recorder or CudaRecorder())
+        graphs.capture(self.staging, recorder)
         self._graphs = graphs
+        if max_tokens and isinstance(self._model, DivisibleModel):
+            pieces = PieceGraphs(
+                self._model,
+                self._attention,
+                self.sampled,
+                self._collective,
+                max_tokens=max_tokens,
+                max_rows=2 * max_rows,
+                max_width=max_width,
+                block_size=block_size,
+            )
+            pieces.capture(self.staging, recorder)
+            self._pieces = pieces
 
-    def bucket_for(self, wanted: Wanted) -> int | None:
-        """The bucket for a step that samples so; None: it does not run in a graph."""
-        return None if self._graphs is None else self._graphs.bucket_for(wanted)
+    def padded(self, header: StepHeader, decodes: bool) -> StepHeader:
+        """The step with the bucket or room that it runs in, if it runs in graphs.
+
+        Args:
+            header: Of the step as it is.
+            decodes: Whether each row is one token with one draw.
+        """
+        if decodes and self._graphs is not None:
+            bucket = self._graphs.bucket_for(header.num_decodes)
+            if bucket is not None:
+                return replace(header, bucket=bucket)
+        if self._pieces is not None:
+            return replace(header, room=self._pieces.room_for(header))
+        return header
 
     def run(self, header: StepHeader) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the step whose arrays `staging` holds.
@@ -95,6 +130,16 @@ class Executor:
         if header.bucket is not None:
             assert self._graphs is not None
             return self._graphs.run(header, self.staging)
+        logits = self._run_eagerly(header) if header.room is None else self._run_pieces(header)
+        if not header.wanted:
+            self._collective.fence()
+        return logits, None
+
+    def _run_pieces(self, header: StepHeader) -> torch.Tensor:
+        assert self._pieces is not None
+        return self._pieces.run(header, self.staging)
+
+    def _run_eagerly(self, header: StepHeader) -> torch.Tensor:
         parts = self.staging.send()
         tokens = parts[0]
         if header.ahead:
@@ -112,10 +157,7 @@ class Executor:
             num_decodes=header.num_decodes,
         )
         self._attention.plan(batch)
-        logits = self._model.forward(batch, self._attention)
-        if not header.wanted:
-            self._collective.fence()
-        return logits, None
+        return self._model.forward(batch, self._attention)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to)."""
@@ -123,8 +165,9 @@ class Executor:
             self._pool[target].copy_(self._pool[source])
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream; waits for it."""
+        """Overwrite the blocks with zeros, behind what is in the stream; waits for all ranks."""
         bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
         bits.index_fill_(0, upload(blocks, torch.int64, self._pool.device), 0)
+        self._collective.fence()
         if self._pool.is_cuda:
             torch.cuda.synchronize(self._pool.device)

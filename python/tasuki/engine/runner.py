@@ -21,7 +21,6 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.collective import ALONE, Collective
-from tasuki.engine.cuda_graphs import Recorder
 from tasuki.engine.executor import Executor
 from tasuki.engine.followers import Followers, following
 from tasuki.engine.forward import ForwardModel
@@ -29,6 +28,7 @@ from tasuki.engine.host_buffers import upload
 from tasuki.engine.inputs import Wanted, wanted_logits
 from tasuki.engine.logprobs import Scores, score, to_host
 from tasuki.engine.plan import StepOutcome, StepPlan
+from tasuki.engine.recorder import Recorder
 from tasuki.engine.request import SequenceState
 from tasuki.engine.sampler import NOT_FINITE, greedy, sample
 from tasuki.engine.step_builder import build_step
@@ -90,18 +90,26 @@ class ModelRunner:
             self._here = torch.cuda.device(pool.device)
 
     @torch.inference_mode()
-    def capture(self, max_rows: int, max_model_len: int, recorder: Recorder | None = None) -> None:
-        """Record CUDA graphs of decode steps; call once, before the first step, on all ranks.
+    def capture(
+        self,
+        max_rows: int,
+        max_model_len: int,
+        max_tokens: int = 0,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Record CUDA graphs; call once, before the first step, on all ranks.
 
         Args:
             max_rows: Sequences that may generate at once, own ones and pulled
                 ones each (`EngineConfig.max_running_requests`); decode batches
                 that are larger run without a graph.
             max_model_len: Tokens of the longest sequence.
+            max_tokens: Of a step with prompts in it, up to which it runs in graphs
+                but for attention (piecewise.py); 0: none does.
             recorder: Another than CUDA's.
         """
         with self._here:
-            self._executor.capture(max_rows, max_model_len, recorder)
+            self._executor.capture(max_rows, max_model_len, max_tokens, recorder)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -173,8 +181,7 @@ class ModelRunner:
     def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""
         executor = self._executor
-        bucket = executor.bucket_for(wanted)
-        header = build_step(plan, wanted, bucket, executor.staging, self._block_size)
+        header = build_step(plan, wanted, executor.padded, executor.staging, self._block_size)
         with following(self._followers):
             if self._followers is not None:
                 self._followers.run(header, executor.staging.filled())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,14 +14,18 @@ from tasuki.engine.step_header import StepHeader
 
 
 def build_step(
-    plan: StepPlan, wanted: Wanted, bucket: int | None, staging: Staging, block_size: int
+    plan: StepPlan,
+    wanted: Wanted,
+    padded: Callable[[StepHeader, bool], StepHeader],
+    staging: Staging,
+    block_size: int,
 ) -> StepHeader:
     """Write a plan's inputs to the next slab of `staging`.
 
     Args:
         plan: The step.
         wanted: Its logits.
-        bucket: Rows to pad a decode batch to; None: as it is.
+        padded: Gives the step the bucket or room that it runs in (`Executor.padded`).
         staging: Its slab is the step's until the next one is taken.
         block_size: Tokens of a block.
 
@@ -34,22 +39,22 @@ def build_step(
         num_decodes=plan.num_decodes,
         width=-(-max(contexts) // block_size),
         wanted=len(wanted.rows),
-        bucket=bucket,
     )
+    tokens = header.tokens
+    header = padded(header, wanted.decodes)
     count = len(plan.rows)
     *arrays, logits_rows = staging.take(*header.parts())
     places = Places.over(arrays, header.rows)
     write_tables(places.tables[:count], [row.sequence.blocks for row in plan.rows])
     ahead = fill(places, plan, block_size)
-    if bucket is None:
+    pad(places, tokens)
+    if header.bucket is None:
         logits_rows[:] = wanted.rows
-    else:
-        pad(places, count)
     return replace(header, ahead=ahead)
 
 
 def pad(places: Places, count: int) -> None:
-    """Make all rows from `count` on padding."""
+    """Make all tokens from `count` on padding, and the tables that decodes among them have."""
     places.tokens[count:] = 0
     places.sources[count:] = -1
     places.positions[count:] = 0

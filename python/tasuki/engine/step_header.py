@@ -25,7 +25,8 @@ class StepHeader:
         width: Blocks in a row of the tables.
         wanted: Rows whose logits are wanted; with a bucket all are, in order.
         ahead: Whether some tokens are still on the device of the rank that samples.
-        bucket: Rows of a padded decode batch; None: not padded.
+        bucket: Rows of a padded decode batch; None: it is none.
+        room: Tokens that a step of another kind is padded to; None: not padded.
     """
 
     query_lens: list[int]
@@ -35,11 +36,12 @@ class StepHeader:
     wanted: int
     ahead: bool = False
     bucket: int | None = None
+    room: int | None = None
 
     @property
     def tokens(self) -> int:
         """Of the batch, padding included."""
-        return sum(self.query_lens) if self.bucket is None else self.bucket
+        return self.bucket or self.room or sum(self.query_lens)
 
     @property
     def rows(self) -> int:

@@ -162,7 +162,9 @@ def _engine(
     )
     runner = ModelRunner(model, attention, pool)
     if pool.is_cuda and attention.capturable:
-        runner.capture(limits.max_running_requests, size.max_model_len)
+        runner.capture(
+            limits.max_running_requests, size.max_model_len, limits.max_batched_tokens
+        )
     return Engine(config, runner)
 
 

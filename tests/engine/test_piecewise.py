@@ -1,0 +1,134 @@
+"""Steps in pieces: a real model, real attention, a recorder that computes what CUDA replays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_fakes import Rig, spec
+from recording import Recorder
+from support.models import VOCAB_SIZE, save_tiny_model
+
+from tasuki.attention.sdpa import SdpaAttention
+from tasuki.engine.api import RequestSpec
+from tasuki.engine.batch import Batch
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.engine import Engine
+from tasuki.engine.piecewise import rooms_up_to
+from tasuki.engine.runner import ModelRunner
+from tasuki.models.base import CausalModel
+from tasuki.models.loader import load_model
+
+MAX_LEN = 128
+BLOCK_SIZE = 4
+MAX_TOKENS = 96
+
+
+class PaddedSdpa(SdpaAttention):
+    """Leaves padding alone, as attention on CUDA does."""
+
+    capturable = True
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        super().__init__(pool)
+        self.planned: list[Batch] = []
+
+    def plan(self, batch: Batch) -> None:
+        self._count = count = sum(batch.query_lens)
+        self.planned.append(batch)
+        assert (batch.slots[count:] == -1).all()
+        slots = batch.slots[:count].clamp(min=0)  # recording: padding goes to a block of nobody's
+        super().plan(replace(batch, slots=slots))
+
+    def forward(self, layer, query, key, value, *, out=None, **options) -> torch.Tensor:  # type: ignore[no-untyped-def, override]
+        n = self._count
+        result = torch.full(query.shape, float("nan")) if out is None else out
+        result[:n] = super().forward(layer, query[:n], key[:n], value[:n], **options)
+        return result
+
+
+@pytest.fixture(scope="module", params=["qwen3", "mistral-window"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
+    folder = save_tiny_model(tmp_path_factory.mktemp("models") / request.param, request.param)
+    return load_model(folder, dtype=torch.float32, device="cpu")
+
+
+def make_rig(
+    model: CausalModel, recorder: Recorder | None, *, overlap: bool = True
+) -> tuple[Rig, PaddedSdpa]:
+    config = EngineConfig(
+        num_blocks=256,
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
+        max_batched_tokens=MAX_TOKENS,
+        vocab_size=VOCAB_SIZE,
+        max_running_requests=6,
+        overlap=overlap,
+    )
+    shape = model.spec
+    pool = torch.zeros(
+        config.num_blocks, shape.num_kv_heads, shape.num_layers, 2, BLOCK_SIZE, shape.head_dim
+    )
+    attention = PaddedSdpa(pool)
+    runner = ModelRunner(model, attention, pool)
+    if recorder is not None:
+        runner.capture(6, MAX_LEN, MAX_TOKENS, recorder)
+        pool.zero_()
+        attention.planned.clear()
+    return Rig(Engine(config, runner), pool, model), attention  # type: ignore[arg-type]
+
+
+def requests() -> list[RequestSpec]:
+    crowd = [
+        spec(f"r{i}", [(7 * i + j * j) % VOCAB_SIZE for j in range(5 + 23 * i)], max_tokens=14 - i)
+        for i in range(5)
+    ]
+    crowd.append(spec("forks", range(40, 70), choices=(0, 1), temperature=1.0, max_tokens=6))
+    crowd.append(spec("scored", range(100, 130), max_tokens=4, prompt_logprobs=1))
+    crowd.append(spec("last", [VOCAB_SIZE - 1], max_tokens=7))
+    return crowd
+
+
+def test_rooms():
+    assert rooms_up_to(20) == [20]
+    assert rooms_up_to(100) == [32, 64, 96, 100]
+    assert rooms_up_to(640) == [*range(32, 256, 32), 256, 320, 384, 448, 512, 640]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_are_those_without_pieces(model: CausalModel, overlap: bool) -> None:
+    found = []
+    recorder = Recorder()
+    for used in (None, recorder):
+        rig, attention = make_rig(model, used, overlap=overlap)
+        for request in requests():
+            rig.engine.submit(request)
+        rig.drain()
+        found.append(
+            {(r.request_id, c): rig.tokens(r.request_id, c) for r in requests() for c in r.choices}
+        )
+    assert found[0] == found[1]
+    mixed = [batch for batch in attention.planned if batch.bucket is None]
+    assert recorder.pieces_run == model.spec.num_layers * len(mixed)
+    assert any(len(batch.tokens) > sum(batch.query_lens) for batch in mixed), "no padding"
+    assert any(0 < batch.num_decodes < len(batch.query_lens) for batch in mixed), "none was mixed"
+    assert len({len(batch.tokens) for batch in mixed}) > 1, "one room only"
+    assert recorder.replays == len(attention.planned) - len(mixed)
+    if not overlap:
+        assert rig.pool.isfinite().all()
+
+
+def test_a_step_larger_than_every_room_runs_as_before(model: CausalModel) -> None:
+    found = []
+    for recorder in (None, Recorder()):
+        rig, attention = make_rig(model, recorder)
+        larger = replace(rig.engine.config, max_batched_tokens=2 * MAX_TOKENS)
+        rig.engine._scheduler._config = larger
+        for i in range(2):
+            rig.engine.submit(spec(f"r{i}", range(60 + i, 160 + i), max_tokens=8))
+        rig.drain()
+        first = attention.planned[0]
+        assert len(first.tokens) == sum(first.query_lens) > MAX_TOKENS
+        found.append([rig.tokens("r0"), rig.tokens("r1")])
+    assert found[0] == found[1]
