@@ -45,11 +45,15 @@ class KvRank:
 
     def __init__(self, transport: Transport, connection: Connection) -> None:
         self._connection = connection
-        self._puller = Puller(transport, connection.send)
+        self._puller = Puller(transport, self._report)
         connection.send_bytes(rank_pool(transport).SerializeToString())
         self._puller.start()
         for run in (self._listen, self._watch):
             threading.Thread(target=run, name=f"kv-rank{run.__name__}", daemon=True).start()
+
+    def _report(self, event: PullDone | PeerFailed | None) -> None:
+        with contextlib.suppress(OSError):  # rank 0 is gone, so this one ends, too
+            self._connection.send(event)
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -60,8 +64,7 @@ class KvRank:
     def _watch(self) -> None:
         """Without its transfer thread a rank is of no use, and rank 0 must hear of it."""
         self._puller.join()
-        with contextlib.suppress(OSError):
-            self._connection.send(None)
+        self._report(None)
 
 
 class RemoteRanks(threading.Thread):
