@@ -1,0 +1,124 @@
+"""KV between engines of several ranks, for real: a process a rank, every byte compared."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+
+import pytest
+from rank_processes import DecodeEngine, PrefillEngines, Shape, decode_engines
+
+DEGREES = (1, 2, 4)
+SHAPE = Shape()
+# Long enough over TCP for something to happen in the middle.
+LARGE = Shape(head_kib=256, num_blocks=96)
+SOURCE_SEED, OWN_SEED = 3, 5
+SCATTERED = tuple(((i * 7 + 3) % 24, i) for i in range(0, 24, 2))
+ADJACENT = tuple((i, i + 9) for i in range(4, 13))
+
+
+@pytest.fixture(scope="module")
+def sources() -> Iterator[PrefillEngines]:
+    sources = PrefillEngines(SHAPE, DEGREES, SOURCE_SEED)
+    yield sources
+    sources.stop()
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[dict[int, DecodeEngine]]:
+    with decode_engines(SHAPE, DEGREES, OWN_SEED) as engines:
+        yield {engine.degree: engine for engine in engines}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"), list(itertools.product(DEGREES, DEGREES)), ids=lambda d: str(d)
+)
+def test_every_rank_gets_its_heads_and_nothing_else_is_written(
+    sources: PrefillEngines, readers: dict[int, DecodeEngine], prefill: int, decode: int
+) -> None:
+    reader, name = readers[decode], f"prefill of {prefill}"
+    reader.ranked.connect(name, sources.pools[prefill])
+    for pairs in (SCATTERED, ADJACENT):
+        reader.fill()
+        reader.begin(name, pairs)
+        done = reader.end()
+        assert not done.error
+        assert done.moved_bytes == len(pairs) * reader.rank_bytes
+        joined = pairs is ADJACENT and prefill == decode
+        assert done.descriptors == max(prefill, decode) * (1 if joined else len(pairs))
+        blocks = {local: remote for remote, local in pairs}
+        assert reader.differing(blocks, SOURCE_SEED) == [[]] * decode
+    reader.ranked.forget(name)
+
+
+@pytest.fixture
+def large() -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
+    """Two ranks on either side, TCP between them, connected as "e"."""
+    sources = PrefillEngines(LARGE, (2,), SOURCE_SEED, tls="tcp")
+    with decode_engines(LARGE, (2,), OWN_SEED) as [reader]:
+        reader.ranked.connect("e", sources.pools[2])
+        reader.begin("e", [(0, 0)])
+        assert not reader.end().error
+        yield sources, reader
+    sources.stop()
+
+
+EVERYTHING = tuple(((i * 29) % LARGE.num_blocks, i) for i in range(LARGE.num_blocks))
+
+
+def test_an_order_waits_for_its_slowest_rank(large: tuple[PrefillEngines, DecodeEngine]) -> None:
+    sources, reader = large
+    slow = sources.ranks[1]
+    slow.send_signal(signal.SIGSTOP)
+    reader.begin("e", EVERYTHING)
+    assert reader.part() is None, "one rank's part has ended, the other's has not"
+    assert reader._reports.empty()
+    slow.send_signal(signal.SIGCONT)
+    done = reader.end()
+    assert not done.error
+    assert done.moved_bytes == len(EVERYTHING) * reader.rank_bytes
+    assert reader.differing({local: remote for remote, local in EVERYTHING}, SOURCE_SEED) == [
+        [],
+        [],
+    ]
+
+
+def test_a_cancelled_order_ends_only_when_no_rank_is_written_any_more(
+    large: tuple[PrefillEngines, DecodeEngine],
+) -> None:
+    sources, reader = large
+    slow = sources.ranks[1]
+    slow.send_signal(signal.SIGSTOP)
+    order_id = reader.begin("e", EVERYTHING)
+    assert reader.part() is None
+    reader.ranked.cancel(order_id)
+    after = reader.begin("f", [])  # is refused by rank 0 at once
+    refused = reader.part()
+    assert refused is not None
+    assert refused.order_id == after
+    assert reader._reports.empty()
+    slow.send_signal(signal.SIGCONT)
+    done = reader.end()
+    assert (done.order_id, done.error) == (order_id, "cancelled")
+    assert 0 < done.moved_bytes < len(EVERYTHING) * reader.rank_bytes
+    reader.begin("e", EVERYTHING)
+    assert not reader.end().error
+
+
+def test_a_rank_that_dies_in_mid_pull_fails_the_order_and_no_later_one(
+    large: tuple[PrefillEngines, DecodeEngine],
+) -> None:
+    sources, reader = large
+    orders = [reader.begin("e", EVERYTHING) for _ in range(8)]
+    sources.ranks[1].send_signal(signal.SIGKILL)
+    ends = [reader.end() for _ in orders]
+    assert sorted(end.order_id for end in ends) == orders
+    assert ends[-1].error
+    assert "cancelled" not in ends[-1].error, "the error that came first"
+    successor = PrefillEngines(LARGE, (2,), SOURCE_SEED, tls="tcp")
+    reader.ranked.forget("e")
+    reader.ranked.connect("g", successor.pools[2])
+    reader.begin("g", EVERYTHING)
+    assert not reader.end().error
+    successor.stop()
