@@ -17,7 +17,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 	--python_out=python --pyi_out=python --grpc_python_out=python
 
-.PHONY: help demo serve model test lint fmt bench setup setup-dev check proto requirements clean
+.PHONY: help demo serve model test test-gpu lint fmt bench setup setup-dev check proto requirements clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -37,6 +37,9 @@ test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Pyth
 	@$(BIN)/python -m pytest 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
+
+test-gpu: setup-dev ## The tests that need an NVIDIA GPU, their log kept (4 min once kernels are compiled)
+	@PYTHON=$(BIN)/python tools/gpu_suite.sh
 
 lint: setup-dev ## Formats, types, warnings, who may import what, generated code
 	$(BIN)/ruff check .

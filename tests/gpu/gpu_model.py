@@ -17,14 +17,14 @@ from tasuki.launch.config import Topology
 HEAD_DIM = 64
 
 
-def save_model(folder: Path) -> Path:
-    """Write a Qwen3 of two layers with heads of 64; gives `folder`."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+def save_model(folder: Path, family: str = "qwen3") -> Path:
+    """Write a Qwen3, or an OLMo 2, of two layers with heads of 64; gives `folder`."""
+    from transformers import AutoModelForCausalLM, Olmo2Config, Qwen3Config
 
     if folder.exists():
         return folder
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = {"qwen3": Qwen3Config, "olmo2": Olmo2Config}[family](
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
         intermediate_size=512,

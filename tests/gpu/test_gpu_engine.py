@@ -33,7 +33,7 @@ from tasuki.engine.sampler import NOT_FINITE, sample
 from tasuki.engine.step_builder import build_step
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
-from tasuki.models.loader import load_model
+from tasuki.models.loader import compile_model, load_model
 
 NEAR = 0.1  # in logits; bfloat16 activations of this model are off by some hundredths
 VOCAB = 512
@@ -54,18 +54,21 @@ SHAPE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
+@pytest.fixture(scope="module", params=["qwen3", "llama", "olmo2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     return make_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def make_model(name: str, folder: Path) -> CausalModel:
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+    from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen3Config
 
     torch.manual_seed(0)
-    config = {"qwen3": Qwen3Config, "llama": LlamaConfig}[name](**SHAPE)
+    config = {"qwen3": Qwen3Config, "llama": LlamaConfig, "olmo2": Olmo2Config}[name](**SHAPE)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    return load_model(folder, dtype=torch.bfloat16, device="cuda")
+    model = load_model(folder, dtype=torch.bfloat16, device="cuda")
+    if not model.spec.native:
+        compile_model(model)
+    return model
 
 
 class StrictRunner(ModelRunner):
