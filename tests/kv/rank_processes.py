@@ -73,7 +73,10 @@ class RankPool:
     def __init__(self, shape: Shape, degree: int, rank: int, seed: int) -> None:
         self._shape = shape
         self.layout = shape.layout(degree, rank)
-        self.pool = self.layout.allocate(shape.devices[rank % len(shape.devices)])
+        device = torch.device(shape.devices[rank % len(shape.devices)])
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self.pool = self.layout.allocate(device)
         self.fill(seed)
         self.transport: Transport = create_transport("nixl")
         self.transport.register(self.pool, self.layout)
