@@ -12,7 +12,7 @@ use crate::tokens::{PromptForm, PromptMaker};
 use crate::workload::lengths::Lengths;
 use crate::workload::multi_turn::MultiTurnSettings;
 use crate::workload::prompts::PromptsSettings;
-use crate::workload::shared_prefix::SharedPrefixSettings;
+use crate::workload::random::SharedPrefix;
 use crate::workload::trace::{TraceFormat, TraceSettings};
 use crate::workload::{Shape, WorkloadPlan};
 
@@ -50,11 +50,13 @@ impl WorkloadArgs {
                 lengths: self.token_lengths(),
                 distinct_prompts: self.distinct_prompts.map(|n| n as usize),
             },
-            WorkloadKind::SharedPrefix => Shape::SharedPrefix(SharedPrefixSettings {
-                prefix_groups: self.prefix_groups.unwrap_or(8) as usize,
-                prefix_tokens: self.prefix_tokens.unwrap_or(1024),
+            WorkloadKind::SharedPrefix => Shape::SharedPrefix {
+                prefix: SharedPrefix {
+                    prefix_groups: self.prefix_groups.unwrap_or(8) as usize,
+                    prefix_tokens: self.prefix_tokens.unwrap_or(1024),
+                },
                 lengths: self.token_lengths(),
-            }),
+            },
             WorkloadKind::MultiTurn => Shape::MultiTurn(MultiTurnSettings {
                 turns: self.turns.unwrap_or(4) as usize,
                 turn_input_tokens: self.turn_input_tokens.unwrap_or(64),

@@ -10,7 +10,6 @@ pub mod multi_turn;
 pub mod plan;
 pub mod prompts;
 pub mod random;
-pub mod shared_prefix;
 #[cfg(test)]
 mod testing;
 pub mod trace;

@@ -8,8 +8,7 @@ use super::decode_only::DecodeOnly;
 use super::lengths::Lengths;
 use super::multi_turn::{MultiTurn, MultiTurnSettings};
 use super::prompts::{Prompts, PromptsSettings};
-use super::random::Random;
-use super::shared_prefix::{SharedPrefix, SharedPrefixSettings};
+use super::random::{Random, SharedPrefix};
 use super::trace::{Trace, TraceSettings};
 use crate::error::PlanError;
 use crate::plan::Workload;
@@ -31,7 +30,12 @@ pub enum Shape {
         /// None: as many as requests.
         distinct_prompts: Option<usize>,
     },
-    SharedPrefix(SharedPrefixSettings),
+    SharedPrefix {
+        #[serde(flatten)]
+        prefix: SharedPrefix,
+        #[serde(flatten)]
+        lengths: Lengths,
+    },
     MultiTurn(MultiTurnSettings),
     Trace(TraceSettings),
     Prompts(PromptsSettings),
@@ -81,13 +85,15 @@ impl WorkloadPlan {
         };
         Ok(match self.shape {
             Shape::Random(lengths) | Shape::Fixed(lengths) | Shape::PrefillOnly(lengths) => {
-                Box::new(Random::new(making, lengths)?)
+                Box::new(Random::new(making, None, lengths)?)
             }
             Shape::DecodeOnly {
                 lengths,
                 distinct_prompts,
             } => Box::new(DecodeOnly::new(making, lengths, distinct_prompts)?),
-            Shape::SharedPrefix(settings) => Box::new(SharedPrefix::new(making, settings)?),
+            Shape::SharedPrefix { prefix, lengths } => {
+                Box::new(Random::new(making, Some(prefix), lengths)?)
+            }
             Shape::MultiTurn(settings) => Box::new(MultiTurn::new(making, settings)?),
             Shape::Trace(settings) => Box::new(Trace::read(making, &settings, requests)?),
             Shape::Prompts(settings) => Box::new(Prompts::read(making, &settings, requests)?),

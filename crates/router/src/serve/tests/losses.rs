@@ -1,0 +1,123 @@
+//! Workers that are lost, frozen, or not there.
+
+use super::*;
+
+#[tokio::test]
+async fn a_lost_decode_worker_is_made_good_by_the_other() {
+    let roles = [Role::Prefill, Role::Decode, Role::Decode];
+    let (service, _workers, mut sessions) = serve(&roles, |_| {}).await;
+    let generating = service.generate(generation(4));
+    let first = sessions[0].submit().await;
+    let lost: usize = match first.peer.as_ref().expect("a peer").engine_id.as_str() {
+        "e1" => 1,
+        _ => 2,
+    };
+    let id = &first.request_id;
+    sessions[0].output(id, 0, &[1], F::FinishNone);
+    sessions[lost].submit().await;
+    sessions[lost].output(id, 0, &[1, 2], F::FinishNone);
+    sessions[0].ended(id, R::LegEndHandedOff, LegTimings::default());
+    // The stream ends only after what was said on it.
+    drop(sessions.remove(lost));
+    let [prefill, left] = &mut sessions[..] else {
+        unreachable!()
+    };
+    let again = prefill.submit().await;
+    assert_eq!(again.resumed_tokens, [1, 2]);
+    assert_ne!(again.request_id, *id);
+    assert_eq!(left.submit().await.leg(), Leg::Decode);
+    prefill.output(&again.request_id, 2, &[3], F::FinishNone);
+    prefill.ended(&again.request_id, R::LegEndHandedOff, LegTimings::default());
+    left.output(&again.request_id, 2, &[3, 4], F::FinishLength);
+    left.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
+    let heard = hear(generating).await;
+    assert_eq!(heard.tokens, [1, 2, 3, 4]);
+    assert_eq!(heard.end.expect("done").replacements, 1);
+    let setback = "tasuki_setbacks_total{reason=\"worker_lost\"} 1";
+    assert!(service.metrics_text().contains(setback));
+}
+
+#[tokio::test]
+async fn nobody_there_is_said_at_once() {
+    let config = Config {
+        // Nothing listens on a port that was just given back.
+        workers: vec![FakeWorker::start().await.address.to_string()],
+        ..Config::default()
+    };
+    let service = Service::start(config);
+    assert!(service.limits().is_none());
+    assert_eq!(service.readiness(), Err("no worker is up".to_owned()));
+    let heard = hear(service.generate(generation(4))).await;
+    let Err(ServeError::Unavailable {
+        reason,
+        retry_after_s,
+    }) = heard.end
+    else {
+        panic!("{:?}", heard.end)
+    };
+    assert_eq!(reason, "no worker is up");
+    assert!(retry_after_s > 0);
+}
+
+#[tokio::test]
+async fn an_accepted_request_survives_a_restart_of_the_only_worker() {
+    let (service, mut workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
+    let generating = service.generate(generation(2));
+    let id = sessions[0].submit().await.request_id;
+    sessions[0].output(&id, 0, &[1], F::FinishNone);
+    sessions.clear();
+    let session = workers[0].session().await;
+    session.say(Message::Info(info("another", Role::Mixed)));
+    let mut session = session;
+    let again = session.submit().await;
+    assert_eq!(again.resumed_tokens, [1]);
+    session.output(&again.request_id, 1, &[2], F::FinishLength);
+    session.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
+    let heard = hear(generating).await;
+    assert_eq!(heard.tokens, [1, 2]);
+    assert!(heard.end.is_ok());
+}
+
+#[tokio::test]
+async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
+    let short = |tuning: &mut Tuning| {
+        tuning.liveness = Liveness {
+            suspect_after: Duration::from_secs(1),
+            lost_after: Duration::from_secs(3),
+            ..Liveness::default()
+        };
+    };
+    let (service, _workers, mut sessions) = serve(&[Role::Mixed, Role::Mixed], short).await;
+    let heartbeat = |session: &Session| {
+        session.report(v1::StepReport {
+            load: Some(idle(Role::Mixed)),
+            ..Default::default()
+        });
+    };
+    let generating = service.generate(generation(1));
+    let frozen = soon("a submit", async {
+        let (left, right) = sessions.split_at_mut(1);
+        tokio::select! {
+            _ = left[0].next() => 0,
+            _ = right[0].next() => 1,
+        }
+    })
+    .await;
+    let mut other = sessions.remove(1 - frozen);
+    let answered = soon("the other one's submit", async {
+        loop {
+            tokio::select! {
+                message = other.next() => break message,
+                () = tokio::time::sleep(Duration::from_millis(20)) => heartbeat(&other),
+            }
+        }
+    })
+    .await;
+    let Some(ToWorker::Submit(submit)) = answered else {
+        panic!("{answered:?}")
+    };
+    assert!(submit.request_id.ends_with(".1"));
+    other.output(&submit.request_id, 0, &[5], F::FinishLength);
+    other.ended(&submit.request_id, R::LegEndFinished, LegTimings::default());
+    assert_eq!(hear(generating).await.tokens, [5]);
+}

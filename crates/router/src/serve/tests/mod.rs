@@ -1,0 +1,112 @@
+//! The service over real streams to workers whose words are the test's.
+
+mod draining;
+mod losses;
+mod requests;
+
+use std::time::{Duration, Instant};
+
+use tasuki_wire::v1::router_message::Message as ToWorker;
+use tasuki_wire::v1::worker_message::Message;
+use tasuki_wire::v1::{self, FinishReason as F, Leg, LegEndReason as R, LegTimings, Role};
+
+use super::Service;
+use super::api::{Event, Finish, Generating, Generation, ServeError, Timings};
+use super::config::{Config, Tuning};
+use crate::workers::Liveness;
+use crate::workers::testing::{FakeWorker, Session, idle, info, soon, until};
+
+fn generation(max_tokens: u32) -> Generation {
+    Generation {
+        request_id: "r".to_owned(),
+        prompt: (0..20).collect(),
+        n: 1,
+        sampling: v1::SamplingParams {
+            max_tokens,
+            ..Default::default()
+        },
+        tenant: String::new(),
+        received: Instant::now(),
+    }
+}
+
+/// A service with one connected fake worker for each role.
+async fn serve(
+    roles: &[Role],
+    tune: impl FnOnce(&mut Tuning),
+) -> (Service, Vec<FakeWorker>, Vec<Session>) {
+    let mut workers = Vec::new();
+    for _ in roles {
+        workers.push(FakeWorker::start().await);
+    }
+    let config = Config {
+        workers: workers.iter().map(|w| w.address.to_string()).collect(),
+        ..Config::default()
+    };
+    let mut tuning = Tuning::from(&config);
+    tune(&mut tuning);
+    let service = Service::start_tuned(&config, tuning);
+    let mut sessions = Vec::new();
+    for (at, (worker, &role)) in workers.iter_mut().zip(roles).enumerate() {
+        let session = worker.session().await;
+        session.say(Message::Info(info(&format!("e{at}"), role)));
+        sessions.push(session);
+    }
+    until("all workers", || {
+        for (session, &role) in sessions.iter().zip(roles) {
+            session.report(v1::StepReport {
+                load: Some(idle(role)),
+                ..Default::default()
+            });
+        }
+        let text = service.metrics_text();
+        let up = text
+            .lines()
+            .filter(|l| l.starts_with("tasuki_worker_up{") && l.ends_with(" 1"));
+        let known = text
+            .lines()
+            .filter(|l| l.starts_with("tasuki_worker_total_blocks{"));
+        up.count() == roles.len() && known.count() == roles.len()
+    })
+    .await;
+    (service, workers, sessions)
+}
+
+struct Heard {
+    tokens: Vec<u32>,
+    finish: Option<Finish>,
+    end: Result<Timings, ServeError>,
+}
+
+async fn hear(mut generating: Generating) -> Heard {
+    let (mut tokens, mut finish) = (Vec::new(), None);
+    loop {
+        match soon("an event", generating.next()).await.expect("an end") {
+            Event::Tokens {
+                tokens: more,
+                finish: end,
+                ..
+            } => {
+                tokens.extend(more);
+                finish = finish.or(end);
+            }
+            Event::PromptLogprobs(_) => panic!("nobody asked"),
+            Event::Done(timings) => {
+                let end = Ok(timings);
+                return Heard {
+                    tokens,
+                    finish,
+                    end,
+                };
+            }
+            Event::Failed(error) => {
+                let end = Err(error);
+                return Heard {
+                    tokens,
+                    finish,
+                    end,
+                };
+            }
+        }
+    }
+}
