@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,10 +80,10 @@ class Bench:
         else:
             self.reports.put(event)
 
-    def connect(self, peer: str = "p", digest: bytes | None = None) -> None:
+    def connect(self, peer: str = "p", digest: bytes | None = None, readers: int = 1) -> None:
         metadata = b"metadata"
         digest = digest or metadata_digest(metadata)
-        self.puller.put(Connect(peer, metadata, digest, self.plan))
+        self.puller.put(Connect(peer, metadata, digest, replace(self.plan, readers=readers)))
 
     def pull(self, order_id: int, blocks: int, peer: str = "p", first: int = 0) -> None:
         self.puller.put(Pull(order_id, peer, [(first + i, i) for i in range(blocks)]))
@@ -129,6 +130,19 @@ def test_bytes_under_way_stay_below_the_bound(bench: Bench) -> None:
     assert (done.order_id, done.error) == (1, "")
     assert done.moved_bytes == 10 * LAYOUT.block_bytes
     assert done.posted_s <= done.finished_s
+
+
+def test_ranks_that_read_the_same_peer_share_the_bound(bench: Bench) -> None:
+    bench.connect(readers=2)
+    bench.pull(1, 4)
+    first, second = bench.handle(), bench.handle()
+    assert (first.blocks, second.blocks) == (1, 1)
+    settled(bench)
+    assert bench.transport.posted.empty()
+    first.state = second.state = "done"
+    for _ in range(2):
+        bench.handle().state = "done"
+    assert bench.done().moved_bytes == 4 * LAYOUT.block_bytes
 
 
 def test_peers_do_not_wait_for_one_another(bench: Bench) -> None:

@@ -16,7 +16,7 @@ import tasuki.kv.rank_channel
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.puller import Connect, PeerFailed
 from tasuki.kv.rank_channel import KvRank, KvRankError, RemoteRanks
-from tasuki.kv.transfer_plan import RankPlan, make_plans
+from tasuki.kv.transfer_plan import PairPlan, make_plans
 from tasuki.kv.transport import rank_pool
 
 DEADLINE_S = 20.0
@@ -49,7 +49,7 @@ def bench() -> Iterator[Bench]:
     ours.close()
 
 
-def source() -> tuple[CopyTransport, RankPlan]:
+def source() -> tuple[CopyTransport, PairPlan]:
     transport = CopyTransport()
     pool = LAYOUT.allocate()
     transport.register(pool, LAYOUT)

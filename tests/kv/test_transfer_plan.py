@@ -109,6 +109,8 @@ def test_every_rank_gets_its_heads_of_the_blocks(prefill: int, decode: int, head
                 assert not pool[block].any()
     assert moved == len(pairs) * sum(shape.block_bytes for shape in ours)
     assert len(plans) == max(decode, min(prefill, heads))
+    for each in plans:
+        assert each.plan.readers == sum(other.remote == each.remote for other in plans)
 
 
 def test_replicas_take_turns_at_being_read() -> None:

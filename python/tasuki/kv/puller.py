@@ -182,6 +182,10 @@ class Puller(threading.Thread):
             del self._peers[name]
             self._report(PeerFailed(name, str(error)))
 
+    def _limit_bytes(self, peer: _Peer) -> int:
+        """What may be under way from a peer by this thread."""
+        return self._transport.max_inflight_bytes // peer.plan.readers
+
     def _open(self, name: str, peer: _Peer) -> None:
         """Connect, anew if a transfer failed and nothing is under way."""
         if peer.broken:
@@ -211,7 +215,7 @@ class Puller(threading.Thread):
             self._finish(order)
             return
         try:
-            limit_bytes = max(1, self._transport.max_inflight_bytes // 2)
+            limit_bytes = self._limit_bytes(peer) // 2
             order.pieces.extend(peer.plan.chunks(pull.pairs, limit_bytes))
         except TasukiError as error:
             order.pieces.clear()
@@ -287,7 +291,7 @@ class Puller(threading.Thread):
                 continue
             runs = order.pieces[0]
             size_bytes = sum(run.count for run in runs) * peer.plan.slice_bytes
-            limit_bytes = self._transport.max_inflight_bytes
+            limit_bytes = self._limit_bytes(peer)
             if peer.inflight and peer.inflight_bytes + size_bytes > limit_bytes:
                 break
             if peer.broken and peer.inflight:

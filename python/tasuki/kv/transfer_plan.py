@@ -19,8 +19,9 @@ both sides make one run: one descriptor. Owns no state, runs on any thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tasuki.errors import TasukiError
 from tasuki.v1 import kv_pb2
@@ -64,11 +65,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Reads of `remote`'s slices into `local`'s, each of `slice_bytes`."""
+    """Reads of `remote`'s slices into `local`'s, each of `slice_bytes`.
+
+    Attributes:
+        readers: of our ranks, those that read the same remote one: they share what
+            may be under way from it.
+    """
 
     slice_bytes: int
     local: Region
     remote: Region
+    readers: int = 1
 
     @property
     def whole_blocks(self) -> bool:
@@ -107,7 +114,7 @@ class TransferPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlan:
+class PairPlan:
     """What rank `local` here reads from rank `remote` of the other engine."""
 
     local: int
@@ -133,7 +140,7 @@ def coalesce(pairs: Sequence[tuple[int, int]]) -> list[Run]:
 
 def make_plans(
     local: Sequence[kv_pb2.Layout], remote: Sequence[kv_pb2.Layout]
-) -> tuple[RankPlan, ...]:
+) -> tuple[PairPlan, ...]:
     """Compare both engines' layouts and settle which rank reads what from which.
 
     Heads that several remote ranks hold are read from one of them; the local
@@ -156,7 +163,7 @@ def make_plans(
             f"the model has {ours_end} KV heads here and {theirs_end} at the prefill worker:"
             " start both with the same model"
         )
-    plans: list[RankPlan] = []
+    found: list[PairPlan] = []
     for rank, layout in enumerate(local):
         ours = layout.groups[0]
         head = ours.first_kv_head
@@ -167,9 +174,12 @@ def make_plans(
             plan = TransferPlan(
                 (end - head) * _head_bytes(ours), _region(ours, head), _region(theirs, head)
             )
-            plans.append(RankPlan(rank, source, plan))
+            found.append(PairPlan(rank, source, plan))
             head = end
-    return tuple(plans)
+    readers = Counter(each.remote for each in found)
+    return tuple(
+        replace(each, plan=replace(each.plan, readers=readers[each.remote])) for each in found
+    )
 
 
 def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
