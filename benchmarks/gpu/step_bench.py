@@ -16,7 +16,7 @@ from kernel_times import Trace, trace
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.select import make_attention
 from tasuki.engine.batch import Batch
-from tasuki.engine.cuda_graphs import CudaRecorder
+from tasuki.engine.recorder import CudaRecorder
 from tasuki.engine.sampler import greedy
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
@@ -126,7 +126,7 @@ class Bench:
 
         with torch.inference_mode():
             attention.plan(batch)
-            run: Callable[[], object] = CudaRecorder()(forward)[0] if graph else forward
+            run: Callable[[], object] = CudaRecorder().whole(forward)[0] if graph else forward
 
             def whole() -> None:
                 attention.plan(batch)

@@ -32,7 +32,7 @@ from shapes import QWEN3_4B, TINY, write_model
 from step_bench import Bench, Work, line
 
 from tasuki.bench.header import header, own_command, write_result
-from tasuki.engine.cuda_graphs import CudaRecorder
+from tasuki.engine.recorder import CudaRecorder
 from tasuki.models.loader import load_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def elementwise(bench: Bench, rows: int) -> None:
             return torch.empty(0), torch.empty(0)
 
         with torch.inference_mode():
-            ms = bench.device_ms(CudaRecorder()(repeated)[0]) / 20
+            ms = bench.device_ms(CudaRecorder().whole(repeated)[0]) / 20
         bench.kernels.append({"kernel": name, "rows": rows, "us": 1e3 * ms})
         print(f"{name}, {rows} rows: {1e3 * ms:.1f} us", file=sys.stderr, flush=True)
 
