@@ -105,6 +105,7 @@ class RouterOptions:
     on_kv_loss: str | None = None
     strict_roles: bool = False
     max_concurrent_requests: int | None = None
+    client_stall_s: float | None = None
     drain_s: float = 30.0
 
     def arguments(self) -> list[str]:
