@@ -111,6 +111,15 @@ MaxConcurrent = Annotated[
         "Requests in the router at once; 503 beyond [1024].", "--max-concurrent-requests", min=1
     ),
 ]
+ClientStall = Annotated[
+    float | None,
+    _option(
+        "A stream that its client does not read for so long is given up, in seconds [60].",
+        "--client-stall-s",
+        min=0,
+        max=86_400,
+    ),
+]
 Drain = Annotated[
     float,
     _option(
