@@ -47,9 +47,17 @@ def test_impossible_topologies_are_refused_with_the_value(counts: tuple[int, int
     assert str(sum(counts)) in str(refused.value) or "-1" in str(refused.value)
 
 
-def test_tensor_parallelism_is_refused_by_name() -> None:
-    with pytest.raises(TopologyError, match="--tp-decode is 2"):
-        ServeConfig(model="m", tensor_parallel=(("prefill", 1), ("decode", 2)))
+@pytest.mark.parametrize("ranks", [0, 65])
+def test_ranks_out_of_range_are_refused_by_name(ranks: int) -> None:
+    with pytest.raises(TopologyError, match=f"--tp-decode is {ranks}: use a value from 1 to 64"):
+        ServeConfig(model="m", tensor_parallel=(("prefill", 1), ("decode", ranks)))
+
+
+def test_each_worker_has_its_roles_ranks() -> None:
+    config = ServeConfig(
+        model="m", topology=Topology(2, 1, 1), tensor_parallel=(("prefill", 2), ("decode", 4))
+    )
+    assert config.ranks == (2, 2, 4, 1)
 
 
 def test_only_what_was_said_is_passed_on() -> None:
@@ -62,6 +70,12 @@ def test_only_what_was_said_is_passed_on() -> None:
         "--trust-remote-code",
     ]
     assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", "--drain-s", "30"]
+    assert RouterOptions(client_stall_s=1.5, drain_s=0).arguments() == [
+        "--client-stall-s",
+        "1.5",
+        "--drain-s",
+        "0",
+    ]
 
 
 @pytest.mark.parametrize(
