@@ -3,7 +3,8 @@
 The engine's model is the hash model of tests/engine (wrong KV gives wrong
 tokens); bytes are moved by a transport that copies within the process, and
 that a test can hold back or break. Tests drive every engine thread by hand,
-with `pump`.
+with `pump`. The model is rank 0's; further ranks have a transfer thread, and a
+pool of a head that no model writes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
@@ -32,6 +35,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.config import HandoffConfig
 from tasuki.kv.handoff import Handoffs
 from tasuki.kv.layout import CacheLayout
+from tasuki.kv.rank_channel import KvRank
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.v1 import kv_pb2
@@ -102,6 +106,21 @@ class CopyTransfer:
         return True
 
 
+class Rank:
+    """A rank from 1 on: its transport, the KV side, and rank 0's end of the pipe to it."""
+
+    def __init__(self, layout: CacheLayout) -> None:
+        self.transport = CopyTransport()
+        self.transport.register(layout.allocate(), layout)
+        self.connection: Connection
+        self.connection, theirs = Pipe()
+        self.kv = KvRank(self.transport, theirs)
+
+    def die(self) -> None:
+        """Its transfer thread ends."""
+        self.kv._puller.stop()
+
+
 @dataclass
 class Worker:
     """One engine with its handoffs."""
@@ -113,6 +132,7 @@ class Worker:
     server: grpc.aio.Server
     endpoint: str
     layout: CacheLayout
+    ranks: list[Rank] = field(default_factory=list)
     outputs: dict[str, list[Output]] = field(default_factory=dict)
     ended: dict[str, LegEnd] = field(default_factory=dict)
     frozen: bool = False
@@ -174,6 +194,7 @@ class Rig:
         identity: bytes = IDENTITY,
         port: int = 0,
         block_size: int = 4,
+        ranks: int = 1,
         **settings: int | bool,
     ) -> Worker:
         values: dict[str, int | bool] = {
@@ -195,6 +216,7 @@ class Rig:
         engine = Engine(config, ModelRunner(HashModel(pool), NoAttention(), pool))  # type: ignore[arg-type]
         transport = CopyTransport()
         transport.register(pool, layout)
+        others = [Rank(replace(layout, first_kv_head=rank)) for rank in range(1, ranks)]
         engine_id = uuid.uuid4().hex
         handoffs = Handoffs(
             host=engine,
@@ -205,10 +227,11 @@ class Rig:
             engine_id=engine_id,
             loop=self.loop,
             wake=self._woken.set,
+            ranks=[rank.connection for rank in others],
         )
         server, bound = self._run(self._serve(handoffs, port))
         worker = Worker(
-            engine, handoffs, transport, engine_id, server, f"127.0.0.1:{bound}", layout
+            engine, handoffs, transport, engine_id, server, f"127.0.0.1:{bound}", layout, others
         )
         self.workers.append(worker)
         return worker
@@ -267,6 +290,8 @@ class Rig:
 
     def close(self) -> None:
         for worker in self.workers:
+            for rank in worker.ranks:
+                rank.die()
             worker.handoffs.close()
             self.stop_server(worker)
         self.loop.call_soon_threadsafe(self.loop.stop)
