@@ -1,7 +1,7 @@
 """Where a mixed worker's time goes: one engine in process under the peer's two workloads.
 
     python benchmarks/gpu/load.py                        a minute and a half
-    python benchmarks/gpu/load.py --budgets 2048 512     the same with other --max-batched-tokens
+    python benchmarks/gpu/load.py --mixed 2048 512       with so many tokens in mixed steps
     python benchmarks/gpu/load.py --device cpu --tiny    the same code on any machine
 
 No HTTP, no gRPC, no router: the engine alone, in the worker's rhythm, over random
@@ -171,7 +171,7 @@ class Loop:
         """One step of the engine, when it is due."""
         while (due_s := self._engine.due_in_s()) > 0.0:
             time.sleep(min(due_s, GLANCE_S))
-        result = self._engine.step()
+        result = self._engine.step(wait=False)
         now_s = time.perf_counter()
         for output in result.outputs:
             name = output.request_id
@@ -241,16 +241,18 @@ class Bench:
     pool: torch.Tensor
     rows: int
     pieces: bool
+    budget: int
 
-    def measure(self, name: str, workload: Workload, budget: int, traced: int) -> dict[str, Any]:
-        """One workload at one token budget."""
+    def measure(self, name: str, workload: Workload, mixed: int, traced: int) -> dict[str, Any]:
+        """One workload; mixed steps aim for `mixed` tokens."""
         spec = self.model.spec
         config = EngineConfig(
             num_blocks=self.pool.shape[0],
             max_model_len=workload.inputs[1] + workload.outputs[1] + 1,
             vocab_size=spec.vocab_size,
             block_size=self.pool.shape[4],
-            max_batched_tokens=budget,
+            max_batched_tokens=self.budget,
+            mixed_step_tokens=mixed,
             max_running_requests=self.rows,
             prefix_caching=False,
             overlap=self.pool.is_cuda,
@@ -258,9 +260,9 @@ class Bench:
         attention, _ = make_attention(self.pool, spec.num_heads, self.pool.dtype)
         runner = TimedRunner(self.model, attention, self.pool)
         if self.pool.is_cuda:
-            runner.capture(self.rows, config.max_model_len, budget if self.pieces else 0)
+            runner.capture(self.rows, config.max_model_len, self.budget if self.pieces else 0)
         loop = Loop(Engine(config, runner), workload, spec.vocab_size)
-        row: dict[str, Any] = {"workload": name, "budget": budget, **asdict(workload)}
+        row: dict[str, Any] = {"workload": name, "mixed_step_tokens": mixed, **asdict(workload)}
         loop.fill()
         while loop.steady:
             loop.turn()
@@ -277,7 +279,7 @@ class Bench:
 def show(row: dict[str, Any]) -> None:
     """Print one measurement."""
     busy = f", busy {row['trace']['busy']:.1%}" if "trace" in row else ""
-    print(f"\n{row['workload']}, budget {row['budget']} tokens{busy}")
+    print(f"\n{row['workload']}, {row['mixed_step_tokens']} tokens in mixed steps{busy}")
     print("  " + ", ".join(f"{key} {value:,.1f}" for key, value in row["figures"].items()))
     columns = list(next(iter(row["kinds"].values())))
     print("  " + "kind".ljust(18) + "".join(f"{column:>14}" for column in columns))
@@ -291,7 +293,8 @@ def main() -> None:
     """Measure, print, write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["w1", "w2"])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[2048], help="tokens of a step")
+    parser.add_argument("--budget", type=int, default=2048, help="tokens of a step")
+    parser.add_argument("--mixed", type=int, nargs="+", default=[512], help="of one with decodes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--pool-tokens", type=int, default=262_144)
@@ -315,13 +318,13 @@ def main() -> None:
         spec.head_dim,
         dtype,
     )
-    bench = Bench(model, layout.allocate(device), args.rows, not args.eager)
+    bench = Bench(model, layout.allocate(device), args.rows, not args.eager, args.budget)
     workloads = TINY_WORKLOADS if args.tiny else WORKLOADS
     traced = args.traced if device.type == "cuda" else 0
     rows = [
-        bench.measure(name, workloads[name], budget, traced)
+        bench.measure(name, workloads[name], mixed, traced)
         for name in args.workloads
-        for budget in args.budgets
+        for mixed in args.mixed
     ]
     described = header(
         "gpu_load", command=own_command(), label="load", topology=None, model="Qwen3-4B shape"

@@ -90,6 +90,27 @@ def test_prefill_never_stops_however_many_decode():
     assert late.stage is Stage.DECODE
 
 
+def test_prompts_come_in_small_chunks_where_somebody_decodes():
+    bench = Bench(num_blocks=64, max_batched_tokens=32, mixed_step_tokens=8)
+    first, second = bench.add(40), bench.add(20)
+    assert rows(bench.step()) == [(first, 32)], "nobody decodes yet"
+    assert rows(bench.step()) == [(first, 8), (second, 20)]
+    third = bench.add(10)
+    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 6)]
+    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 4)]
+    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 1)]
+
+
+def test_chunks_grow_with_what_waits():
+    bench = Bench(num_blocks=2048, max_model_len=2400, max_batched_tokens=32, mixed_step_tokens=8)
+    first = bench.add(4)
+    bench.step()
+    long = bench.add(48 * 20)
+    assert rows(bench.step()) == [(first, 1), (long, 20)]
+    bench.add(48 * 40)
+    assert rows(bench.step()) == [(first, 1), (long, 31)], "max_batched_tokens at most"
+
+
 def test_all_blocks_of_a_prompt_are_taken_at_admission():
     bench = Bench(max_batched_tokens=4)
     first = bench.add(30)

@@ -31,7 +31,7 @@ class Engine:
     def has_work(self) -> bool:
         return self.work
 
-    def step(self) -> StepResult:
+    def step(self, *, wait: bool) -> StepResult:
         raise RuntimeError("the device is gone")
 
 

@@ -22,6 +22,9 @@ class EngineConfig:
         block_size: Tokens in a block.
         max_batched_tokens: Aim for the tokens of one step. Decodes always run;
             prefill chunks get what they leave, and never less than a block.
+        mixed_step_tokens: The same for a step that decodes as well, while few prompt
+            tokens wait: what does not make everybody's next token late, and
+            lets prompts ride on the weights that decodes read anyway.
         max_running_requests: Sequences (choices count one each) that may
             generate here at once, own ones and pulled ones each.
         growth_headroom_tokens: Room for output that a decode leg's credit
@@ -38,6 +41,7 @@ class EngineConfig:
     vocab_size: int
     block_size: int = 16
     max_batched_tokens: int = 512
+    mixed_step_tokens: int = 512
     max_running_requests: int = 128
     growth_headroom_tokens: int = 64
     identity: bytes = bytes(IDENTITY_BYTES)
@@ -55,6 +59,7 @@ class EngineConfig:
             "vocab_size",
             "block_size",
             "max_batched_tokens",
+            "mixed_step_tokens",
             "max_running_requests",
         ):
             if getattr(self, name) < 1:

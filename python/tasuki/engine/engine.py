@@ -14,6 +14,9 @@ it is collected, so that the device goes from one to the next without a gap:
 
     step()   plan n + 1 ▶ launch n + 1 ▶ wait for n ▶ book n ▶ result of n
 
+`step(wait=False)` comes back instead of waiting, and goes on where it was when it is
+called again: requests, aborts and handoffs may come in between.
+
 What a result names is final either way: tokens, announced blocks and cached
 prefixes are booked at collection only. A row of step n + 1 whose sequence ended
 in step n, or between the steps, is void: nothing of it is booked.
@@ -53,6 +56,7 @@ from tasuki.engine.validate import rejection
 log = logging.getLogger(__name__)
 
 _LEAD_S = 0.5e-3  # between the expected end of a launch and that of the step before it
+_LOOK_S = 0.1e-3  # between looks at a step that should be over
 
 
 class Engine:
@@ -80,6 +84,7 @@ class Engine:
         self._booking = Booking(config, self._legs, self._scheduler, self._counters)
         self._stalled = False
         self._flight: Flight | None = None
+        self._landing: Flight | None = None  # launched before it, and not collected
         self._collected_s = 0.0
 
     # --- the worker's side
@@ -135,7 +140,9 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` would bring anything now."""
         pending = self._legs.pending
-        if self._flight is not None or pending.ended or pending.outputs:
+        if self._flight is not None or self._landing is not None:
+            return True
+        if pending.ended or pending.outputs:
             return True
         return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
 
@@ -143,27 +150,38 @@ class Engine:
         """How long the next `step` may wait: whoever comes until then is part of it.
 
         A step in flight keeps the device busy. What follows is planned as late
-        as it can be without letting the device wait.
+        as it can be without letting the device wait. Once it is launched, the
+        step before it is due when it is over.
         """
-        flight = self._flight
+        flight = self._flight if self._landing is None else self._landing
         if flight is None or self._runner.landed(flight):
             return 0.0
         plan = flight.plan
         began_s = max(flight.launched_s, self._collected_s)
-        end_s = began_s + self._rates.expected_s(plan.prefill_tokens, plan.num_decodes)
-        return max(0.0, end_s - self._rates.launch_s - _LEAD_S - self._clock())
+        left_s = began_s - self._clock()
+        left_s += self._rates.expected_s(plan.prefill_tokens, plan.num_decodes)
+        if self._landing is not None:
+            return max(left_s, _LOOK_S)
+        prompts = self._scheduler.has_prompts
+        return max(0.0, left_s - self._rates.launch_s(prompts) - _LEAD_S)
 
-    def step(self) -> StepResult:
+    def step(self, *, wait: bool = True) -> StepResult:
         """Run one step and tell all that happened since the last one.
 
         With overlap: launch the next step, then collect the one in flight.
+
+        Args:
+            wait: For the device, if it is not done; else it is collected by a later call.
         """
-        landing, self._flight = self._flight, None
-        if landing is None or landing.error is None:
-            self._flight = self._launch(ahead=landing is not None)
-        if not self.config.overlap:
-            landing, self._flight = self._flight, None
-        if landing is not None:
+        if self._landing is None:
+            self._landing, self._flight = self._flight, None
+            if self._landing is None or self._landing.error is None:
+                self._flight = self._launch(ahead=self._landing is not None)
+            if not self.config.overlap:
+                self._landing, self._flight = self._flight, None
+        landing = self._landing
+        if landing is not None and (wait or self._runner.landed(landing)):
+            self._landing = None
             self._collect(landing)
         return self._legs.take_pending()
 
@@ -313,7 +331,7 @@ class Engine:
         self._legs.pending.scheduled += plan.started
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
-        self._rates.record_launch(self._clock() - started_s)
+        self._rates.record_launch(self._clock() - started_s, bool(plan.prefill_tokens))
         return flight
 
     def _collect(self, flight: Flight) -> None:

@@ -35,6 +35,7 @@ from tasuki.engine.stats import EngineCounters
 
 # Every position of these chunks needs logits over the whole vocabulary.
 _LOGPROB_CHUNK_TOKENS = 128
+_DRAIN_STEPS = 48  # that what waits may take
 
 
 def _age(sequence: SequenceState) -> tuple[int, int]:
@@ -114,6 +115,11 @@ class Scheduler:
         )
 
     @property
+    def has_prompts(self) -> bool:
+        """Whether the next step may compute parts of prompts."""
+        return bool(self.waiting) or any(s.stage is Stage.PREFILL for s in self.running)
+
+    @property
     def num_decoding(self) -> int:
         """Sequences that may need a block at any step."""
         return sum(sequence.stage is Stage.DECODE for sequence in self.running)
@@ -137,7 +143,7 @@ class Scheduler:
         if preempted is None:
             return None
         decodes = len(plan.rows)
-        budget = max(self._config.max_batched_tokens - decodes, self._config.block_size)
+        budget = max(self._step_tokens(decodes) - decodes, self._config.block_size)
         chunks: list[Row] = []
         for sequence in self.running:
             if sequence.stage is Stage.PREFILL and budget > 0:
@@ -199,6 +205,22 @@ class Scheduler:
         sequence.blocks = array("i", hits + self._pool.allocate(total - len(hits)))
         sequence.computed = len(hits) * self._config.block_size
         sequence.registered = len(hits)
+
+    def _step_tokens(self, decodes: int) -> int:
+        """Aim for the tokens of a step with so many decodes.
+
+        Where somebody decodes, prompts come in small chunks; the more of them
+        wait, the larger, so that the queue never outlasts some dozens of steps.
+        """
+        config = self._config
+        if not decodes:
+            return config.max_batched_tokens
+        backlog = sum(len(sequence.tokens) for sequence in self.waiting)
+        for sequence in self.running:
+            if sequence.stage is Stage.PREFILL:
+                backlog += len(sequence.tokens) - sequence.computed
+        tokens = max(config.mixed_step_tokens, decodes + backlog // _DRAIN_STEPS)
+        return min(tokens, config.max_batched_tokens)
 
     def _plan_decodes(self, plan: StepPlan, ahead: bool) -> bool | None:
         """Plan a token for every decoding sequence.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _WEIGHT = 0.2  # of the newest step in the moving averages
 _FORGET = 0.98  # of the longest launch, a step
+_SIZE_TOKENS = 128
+_EARLY = 0.85  # of the expected time of a step with prompts: they differ among one size
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
 
 
@@ -42,23 +44,30 @@ class StepRates:
     Attributes:
         prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
         decode_step_s: Duration of a step that only decodes.
-        launch_s: What the host takes to plan and launch a step: the longest of late.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
-    launch_s: float = 0.0
+    _launch_s: dict[bool, float] = field(default_factory=dict)
+    _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
 
     def expected_s(self, prefill_tokens: int, num_decodes: int) -> float:
         """How long such a step will take; 0 where nothing like it was measured."""
-        decode_s = self.decode_step_s if num_decodes else 0.0
-        if prefill_tokens == 0 or self.prefill_tokens_per_s == 0.0:
-            return decode_s
-        return decode_s + prefill_tokens / self.prefill_tokens_per_s
+        if prefill_tokens == 0:
+            return self.decode_step_s if num_decodes else 0.0
+        return _EARLY * self._mixed_s.get(_size(prefill_tokens, num_decodes), 0.0)
 
-    def record_launch(self, duration_s: float) -> None:
+    def launch_s(self, prompts: bool) -> float:
+        """What the host takes to plan and launch a step, with prompts in it or without.
+
+        The longest of late: a device that waits costs more than a request that
+        comes too late for a step.
+        """
+        return self._launch_s.get(prompts, 0.0)
+
+    def record_launch(self, duration_s: float, prompts: bool) -> None:
         """Take the launch of one step into account."""
-        self.launch_s = max(duration_s, self.launch_s * _FORGET)
+        self._launch_s[prompts] = max(duration_s, self.launch_s(prompts) * _FORGET)
 
     def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Take one step into account."""
@@ -66,12 +75,19 @@ class StepRates:
             if num_decodes:
                 self.decode_step_s = _blend(self.decode_step_s, duration_s)
             return
+        size = _size(prefill_tokens, num_decodes)
+        self._mixed_s[size] = _blend(self._mixed_s.get(size, 0.0), duration_s)
         if prefill_tokens < _MIN_CHUNK_TOKENS:
             return
         # Decodes that ride along cost less than a step of their own.
         decode_s = self.decode_step_s if num_decodes else 0.0
         own_s = max(duration_s - decode_s, duration_s / 2, 1e-9)
         self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefill_tokens / own_s)
+
+
+def _size(prefill_tokens: int, num_decodes: int) -> tuple[int, bool]:
+    """Steps of one size take about as long."""
+    return -(-prefill_tokens // _SIZE_TOKENS), num_decodes > 0
 
 
 def _blend(average: float, sample: float) -> float:

@@ -117,7 +117,7 @@ class EngineLoop(threading.Thread):
                 if self._take(heartbeat_s):
                     self._handoffs.poll(now_s())
                 if self._engine.has_work() and self._engine.due_in_s() == 0.0:
-                    self._turn()
+                    self._turn()  # launches, or collects what is over
                 if now_s() >= heartbeat_s:
                     heartbeat_s = now_s() + HEARTBEAT_S
                     self._sessions.broadcast(
@@ -149,7 +149,7 @@ class EngineLoop(threading.Thread):
         return True
 
     def _turn(self) -> None:
-        result = self._engine.step()
+        result = self._engine.step(wait=False)
         self._steps += 1
         self._handoffs.on_step(result)
         self._publish(result)

@@ -1,0 +1,40 @@
+"""What the engine expects of its next steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasuki.engine.stats import StepRates
+
+
+def test_nothing_is_expected_of_what_was_never_measured():
+    rates = StepRates()
+    assert rates.expected_s(0, 5) == rates.expected_s(100, 0) == rates.expected_s(0, 0) == 0.0
+    rates.record(0, 5, 2.0)
+    assert rates.expected_s(0, 9) == 2.0
+    assert rates.expected_s(100, 9) == 0.0
+
+
+def test_steps_with_prompts_are_expected_by_their_size():
+    rates = StepRates()
+    rates.record(0, 8, 5e-3)
+    rates.record(500, 8, 9e-3)
+    rates.record(100, 8, 6e-3)
+    rates.record(500, 0, 7e-3)
+    assert 0.8 * 9e-3 < rates.expected_s(510, 9) < 9e-3
+    assert 0.8 * 6e-3 < rates.expected_s(64, 9) < 6e-3
+    assert 0.8 * 7e-3 < rates.expected_s(450, 0) < 7e-3
+    assert rates.expected_s(1000, 9) == 0.0
+    assert rates.decode_step_s == 5e-3
+
+
+def test_the_longest_launch_of_late_counts_for_its_kind():
+    rates = StepRates()
+    for duration_s in (1e-3, 4e-3, 1e-3):
+        rates.record_launch(duration_s, prompts=False)
+    rates.record_launch(12e-3, prompts=True)
+    assert rates.launch_s(prompts=False) == pytest.approx(4e-3, rel=0.05)
+    assert rates.launch_s(prompts=True) == 12e-3
+    for _ in range(200):
+        rates.record_launch(1e-3, prompts=False)
+    assert rates.launch_s(prompts=False) == 1e-3
