@@ -16,6 +16,16 @@ def test_workers_count_up_from_the_first() -> None:
     assert gpus.assign_gpus(later, ("0", "1", "2", "3")) == [("2",), ("3",)]
 
 
+def test_a_worker_of_several_ranks_gets_as_many() -> None:
+    ranks = (("prefill", 2), ("decode", 1), ("mixed", 4))
+    config = ServeConfig(model="m", topology=Topology(1, 1), tensor_parallel=ranks)
+    assert gpus.assign_gpus(config, ("0", "1", "2", "3")) == [("0", "1"), ("2",)]
+    mixed = ServeConfig(model="m", topology=Topology(0, 0, 1), tensor_parallel=ranks)
+    assert gpus.assign_gpus(mixed, ("0", "1", "2", "3")) == [("0", "1", "2", "3")]
+    with pytest.raises(TopologyError, match="1 mixed needs 4 GPUs, there are 3"):
+        gpus.assign_gpus(mixed, ("0", "1", "2"))
+
+
 @pytest.mark.parametrize(
     ("device", "message"),
     [

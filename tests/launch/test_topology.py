@@ -56,10 +56,10 @@ def test_pools_that_do_not_fit_beside_one_another_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "workers", "threads"), [(2, 2, 1), (8, 2, 4), (2, 4, 1), (1.5, 1, 1), (7, 2, 3)]
+    ("cores", "ranks", "threads"), [(2, 2, 1), (8, 2, 4), (2, 4, 1), (1.5, 1, 1), (7, 2, 3)]
 )
-def test_threads_never_exceed_the_cores(cores: float, workers: int, threads: int) -> None:
-    assert topology.threads_per_worker(cores, workers) == threads
+def test_threads_never_exceed_the_cores(cores: float, ranks: int, threads: int) -> None:
+    assert topology.threads_per_rank(cores, ranks) == threads
 
 
 def test_the_users_own_environment_wins() -> None:
@@ -79,6 +79,16 @@ def test_each_worker_sees_its_own_gpu_whatever_the_user_sees() -> None:
     assert seen == ["4", "GPU-ab", "6"]
     assert {tuple(words_after(s, "--device")) for s in specs} == {("cuda",)}
     assert all("--kv-memory" not in s.arguments for s in specs)
+
+
+def test_ranks_share_their_workers_gpus_and_the_machines_cores() -> None:
+    machine = Machine(cores=8, free_bytes=10**9, gpus=("4", "5", "6"))
+    config = ServeConfig(model="m", tensor_parallel=(("prefill", 2), ("decode", 1)))
+    specs = topology.worker_specs(config, MODEL, "bfloat16", machine)
+    seen = [topology.merged_environment({}, s) for s in specs]
+    assert [s["CUDA_VISIBLE_DEVICES"] for s in seen] == ["4,5", "6"]
+    assert [s["OMP_NUM_THREADS"] for s in seen] == ["2", "2"]
+    assert [words_after(s, "--tp") for s in specs] == [["2"], []]
 
 
 def test_gpus_are_left_alone_when_told_so() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,20 @@ _MEET_S = 600.0  # for the slowest rank to load its weights
 
 
 def make_store(size: int) -> TCPStore:
-    """Where the ranks meet: the first one makes it, on a free port (`store.port`)."""
-    return _store(0, size, is_first=True)
+    """Where the ranks meet: the first one makes it, on a free port (`store.port`).
+
+    It listens on the loopback device alone, which by itself it would not.
+    """
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        world_size=size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
 def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
@@ -49,26 +62,18 @@ def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     on_cuda = device.type == "cuda"
+    patience = datetime.timedelta(seconds=_MEET_S)
     dist.init_process_group(
         "nccl" if on_cuda else "gloo",
-        store=_store(port, size, is_first=False),
+        store=TCPStore(
+            "127.0.0.1", port, world_size=size, timeout=patience, wait_for_workers=False
+        ),
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=_MEET_S),
+        timeout=patience,
         device_id=device if on_cuda else None,
     )
     return Distributed(device)
-
-
-def _store(port: int, size: int, is_first: bool) -> TCPStore:
-    return TCPStore(
-        "127.0.0.1",
-        port,
-        world_size=size,
-        is_master=is_first,
-        timeout=datetime.timedelta(seconds=_MEET_S),
-        wait_for_workers=False,
-    )
 
 
 class Distributed:
@@ -134,9 +139,3 @@ class Distributed:
     def fence(self) -> None:
         """See `Collective`."""
         self.all_reduce(self._one)
-
-
-def leave() -> None:
-    """Give up the group; the other ranks may be gone."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -58,10 +58,9 @@ def assign_gpus(config: ServeConfig, gpus: Sequence[str]) -> list[tuple[str, ...
     Raises:
         TopologyError: There are too few; says how many are needed.
     """
-    ranks = dict(config.tensor_parallel)
     first = int(config.device.partition(":")[2] or 0)
     left = list(gpus[first:])
-    needed = [ranks.get(role, 1) for _, role in config.topology.members()]
+    needed = config.ranks
     if sum(needed) > len(left):
         which = f" from number {first} on" if first else ""
         raise TopologyError(

@@ -50,19 +50,19 @@ class Machine:
     gpus: tuple[str, ...] = ()
 
 
-def threads_per_worker(cores: float, workers: int) -> int:
-    """Compute threads for each of `workers` busy workers on `cores` cores, at least 1.
+def threads_per_rank(cores: float, ranks: int) -> int:
+    """Compute threads for each of `ranks` busy processes on `cores` cores, at least 1.
 
     More threads than cores make OpenMP's barriers wait for threads that do not
     run: two workers on two cores get ten times slower.
     """
-    return max(1, int(cores // max(1, workers)))
+    return max(1, int(cores // max(1, ranks)))
 
 
 def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
     """Variables for every worker: threads that do not spin."""
     return {
-        "OMP_NUM_THREADS": str(threads_per_worker(machine.cores, config.topology.workers)),
+        "OMP_NUM_THREADS": str(threads_per_rank(machine.cores, sum(config.ranks))),
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
@@ -95,6 +95,8 @@ def worker_specs(
         port = 0 if config.worker_base_port is None else config.worker_base_port + index
         words = ["worker", "--model", str(model), "--name", name, "--role", role]
         words += ["--served-name", served_names(config, model)[0]]
+        if config.ranks[index] > 1:
+            words += ["--tp", str(config.ranks[index])]
         words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(

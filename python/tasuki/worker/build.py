@@ -7,31 +7,33 @@ they hold the pool's addresses.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import logging
+import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
-from tasuki.attention.base import AttentionBackend
-from tasuki.attention.select import make_attention
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.distributed import make_store
 from tasuki.engine.engine import Engine
 from tasuki.engine.runner import ModelRunner
+from tasuki.errors import TasukiError
 from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import Transport, create_transport
-from tasuki.models.base import CausalModel
-from tasuki.models.loader import compile_model, load_model
+from tasuki.models.shard import check_ranks
 from tasuki.models.spec import ModelSpec, read_spec
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import Limits, WorkerConfig
 from tasuki.worker.convert import ROLE_TO_WIRE
 from tasuki.worker.device import Dtypes, choose_device, choose_dtypes, dtype_name
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
-from tasuki.worker.profile import pool_bytes
+from tasuki.worker.rank_messages import PoolShape, RankPlan
+from tasuki.worker.rank_parts import RankParts, capture, layout_of, meet
+from tasuki.worker.ranks import RankError, Ranks
 from tasuki.worker.startup import Phases
 
 log = logging.getLogger(__name__)
@@ -39,91 +41,118 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What is settled before the first thread starts."""
+    """What is settled before the engine thread starts; `ranks`: the others, if there are any."""
 
     engine: Engine
     transport: Transport
     layout: CacheLayout
     identity: bytes
     info: pb.WorkerInfo
+    ranks: Ranks | None
 
 
-def build(config: WorkerConfig, phases: Phases) -> Built:
-    """Build a worker's parts.
+def build(
+    config: WorkerConfig,
+    phases: Phases,
+    on_rank_failure: Callable[[RankError], None] = lambda _: None,
+) -> Built:
+    """Build a worker's parts, and start its other ranks.
+
+    Args:
+        config: The settings.
+        phases: Of the start.
+        on_rank_failure: Called from a thread with the error of a rank that ended, be it
+            while this builds or later.
 
     Raises:
         TasukiError: Settings, device, model, memory or transport do not allow it.
     """
-    device = choose_device(config.device)
+    size = config.tensor_parallel
+    device = choose_device(config.device, size)
+    spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
+    check_ranks(spec, size)
+    if size == 1:
+        return _build(config, spec, device, phases, None)
+    threads = max(1, torch.get_num_threads() // size)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    ranks = Ranks(size, threads, on_rank_failure)
+    try:
+        return _build(config, spec, device, phases, ranks)
+    except Exception as error:
+        cause = error if isinstance(error, TasukiError) else ranks.explain(error)
+        ranks.close()
+        raise cause from None if cause is error else error
+
+
+def _build(
+    config: WorkerConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    phases: Phases,
+    ranks: Ranks | None,
+) -> Built:
     limits = config.limits(on_cuda=device.type == "cuda")
     with phases.phase("transport"):
         transport = create_transport(config.transport, host=config.host)
-    spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     dtypes = choose_dtypes(config, spec, device)
-    layout_of = functools.partial(
-        CacheLayout,
-        kv_heads=spec.num_kv_heads,
-        layers=spec.num_layers,
-        block_size=limits.block_size,
-        head_dim=spec.head_dim,
-        dtype=dtypes.kv,
-    )
+    plan = RankPlan(config, limits, dtypes, device.type)
+    one = layout_of(spec, plan)
     if device.type == "cpu":  # there the pool's share is known before the load
-        size = _pool_size(config, spec, limits, layout_of(num_blocks=1), available_bytes())
-    with phases.phase("weights"):
-        model = load_model(
-            config.model,
-            dtype=dtypes.model,
-            device=device,
-            trust_remote_code=config.trust_remote_code,
-            weights=config.load_format,
-        )
-    if device.type == "cuda" and not spec.native:
-        with phases.phase("compile"):
-            compile_model(model)
-    attend = functools.partial(_attend, spec, dtypes)
-    if device.type == "cuda":
-        with phases.phase("profiling"):
-            available = pool_bytes(
-                model,
-                attend,
-                lambda blocks: layout_of(num_blocks=blocks).allocate(device),
-                limits,
-                config.gpu_memory_utilization,
-            )
-        size = _pool_size(config, spec, limits, layout_of(num_blocks=1), available, spare=False)
-    layout = layout_of(num_blocks=size.num_blocks)
-    with phases.phase("pool"):
-        pool = layout.allocate(device)
+        size = _pool_size(plan, spec, one, available_bytes())
+    if ranks is not None:
+        store = make_store(ranks.size)
+        plan = replace(plan, port=store.port)
+        ranks.build(plan)
+    with phases.phase("ranks"):
+        collective = meet(plan)
+    parts = RankParts(plan, spec, collective, phases)
+    available = parts.available_bytes()
+    if ranks is not None:
+        available = ranks.least_available(available)
+    if available is not None:
+        size = _pool_size(plan, spec, one, available * config.tensor_parallel, spare=False)
+    if ranks is not None:
+        ranks.make_pools(PoolShape(size.num_blocks, size.max_model_len))
+    pool, layout = parts.make_pool(size.num_blocks)
     identity = model_identity(
         config.model, dtype=dtypes.model, kv_dtype=dtypes.kv, weights=config.load_format
     )
+    attention = parts.attend(pool)
+    runner = ModelRunner(parts.model, attention, pool, collective, ranks)
     with phases.phase("graphs"):
-        engine = _engine(model, attend(pool), pool, spec, limits, size, identity)
+        capture(runner, attention, limits, size.max_model_len)
     with phases.phase("transport"):
         transport.register(pool, layout)
+    if ranks is not None:
+        with phases.phase("ranks"):
+            ranks.await_ready()
     return Built(
-        engine, transport, layout, identity, _info(config, spec, limits, size, identity, dtypes)
+        Engine(_engine_config(plan, spec, size, identity), runner),
+        transport,
+        layout,
+        identity,
+        _info(config, spec, limits, size, identity, dtypes),
+        ranks,
     )
 
 
-def _attend(spec: ModelSpec, dtypes: Dtypes, pool: torch.Tensor) -> AttentionBackend:
-    attention, choice = make_attention(pool, spec.num_heads, dtypes.model, spec.sliding_windows)
-    log.info("%s", choice)
-    return attention
-
-
 def _pool_size(
-    config: WorkerConfig,
-    spec: ModelSpec,
-    limits: Limits,
-    one: CacheLayout,
-    available: int,
-    spare: bool = True,
+    plan: RankPlan, spec: ModelSpec, one: CacheLayout, available: int, spare: bool = True
 ) -> PoolSize:
+    """The pool's size; bytes are those of all ranks.
+
+    Args:
+        plan: Settings and limits.
+        spec: Of the model.
+        one: One block on one rank.
+        available: For all ranks' pools.
+        spare: See `size_pool`.
+    """
+    config, block_bytes = plan.config, one.block_bytes * plan.config.tensor_parallel
     size = size_pool(
-        block_bytes=one.block_bytes,
-        block_size=limits.block_size,
+        block_bytes=block_bytes,
+        block_size=plan.limits.block_size,
         model_context=spec.max_position,
         kv_memory=config.kv_memory,
         max_model_len=config.max_model_len,
@@ -134,38 +163,26 @@ def _pool_size(
         "KV pool: %d blocks of %d tokens, %.0f MB (--kv-memory); requests of up to %d tokens"
         " (--max-model-len)",
         size.num_blocks,
-        limits.block_size,
-        size.num_blocks * one.block_bytes / 1e6,
+        plan.limits.block_size,
+        size.num_blocks * block_bytes / 1e6,
         size.max_model_len,
     )
     return size
 
 
-def _engine(
-    model: CausalModel,
-    attention: AttentionBackend,
-    pool: torch.Tensor,
-    spec: ModelSpec,
-    limits: Limits,
-    size: PoolSize,
-    identity: bytes,
-) -> Engine:
-    config = EngineConfig(
-        block_size=limits.block_size,
+def _engine_config(
+    plan: RankPlan, spec: ModelSpec, size: PoolSize, identity: bytes
+) -> EngineConfig:
+    return EngineConfig(
+        block_size=plan.limits.block_size,
         num_blocks=size.num_blocks,
         max_model_len=size.max_model_len,
-        max_batched_tokens=limits.max_batched_tokens,
-        max_running_requests=limits.max_running_requests,
+        max_batched_tokens=plan.limits.max_batched_tokens,
+        max_running_requests=plan.limits.max_running_requests,
         identity=identity,
         vocab_size=spec.vocab_size,
-        overlap=pool.is_cuda,
+        overlap=plan.device_type == "cuda",
     )
-    runner = ModelRunner(model, attention, pool)
-    if pool.is_cuda and attention.capturable:
-        runner.capture(
-            limits.max_running_requests, size.max_model_len, limits.max_batched_tokens
-        )
-    return Engine(config, runner)
 
 
 def _info(
@@ -188,6 +205,6 @@ def _info(
         num_blocks=size.num_blocks,
         dtype=dtype_name(dtypes.model),
         kv_dtype=dtype_name(dtypes.kv),
-        tensor_parallel_size=1,
+        tensor_parallel_size=config.tensor_parallel,
         version=importlib.metadata.version("tasuki"),
     )

@@ -12,6 +12,7 @@ ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
+MAX_RANKS = 64
 
 
 class ConfigError(TasukiError):
@@ -52,11 +53,14 @@ class WorkerConfig:
         role: One of `ROLES`; a preference of the router, not a limit.
         host: Address to bind and to tell peers.
         port: 0 picks a free one.
-        device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N`.
+        tensor_parallel: Ranks that the model is divided among, each a process with a
+            GPU of its own; on the CPU with a share of the cores.
+        device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
+            GPU on).
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
         kv_dtype: One of `KV_DTYPES`, of the cache; `auto`: as `dtype`.
         load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
-        kv_memory: Bytes for the block pool; None: a share of what is free.
+        kv_memory: Bytes for the block pool of all ranks; None: a share of what is free.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and
             pool; the rest is for CUDA graphs and what else runs there.
         max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
@@ -73,6 +77,7 @@ class WorkerConfig:
     role: str = "mixed"
     host: str = "127.0.0.1"
     port: int = 0
+    tensor_parallel: int = 1
     device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
@@ -94,6 +99,7 @@ class WorkerConfig:
         _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
         _one_of("load-format", self.load_format, LOAD_FORMATS)
         _in_range("port", self.port, 0, 65_535)
+        _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
         _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _in_range("max-model-len", self.max_model_len, 1, 1 << 30)
         _in_range("block-size", self.block_size, 1, 1_024)

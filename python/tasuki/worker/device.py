@@ -31,17 +31,18 @@ class Dtypes:
     kv: torch.dtype
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device that `wanted` means here (`WorkerConfig.device`).
+def choose_device(wanted: str, ranks: int = 1) -> torch.device:
+    """The first rank's device, if `wanted` is what was said (`WorkerConfig.device`).
 
-    Call it before anything else uses CUDA: this process then sees no GPU but
-    its own, which is the current one of every thread.
+    Call it before anything else uses CUDA: with `cuda:N` this process, and the
+    ranks that it starts, then see no GPUs but the worker's own, and rank r's is
+    number r of them. The first one is the current one of every thread.
 
     Raises:
-        ConfigError: It is not there; says what is.
+        ConfigError: There are not enough; says what there is.
     """
     if wanted.startswith("cuda:"):
-        _see_only(wanted)
+        _see_only(wanted, ranks)
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -50,21 +51,38 @@ def choose_device(wanted: str) -> torch.device:
             f"device is {wanted}, but torch {torch.__version__} {why}: use --device cpu, or check"
             f" the driver (nvidia-smi) and {_VISIBLE}"
         )
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    torch.cuda.synchronize(device)  # makes CUDA's context: the transport must find it
-    log.info("device %s: %s", wanted, torch.cuda.get_device_name(device))
+    if ranks > 1 and torch.cuda.device_count() < ranks:
+        raise ConfigError(
+            f"tp is {ranks}, {torch.cuda.device_count()} GPUs can be seen: a rank needs one of its"
+            f" own; lower tp or check {_VISIBLE}"
+        )
+    return use_device(torch.device("cuda", 0))
+
+
+def use_device(device: torch.device) -> torch.device:
+    """Make a device this thread's current one, and CUDA's context there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize(device)  # makes the context: the transport must find it
+        log.info("device %s: %s", device, torch.cuda.get_device_name(device))
     return device
 
 
-def _see_only(wanted: str) -> None:
-    """Hide all GPUs but one, counted among those that can be seen."""
-    index = int(wanted.partition(":")[2])
+def _see_only(wanted: str, ranks: int) -> None:
+    """Hide all GPUs but `ranks` of those that can be seen, from the one wanted on."""
+    first = int(wanted.partition(":")[2])
     visible = os.environ.get(_VISIBLE)
-    names = None if visible is None else [name for name in visible.split(",") if name.strip()]
-    if names is not None and index >= len(names):
-        raise ConfigError(f"device is {wanted}, {_VISIBLE} is {visible!r}: it names {len(names)}")
-    os.environ[_VISIBLE] = str(index) if names is None else names[index]
+    if visible is None:
+        own = [str(index) for index in range(first, first + ranks)]
+    else:
+        names = [name for name in visible.split(",") if name.strip()]
+        own = names[first : first + ranks]
+        if len(own) < ranks:
+            for_ranks = f" for {ranks} ranks" if ranks > 1 else ""
+            raise ConfigError(
+                f"device is {wanted}{for_ranks}, {_VISIBLE} is {visible!r}: it names {len(names)}"
+            )
+    os.environ[_VISIBLE] = ",".join(own)
 
 
 def choose_dtypes(config: WorkerConfig, spec: ModelSpec, device: torch.device) -> Dtypes:

@@ -1,0 +1,133 @@
+"""One rank's parts, built in stages that all ranks take together: model, pool, attention.
+
+    load ▶ measure (GPU) ▶ pool ▶ attention ▶ graphs ▶ transport
+
+The stages of different ranks run at the same time, and their collectives join
+them: what is done here is done by all.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from tasuki.attention.base import AttentionBackend
+from tasuki.attention.select import make_attention
+from tasuki.engine.collective import ALONE, Collective
+from tasuki.engine.executor import Executor
+from tasuki.engine.runner import ModelRunner
+from tasuki.kv.layout import CacheLayout
+from tasuki.models.base import CausalModel
+from tasuki.models.loader import compile_model, load_model
+from tasuki.models.shard import Shard
+from tasuki.models.spec import ModelSpec
+from tasuki.worker.config import Limits
+from tasuki.worker.profile import pool_bytes
+from tasuki.worker.rank_messages import RankPlan
+from tasuki.worker.startup import Phases
+
+log = logging.getLogger(__name__)
+
+
+def rank_device(plan: RankPlan) -> torch.device:
+    """Where a rank computes."""
+    if plan.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(plan.device_type, plan.rank)
+
+
+def meet(plan: RankPlan) -> Collective:
+    """Join the other ranks, if there are any."""
+    size = plan.config.tensor_parallel
+    if size == 1:
+        return ALONE
+    from tasuki.engine.distributed import join
+
+    return join(plan.rank, size, plan.port, rank_device(plan))
+
+
+def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayout:
+    """The layout of a rank's pool; blocks of all ranks are of the same size."""
+    shard = Shard(spec, plan.rank, plan.config.tensor_parallel)
+    return CacheLayout(
+        num_blocks=num_blocks,
+        kv_heads=shard.local.num_kv_heads,
+        layers=spec.num_layers,
+        block_size=plan.limits.block_size,
+        head_dim=spec.head_dim,
+        dtype=plan.dtypes.kv,
+        first_kv_head=shard.first_kv_head,
+    )
+
+
+def capture(
+    executor: Executor | ModelRunner, attention: AttentionBackend, limits: Limits, longest: int
+) -> None:
+    """Record CUDA graphs, where there are any; all ranks do so at the same time."""
+    if attention.pool.is_cuda and attention.capturable:
+        executor.capture(limits.max_running_requests, longest, limits.max_batched_tokens)
+
+
+class RankParts:
+    """What a rank computes with.
+
+    Args:
+        plan: What it is built from.
+        spec: Of the whole model.
+        collective: Joins the ranks.
+        phases: Of this rank's start.
+
+    Attributes:
+        model: Loaded.
+    """
+
+    def __init__(
+        self, plan: RankPlan, spec: ModelSpec, collective: Collective, phases: Phases
+    ) -> None:
+        self._plan, self._spec, self._phases = plan, spec, phases
+        self._heads = spec.num_heads // plan.config.tensor_parallel
+        self._device = rank_device(plan)
+        with phases.phase("weights"):
+            self.model: CausalModel = load_model(
+                plan.config.model,
+                dtype=plan.dtypes.model,
+                device=self._device,
+                trust_remote_code=plan.config.trust_remote_code,
+                weights=plan.config.load_format,
+                collective=collective,
+            )
+        if self._device.type == "cuda" and not spec.native:
+            with phases.phase("compile"):
+                compile_model(self.model)
+
+    def available_bytes(self) -> int | None:
+        """What the pool may take of this rank's GPU; None on the CPU, which ranks share.
+
+        Raises:
+            ConfigError: Nothing is left.
+        """
+        if self._device.type == "cpu":
+            return None
+        with self._phases.phase("profiling"):
+            return pool_bytes(
+                self.model,
+                self.attend,
+                lambda blocks: layout_of(self._spec, self._plan, blocks).allocate(self._device),
+                self._plan.limits,
+                self._plan.config.gpu_memory_utilization,
+            )
+
+    def make_pool(self, num_blocks: int) -> tuple[torch.Tensor, CacheLayout]:
+        """The pool of so many blocks."""
+        layout = layout_of(self._spec, self._plan, num_blocks)
+        with self._phases.phase("pool"):
+            return layout.allocate(self._device), layout
+
+    def attend(self, pool: torch.Tensor) -> AttentionBackend:
+        """Attention over a pool."""
+        attention, choice = make_attention(
+            pool, self._heads, self._plan.dtypes.model, self._spec.sliding_windows
+        )
+        log.info("%s", choice)
+        return attention
