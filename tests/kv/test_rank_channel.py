@@ -78,10 +78,16 @@ def test_orders_go_there_and_their_ends_come_back(bench: Bench) -> None:
     assert "corrupted" in failed.message
 
 
-def test_rank_0_hears_that_a_transfer_thread_has_died(bench: Bench) -> None:
+@pytest.mark.parametrize("closing", [False, True])
+def test_rank_0_hears_that_a_transfer_thread_has_died(
+    bench: Bench, caplog: pytest.LogCaptureFixture, closing: bool
+) -> None:
+    if closing:
+        bench.ranks.close()
     bench.rank._puller.stop()
     bench.ranks.join(DEADLINE_S)
     assert not bench.ranks.is_alive()
+    assert ("the KV side of rank 1 has ended" in caplog.text) is not closing
 
 
 def test_rank_0_hears_that_a_rank_is_gone(bench: Bench) -> None:

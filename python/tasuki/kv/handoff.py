@@ -110,7 +110,7 @@ class Handoffs:
         layouts = [pool.layout for pool in self._pools]
         assert all(x.groups[0].num_blocks == layout.num_blocks for x in layouts), "register first"
         self._pullers = RankedPuller(layouts, [puller.put, *remote.put])
-        self._stop_puller = puller.stop
+        self._stop = (remote.close, puller.stop)
         for thread in self._threads:
             thread.start()
 
@@ -206,7 +206,8 @@ class Handoffs:
         if self._closed:
             return
         self._closed = True
-        self._stop_puller()
+        for stop in self._stop:
+            stop()
         self._in_loop(self._close_streams)
 
     # Inside.

@@ -84,10 +84,15 @@ class RemoteRanks(threading.Thread):
         super().__init__(name="kv-ranks", daemon=True)
         self._connections = connections
         self._report = report
+        self._closing = False
         self.pools = [_receive_pool(rank, c) for rank, c in enumerate(connections, start=1)]
         self.put: list[Callable[[PullerCommand], None]] = [
             functools.partial(_send, rank, c) for rank, c in enumerate(connections, start=1)
         ]
+
+    def close(self) -> None:
+        """From now on the end of a rank is nothing to speak of."""
+        self._closing = True
 
     def run(self) -> None:
         while True:
@@ -98,8 +103,9 @@ class RemoteRanks(threading.Thread):
                 except (EOFError, OSError):
                     event = None
                 if event is None:
-                    rank = 1 + self._connections.index(ready)
-                    log.error("the KV side of rank %d has ended", rank)
+                    if not self._closing:
+                        rank = 1 + self._connections.index(ready)
+                        log.error("the KV side of rank %d has ended", rank)
                     return
                 self._report(event)
 
