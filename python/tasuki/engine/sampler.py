@@ -123,17 +123,18 @@ def _draw(
     Returns:
         [n] int64, in the vocabulary whatever the logits hold.
     """
-    device = work.device
-    temperature = upload([p.temperature for p in params], torch.float32, device)
+    # One upload for both: each costs the host more than the kernels that use it.
+    both = upload([[p.temperature for p in params], uniforms], torch.float64, work.device)
+    temperature, shares = both.float()[0], both[1]
     # Subtracting first keeps tiny temperatures finite: the maximum is 0.
-    scaled = (work - work.amax(dim=-1, keepdim=True)) / temperature[:, None]
+    scaled = (work - work.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     floors = _floors(scaled, params)
     weights = scaled.exp().double()
     if floors is not None:
         weights.masked_fill_(scaled < floors[:, None], 0.0)
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    target = upload(uniforms, torch.float64, device)[:, None] * total
+    target = shares[:, None] * total
     # Below the total even when the product was rounded up: the token found has weight.
     target = torch.minimum(target, total * (1.0 - 2.0**-53))
     found = torch.searchsorted(cumulative, target, right=True)[:, 0]
@@ -149,12 +150,14 @@ def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     if all(p.top_k == 0 and p.top_p >= 1.0 and p.min_p <= 0.0 for p in params):
         return None
     device = scaled.device
+    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
+    if len(cut) == len(params) and all(p.min_p <= 0.0 for p in params):
+        return _nucleus_floors(scaled, params)
     floors = upload(
         [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], scaled.dtype, device
     )
     # The maximum stays whatever min_p's rounding says.
     floors.clamp_(max=0.0)
-    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     if cut:
         nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
         index = upload(cut, torch.int64, device)
@@ -171,9 +174,9 @@ def _nucleus_floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> t
     if scaled.is_cuda:
         from tasuki.engine.nucleus import nucleus_floors
 
-        top_k = upload([p.top_k for p in params], torch.int32, scaled.device)
-        top_p = upload([p.top_p for p in params], torch.float64, scaled.device)
-        return nucleus_floors(scaled, top_k, top_p)
+        cuts = [[p.top_k for p in params], [p.top_p for p in params]]
+        top_k, top_p = upload(cuts, torch.float64, scaled.device)
+        return nucleus_floors(scaled, top_k.int(), top_p)
     vocab = scaled.shape[1]
     floors, reached = _floors_within(scaled, params, min(_WIDTHS[0], vocab))
     for width in (*_WIDTHS[1:], vocab):
