@@ -39,7 +39,7 @@ ALLOWED_PACKAGES = {
     "engine": {"attention", "models"},
     "kv": {"engine.api", "v1"},
     "models": {"attention", "engine"},
-    "worker": {"attention", "engine", "kv", "models", "v1"},
+    "worker": {"attention", "engine", "kv", "launch.parent_death", "models", "v1"},
     "launch": {"models", "worker.config", "worker.memory"},
     "bench": {"attention", "engine", "kv", "launch", "models", "v1", "worker"},
     "plot": set(),

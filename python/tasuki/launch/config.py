@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.launch.errors import LaunchError, TopologyError
-from tasuki.worker.config import ROLES, WorkerConfig
+from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
 ON_KV_LOSS = ("recompute", "fail")
@@ -152,13 +152,16 @@ class ServeConfig:
     echo_logs: bool = True
     startup_timeout_s: float = 600.0
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each worker, in the order of `Topology.members`."""
+        by_role = dict(self.tensor_parallel)
+        return tuple(by_role.get(role, 1) for _, role in self.topology.members())
+
     def __post_init__(self) -> None:
         for role, ranks in self.tensor_parallel:
-            if ranks != 1:
-                raise TopologyError(
-                    f"--tp-{role} is {ranks}: this version has no tensor parallelism yet; "
-                    f"use 1 (more workers: --{role} N)"
-                )
+            if not 1 <= ranks <= MAX_RANKS:
+                raise TopologyError(f"--tp-{role} is {ranks}: use a value from 1 to {MAX_RANKS}")
         # Refuses now what every worker would refuse after it was started.
         WorkerConfig(
             model=Path(self.model), device=self.device, dtype=self.dtype, **self.worker.said()

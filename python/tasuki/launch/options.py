@@ -39,7 +39,10 @@ KvMemory = Annotated[
 ]
 Device = Annotated[
     str,
-    _option("auto, cpu, cuda or cuda:N [auto: the GPUs, if there are any].", metavar="DEVICE"),
+    _option(
+        "auto, cpu, cuda or cuda:N, from the N-th GPU on [auto: the GPUs, if there are any].",
+        metavar="DEVICE",
+    ),
 ]
 KvDtype = Annotated[
     str | None,
@@ -72,6 +75,7 @@ TrustRemoteCode = Annotated[
 Dtype = Annotated[
     str, _option("auto, float32 or bfloat16 [auto: the faster one here].", metavar="DTYPE")
 ]
+Tp = Annotated[int, _option("Ranks that divide the model, each with a GPU of its own [1].")]
 WorkerPort = Annotated[int, _option("Port to bind [0: any free one].")]
 WorkerHost = Annotated[str, _option("Address the worker binds and tells its peers [127.0.0.1].")]
 WorkerName = Annotated[str, _option("Name in logs.")]
@@ -89,9 +93,9 @@ ServedModelName = Annotated[
 Prefill = Annotated[int | None, _option("Prefill workers [1].")]
 Decode = Annotated[int | None, _option("Decode workers [1].")]
 Mixed = Annotated[int | None, _option("Workers that do both [0]; alone: --mixed 2.")]
-TpPrefill = Annotated[int, _option("Ranks of a prefill worker [1].")]
-TpDecode = Annotated[int, _option("Ranks of a decode worker [1].")]
-TpMixed = Annotated[int, _option("Ranks of a mixed worker [1].")]
+TpPrefill = Annotated[int, _option("Ranks (GPUs) of a prefill worker [1].")]
+TpDecode = Annotated[int, _option("Ranks (GPUs) of a decode worker [1].")]
+TpMixed = Annotated[int, _option("Ranks (GPUs) of a mixed worker [1].")]
 Host = Annotated[str, _option("Address the router binds [127.0.0.1].")]
 Port = Annotated[int | None, _option("Port of the router [8000, or a free one if it is taken].")]
 WorkersHost = Annotated[str, _option("Address the workers bind [127.0.0.1].", "--worker-host")]
