@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/serve_w1_w2.py                         2 GPUs
     python benchmarks/gpu/serve_w1_w2.py --topologies 1mixed     1 GPU
+    python benchmarks/gpu/serve_w1_w2.py --topologies tp2        2 GPUs, one worker
     python benchmarks/gpu/serve_w1_w2.py --tiny --device cpu     the same code on any machine
 
 Qwen3-4B's shape with random weights (`--load-format dummy`). W1: 1,000 requests,
@@ -42,7 +43,9 @@ TOPOLOGIES = {
     "1p1d": Topology(1, 1, 0),
     "2mixed": Topology(0, 0, 2),
     "1mixed": Topology(0, 0, 1),
+    "tp2": Topology(0, 0, 1),
 }
+OPTIONS: dict[str, dict[str, Any]] = {"tp2": {"tp-mixed": 2}}  # of `tasuki serve`, by topology
 W1 = ("--input-tokens", "512", "--output-tokens", "512", "--range-ratio", "0.99")  # 5..1019
 W2 = ("--lengths", "5000:250")
 COLUMNS = (
@@ -95,6 +98,13 @@ PEER: dict[str, dict[str, dict[str, float]]] = {
             "itl_p99_ms": 42.2,
             "e2e_mean_ms": 3_616.8,
         },
+        "vLLM TP=2": {
+            "output_throughput": 12_872,
+            "ttft_mean_ms": 153,
+            "ttft_p99_ms": 613,
+            "tpot_mean_ms": 7.18,
+            "itl_p99_ms": 47.7,
+        },
     },
     "w2": {
         "vLLM split 1:1": {
@@ -115,6 +125,13 @@ PEER: dict[str, dict[str, dict[str, float]]] = {
             "itl_p99_ms": 121.5,
             "e2e_mean_ms": 3_721.2,
         },
+        "vLLM TP=2": {
+            "total_throughput": 60_655,
+            "ttft_mean_ms": 588,
+            "ttft_p99_ms": 2_273,
+            "tpot_mean_ms": 13.75,
+            "itl_p99_ms": 84,
+        },
     },
 }
 REACH = {
@@ -122,6 +139,7 @@ REACH = {
         "reach split 1:1": {"output_throughput": 15_500, "ttft_mean_ms": 80, "itl_p99_ms": 10}
         | {"second_gap_p99_ms": 15},
         "reach 2 colocated": {"output_throughput": 18_000, "itl_p99_ms": 20},
+        "reach TP=2": {"output_throughput": 16_000},
     },
     "w2": {
         "reach split 1:1": {"total_throughput": 62_000, "itl_p99_ms": 15},
@@ -222,7 +240,8 @@ class Campaign:
         """All workloads on one topology; what fails is kept for the end."""
         log = self._scratch / f"{topology}.log"
         try:
-            server = Serving(TOPOLOGIES[topology], {"model": self._model, **options}, log)
+            said = {"model": self._model, **options, **OPTIONS.get(topology, {})}
+            server = Serving(TOPOLOGIES[topology], said, log)
             try:
                 self.starts[topology] = phases_of(log)
                 print(*(f"{topology}: {start}" for start in self.starts[topology]), sep="\n")

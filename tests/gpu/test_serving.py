@@ -39,7 +39,7 @@ def test_a_gpu_answers_and_tells_how_it_started(tmp_path: Path) -> None:
             answers = list(pool.map(lambda p: client.complete(p, max_tokens=12), asked))
         assert all(len(answer.tokens) == 12 for answer in answers)
     text = log.read_text()
-    assert "device cuda: NVIDIA" in text
+    assert "device cuda:0: NVIDIA" in text
     for phase in ("imports", "weights", "profiling", "pool", "graphs", "transport"):
         assert f"{phase} " in text.partition("started in")[2].partition("\n")[0]
     assert "CUDA graphs:" in text

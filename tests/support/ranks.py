@@ -12,13 +12,16 @@ from typing import Any
 DEADLINE_S = 120.0
 
 
-def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(collective, *arguments)` gives on each rank, all on the CPU.
+def on_ranks(
+    size: int, work: Callable[..., Any], *arguments: Any, device_type: str = "cpu"
+) -> list[Any]:
+    """What `work(collective, *arguments)` gives on each rank.
 
     Args:
         size: How many processes.
         work: A module's function; runs in a new process, so it is imported there.
         arguments: Picklable.
+        device_type: "cpu", or "cuda": rank r's device is number r.
     """
     from tasuki.engine.distributed import make_store
 
@@ -27,7 +30,8 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
         context.Process(
-            target=_run, args=(pipe[1], rank, size, store.port, sys.path, work, arguments)
+            target=_run,
+            args=(pipe[1], rank, size, store.port, sys.path, device_type, work, arguments),
         )
         for rank, pipe in enumerate(pipes)
     ]
@@ -55,6 +59,7 @@ def _run(
     size: int,
     port: int,
     path: list[str],
+    device_type: str,
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -66,7 +71,11 @@ def _run(
 
     torch.set_num_threads(1)
     try:
-        result = work(join(rank, size, port, torch.device("cpu")), *arguments)
+        device = torch.device("cpu")
+        if device_type == "cuda":
+            device = torch.device("cuda", rank)
+            torch.cuda.set_device(device)
+        result = work(join(rank, size, port, device), *arguments)
     except BaseException as error:
         error.__cause__ = error.__context__ = None
         result = RuntimeError(f"rank {rank}: {error!r}")

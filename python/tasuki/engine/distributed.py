@@ -122,7 +122,8 @@ class Distributed:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.gather(x, parts, dst=0)
-        return torch.cat(parts, dim=1)[:, :width]
+        each = x.shape[1]
+        return torch.cat([part[:, : width - each * i] for i, part in enumerate(parts)], dim=1)
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collective`."""
