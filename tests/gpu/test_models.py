@@ -34,8 +34,8 @@ BESIDE_TRANSFORMERS = 1.3  # times the error of its own bfloat16
 VOCAB = 512
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 256,
-    "intermediate_size": 416,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

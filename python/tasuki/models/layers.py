@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,6 +27,19 @@ from tasuki.engine.collective import Collective
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[T, in] to [T, out], T at least 1, in the weight's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """A product whose weight, [out, in], is as it was given, so that others may use it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear`."""
+        return F.linear(x, self.weight, self.bias)
+
 
 _EXACT_ROWS = 16
 _PACKED_FOR_ROWS = 256  # layout for this many rows was the fastest at 1, 8 and 512 as well
@@ -40,11 +54,7 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     """
     if weight.device.type == "cpu" and _packing_works(weight.dtype):
         return _packed(weight, bias)
-
-    def plain(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight, bias)
-
-    return plain
+    return PlainLinear(weight, bias)
 
 
 def make_head(weight: torch.Tensor) -> Linear:

@@ -69,12 +69,12 @@ class LlamaModel:
         ops, layers = self._ops, self._weights.layers
         rotation = ops.rotation(batch)
         hidden = F.embedding(batch.tokens, self._weights.embedding)
-        normed = ops.norm(hidden, layers[0].attention_norm)
+        normed = None
         for index, layer in enumerate(layers):
-            qkv = layer.qkv(normed)
+            qkv = ops.qkv(layer, hidden, normed)
             attended = ops.attend(index, qkv, layer.head_norms, rotation, batch, attention)
             if index + 1 < len(layers):
-                normed = self._after(layer, hidden, attended, layers[index + 1].attention_norm)
+                normed = ops.rest(layer, hidden, attended, layers[index + 1].attention_norm)
         return hidden, attended
 
     @torch.inference_mode()
@@ -85,14 +85,6 @@ class LlamaModel:
             if not rows.shape[0]:
                 return hidden.new_empty(0, self.spec.vocab_size, dtype=torch.float32)
             hidden, attended = hidden[rows], attended[rows]
-        weights = self._weights
-        return weights.head(self._after(weights.layers[-1], hidden, attended, weights.norm))
-
-    def _after(
-        self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
-    ) -> torch.Tensor:
-        """The rest of a layer: adds to `hidden` in place, returns it normed for the next one."""
-        ops = self._ops
-        normed = ops.add_norm(hidden, layer.output(attended), layer.mlp_norm)
-        inner = ops.gated(layer.gate_up(normed))
-        return ops.add_norm(hidden, layer.down(inner), norm)
+        ops, weights = self._ops, self._weights
+        normed = ops.rest(weights.layers[-1], hidden, attended, weights.norm)
+        return weights.head(ops.norm(hidden, weights.norm) if normed is None else normed)

@@ -1,14 +1,18 @@
-"""The steps of a Llama layer between its products: what differs from device to device."""
+"""The steps of a Llama layer around its products: what differs from device to device."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from tasuki.models.llama import LlamaLayer
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What `Ops.rotation` gives and `Ops.attend` takes; its meaning is the implementation's."""
@@ -17,18 +21,50 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 """Weights [head_dim] of the queries' and the keys' norm."""
 
 
-class Ops(Protocol):
-    """Everything but the products. T tokens; tensors of the model's dtype and device."""
+class Ops(ABC):
+    """T tokens; tensors of the model's dtype and device.
 
+    `hidden`, [T, hidden], is what the layers add to. Each product's input is `hidden`
+    normed, which is made where it was last added to, if not by the product itself.
+    """
+
+    def qkv(
+        self, layer: LlamaLayer, hidden: torch.Tensor, normed: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Queries, keys and values, [T, (heads + 2 x kv_heads) x head_dim].
+
+        Args:
+            layer: whose.
+            hidden: what the layers before it made.
+            normed: what `rest` of the layer before gave; None in the first one.
+        """
+        return layer.qkv(self.norm(hidden, layer.attention_norm) if normed is None else normed)
+
+    def rest(
+        self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor | None:
+        """What follows attention: its output and the MLP, added to `hidden` in place.
+
+        Returns:
+            `hidden` normed with `norm`, the weight of what comes next; None: not done here.
+        """
+        normed = self.add_norm(hidden, layer.output(attended), layer.mlp_norm)
+        inner = self.gated(layer.gate_up(normed))
+        return self.add_norm(hidden, layer.down(inner), norm)
+
+    @abstractmethod
     def rotation(self, batch: Batch) -> Rotation:
         """What the rotation of this step's tokens needs; once a step."""
 
+    @abstractmethod
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """[T, hidden] normalised by root mean square, times `weight` [hidden]."""
 
+    @abstractmethod
     def add_norm(self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Add `x` to `hidden` in place; return the norm of the sum, all [T, hidden]."""
 
+    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -52,6 +88,7 @@ class Ops(Protocol):
             [T, heads x head_dim].
         """
 
+    @abstractmethod
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[T, 2 x inner] to silu(first half) x second half, [T, inner]; may overwrite."""
 

@@ -1,23 +1,31 @@
-"""The steps of a Llama layer by fused kernels: four launches a layer beside its products.
+"""The steps of a Llama layer by fused kernels.
 
+With many rows there are four launches a layer beside the products. With very few the
+products are ours as well, and take the norms, the gate and the additions into them.
 Nothing here depends on the batch's lists, so that all of it may be captured in a
 CUDA graph. Owns the rotation's table, made once for the model's whole context.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
-from tasuki.models import kernels
-from tasuki.models.ops import Norms, Rotation
+from tasuki.models import kernels, products
+from tasuki.models.layers import Linear
+from tasuki.models.ops import Norms, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from tasuki.models.llama import LlamaLayer
 
-class CudaOps:
+
+class CudaOps(Ops):
     """`Ops` for CUDA; see models/ops.py."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
@@ -29,6 +37,33 @@ class CudaOps:
         # [positions, 2, head_dim / 2] float32: cosines, and sines without their sign.
         table = rope_table(spec.rope, spec.head_dim, spec.max_position, torch.float32)
         self._table = table[:, :, half:].contiguous().to(device)
+
+    def qkv(
+        self, layer: LlamaLayer, hidden: torch.Tensor, normed: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `Ops.qkv`."""
+        product = layer.qkv
+        if normed is None and products.takes(product, hidden.shape[0]):
+            return products.normed(product, hidden, layer.attention_norm, self._spec.norm_eps)
+        return super().qkv(layer, hidden, normed)
+
+    def rest(
+        self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor | None:
+        """See `Ops.rest`."""
+        product = layer.gate_up
+        if not products.takes(product, hidden.shape[0]):
+            return super().rest(layer, hidden, attended, norm)
+        self._add(hidden, attended, layer.output)
+        inner = products.gated(product, hidden, layer.mlp_norm, self._spec.norm_eps)
+        self._add(hidden, inner, layer.down)
+        return None
+
+    def _add(self, hidden: torch.Tensor, x: torch.Tensor, product: Linear) -> None:
+        if products.takes(product, x.shape[0]):
+            products.add(product, x, hidden)
+        else:
+            hidden += product(x)
 
     def rotation(self, batch: Batch) -> Rotation:
         """The table, and which of its rows."""

@@ -10,14 +10,14 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
-from tasuki.models.ops import Norms, Rotation
+from tasuki.models.ops import Norms, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 
 _FIRST_POSITIONS = 2048  # rows of the rotation's table before it grows
 
 
-class TorchOps:
+class TorchOps(Ops):
     """`Ops` for any device; see models/ops.py."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
