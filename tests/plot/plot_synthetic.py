@@ -173,6 +173,23 @@ def batch_result(name: str = "1p1d") -> dict[str, Any]:
     return {**_header("batch", name, 1, 1, 0), "rows": rows}
 
 
+def steps_result(name: str = "tiny") -> dict[str, Any]:
+    """A file of kind "steps": 10 us a token, 5 ms and 10 us a sequence, 10 GB/s."""
+    return {
+        **_header("steps", name, 0, 0, 1),
+        "topology": None,
+        "prefill": [
+            {"tokens": tokens, "context": context, "seconds": tokens * 1e-5 + context * 1e-6}
+            for context in (0, 512)
+            for tokens in (256, 32, 1024)
+        ],
+        "decode": [
+            {"batch": batch, "context": 512, "seconds": 5e-3 + batch * 1e-5} for batch in (1, 8, 32)
+        ],
+        "transfer": [{"blocks": n, "bytes": n * 10**6, "seconds": n * 1e-4} for n in (1, 4)],
+    }
+
+
 def goodput_result(name: str, rate: float) -> dict[str, Any]:
     """A file of kind "goodput": a search that ended at `rate`."""
     points = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plot_synthetic import SLO, write_sweep
+from plot_synthetic import SLO, steps_result, write_sweep
 
 from tasuki.plot.errors import PlotError
 from tasuki.plot.figures.batch import knee
@@ -299,6 +300,29 @@ def test_the_knee_is_where_ttft_stays_above_twice_its_floor() -> None:
     assert knee(rows(1.0, 1.0, 2.1, 4.0)) == 400
     assert knee(rows(1.0, 3.0, 1.0, 4.0)) == 800, "one slow batch is no knee"
     assert knee(rows(1.0, 1.5, 2.0)) is None
+
+
+def test_steps_and_transfers_by_their_size(tmp_path: Path) -> None:
+    (tmp_path / "steps.json").write_text(json.dumps(steps_result()))
+    results = load([Source(tmp_path)])
+    prefill, decode, transfer = one(results, "steps").panels
+    assert curve(prefill, "context 512").x == (32, 256, 1024)
+    assert curve(prefill, "context 0").y == pytest.approx((0.32, 2.56, 10.24))
+    assert curve(decode, "context 512").y == pytest.approx((5.01, 5.08, 5.32))
+    assert curve(transfer, "KV transfer").x == (1, 4)
+    assert [c.name for c in transfer.curves] == ["KV transfer"]
+    assert curve(decode, "context 512").color == curve(prefill, "context 512").color
+
+    (tmp_path / "other.json").write_text(json.dumps(steps_result("other") | {"transfer": []}))
+    figure = one(load([Source(tmp_path)]), "steps")
+    assert [panel.title for panel in figure.panels] == [
+        "other: prefill step",
+        "other: decode step",
+        "tiny: prefill step",
+        "tiny: decode step",
+        "tiny: KV transfer",
+    ]
+    assert figure.columns == 1, "rows that are not alike"
 
 
 def test_a_figure_that_the_results_do_not_allow_says_what_it_needs() -> None:

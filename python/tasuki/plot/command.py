@@ -10,7 +10,7 @@ import typer
 from tasuki.plot.errors import PlotError
 from tasuki.plot.options import Against, Options, Statistic, Throughput, parse_slo
 
-FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft")
+FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft", "steps")
 
 _HELP = """Draw results: PNGs to look at and one HTML page to explore.
 
@@ -32,6 +32,7 @@ Figures:
   cdf       distributions of TTFT, TTST, TPOT, ITL and E2E
   timeline  one run request by request, throughput and requests in flight below
   ttft      TTFT against batch x input length
+  steps     engine steps and KV transfers, of tasuki bench batch --steps
 """
 
 

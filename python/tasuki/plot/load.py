@@ -10,9 +10,9 @@ from typing import Any
 
 from tasuki.plot.errors import PlotError, ResultFileError
 from tasuki.plot.readers import aiperf, genai_bench, openai_bench, tasuki
-from tasuki.plot.run import BatchTable, GoodputSearch, Results, Run
+from tasuki.plot.run import BatchTable, GoodputSearch, Results, Run, StepTables
 
-_Item = Run | BatchTable | GoodputSearch
+_Item = Run | BatchTable | GoodputSearch | StepTables
 _Read = Callable[[Path, list[dict[str, Any]], str], Iterator[_Item]]
 _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
     (reader.recognises, reader.read) for reader in (tasuki, openai_bench, genai_bench, aiperf)
@@ -79,6 +79,7 @@ def load(sources: Sequence[Source]) -> Results:
         runs=tuple(sorted((i for i in found if isinstance(i, Run)), key=lambda r: r.load.order)),
         batches=tuple(i for i in found if isinstance(i, BatchTable)),
         searches=tuple(i for i in found if isinstance(i, GoodputSearch)),
+        steps=tuple(i for i in found if isinstance(i, StepTables)),
         skipped=tuple(skipped),
     )
 

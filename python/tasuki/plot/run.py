@@ -245,6 +245,36 @@ class GoodputSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRow:
+    """One measured step or transfer.
+
+    Attributes:
+        size: Tokens of a prefill step, sequences of a decode step, MB of a transfer.
+        context: Tokens before the step's; 0 for a transfer.
+    """
+
+    size: float
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """What `tasuki bench batch --steps` measured: rows by "prefill", "decode", "transfer"."""
+
+    path: Path
+    label: str
+    all: Mapping[str, tuple[StepRow, ...]]
+    model: str = ""
+    topology: Topology = Topology()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tables that have rows."""
+        return tuple(name for name, rows in self.all.items() if rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Everything that was found.
 
@@ -255,6 +285,7 @@ class Results:
     runs: tuple[Run, ...] = ()
     batches: tuple[BatchTable, ...] = ()
     searches: tuple[GoodputSearch, ...] = ()
+    steps: tuple[StepTables, ...] = ()
     skipped: tuple[Path, ...] = ()
 
     @property

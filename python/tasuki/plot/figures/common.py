@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tasuki.plot.errors import PlotError
 from tasuki.plot.options import Options
-from tasuki.plot.run import BatchTable, GoodputSearch, Run, Stats
+from tasuki.plot.run import BatchTable, GoodputSearch, Run, Stats, StepTables
 
 METRICS = {
     "ttft": "time to first token",
@@ -34,7 +34,9 @@ def joined(parts: Iterable[str]) -> str:
     return " · ".join(dict.fromkeys(part for part in parts if part))
 
 
-def described(results: Sequence[Run | BatchTable | GoodputSearch], workload: str = "") -> str:
+def described(
+    results: Sequence[Run | BatchTable | GoodputSearch | StepTables], workload: str = ""
+) -> str:
     """A subtitle: models, machines, workload."""
     models = joined(r.model.rstrip("/").rsplit("/", 1)[-1] for r in results)
     machines = joined(r.machine for r in results if isinstance(r, Run))

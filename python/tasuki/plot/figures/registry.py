@@ -12,6 +12,7 @@ from tasuki.plot.figures.load import load
 from tasuki.plot.figures.marks import Figure
 from tasuki.plot.figures.pareto import pareto
 from tasuki.plot.figures.phases import phases
+from tasuki.plot.figures.steps import steps
 from tasuki.plot.figures.timeline import timeline
 from tasuki.plot.options import Options
 from tasuki.plot.run import Results
@@ -27,6 +28,7 @@ _FIGURES: dict[str, tuple[_Make, str]] = {
     "cdf": (cdf, "runs with latencies"),
     "timeline": (timeline, "runs whose files keep the requests' times"),
     "ttft": (ttft, "tables by `tasuki bench batch`"),
+    "steps": (steps, "tables by `tasuki bench batch --steps`"),
 }
 
 NAMES = tuple(_FIGURES)

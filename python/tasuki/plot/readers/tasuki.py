@@ -16,6 +16,8 @@ from tasuki.plot.run import (
     Load,
     Request,
     Run,
+    StepRow,
+    StepTables,
     Topology,
 )
 
@@ -32,7 +34,7 @@ def recognises(first: dict[str, Any]) -> bool:
 
 def read(
     path: Path, objects: list[dict[str, Any]], label: str
-) -> Iterator[Run | BatchTable | GoodputSearch]:
+) -> Iterator[Run | BatchTable | GoodputSearch | StepTables]:
     """What the file holds; nothing for kinds that have no picture.
 
     Args:
@@ -53,6 +55,8 @@ def read(
             yield _batch(fields, label)
         elif data.get("kind") == "goodput":
             yield _goodput(fields, label)
+        elif data.get("kind") == "steps":
+            yield _steps(fields, label)
 
 
 def _topology(fields: Fields) -> Topology:
@@ -200,3 +204,16 @@ def _goodput(fields: Fields, label: str) -> GoodputSearch:
         model=fields.text("model"),
         topology=_topology(fields),
     )
+
+
+def _steps(fields: Fields, label: str) -> StepTables:
+    # What a row's size is called, and by what it is divided.
+    sizes = {"prefill": ("tokens", 1.0), "decode": ("batch", 1.0), "transfer": ("bytes", 1e6)}
+    tables = {
+        name: tuple(
+            StepRow(row.need(size) / unit, row.count("context") or 0, row.need("seconds"))
+            for row in fields.rows(name)
+        )
+        for name, (size, unit) in sizes.items()
+    }
+    return StepTables(fields.path, label, tables, fields.text("model"), _topology(fields))
