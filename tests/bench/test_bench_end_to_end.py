@@ -24,7 +24,7 @@ loads:
     arguments: {{input-tokens: 24, output-tokens: 5, num-requests: 6, slo: "ttft=60s"}}
     each: {{request-rate: [20]}}
   - name: wrong
-    arguments: {{no-such-option: 1}}
+    arguments: {{lengths: 9000:2}} # more than max-model-len
 goodput:
   slo: ttft=1ms,ttst=1ms
   arguments: {{input-tokens: 24, output-tokens: 4}}
@@ -65,7 +65,7 @@ def test_a_sweep_measures_what_it_can_and_resumes(tiny_model: Path, tmp_path: Pa
         "broken/wrong": "failed",
         "broken/goodput": "failed",
     }
-    assert "--no-such-option" in points["1p1d/wrong"]["reason"]
+    assert "may have 256 tokens" in points["1p1d/wrong"]["reason"]
     assert "999999" in points["broken/goodput"]["reason"]
 
     result = read(tmp_path / "out" / "1p1d" / "open-request-rate-20.json")
@@ -84,7 +84,7 @@ def test_a_sweep_measures_what_it_can_and_resumes(tiny_model: Path, tmp_path: Pa
     assert found["slo"] == {"ttft_s": 0.001, "ttst_s": 0.001}
 
     written = (tmp_path / "out" / "1p1d" / "open-request-rate-20.json").stat().st_mtime_ns
-    text = SWEEP.format(model=tiny_model).replace("no-such-option: 1", "lengths: 8:2")
+    text = SWEEP.format(model=tiny_model).replace("lengths: 9000:2", "lengths: 8:2")
     (tmp_path / "s.yaml").write_text(text)
     again = tasuki("sweep", "s.yaml", "-o", "out", "--topologies", "1p1d", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_measured(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     text = SWEEP.format(model=tiny_model).replace(
-        "no-such-option: 1", "input-tokens: 24, output-tokens: 5, request-rate: 0.01"
+        "lengths: 9000:2", "input-tokens: 24, output-tokens: 5, request-rate: 0.01"
     )
     (tmp_path / "s.yaml").write_text(text)
     process = subprocess.Popen(

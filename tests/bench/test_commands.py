@@ -80,6 +80,35 @@ def test_a_search_alone_takes_its_arguments_from_the_one_load(tmp_path: Path) ->
     assert done.stdout.splitlines() == ["1m/goodput: pending"]
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_load_that_cannot_be_made_is_named_before_anything_starts(
+    dry: list[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    done = tasuki(
+        *("sweep", "--workers", "2", "--model", str(tiny_model)),
+        *dry,
+        *("--load", "fine --num-requests 2", "--load", "typo --inptu-tokens 8"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "tasuki: error: load typo: unexpected argument '--inptu-tokens' found;"
+        " tip: a similar argument exists: '--input-tokens'\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_that_cannot_be_made_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    done = tasuki(
+        *("sweep", "--topologies", "1m", "--model", str(tiny_model), "--dry-run"),
+        *("--find-goodput", "--slo", "ttff=1s", "--load", "chat --input-tokens 9"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "load goodput: " in done.stderr
+    assert "ttff" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,3 +103,24 @@ def test_failures_have_exit_codes_and_say_what_to_do(url: str) -> None:
     foreign = run("--base-url", url, "--turns", "3", "--no-output")
     assert foreign.returncode == 1 and "--turns" in foreign.stderr
     assert run("--slo", "ttft=2").returncode == 2
+
+
+@pytest.mark.parametrize("form", ["--tokenizer {}", "--tokenizer={}"])
+def test_a_tokenizer_is_a_folder_or_a_name(
+    form: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are those of `tasuki model fetch`; the default model's folder is made up here."""
+    from tasuki.models import default_model
+
+    monkeypatch.setenv("TASUKI_CACHE", str(tmp_path))
+    named = default_model.folder()
+    shutil.copytree(tiny_model, named)
+    (named / "tasuki-receipt.json").write_text('{"recipe": 1, "files_bytes": {}}')
+    assert default_model.is_present(named)
+    for name in (str(tiny_model), "smollm2-135m"):
+        done = run("--dry-run", *form.format(name).split(), "--prompt-as", "tokens")
+        assert done.returncode == 0, done.stderr
+        assert '"prompt_form":"tokens"' in done.stdout
+    done = run("--dry-run", *form.format("no-such-model").split())
+    assert done.returncode == 1
+    assert "no model 'no-such-model'" in done.stderr

@@ -151,6 +151,10 @@ pub struct OutputArgs {
     #[arg(long)]
     pub no_chunks: bool,
 
+    /// Check the options and make the requests, but send nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+
     /// Show no progress.
     #[arg(long, short)]
     pub quiet: bool,

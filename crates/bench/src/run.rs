@@ -100,5 +100,17 @@ mod tests {
             run(&["serve", "--base-url", "nowhere", "--no-output"]),
             FAILED
         );
+        let dry = |option| {
+            run(&[
+                "serve",
+                "--dry-run",
+                "--base-url",
+                "http://127.0.0.1:1",
+                option,
+            ])
+        };
+        assert_eq!(dry("--request-rate=2"), 0, "it needs no server");
+        assert_eq!(dry("--request-rates=2"), USAGE);
+        assert_eq!(dry("--prompt-as=tokens"), FAILED);
     }
 }

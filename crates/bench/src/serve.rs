@@ -68,11 +68,17 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
-/// Runs the benchmark; prints the report and writes the result file.
+/// Runs the benchmark; prints the report and writes the result file. A dry run ends when all
+/// is made that needs no server, and prints the workload.
 ///
 /// # Errors
 /// What kept the run from being made.
 pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, ServeError> {
+    let run = Run::new(args, command)?;
+    if args.output.dry_run {
+        println!("{}", run.described);
+        return Ok(Ended::Measured);
+    }
     let threads = args.measuring.threads;
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -82,7 +88,7 @@ pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, ServeError> 
         .worker_threads(threads.into())
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(Run::new(args, command)?.run());
+    let ended = runtime.block_on(run.run());
     runtime.shutdown_background();
     ended
 }

@@ -145,45 +145,29 @@ def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[st
 def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], list[list[str]]]]:
     """For printing: title, names of columns and rows of each table."""
 
-    def milliseconds(row: Mapping[str, Any]) -> str:
-        return f"{1000 * row['seconds']:.2f}"
+    def timed(row: Mapping[str, Any], words: Sequence[str], rate: str) -> list[str]:
+        return [*words, f"{1000 * row['seconds']:.2f}", rate]
 
-    yield (
-        "prefill step",
-        ("tokens", "context", "ms", "tok/s"),
-        [
+    for name, size in (("prefill", "tokens"), ("decode", "batch")):
+        yield (
+            f"{name} step",
+            (size, "context", "ms", "tok/s"),
             [
-                str(row["tokens"]),
-                str(row["context"]),
-                milliseconds(row),
-                f"{row['tokens'] / row['seconds']:.0f}",
-            ]
-            for row in tables["prefill"]
-        ],
-    )
-    yield (
-        "decode step",
-        ("batch", "context", "ms", "tok/s"),
-        [
-            [
-                str(row["batch"]),
-                str(row["context"]),
-                milliseconds(row),
-                f"{row['batch'] / row['seconds']:.0f}",
-            ]
-            for row in tables["decode"]
-        ],
-    )
+                timed(
+                    row, (str(row[size]), str(row["context"])), f"{row[size] / row['seconds']:.0f}"
+                )
+                for row in tables[name]
+            ],
+        )
     yield (
         "KV transfer",
         ("blocks", "MB", "ms", "GB/s"),
         [
-            [
-                str(row["blocks"]),
-                f"{row['bytes'] / 1e6:.2f}",
-                milliseconds(row),
+            timed(
+                row,
+                (str(row["blocks"]), f"{row['bytes'] / 1e6:.2f}"),
                 f"{row['bytes'] / row['seconds'] / 1e9:.2f}",
-            ]
+            )
             for row in tables["transfer"]
         ],
     )

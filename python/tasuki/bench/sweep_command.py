@@ -146,12 +146,16 @@ def _run(
     dry_run: bool,
     goal: dict[str, Any],
 ) -> int:
+    from tasuki.bench.check_loads import check_loads
     from tasuki.bench.estimate import estimate
     from tasuki.bench.sweep_file import read_sweep
     from tasuki.bench.sweep_state import SweepState
     from tasuki.launch.supervisor import say
+    from tasuki.models.fetch import model_path, resolve_model
 
     plan = read_sweep(file, flags, goal)
+    tokenizer = model_path(plan.model) if dry_run else resolve_model(plan.model)
+    check_loads(plan, tokenizer)
     state = SweepState(plan, folder, fresh and not dry_run)
     if dry_run:
         for point in plan.all_points():
@@ -159,11 +163,11 @@ def _run(
     left = sum(not state.is_done(point) for point in plan.all_points())
     say(f"{left} of {len(plan.all_points())} points to measure: {estimate(plan, state)}")
     say(f"results in {folder}")
-    if dry_run:
+    if dry_run or tokenizer is None:
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        failed = _measure(plan, state, say)
+        failed = _measure(plan, state, tokenizer, say)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
         return _INTERRUPTED
@@ -172,14 +176,11 @@ def _run(
     return 1 if failed else 0
 
 
-def _measure(plan: Plan, state: SweepState, say: Callable[[str], None]) -> int:
+def _measure(plan: Plan, state: SweepState, tokenizer: Path, say: Callable[[str], None]) -> int:
     from tasuki.bench.load import LoadRun, run_load
     from tasuki.bench.serving import Serving
     from tasuki.bench.sweep import Sweep
     from tasuki.bench.topologies import Target
-    from tasuki.models.fetch import resolve_model
-
-    tokenizer = resolve_model(plan.model)
 
     def deploy(target: Target, log: Path) -> Serving:
         return Serving(target.topology, plan.serve_options(target), log)

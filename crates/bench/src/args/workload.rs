@@ -151,7 +151,8 @@ pub struct WorkloadArgs {
     #[arg(long, value_enum)]
     pub answers: Option<Answers>,
 
-    /// Folder of the model's tokenizer. Without it, prompts are --prompt-as words.
+    /// Folder, hub id or name of the model whose tokenizer this is. Without it, prompts are
+    /// --prompt-as words.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
 
