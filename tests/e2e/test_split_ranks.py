@@ -1,0 +1,115 @@
+"""Workers of several ranks through `tasuki serve`: the tokens of workers of one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.client import Client
+from support.deployment import Deployment
+from support.metrics import Metrics
+from support.models import VOCAB_SIZE
+from support.waiting import until
+
+from tasuki.bench.serving import Serving
+from tasuki.launch.config import Topology
+
+BLOCK = 16
+# Of one KV head: layers, K and V, head size, tokens, bytes of float32.
+HEAD_BYTES = 3 * 2 * 16 * BLOCK * 4
+KV_HEADS = 2
+LENGTHS = (1, 16, 17, 300, 1000)
+
+
+def prompt(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@contextmanager
+def serving(model: Path, topology: Topology, log: Path, **options: object) -> Iterator[Client]:
+    """`tasuki serve` on the CPU in float32, a client for it; failures carry the log's end."""
+    said: dict[str, object] = {"model": model, "device": "cpu", "dtype": "float32"}
+    server = Serving(topology, said | {"kv-memory": 64_000_000} | options, log)
+    client = Client(server.url, server.model)
+    try:
+        yield client
+    except BaseException as error:
+        error.add_note(log.read_text(errors="replace")[-6000:])
+        raise
+    finally:
+        client.close()
+        server.stop()
+
+
+def rank_of(worker: str) -> psutil.Process:
+    """A further rank of a worker, by the worker's `--name`, among our descendants."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "tasuki.worker.rank_process" in process.cmdline() and (
+                worker in process.parent().cmdline()
+            ):
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    raise AssertionError(f"{worker} has no further rank")
+
+
+def totals(client: Client) -> Metrics:
+    return Metrics(client.http.get("/metrics").text)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2), (1, 4)])
+def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
+    tiny: Deployment, tiny_model: Path, tmp_path: Path, prefill: int, decode: int
+) -> None:
+    """With 4 ranks every KV head is on two of them, and read into both."""
+    degrees = {"tp-prefill": prefill, "tp-decode": decode}
+    with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **degrees) as client:
+        blocks = 0
+        for length in LENGTHS:
+            answer = client.complete(prompt(length), max_tokens=24)
+            assert answer.tokens == tiny.http.complete(prompt(length), max_tokens=24).tokens
+            blocks += -(-length // BLOCK)
+
+        def counted() -> bool:
+            pulled = totals(client).sum("tasuki_worker_kv_pulled_blocks_total", role="decode")
+            return pulled == blocks
+
+        until(counted, f"{blocks} blocks are pulled", deadline_s=20)
+        found = totals(client)
+        moved = blocks * max(KV_HEADS, decode) * HEAD_BYTES
+        assert found.sum("tasuki_worker_kv_pulled_bytes_total", role="decode") == moved
+        assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
+        assert found.sum("tasuki_worker_kv_pull_failures_total", role="decode") == 0
+
+
+@pytest.mark.faults
+def test_a_rank_that_dies_in_a_crowd_costs_no_request(
+    tiny: Deployment, tiny_model: Path, tmp_path: Path
+) -> None:
+    degrees = {"tp-prefill": 2, "tp-decode": 2}
+    fresh = itertools.count(1001)
+    with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **degrees) as client:
+
+        def is_split() -> bool:
+            answer = client.complete(prompt(next(fresh)), max_tokens=2)
+            return (answer.timings or {}).get("transfer_bytes", 0) > 0
+
+        for victim, first in (("prefill-0", 400), ("decode-0", 401)):
+            lengths = range(first, 1000, 50)
+            wanted = [tiny.http.complete(prompt(n), max_tokens=40).tokens for n in lengths]
+            until(is_split, "both workers are there", deadline_s=120, interval_s=1.0)
+            with ThreadPoolExecutor(len(wanted)) as pool:
+                calls = [pool.submit(client.complete, prompt(n), max_tokens=40) for n in lengths]
+                until(lambda: any(c.done() for c in calls), "an answer", deadline_s=60)  # noqa: B023
+                rank_of(victim).kill()
+                answers = [call.result(timeout=120).tokens for call in calls]
+            assert answers == wanted
+        until(is_split, "both workers are there again", deadline_s=120, interval_s=1.0)
