@@ -82,31 +82,21 @@ class Distributed:
     Args:
         device: Where this rank computes.
         symmetric: Whether to sum small messages by way of symmetric memory, where it works.
+
+    Attributes:
+        rank, size, is_first: See `Collective`.
     """
 
     def __init__(self, device: torch.device, symmetric: bool = True) -> None:
-        self._device = device
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.is_first = self.rank == 0
         self._one = torch.zeros(4, dtype=torch.float32, device=device)
         self._symmetric: SymmetricSum | None = None
         dist.all_reduce(self._one)  # makes the connections, which takes seconds on CUDA
         if device.type == "cuda" and symmetric:
             self._symmetric, how = make_symmetric_sum(device)
             log.info("all-reduce: %s", how)
-
-    @property
-    def rank(self) -> int:
-        """See `Collective`."""
-        return dist.get_rank()
-
-    @property
-    def size(self) -> int:
-        """See `Collective`."""
-        return dist.get_world_size()
-
-    @property
-    def is_first(self) -> bool:
-        """See `Collective`."""
-        return dist.get_rank() == 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collective`."""

@@ -1,0 +1,82 @@
+"""A worker of several ranks behind `tasuki serve`: the tokens of a worker of one, and its death."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.client import Client
+from support.deployment import Deployment
+from support.models import VOCAB_SIZE
+
+from tasuki.bench.serving import Serving
+from tasuki.launch.config import Topology
+
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+
+
+def prompt(length: int) -> list[int]:
+    draw = random.Random(length)
+    return [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+@contextmanager
+def serving(model: Path, degree: int, log: Path) -> Iterator[Client]:
+    """One mixed worker of so many ranks, in float32 on the CPU."""
+    said: dict[str, object] = {"model": model, "device": "cpu", "dtype": "float32"}
+    said |= {"kv-memory": 64_000_000, "tp-mixed": degree}
+    server = Serving(Topology(0, 0, 1), said, log)
+    client = Client(server.url, server.model)
+    try:
+        yield client
+    except BaseException as error:
+        error.add_note(log.read_text(errors="replace")[-6000:])
+        raise
+    finally:
+        client.close()
+        server.stop()
+
+
+def followers() -> list[psutil.Process]:
+    """The ranks other than the first, of all workers under this process."""
+    family = psutil.Process().children(recursive=True)
+    return [each for each in family if "tasuki.worker.rank_process" in each.cmdline()]
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_divided_model_gives_the_tokens_of_a_whole_one(
+    tiny: Deployment, tiny_model: Path, tmp_path: Path, degree: int
+) -> None:
+    """Many requests at once, in chunks and sampled ones too. With 4 ranks KV heads are double."""
+    asked = [(prompt(length), {}) for length in (1, 16, 17, 300, 1000)]
+    asked += [(prompt(length), SAMPLED) for length in (3, 40)]
+    with (
+        serving(tiny_model, degree, tmp_path / "serve.log") as client,
+        ThreadPoolExecutor(len(asked)) as pool,
+    ):
+        got = list(pool.map(lambda one: client.complete(one[0], max_tokens=24, **one[1]), asked))
+        for (tokens, options), answer in zip(asked, got, strict=True):
+            assert answer.tokens == tiny.http.complete(tokens, max_tokens=24, **options).tokens
+
+
+def test_a_rank_that_dies_takes_its_worker_along_and_the_request_goes_on(
+    tiny: Deployment, tiny_model: Path, tmp_path: Path
+) -> None:
+    log, begun = tmp_path / "serve.log", threading.Event()
+    with serving(tiny_model, 2, log) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            client.stream, prompt(17), max_tokens=400, on_token=lambda _: begun.set()
+        )
+        assert begun.wait(60)
+        (rank,) = followers()
+        rank.kill()
+        answer = asked.result(120)
+    assert answer.tokens == tiny.http.complete(prompt(17), max_tokens=400).tokens
+    assert "rank 1: it ended by signal 9" in log.read_text()
