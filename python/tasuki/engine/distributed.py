@@ -113,7 +113,9 @@ class Distributed:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.gather(x, parts, dst=0)
         each = x.shape[1]
-        return torch.cat([part[:, : width - each * i] for i, part in enumerate(parts)], dim=1)
+        return torch.cat(
+            [part[:, : max(0, width - each * i)] for i, part in enumerate(parts)], dim=1
+        )
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collective`."""
