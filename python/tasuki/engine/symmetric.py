@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 # Every rank reads all of every other rank's part: beyond this NCCL's way is shorter.
-MAX_BYTES = 512 << 10
+MAX_BYTES = 1 << 20
 _ALIGN_BYTES = 16  # of what one thread reads; less divisible messages are read in smaller pieces
 _DTYPES = (torch.bfloat16, torch.float32)
 
