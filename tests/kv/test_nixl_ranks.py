@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
+import psutil
 import pytest
-from rank_processes import DecodeEngine, PrefillEngines, Shape, decode_engines
+from rank_processes import DecodeEngine, PrefillEngines, RankProcess, Shape, decode_engines
 
 DEGREES = (1, 2, 4)
 SHAPE = Shape()
 # Long enough over TCP for something to happen in the middle.
 LARGE = Shape(head_kib=256, num_blocks=96)
 SOURCE_SEED, OWN_SEED = 3, 5
+IDLE_S = 4.0
 SCATTERED = tuple(((i * 7 + 3) % 24, i) for i in range(0, 24, 2))
 ADJACENT = tuple((i, i + 9) for i in range(4, 13))
 
@@ -65,6 +68,22 @@ def large() -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
 
 
 EVERYTHING = tuple(((i * 29) % LARGE.num_blocks, i) for i in range(LARGE.num_blocks))
+
+
+def cpu_s(reader: DecodeEngine, ranks: Sequence[RankProcess]) -> list[float]:
+    """Of each rank's process, and of the thread here that hears them."""
+    used = [sum(psutil.Process(rank.process.pid).cpu_times()[:2]) for rank in ranks]
+    [hearing] = [t for t in psutil.Process().threads() if t.id == reader._remote.native_id]
+    return [*used, hearing.user_time + hearing.system_time]
+
+
+def test_idle_ranks_leave_the_processor_alone(large: tuple[PrefillEngines, DecodeEngine]) -> None:
+    sources, reader = large
+    ranks = [*sources.ranks, *reader._others]
+    before, begin_s = cpu_s(reader, ranks), time.monotonic()
+    time.sleep(IDLE_S)
+    used, wall_s = cpu_s(reader, ranks), time.monotonic() - begin_s
+    assert max(after - b for after, b in zip(used, before, strict=True)) < 0.03 * wall_s
 
 
 def test_an_order_waits_for_its_slowest_rank(large: tuple[PrefillEngines, DecodeEngine]) -> None:
