@@ -3,7 +3,8 @@
 A whole model as one graph takes minutes to compile and gains little on it. What
 would tell layers apart (their index, their weights) is kept out of a layer's
 graph, so there are two graphs for each kind of layer: one for any number of
-tokens and one for a single token.
+tokens, and one for a single token, where inductor tunes products as well: they
+are hardly more than the reading of weights then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.async_compile import shutdown_compile_workers
 
 from tasuki.models.fallback import FallbackModel
 
@@ -27,7 +29,6 @@ _WARM_UP_TOKENS = 512  # what kernels are tuned for
 def compile_layers(
     model: FallbackModel,
     backend: str | Callable[..., Any] = "inductor",
-    options: dict[str, Any] | None = None,
 ) -> bool:
     """Compile the model's layers now, check what they compute, and use them if it is right.
 
@@ -36,7 +37,6 @@ def compile_layers(
     Args:
         model: As loaded.
         backend: of torch.compile.
-        options: of torch.compile.
 
     Returns:
         Whether it is compiled now; if not, the log says why.
@@ -47,9 +47,7 @@ def compile_layers(
     for layer in layers:
         kind = type(layer)
         if kind not in compiled:
-            compiled[kind] = torch.compile(
-                kind.forward, fullgraph=True, dynamic=True, backend=backend, options=options
-            )
+            compiled[kind] = _compiled(kind, backend)
         layer.forward = functools.partial(compiled[kind], layer)
     try:
         if not layers:
@@ -62,12 +60,27 @@ def compile_layers(
         reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
         log.warning("%s runs without torch.compile, slower: %s", model.spec.architecture, reason)
         return False
+    finally:
+        shutdown_compile_workers()  # a process for every core, of hundreds of MB each
     log.info(
         "%s has no fast path: torch compiled its layers in %.1f s",
         model.spec.architecture,
         time.monotonic() - begin_s,
     )
     return True
+
+
+def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a kind of layer, compiled twice when it first runs."""
+    tuned = {"coordinate_descent_tuning": True} if backend == "inductor" else None
+    compile_ = functools.partial(torch.compile, fullgraph=True, dynamic=True, backend=backend)
+    many, single = compile_(kind.forward), compile_(kind.forward, options=tuned)
+
+    def forward(layer: nn.Module, hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
+        run = single if hidden_states.shape[1] == 1 else many
+        return run(layer, hidden_states, *args, **options)
+
+    return forward
 
 
 def _layers(model: FallbackModel) -> list[nn.Module]:
