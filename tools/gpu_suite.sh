@@ -33,7 +33,7 @@ PYTHON
 suite() {
   local begin=$SECONDS status=0 took
   about || return 1
-  "$python" -m pytest tests/gpu -m gpu --no-header -q -ra --durations=12 || status=$?
+  "$python" -m pytest tests/gpu --confcutdir tests/gpu -m gpu --no-header -q -ra --durations=12 || status=$?
   took=$((SECONDS - begin))
   echo "took $took s of at most $LIMIT_S"
   [ "$took" -le "$LIMIT_S" ] || status=1
