@@ -83,6 +83,7 @@ def sums(collective: Distributed, timer: Timer) -> list[dict[str, Any]]:
     device, rows_of = torch.device("cuda", collective.rank), []
     symmetric = collective._symmetric
     name, ops = dist.group.WORLD.group_name, torch.ops.symm_mem
+    fused = _workspace(collective)
     for rows in SUM_ROWS:
         x = torch.randn(rows, HIDDEN, device=device, dtype=torch.bfloat16)
         ways: dict[str, Callable[[], object]] = {"NCCL": lambda x=x: dist.all_reduce(x)}
@@ -103,6 +104,7 @@ def sums(collective: Distributed, timer: Timer) -> list[dict[str, Any]]:
                 ops.two_shot_all_reduce_out(b, "sum", name, flat)
 
             ways["two-shot, copied"] = copied
+        ways |= _with_norm(collective, x, fused)
         for way, work in ways.items():
             for _ in range(2):
                 work()
@@ -114,6 +116,55 @@ def sums(collective: Distributed, timer: Timer) -> list[dict[str, Any]]:
             us = 1e3 * timer.ms(graph.replay) / SUMS_IN_A_GRAPH
             rows_of.append({"way": way, "rows": rows, "us": us})
     return rows_of
+
+
+def _workspace(collective: Distributed) -> Any:
+    """FlashInfer's memory for sums fused with the norm that follows; None: it does not work."""
+    try:
+        from flashinfer.comm import TRTLLMAllReduceFusionWorkspace as Workspace
+
+        return Workspace(collective.size, collective.rank, max(SUM_ROWS), HIDDEN, torch.bfloat16)
+    except Exception as error:
+        print(f"no fused sums: {error!r}", file=sys.stderr, flush=True)
+        return None
+
+
+def _with_norm(
+    collective: Distributed, x: torch.Tensor, fused: Any
+) -> dict[str, Callable[[], object]]:
+    """A sum, the addition to the residual and the norm: ours, and in one kernel."""
+    from tasuki.models import kernels
+
+    hidden, normed = torch.randn_like(x), torch.empty_like(x)
+    weight = torch.ones_like(x[0])
+    ways: dict[str, Callable[[], object]] = {
+        "ours + add + norm": lambda: kernels.add_norm(
+            hidden, collective.all_reduce(x), weight, 1e-6
+        ),
+        "NCCL + add + norm": lambda: (
+            dist.all_reduce(x),
+            kernels.add_norm(hidden, x, weight, 1e-6),
+        ),
+    }
+    if fused is not None:
+        from flashinfer.comm import AllReduceFusionPattern, allreduce_fusion
+
+        for way, once in (("one-shot", True), ("two-shot", False)):
+            if not once and x.shape[0] <= collective.size:
+                continue  # it divides the rows among the ranks
+            ways[f"FlashInfer {way} + add + norm"] = lambda once=once: allreduce_fusion(
+                x,
+                fused,
+                AllReduceFusionPattern.kARResidualRMSNorm,
+                residual_in=hidden,
+                residual_out=hidden,
+                norm_out=normed,
+                rms_gamma=weight,
+                rms_eps=1e-6,
+                use_oneshot=once,
+                fp32_acc=True,
+            )
+    return ways
 
 
 def steps(
