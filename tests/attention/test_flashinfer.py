@@ -60,6 +60,23 @@ def test_every_kind_of_step(
     assert_right(case, query, case.run(backend, 1, query, scale=SCALE, window=window), window)
 
 
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_every_kind_of_step_with_our_own_decodes(
+    module: ModuleType, step: str, joint: bool
+) -> None:
+    """In float16: the interpreter's products know no bfloat16."""
+    case = make_case(1, replace(SHAPE, dtype=torch.float16), STEPS[step])
+    query = case.query(HEADS)
+    backend = module.FlashInferAttention(
+        case.pool, HEADS, torch.float16, module.FlashInferOptions(own_decode=True, joint=joint)
+    )
+    backend.plan(case.batch)
+    for window in (None, 5):
+        got = case.run(backend, 1, query, scale=SCALE, window=window)
+        assert_right(case, query, got, window)
+
+
 def test_fp8_cache(module: ModuleType) -> None:
     shape = Shape(2, head_dim=64, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
     case = make_case(1, shape, STEPS["uneven decodes"])

@@ -97,6 +97,8 @@ def test_steps(step: str, heads: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"own_decode": True},
+        {"own_decode": True, "joint": True},
         {"tensor_core_decode": True},
         {"tensor_core_decode": False},
         {"ragged": False},
@@ -111,23 +113,41 @@ def test_every_way_to_run_a_mixed_step(options: dict[str, bool | str | None]) ->
     assert run(make(WHOLE), 32, **options) < BFLOAT16_ERROR
 
 
-@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("block_size", [8, 32, 64])
 @pytest.mark.parametrize("step", ["decodes", "mixed"])
-def test_block_sizes(step: str, block_size: int) -> None:
-    assert run(make(STEPS[step], block_size=block_size), 32) < BFLOAT16_ERROR
+def test_block_sizes(step: str, block_size: int, own: bool) -> None:
+    case = make(STEPS[step], block_size=block_size)
+    assert run(case, 32, own_decode=own) < BFLOAT16_ERROR
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("window", [1, 100])
 @pytest.mark.parametrize("step", ["decodes", "whole prompts", "mixed"])
-def test_sliding_window(step: str, window: int) -> None:
-    assert run(make(STEPS[step]), 32, window) < BFLOAT16_ERROR
+def test_sliding_window(step: str, window: int, own: bool) -> None:
+    assert run(make(STEPS[step]), 32, window, own_decode=own) < BFLOAT16_ERROR
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_fp8_cache(step: str) -> None:
+def test_fp8_cache(step: str, own: bool) -> None:
     """Whole prompts read the step's own keys and values, which nothing rounds."""
     case = make(STEPS[step], kv_dtype=torch.float8_e4m3fn)
-    assert run(case, 32, ragged=False) < FP8_ERROR
+    assert run(case, 32, ragged=False, own_decode=own) < FP8_ERROR
+
+
+@pytest.mark.parametrize("heads", [32, 8, 56, 136], ids=lambda heads: f"group {heads // 8}")
+@pytest.mark.parametrize("step", [*STEPS, "many"])
+def test_our_own_decodes(step: str, heads: int) -> None:
+    """`many`: more tiles than programs, sequences of one tile and of hundreds."""
+    lengths = STEPS.get(step) or [(n, 1) for n in (9_000, *range(1, 2000, 21))]
+    assert run(make(lengths, block_size=32), heads, own_decode=True) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_our_own_decodes_of_other_head_dims(head_dim: int) -> None:
+    shape = Shape(8, head_dim, 32, 300, torch.bfloat16, device="cuda")
+    assert run(make_case(1, shape, DECODES), 32, own_decode=True) < BFLOAT16_ERROR
 
 
 def test_first_and_last_layer() -> None:
@@ -147,8 +167,10 @@ def test_writes_its_slots_and_no_others() -> None:
     assert torch.equal(case.pool, before)
 
 
-@pytest.mark.parametrize("tensor_cores", [True, False])
-def test_a_padded_bucket_in_a_cuda_graph(tensor_cores: bool) -> None:
+@pytest.mark.parametrize(
+    "options", [{"own_decode": True}, {"tensor_core_decode": True}, {"tensor_core_decode": False}]
+)
+def test_a_padded_bucket_in_a_cuda_graph(options: dict[str, bool]) -> None:
     """One graph, replayed for batches of other sizes, lengths and blocks; one step ahead."""
     bucket, width, heads, scale = 16, 300, 32, 128**-0.5
     steps = [
@@ -161,7 +183,10 @@ def test_a_padded_bucket_in_a_cuda_graph(tensor_cores: bool) -> None:
     blocks = max(case.pool.shape[0] for case in cases)
     pool = torch.zeros(blocks, *cases[0].pool.shape[1:], dtype=torch.bfloat16, device="cuda")
     backend = FlashInferAttention(
-        pool, heads, torch.bfloat16, FlashInferOptions(tensor_core_decode=tensor_cores)
+        pool,
+        heads,
+        torch.bfloat16,
+        FlashInferOptions(**options),  # type: ignore[arg-type]
     )
     query = torch.zeros(bucket, heads, 128, dtype=torch.bfloat16, device="cuda")
     key, value = torch.zeros(2, bucket, 8, 128, dtype=torch.bfloat16, device="cuda")

@@ -2,7 +2,8 @@
 
 A step's parts (parts.py) are one call a layer each:
 
-    decodes     paged; in a CUDA graph when the batch has a bucket
+    decodes     paged; in a CUDA graph when the batch has a bucket. Or by our own
+                kernels (decode.py), if the options say so
     chunks      paged, or "ragged" when all of them begin their sequences, for
                 then the step's own keys and values are all there is
 
@@ -34,6 +35,7 @@ import flashinfer
 import torch
 from flashinfer.decode import fast_decode_plan
 
+from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.parts import Divider, Part
 from tasuki.attention.write import write
@@ -52,6 +54,7 @@ class FlashInferOptions:
     """Which of FlashInfer's ways to take; benchmarks/gpu/steps.py measures them.
 
     Attributes:
+        own_decode: decode with our own kernels.
         tensor_core_decode: decode with the prefill kernel, whose rows are the
             query heads of one KV head; None: when 4 or more share one.
         prefill: "fa3" (Hopper), "fa2", or "auto" for the best that the device
@@ -62,6 +65,7 @@ class FlashInferOptions:
         workspace_bytes: for partial results of split sequences.
     """
 
+    own_decode: bool = False
     tensor_core_decode: bool | None = None
     prefill: str = "auto"
     ragged: bool = True
@@ -95,6 +99,7 @@ class _Kind:
     chunk_integers: _Integers
     wrappers: dict[object, Any] = field(default_factory=dict)
     calls: list[tuple[Part, Any]] = field(default_factory=list)
+    decodes: DecodePlan | None = None
 
     @property
     def window_left(self) -> int:
@@ -148,14 +153,18 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
         )
-        self._divider = Divider(self._block_size, pool.device, joint=options.joint)
+        self._own = DecodeAttention(pool, heads) if options.own_decode else None
+        self._divider = Divider(
+            self._block_size, pool.device, joint=options.joint, decodes=self._own is None
+        )
+        self._batch: Batch | None = None
         self._kinds: dict[tuple[float, int | None], _Kind] = {}
         self._parts: list[Part] = []
         self._slots = torch.empty(0, dtype=torch.int64, device=pool.device)
 
     def plan(self, batch: Batch) -> None:
         """Divide the step into parts and plan them for every known kind; see base.py."""
-        self._slots = batch.slots
+        self._slots, self._batch = batch.slots, batch
         self._parts = self._divider.divide(batch)
         for kind in self._kinds.values():
             self._plan_kind(kind)
@@ -181,6 +190,8 @@ class FlashInferAttention:
         result = out
         if result is None:
             result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        if self._own is not None and kind.decodes is not None:
+            self._own.forward(kind.decodes, layer, query, scale, result)
         for part, wrapper in kind.calls:
             rows = part.rows
             if part.whole and self._options.ragged:
@@ -202,7 +213,9 @@ class FlashInferAttention:
             # Positions are not FlashInfer's business (0); no cap on logits, no 16-bit sums.
             shape = (torch.int32, self._head_dim, self._head_dim, 0, window, False)
             wanted = []
-            if self._tensor_cores:
+            if self._options.own_decode:
+                pass
+            elif self._tensor_cores:
                 wanted.append(("fa2", pool.dtype))
             else:
                 spec = flashinfer.jit.gen_batch_decode_module(dtype, pool.dtype, dtype, *shape)
@@ -242,7 +255,9 @@ class FlashInferAttention:
         return kind
 
     def _plan_kind(self, kind: _Kind) -> None:
-        kind.calls = []
+        kind.calls, kind.decodes = [], None
+        if self._own is not None and self._batch is not None and self._divider.apart(self._batch):
+            kind.decodes = self._own.plan(self._batch, kind.window)
         for part in self._parts:
             if part.bucket is not None:
                 wrapper = self._plan_bucket(kind, part)

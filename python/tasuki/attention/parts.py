@@ -96,9 +96,19 @@ class Staging:
 class Divider:
     """Divides steps into parts."""
 
-    def __init__(self, block_size: int, device: torch.device, *, joint: bool) -> None:
-        """Divide for a pool on `device`; `joint`: a mixed step is one part, of chunks."""
-        self._block_size, self._device, self._joint = block_size, device, joint
+    def __init__(
+        self, block_size: int, device: torch.device, *, joint: bool, decodes: bool
+    ) -> None:
+        """Divide for a pool on `device`.
+
+        Args:
+            block_size: Of the pool.
+            device: Of the pool.
+            joint: A mixed step is one part, of chunks.
+            decodes: Whether those that are apart make a part, or nothing.
+        """
+        self._block_size, self._device = block_size, device
+        self._joint, self._decodes = joint, decodes
         pinned = device.type == "cuda"
         self._staging = (Staging(pinned), Staging(pinned))
         self.turn = 0
@@ -113,15 +123,20 @@ class Divider:
         self.turn ^= 1
         total = len(batch.query_lens)
         self._staging[self.turn].restart(4 * max(total, batch.bucket or 0) + 8)
-        if batch.bucket is not None:
-            return [self._padded(batch, batch.bucket)]
-        decodes = 0 if self._joint and batch.num_decodes < total else batch.num_decodes
+        decodes = self.apart(batch)
         parts = []
-        if decodes:
+        if decodes and self._decodes:
+            if batch.bucket is not None:
+                return [self._padded(batch, batch.bucket)]
             parts.append(self._part(batch, 0, decodes))
         if decodes < total:
             parts.append(self._part(batch, decodes, total, chunks=True))
         return parts
+
+    def apart(self, batch: Batch) -> int:
+        """How many of the batch's sequences, its first, are decodes apart from its chunks."""
+        mixed = batch.num_decodes < len(batch.query_lens)
+        return 0 if self._joint and mixed else batch.num_decodes
 
     def _part(self, batch: Batch, begin: int, end: int, *, chunks: bool = False) -> Part:
         """Sequences [begin, end) of the batch; those before are of one token each."""

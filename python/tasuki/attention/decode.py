@@ -1,0 +1,204 @@
+"""Attention of decodes by our own kernels (decode_kernels.py says how): CUDA only.
+
+A plan is a launch on the current stream that reads nothing but the device, so it
+costs the host next to nothing, and a step in flight may still use what it writes:
+the stream keeps the order. Plans of a bucket write to the same memory each time,
+which its graph reads.
+
+Owns that memory, and what pieces of divided sequences leave for each other during
+a launch. Runs on the engine thread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from tasuki.attention import decode_kernels as kernels
+from tasuki.attention.errors import AttentionError
+from tasuki.engine.batch import Batch
+
+_PROGRAMS_PER_CORE = 3  # that have room on a multiprocessor together
+_CORES_ELSEWHERE = 4
+_LEAST_TILES = 2  # of a program: fewer cost more in merging than they bring
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Memory of plans, int32 on the device; decode_kernels.py says what is in it.
+
+    Attributes:
+        begins: [sequences + 1] first tile of each sequence.
+        records: [tiles x fields], one more than there are tiles at most.
+        arrived: [sequences x kv_heads] pieces that are there; 0 between launches.
+    """
+
+    begins: torch.Tensor
+    records: torch.Tensor
+    arrived: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The tiles of some sequences for layers of one window.
+
+    Attributes:
+        sequences: how many; the batch's first rows.
+        window: tokens that each sees, its own included; None: all.
+        buffers: where they lie.
+    """
+
+    sequences: int
+    window: int | None
+    buffers: _Buffers
+
+
+class DecodeAttention:
+    """Decodes over one pool on one device."""
+
+    def __init__(self, pool: torch.Tensor, heads: int, programs: int | None = None) -> None:
+        """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+
+        Args:
+            pool: of the queries' dtype, or float8_e4m3fn.
+            heads: query heads, a multiple of `kv_heads`.
+            programs: for each KV head; None: as many as run together on the device.
+        """
+        _, self._kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
+        self._pools = [pool.select(2, layer) for layer in range(layers)]
+        self._share = heads // self._kv_heads
+        # Tokens of a tile that lie together: a block, or the power of two that divides it.
+        self._unit = min(self._block_size & -self._block_size, kernels.TILE)
+        self._fields = 2 + kernels.TILE // self._unit
+        if programs is None:
+            cores = _CORES_ELSEWHERE
+            if pool.is_cuda:
+                cores = torch.cuda.get_device_properties(pool.device).multi_processor_count
+            programs = max(cores * _PROGRAMS_PER_CORE // self._kv_heads, 1)
+        self._programs = programs
+        pieces = self._programs * 2 * heads
+        self._sums = torch.zeros(pieces * self._head_dim, device=pool.device)
+        self._weights = torch.zeros(pieces * 2, device=pool.device)
+        # By window and bucket, and the newest of each window. The largest bucket is
+        # planned first: the others find room in its buffers.
+        self._held: dict[tuple[int | None, int], _Buffers] = {}
+        self._newest: dict[int | None, _Buffers] = {}
+
+    def plan(self, batch: Batch, window: int | None) -> DecodePlan:
+        """Lay out the batch's decodes, padding included, for layers of one window.
+
+        Raises:
+            AttentionError: A padded batch has more tiles than its bucket's buffers.
+        """
+        sequences = batch.bucket or batch.num_decodes
+        lengths = batch.context_lens[: batch.num_decodes]
+        tiles = sum(triton.cdiv(length, kernels.TILE) for length in lengths)
+        tiles += sequences - len(lengths)
+        buffers = self._room(batch, window, sequences, tiles)
+        tables = batch.block_tables
+        kernels.lay_out[(sequences,)](
+            batch.positions,
+            batch.slots,
+            tables,
+            tables.stride(0),
+            sequences,
+            buffers.begins,
+            buffers.records,
+            window=window or 0,
+            block_size=self._block_size,
+            unit=self._unit,
+            tile=kernels.TILE,
+            width=kernels.RECORDS_AT_ONCE,
+            many=triton.next_power_of_2(sequences),
+        )
+        return DecodePlan(sequences, window, buffers)
+
+    def forward(
+        self,
+        plan: DecodePlan,
+        layer: int,
+        query: torch.Tensor,
+        scale: float,
+        result: torch.Tensor,
+    ) -> None:
+        """Attend in one layer, whose keys and values are in the pool.
+
+        Args:
+            plan: this step's.
+            layer: index of the layer in the pool.
+            query: [sequences, heads, head_dim], heads adjacent.
+            scale: factor on the scores.
+            result: [sequences, heads, head_dim], contiguous.
+        """
+        if query.stride(1) != self._head_dim:
+            query = query.contiguous()
+        pool = self._pools[layer]
+        block_stride, head_stride, side_stride, _, _ = pool.stride()
+        buffers = plan.buffers
+        kernels.attend[(self._programs * self._kv_heads,)](
+            query,
+            query.stride(0),
+            result,
+            pool,
+            block_stride,
+            head_stride,
+            side_stride,
+            plan.sequences,
+            buffers.begins,
+            buffers.records,
+            self._programs,
+            self._sums,
+            self._weights,
+            buffers.arrived,
+            scale * math.log2(math.e),
+            window=plan.window or 0,
+            kv_heads=self._kv_heads,
+            share=self._share,
+            head_dim=self._head_dim,
+            block_size=self._block_size,
+            unit=self._unit,
+            tile=kernels.TILE,
+            least_tiles=_LEAST_TILES,
+            loads=kernels.LOADS,
+            rows=max(triton.next_power_of_2(self._share), 16),
+            merged_rows=triton.next_power_of_2(self._share),
+            at_once=kernels.PIECES_AT_ONCE,
+        )
+
+    def _room(self, batch: Batch, window: int | None, sequences: int, tiles: int) -> _Buffers:
+        """Buffers for so many tiles, the same for a bucket each time."""
+        held = self._held.get((window, batch.bucket)) if batch.bucket is not None else None
+        if held is not None:
+            if tiles > (most := self._most_tiles(held)):
+                raise AttentionError(
+                    f"a decode batch of bucket {batch.bucket} has {tiles} tiles of {kernels.TILE}"
+                    f" tokens, the bucket was first planned for {most}: make its block tables as"
+                    f" wide as the longest sequence"
+                )
+            return held
+        if batch.bucket is not None:
+            longest = batch.block_tables.shape[1] * self._block_size
+            tiles = sequences * triton.cdiv(longest, kernels.TILE)
+        newest = self._newest.get(window)
+        small = newest is None or self._most_tiles(newest) < tiles
+        if newest is None or small or newest.begins.shape[0] <= sequences:
+            newest = self._newest[window] = self._new_buffers(sequences * 3 // 2, tiles * 3 // 2)
+        if batch.bucket is not None:
+            self._held[window, batch.bucket] = newest
+        return newest
+
+    def _most_tiles(self, buffers: _Buffers) -> int:
+        return buffers.records.shape[0] // self._fields - 1
+
+    def _new_buffers(self, sequences: int, tiles: int) -> _Buffers:
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self._sums.device)
+
+        return _Buffers(
+            begins=zeros(sequences + 1),
+            records=zeros((tiles + 1) * self._fields),
+            arrived=zeros(sequences * self._kv_heads),
+        )

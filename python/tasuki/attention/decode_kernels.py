@@ -1,0 +1,252 @@
+"""Attention of one token of each sequence over the paged cache, in Triton; CUDA only.
+
+Bound by memory: the kernel's one aim is to keep reads in flight from its first
+instruction to its last. So there is one wave of programs, each with an equal run
+of *tiles* (TILE tokens of a sequence), one loop over them that does not end
+between sequences, and loads that are several tiles ahead:
+
+    tiles      | a0 a1 a2 a3 | b0 | c0 c1 c2 c3 c4 c5 c6 | d0 d1 |     of sequences a .. d
+    programs   |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|      of each KV head
+    pieces      a        a   b  c        c           c  d             one sequence in one program
+
+A sequence in one piece is written at once. Otherwise each piece leaves its sums,
+and whoever comes last merges them, in their order: results do not depend on who
+that was. The rows of a tile's products are the query heads that share the KV
+head, padded to 16.
+
+Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph
+around it stays right, and the host reckons nothing. A plan's records are one for
+each tile: its row of the batch, how many tokens the sequence has from its begin
+on, and the slot of each unit, a run of tokens that lies together.
+
+Arithmetic is float32 but for the products' operands. Slots beyond a sequence's
+length are not read. Triton's interpreter runs the same code on the CPU (not in
+bfloat16: its products know no such type). This file owns no state.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = 32  # tokens; 16 KB of keys and values at 128 elements a head in bfloat16
+LOADS = 4  # depth of the loop's pipeline
+RECORDS_AT_ONCE = 512
+PIECES_AT_ONCE = 8
+
+
+@triton.jit(do_not_specialize=["sequences", "table_stride"])  # type: ignore[untyped-decorator]
+def lay_out(  # type: ignore[no-untyped-def]
+    positions,
+    slots,
+    tables,
+    table_stride,
+    sequences,
+    begins,
+    records,
+    window: tl.constexpr,
+    block_size: tl.constexpr,
+    unit: tl.constexpr,
+    tile: tl.constexpr,
+    width: tl.constexpr,
+    many: tl.constexpr,
+):
+    units: tl.constexpr = tile // unit
+    row = tl.program_id(0)
+    at = tl.arange(0, many)
+    inside = at < sequences
+    position = tl.load(positions + at, mask=inside, other=0)
+    is_padding = tl.load(slots + at, mask=inside, other=0) < 0
+    lengths = tl.where(is_padding, 1, position + 1).to(tl.int32)
+    skipped = tl.zeros_like(lengths)
+    if window > 0:
+        skipped = tl.maximum(lengths - window, 0) // tile
+    counts = tl.where(inside, tl.cdiv(lengths, tile) - skipped, 0)
+    begin = tl.sum(tl.where(at < row, counts, 0), axis=0)
+    count = tl.sum(tl.where(at == row, counts, 0), axis=0)
+    length = tl.sum(tl.where(at == row, lengths, 0), axis=0)
+    first = tl.sum(tl.where(at == row, skipped, 0), axis=0)
+    tl.store(begins + row, begin)
+    tl.store(begins + row + 1, begin + count)  # the same as the next row's own
+    for done in range(0, count, width):
+        which = done + tl.arange(0, width)
+        mask = which < count
+        token = (first + which) * tile
+        record = records + (begin + which) * (2 + units)
+        tl.store(record, row + tl.zeros_like(which), mask=mask)
+        tl.store(record + 1, length - token, mask=mask)
+        for index in tl.static_range(units):
+            of_unit = token + index * unit
+            there = mask & (of_unit < length)
+            block = tl.load(tables + row * table_stride + of_unit // block_size, there, other=0)
+            tl.store(record + 2 + index, block * block_size + of_unit % block_size, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _merge(  # type: ignore[no-untyped-def]
+    row,
+    head,
+    programs,
+    total,
+    begins,
+    sums,
+    weights,
+    arrived,
+    result,
+    kv_heads: tl.constexpr,
+    share: tl.constexpr,
+    rows: tl.constexpr,
+    head_dim: tl.constexpr,
+    at_once: tl.constexpr,
+):
+    """Count a piece of this row as there; the last one merges them all."""
+    # The program of a tile t is the last whose run begins at t or before.
+    first = ((tl.load(begins + row) + 1) * programs - 1) // total
+    last = (tl.load(begins + row + 1) * programs - 1) // total
+    tl.debug_barrier()  # what every thread left is left before one of them tells
+    before = tl.atomic_add(arrived + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
+    if before == last - first:
+        query = tl.arange(0, rows)
+        at = tl.arange(0, head_dim)
+        top = tl.full([rows], float("-inf"), tl.float32)
+        weight = tl.zeros([rows], tl.float32)
+        sum_ = tl.zeros([rows, head_dim], tl.float32)
+        for done in range(first, last + 1, at_once):
+            program = done + tl.arange(0, at_once)
+            mask = (program <= last)[:, None] & (query < share)[None, :]
+            side = (program == first).to(tl.int32)
+            piece = ((program * 2 + side) * kv_heads + head)[:, None] * share + query[None, :]
+            its_top = tl.load(weights + piece * 2, mask, float("-inf"), cache_modifier=".cg")
+            its_weight = tl.load(weights + piece * 2 + 1, mask, 0.0, cache_modifier=".cg")
+            its_sum = tl.load(
+                sums + piece[:, :, None] * head_dim + at[None, None, :],
+                mask[:, :, None],
+                0.0,
+                cache_modifier=".cg",
+            )
+            new_top = tl.where(query < share, tl.maximum(top, tl.max(its_top, axis=0)), 0.0)
+            kept = tl.exp2(top - new_top)
+            factor = tl.exp2(its_top - new_top[None, :])
+            weight = weight * kept + tl.sum(its_weight * factor, axis=0)
+            sum_ = sum_ * kept[:, None] + tl.sum(its_sum * factor[:, :, None], axis=0)
+            top = new_top
+        mask = (query < share)[:, None]
+        weight = tl.where(query < share, weight, 1.0)
+        target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
+        target += query[:, None] * head_dim + at[None, :]
+        tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=mask)
+        tl.store(arrived + row * kv_heads + head, 0)
+
+
+@triton.jit(do_not_specialize=["sequences", "programs"])  # type: ignore[untyped-decorator]
+def attend(  # type: ignore[no-untyped-def]
+    query,
+    query_stride,
+    result,
+    pool,
+    block_stride,
+    head_stride,
+    side_stride,
+    sequences,
+    begins,
+    records,
+    programs,
+    sums,
+    weights,
+    arrived,
+    scale,
+    window: tl.constexpr,
+    kv_heads: tl.constexpr,
+    share: tl.constexpr,
+    head_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    unit: tl.constexpr,
+    tile: tl.constexpr,
+    least_tiles: tl.constexpr,
+    loads: tl.constexpr,
+    rows: tl.constexpr,
+    merged_rows: tl.constexpr,
+    at_once: tl.constexpr,
+):
+    units: tl.constexpr = tile // unit
+    fields: tl.constexpr = 2 + units
+    head = tl.program_id(0) % kv_heads
+    program = tl.program_id(0) // kv_heads
+    total = tl.load(begins + sequences)
+    programs = tl.minimum(programs, tl.cdiv(total, least_tiles))  # the rest has nothing to do
+    begin = tl.minimum(program, programs) * total // programs
+    end = tl.minimum(program + 1, programs) * total // programs
+
+    group = tl.arange(0, rows)
+    at = tl.arange(0, head_dim)
+    token = tl.arange(0, tile)
+    query += head * (share * head_dim)
+    keys = pool + head.to(tl.int64) * head_stride
+    top = tl.full([rows], float("-inf"), tl.float32)
+    weight = tl.zeros([rows], tl.float32)
+    sum_ = tl.zeros([rows, head_dim], tl.float32)
+    # A tile's record is read while the one before is under way: its addresses are
+    # known when its turn to be loaded comes.
+    record = records + begin * fields
+    next_row = tl.load(record)
+    next_left = tl.load(record + 1)
+    next_low = tl.load(record + 2)
+    next_high = tl.load(record + fields - 1)
+    for t in tl.range(begin, end, num_stages=loads):
+        row, left, low, high = next_row, next_left, next_low, next_high
+        record += fields
+        next_row = tl.load(record)
+        next_left = tl.load(record + 1)
+        next_low = tl.load(record + 2)
+        next_high = tl.load(record + fields - 1)
+        if units == 1:
+            slot = low + token
+        elif units == 2:
+            slot = tl.where(token < unit, low, high) + token % unit
+        else:
+            slot = tl.load(record - fields + 2 + token // unit) + token % unit
+        place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
+        seen = token < left
+        if window > 0:
+            seen &= token >= left - window
+        mine = query + row.to(tl.int64) * query_stride + group[:, None] * head_dim + at[None, :]
+        q = tl.load(mine, mask=(group < share)[:, None], other=0.0)
+        k = tl.load(keys + place[None, :] + at[:, None], mask=seen[None, :], other=0.0)
+        v = tl.load(
+            keys + side_stride + place[:, None] + at[None, :], mask=seen[:, None], other=0.0
+        )
+        scores = tl.dot(q, k.to(q.dtype)) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        chances = tl.exp2(scores - new_top[:, None])
+        kept = tl.exp2(top - new_top)
+        weight = weight * kept + tl.sum(chances, axis=1)
+        sum_ = tl.dot(chances.to(q.dtype), v.to(q.dtype), sum_ * kept[:, None])
+        top = new_top
+
+        is_last = left <= tile
+        if is_last | (t + 1 == end):
+            has_first = tl.load(begins + row) >= begin
+            whole = has_first & is_last
+            to_result = (group < tl.where(whole, share, 0))[:, None]
+            to_piece = group < tl.where(whole, 0, share)
+            target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
+            target += group[:, None] * head_dim + at[None, :]
+            tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=to_result)
+            piece = ((program * 2 + has_first.to(tl.int32)) * kv_heads + head) * share + group
+            tl.store(sums + piece[:, None] * head_dim + at[None, :], sum_, mask=to_piece[:, None])
+            tl.store(weights + piece * 2, top, mask=to_piece)
+            tl.store(weights + piece * 2 + 1, weight, mask=to_piece)
+            top = tl.full([rows], float("-inf"), tl.float32)
+            weight = tl.zeros([rows], tl.float32)
+            sum_ = tl.zeros([rows, head_dim], tl.float32)
+
+    if begin < end:
+        row = tl.load(records + begin * fields)
+        if tl.load(begins + row) < begin:
+            _merge(row, head, programs, total, begins, sums, weights, arrived, result,
+                   kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip
+        row = tl.load(records + (end - 1) * fields)
+        if (tl.load(begins + row) >= begin) & (tl.load(begins + row + 1) > end):
+            _merge(row, head, programs, total, begins, sums, weights, arrived, result,
+                   kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip

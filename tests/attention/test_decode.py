@@ -1,0 +1,149 @@
+"""Our decode kernels against attention by the definition, here by Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.attention_cases import Case, Shape, definition, make_case, pad
+from support.kernels import DEVICE
+
+from tasuki.attention.decode import DecodeAttention
+from tasuki.attention.errors import AttentionError
+from tasuki.attention.write import write
+
+ERROR = 2e-3  # |got - want| / |want|; float16 alone gives 2e-4
+UNEVEN = [5, 40, 1, 17, 90]
+
+
+def make(
+    lengths: list[int],
+    *,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    block_size: int = 16,
+    garbage: float = math.nan,
+    kv_dtype: torch.dtype | None = None,
+) -> Case:
+    """Sequences whose last token's keys and values are written already."""
+    blocks = sum(-(-n // block_size) for n in lengths) + 3
+    shape = Shape(
+        kv_heads, head_dim, block_size, blocks, torch.float16, kv_dtype=kv_dtype, device=DEVICE
+    )
+    case = make_case(1, shape, [(n - 1, 1) for n in lengths], garbage=garbage)
+    write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, 1)
+    return case
+
+
+def attend(
+    attention: DecodeAttention, case: Case, heads: int, window: int | None = None, again: int = 1
+) -> float:
+    """The relative error of the last of some runs of one plan."""
+    query = case.query(heads)
+    scale = case.shape.head_dim**-0.5
+    plan = attention.plan(case.batch, window)
+    for _ in range(again):
+        result = torch.full_like(query, math.nan)
+        attention.forward(plan, 1, query, scale, result)
+    want = definition(case, query, scale, window)
+    return float((result.double() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("lengths", [UNEVEN, [400], [1], [32, 64, 33, 31]], ids=str)
+def test_any_division_of_the_work(lengths: list[int], programs: int) -> None:
+    case = make(lengths)
+    assert attend(DecodeAttention(case.pool, 6, programs), case, 6, again=2) < ERROR
+
+
+def test_a_plan_has_a_record_for_each_tile() -> None:
+    """What a plan says; and a sequence longer than a program's share comes out right."""
+    case = make([320, 3], kv_heads=1)
+    attention = DecodeAttention(case.pool, 2, 5)
+    plan = attention.plan(case.batch, None)
+    assert plan.buffers.begins[:3].tolist() == [0, 10, 11]
+    records = plan.buffers.records.view(-1, 4)[:11]
+    assert records[:, 0].tolist() == [0] * 10 + [1]
+    assert records[:, 1].tolist() == [*range(320, 0, -32), 3]
+    table = case.batch.block_tables[0].tolist()
+    assert records[:10, 2].tolist() == [block * 16 for block in table[::2]]
+    assert records[:10, 3].tolist() == [block * 16 for block in table[1::2]]
+    assert attend(attention, case, 2) < ERROR
+    assert not plan.buffers.arrived.any(), "the next launch counts from 0"
+
+
+@pytest.mark.parametrize("window", [1, 31, 33, 64])
+def test_sliding_window(window: int) -> None:
+    """Keys and values before the window are not even read."""
+    case = make(UNEVEN)
+    for row, length in enumerate(UNEVEN):
+        for block in range(max(length - window, 0) // 32 * 2):
+            case.pool[case.batch.block_tables[row, block].item()] = math.nan
+    assert attend(DecodeAttention(case.pool, 4, 3), case, 4, window) < ERROR
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 20, 32, 64])
+def test_block_sizes(block_size: int) -> None:
+    case = make(UNEVEN, block_size=block_size)
+    assert attend(DecodeAttention(case.pool, 4, 3), case, 4) < ERROR
+
+
+@pytest.mark.parametrize("heads", [2, 14, 34])
+def test_heads_that_share(heads: int) -> None:
+    case = make([70, 3])
+    assert attend(DecodeAttention(case.pool, heads, 3), case, heads) < ERROR
+
+
+def test_fp8_cache() -> None:
+    case = make(UNEVEN, kv_dtype=torch.float8_e4m3fn, garbage=0.0)
+    # What fp8 has exactly: the interpreter does not round as the device does.
+    for sequences in (case.keys, case.values):
+        sequences[:] = [s.to(torch.float8_e4m3fn).to(torch.float16) for s in sequences]
+    write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, 1)
+    assert attend(DecodeAttention(case.pool, 4, 3), case, 4) < ERROR
+
+
+def test_a_graph_reads_what_later_plans_of_its_bucket_write() -> None:
+    """The same memory for all plans of a bucket; a larger one leaves it alone."""
+    bucket, heads, width = 4, 4, 12
+    first, later = make([20, 90, 7], garbage=0.0), make([150, 1], garbage=0.0)
+    pool = torch.zeros(max(len(first.pool), len(later.pool)), *first.pool.shape[1:])
+    pool = pool.half().to(DEVICE)
+    attention = DecodeAttention(pool, heads, 3)
+    recorded = attention.plan(pad(first.batch, bucket, width), None)
+    attention.plan(pad(first.batch, 2 * bucket, 2 * width), None)
+    attention.plan(make([900]).batch, None)
+    for case in (first, later, first):
+        pool[: len(case.pool)] = case.pool
+        count = case.batch.num_decodes
+        query = torch.zeros(bucket, heads, 16, dtype=torch.float16, device=DEVICE)
+        query[:count] = case.query(heads)
+        plan = attention.plan(pad(case.batch, bucket, width), None)
+        assert plan.buffers is recorded.buffers
+        result = torch.full_like(query, math.nan)
+        attention.forward(recorded, 1, query, 0.25, result)
+        want = definition(case, query[:count], 0.25, None)
+        assert (result[:count].double() - want).norm() < ERROR * want.norm()
+
+
+def test_wider_tables_than_the_bucket_was_planned_for() -> None:
+    case = make([90, 5])
+    attention = DecodeAttention(case.pool, 4, 3)
+    attention.plan(pad(make([1]).batch, 2, 1), None)
+    with pytest.raises(AttentionError, match=r"has 4 tiles of 32 tokens.* for 3"):
+        attention.plan(pad(case.batch, 2, 6), None)
+
+
+def test_rows_of_the_query_may_lie_apart() -> None:
+    """As they do in the result of one product for queries, keys and values."""
+    case = make(UNEVEN)
+    query = case.query(4)
+    apart = torch.zeros(5, 8, 16, dtype=torch.float16, device=DEVICE)
+    apart[:, :4] = query
+    attention = DecodeAttention(case.pool, 4, 3)
+    plan = attention.plan(case.batch, None)
+    results = [torch.empty_like(query) for _ in range(2)]
+    attention.forward(plan, 1, query, 0.25, results[0])
+    attention.forward(plan, 1, apart[:, :4], 0.25, results[1])
+    assert torch.equal(*results)
