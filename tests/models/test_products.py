@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from support.kernels import DEVICE
 
-from tasuki.models import products
 from tasuki.models.layers import PlainLinear
+from tasuki.models.products import MAX_ROWS, FewRows, row_groups
 
-SIZE, OUT = 1024, 48
+SIZE, OUT = 1024, 144
 EPS = 1e-5
+ROWS = [1, 2, 17, 40]  # one row; then each way to group them but 64
+# float16: the interpreter's product knows no bfloat16.
+HALF = torch.float16
+TOLERANCE = 2**-8  # of which the result's rounding, which the interpreter cuts, is a half
 
 
 @pytest.fixture(autouse=True)
@@ -23,57 +27,80 @@ def on_device() -> Iterator[None]:
         yield
 
 
-def linear(out: int, biased: bool = False) -> PlainLinear:
-    return PlainLinear(torch.randn(out, SIZE) * SIZE**-0.5, torch.randn(out) if biased else None)
+@pytest.fixture(params=[1, 16], ids=["whole", "divided"])
+def few(request: pytest.FixtureRequest) -> FewRows:
+    """Divides columns into as many parts as leave so many programs."""
+    few = FewRows(EPS, DEVICE)
+    few._programs = request.param
+    return few
+
+
+def linear(out: int, dtype: torch.dtype = HALF, *, biased: bool = False) -> PlainLinear:
+    weight = torch.randn(out, SIZE) * SIZE**-0.5
+    return PlainLinear(weight.to(dtype), torch.randn(out).to(dtype) if biased else None)
+
+
+def exact(product: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+    result = x.float() @ product.weight.float().t()
+    return result if product.bias is None else result + product.bias.float()
+
+
+def norm_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.rms_norm(x.float(), (SIZE,), weight.float(), EPS)
 
 
 def check(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+    assert got.dtype == HALF
+    torch.testing.assert_close(got.float(), want, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_normed(rows: int, biased: bool) -> None:
-    product, norm = linear(OUT, biased), torch.randn(SIZE)
-    x = 3 * torch.randn(rows, SIZE + 16)[:, :SIZE]  # rows that lie apart
-    want = product(torch.rms_norm(x, (SIZE,), norm, EPS))
-    check(products.normed(product, x, norm, EPS), want)
+def test_normed(few: FewRows, rows: int, biased: bool) -> None:
+    product, norm = linear(OUT, biased=biased), torch.randn(SIZE).to(HALF)
+    x = (3 * torch.randn(rows, SIZE + 16)).to(HALF)[:, :SIZE]  # rows that lie apart
+    check(few.normed(product, x, norm), exact(product, norm_of(x, norm)))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_gated(rows: int) -> None:
-    product, norm = linear(2 * OUT), torch.randn(SIZE)
-    x = 3 * torch.randn(rows, SIZE)
-    gate, up = product(torch.rms_norm(x, (SIZE,), norm, EPS)).chunk(2, -1)
-    check(products.gated(product, x, norm, EPS), F.silu(gate) * up)
+@pytest.mark.parametrize("rows", ROWS)
+def test_gated(few: FewRows, rows: int) -> None:
+    product, norm = linear(2 * OUT), torch.randn(SIZE).to(HALF)
+    x = (3 * torch.randn(rows, SIZE)).to(HALF)
+    gate, up = exact(product, norm_of(x, norm)).chunk(2, -1)
+    check(few.gated(product, x, norm), F.silu(gate) * up)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_add_touches_its_rows_only(rows: int, biased: bool) -> None:
-    product, x = linear(OUT, biased), torch.randn(rows, SIZE)
-    below = torch.randn(rows + 1, OUT)
-    want = below.clone()
-    want[:rows] += product(x)
-    products.add(product, x, below[:rows])
-    check(below, want)
+def test_add_touches_its_rows_only(few: FewRows, rows: int, biased: bool) -> None:
+    product, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
+    hidden = torch.randn(rows + 1, OUT).to(HALF)
+    want = hidden.float()
+    want[:rows] += exact(product, x)
+    few.add(product, x, hidden[:rows])
+    check(hidden, want)
+    few.add(product, x, hidden[:rows])  # counters are as they were
+    want[:rows] += exact(product, x)
+    torch.testing.assert_close(hidden.float(), want, atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
 
 
-def test_sixteen_bits_are_rounded_once() -> None:
-    """As near to the exact sum as the format allows, also where the residual is large."""
-    weight = torch.randn(OUT, SIZE).bfloat16()
-    x, hidden = torch.randn(2, SIZE).bfloat16(), (100 * torch.randn(2, OUT)).bfloat16()
-    want = hidden.double() + x.double() @ weight.double().t()
-    products.add(PlainLinear(weight, None), x, hidden)
-    # The interpreter cuts what the device rounds.
-    error = 2**-8 if DEVICE.type == "cuda" else 2**-7
-    assert bool(((hidden.double() - want).abs() <= error * 1.01 * want.abs() + 1e-3).all())
+def test_one_row_in_float32(few: FewRows) -> None:
+    product, norm = linear(OUT, torch.float32, biased=True), torch.randn(SIZE)
+    x = 3 * torch.randn(1, SIZE)
+    want = exact(product, norm_of(x, norm))
+    torch.testing.assert_close(few.normed(product, x, norm), want, atol=2e-5, rtol=2e-5)
 
 
-def test_what_is_not_taken() -> None:
+def test_what_is_not_taken(few: FewRows) -> None:
     product = linear(OUT)
-    assert products.takes(product, products.MAX_ROWS)
-    assert not products.takes(product, products.MAX_ROWS + 1)
-    assert not products.takes(product.__call__, 1)
-    assert not products.takes(PlainLinear(torch.zeros(OUT, SIZE - 16), None), 1)
-    assert not products.takes(PlainLinear(torch.zeros(OUT - 8, SIZE), None), 1)
+    assert few.takes(product, MAX_ROWS)
+    assert not few.takes(product, MAX_ROWS + 1)
+    assert not few.takes(product, 0)
+    assert not few.takes(product.__call__, 1)
+    assert not few.takes(linear(OUT, torch.float32), 2)
+    assert not few.takes(PlainLinear(torch.zeros(OUT, SIZE - 16).to(HALF), None), 2)
+
+
+def test_row_groups_hold_the_rows_and_waste_little() -> None:
+    assert [row_groups(n) for n in (2, 16, 17, 32)] == [(16, 0), (16, 0), (32, 0), (32, 0)]
+    assert [row_groups(n) for n in (33, 48, 49, 64)] == [(32, 16), (32, 16), (64, 0), (64, 0)]

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tasuki.models.overlap import overlaps
 
 _GATED_WIDTH = 1024  # elements of a program
 
@@ -26,7 +29,11 @@ def _norm(  # type: ignore[no-untyped-def]
     size: tl.constexpr,
     with_add: tl.constexpr,
     width: tl.constexpr,
+    dependent: tl.constexpr,
 ):
+    if dependent:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, width)
     mask = at < size
@@ -43,7 +50,12 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gated(gate_up, result, inner, width: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gated(  # type: ignore[no-untyped-def]
+    gate_up, result, inner, width: tl.constexpr, dependent: tl.constexpr
+):
+    if dependent:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * width + tl.arange(0, width)
     mask = at < inner
@@ -72,7 +84,15 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
     result = gate_up.new_empty(rows, inner)
     if rows:
         grid = (rows, triton.cdiv(inner, _GATED_WIDTH))
-        _gated[grid](gate_up, result, inner, width=_GATED_WIDTH)
+        dependent = overlaps(gate_up.device)
+        _gated[grid](
+            gate_up,
+            result,
+            inner,
+            width=_GATED_WIDTH,
+            dependent=dependent,
+            launch_pdl=dependent,
+        )
     return result
 
 
@@ -84,6 +104,7 @@ def _run_norm(
     if rows:
         width = triton.next_power_of_2(size)
         other = hidden if x is None else x
+        dependent = overlaps(hidden.device)
         _norm[(rows,)](
             hidden,
             hidden.stride(0),
@@ -95,6 +116,8 @@ def _run_norm(
             size=size,
             with_add=x is not None,
             width=width,
+            dependent=dependent,
+            launch_pdl=dependent,
             num_warps=min(max(width // 512, 1), 16),
         )
     return result

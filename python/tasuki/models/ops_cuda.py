@@ -1,6 +1,6 @@
 """The steps of a Llama layer by fused kernels.
 
-With many rows there are four launches a layer beside the products. With very few the
+With many rows there are four launches a layer beside the products. With few the
 products are ours as well, and take the norms, the gate and the additions into them.
 Nothing here depends on the batch's lists, so that all of it may be captured in a
 CUDA graph. Owns the rotation's table, made once for the model's whole context.
@@ -15,9 +15,10 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
-from tasuki.models import kernels, products
+from tasuki.models import kernels
 from tasuki.models.layers import Linear
 from tasuki.models.ops import Norms, Ops, Rotation
+from tasuki.models.products import FewRows
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 
@@ -33,6 +34,7 @@ class CudaOps(Ops):
         assert spec.rope is not None
         self._spec = spec
         self._scale = spec.head_dim**-0.5
+        self._few = FewRows(spec.norm_eps, device)
         half = spec.head_dim // 2
         # [positions, 2, head_dim / 2] float32: cosines, and sines without their sign.
         table = rope_table(spec.rope, spec.head_dim, spec.max_position, torch.float32)
@@ -43,8 +45,8 @@ class CudaOps(Ops):
     ) -> torch.Tensor:
         """See `Ops.qkv`."""
         product = layer.qkv
-        if normed is None and products.takes(product, hidden.shape[0]):
-            return products.normed(product, hidden, layer.attention_norm, self._spec.norm_eps)
+        if normed is None and self._few.takes(product, hidden.shape[0]):
+            return self._few.normed(product, hidden, layer.attention_norm)
         return super().qkv(layer, hidden, normed)
 
     def rest(
@@ -52,16 +54,16 @@ class CudaOps(Ops):
     ) -> torch.Tensor | None:
         """See `Ops.rest`."""
         product = layer.gate_up
-        if not products.takes(product, hidden.shape[0]):
+        if not self._few.takes(product, hidden.shape[0]):
             return super().rest(layer, hidden, attended, norm)
         self._add(hidden, attended, layer.output)
-        inner = products.gated(product, hidden, layer.mlp_norm, self._spec.norm_eps)
+        inner = self._few.gated(product, hidden, layer.mlp_norm)
         self._add(hidden, inner, layer.down)
         return None
 
     def _add(self, hidden: torch.Tensor, x: torch.Tensor, product: Linear) -> None:
-        if products.takes(product, x.shape[0]):
-            products.add(product, x, hidden)
+        if self._few.takes(product, x.shape[0]):
+            self._few.add(product, x, hidden)
         else:
             hidden += product(x)
 

@@ -1,0 +1,25 @@
+"""Kernels that begin while the one before them ends: programmatic dependent launch.
+
+Such a kernel waits (`gdc_wait`) before it touches memory, and lets the next one begin
+(`gdc_launch_dependents`) when it has only its ends to write: what a launch costs is then
+paid while the kernel before it still runs, in CUDA graphs too. Every kernel launched so
+waits for all before it, so it does not matter which of its neighbours know of this.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+_FIRST_CAPABILITY = (9, 0)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether kernels can be launched so on this device."""
+    return device.type == "cuda" and _capability(device) >= _FIRST_CAPABILITY
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

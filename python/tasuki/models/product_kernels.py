@@ -1,0 +1,201 @@
+"""Kernels of products with few rows and what surrounds them, in Triton; CUDA only.
+
+With few rows a product is the reading of its weight, and what costs beside it are
+the ends of kernels. So the norm before it, the gate and the residual behind it are
+part of its kernel, and kernels overlap at their ends (models/overlap.py).
+
+    one_row    x ──norm?──▶ sums in registers, float32, over columns ──▶ bias? gate? add?
+    few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ bias? gate? add?
+                 a weight of few rows is divided by columns as well: each program leaves
+                 its part, and whoever comes last adds them up, in their order
+
+Results do not depend on who was last. Triton's interpreter runs both on the CPU
+(TRITON_INTERPRET=1). This file owns no state.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def one_row(  # type: ignore[no-untyped-def]
+    x,
+    norm,
+    weight,
+    bias,
+    result,
+    out,
+    eps,
+    size: tl.constexpr,
+    normed: tl.constexpr,
+    biased: tl.constexpr,
+    gated: tl.constexpr,
+    added: tl.constexpr,
+    outs: tl.constexpr,
+    columns: tl.constexpr,
+    stages: tl.constexpr,
+    dependent: tl.constexpr,
+):
+    if dependent:
+        gdc_wait()
+    own = tl.program_id(0) * outs + tl.arange(0, outs)
+    column = tl.arange(0, columns)
+    read = tl.minimum(own, out - 1).to(tl.int64)
+    gates = weight + read[:, None] * size + column[None, :]
+    ups = weight + (read + out)[:, None] * size + column[None, :]
+    sums = tl.zeros((outs, columns), tl.float32)
+    up_sums = tl.zeros((outs, columns), tl.float32)
+    squares = tl.zeros((columns,), tl.float32)
+    for k in tl.range(0, size, columns, num_stages=stages):
+        values = tl.load(x + k + column).to(tl.float32)
+        if normed:
+            squares += values * values
+            values *= tl.load(norm + k + column).to(tl.float32)
+        sums += tl.load(gates + k).to(tl.float32) * values[None, :]
+        if gated:
+            up_sums += tl.load(ups + k).to(tl.float32) * values[None, :]
+    if dependent:
+        gdc_launch_dependents()
+    factor = 1.0
+    if normed:
+        factor = tl.rsqrt(tl.sum(squares, axis=0) / size + eps)
+    total = tl.sum(sums, axis=1) * factor
+    if biased:
+        total += tl.load(bias + read).to(tl.float32)
+    if gated:
+        total = total / (1.0 + tl.exp(-total)) * (tl.sum(up_sums, axis=1) * factor)
+    if added:
+        total += tl.load(result + read).to(tl.float32)
+    tl.store(result + own, total.to(result.dtype.element_ty), mask=own < out)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summed(part, split: tl.constexpr, step: tl.constexpr, mask):  # type: ignore[no-untyped-def]
+    # Past the first-level cache, which may hold what an earlier kernel left there.
+    total = tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+    for i in tl.static_range(1, split):
+        total += tl.load(part + i * step, mask=mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish(  # type: ignore[no-untyped-def]
+    total,
+    up,
+    bias,
+    result,
+    result_stride,
+    own,
+    row,
+    mask,
+    biased: tl.constexpr,
+    gated: tl.constexpr,
+    added: tl.constexpr,
+):
+    at = result + row.to(tl.int64)[None, :] * result_stride + own[:, None]
+    if biased:
+        total += tl.load(bias + own[:, None], mask=mask, other=0.0).to(tl.float32)
+    if gated:
+        total = total / (1.0 + tl.exp(-total)) * up
+    if added:
+        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, total.to(result.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def few_rows(  # type: ignore[no-untyped-def]
+    x,
+    x_stride,
+    weight,
+    bias,
+    result,
+    result_stride,
+    parts,
+    counters,
+    rows,
+    out,
+    size: tl.constexpr,
+    split: tl.constexpr,
+    biased: tl.constexpr,
+    gated: tl.constexpr,
+    added: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    outs: tl.constexpr,
+    columns: tl.constexpr,
+    stages: tl.constexpr,
+    dependent: tl.constexpr,
+):
+    # Rows are taken in two groups of powers of two, the second of which may be empty.
+    share: tl.constexpr = size // split
+    held: tl.constexpr = outs * (first + second)
+    if dependent:
+        gdc_wait()
+    tile = tl.program_id(0) // split
+    turn = tl.program_id(0) % split
+    own = tile * outs + tl.arange(0, outs)
+    column = turn * share + tl.arange(0, columns)
+    read = tl.minimum(own, out - 1).to(tl.int64)
+    gates = weight + read[:, None] * size + column[None, :]
+    ups = weight + (read + out)[:, None] * size + column[None, :]
+    row = tl.arange(0, first)
+    x_at = x + row[:, None] * x_stride + column[None, :]
+    total = tl.zeros((outs, first), tl.float32)
+    up = tl.zeros((outs, first), tl.float32)
+    if second:
+        row_2 = first + tl.arange(0, second)
+        x_2_at = x + row_2[:, None] * x_stride + column[None, :]
+        total_2 = tl.zeros((outs, second), tl.float32)
+        up_2 = tl.zeros((outs, second), tl.float32)
+    for k in tl.range(0, share, columns, num_stages=stages):
+        values = tl.trans(tl.load(x_at + k, mask=(row < rows)[:, None], other=0.0))
+        gate = tl.load(gates + k)
+        total = tl.dot(gate, values, total)
+        if second:
+            values_2 = tl.trans(tl.load(x_2_at + k, mask=(row_2 < rows)[:, None], other=0.0))
+            total_2 = tl.dot(gate, values_2, total_2)
+        if gated:
+            upper = tl.load(ups + k)
+            up = tl.dot(upper, values, up)
+            if second:
+                up_2 = tl.dot(upper, values_2, up_2)
+    if dependent:
+        gdc_launch_dependents()
+
+    mask = (own < out)[:, None] & (row < rows)[None, :]
+    at = tl.arange(0, outs)[:, None] * (first + second) + row[None, :]
+    if second:
+        mask_2 = (own < out)[:, None] & (row_2 < rows)[None, :]
+        at_2 = tl.arange(0, outs)[:, None] * (first + second) + row_2[None, :]
+    is_last = True
+    if split > 1:
+        step: tl.constexpr = 2 * held if gated else held
+        part = parts + tile.to(tl.int64) * (split * step)
+        left = part + turn * step
+        tl.store(left + at, total, mask=mask)
+        if gated:
+            tl.store(left + held + at, up, mask=mask)
+        if second:
+            tl.store(left + at_2, total_2, mask=mask_2)
+            if gated:
+                tl.store(left + held + at_2, up_2, mask=mask_2)
+        tl.debug_barrier()  # all threads' parts are there before one of them says so
+        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == split - 1
+        if is_last:
+            tl.store(counters + tile, 0)
+            total = _summed(part + at, split, step, mask)
+            if gated:
+                up = _summed(part + held + at, split, step, mask)
+            if second:
+                total_2 = _summed(part + at_2, split, step, mask_2)
+                if gated:
+                    up_2 = _summed(part + held + at_2, split, step, mask_2)
+    if is_last:
+        _finish(total, up, bias, result, result_stride, own, row, mask, biased, gated, added)
+        if second:
+            _finish(
+                total_2, up_2, bias, result, result_stride, own, row_2, mask_2, biased, gated, added
+            )

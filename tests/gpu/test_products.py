@@ -1,0 +1,74 @@
+"""Products of few rows at real sizes, one kernel beginning while the one before it ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from tasuki.models.layers import PlainLinear
+from tasuki.models.products import MAX_ROWS, FewRows
+
+DEVICE = torch.device("cuda")
+HIDDEN, INNER, QUERY, QKV = 2560, 9728, 4096, 6144
+EPS = 1e-6
+LAYERS, REPEATS = 3, 20
+ERROR = 2**-7  # relative, of a few layers in bfloat16
+
+
+class Layer:
+    def __init__(self) -> None:
+        def linear(out: int, size: int) -> PlainLinear:
+            weight = torch.randn(out, size, device=DEVICE) * size**-0.5
+            return PlainLinear(weight.bfloat16(), None)
+
+        self.qkv, self.output = linear(QKV, HIDDEN), linear(HIDDEN, QUERY)
+        self.gate_up, self.down = linear(2 * INNER, HIDDEN), linear(HIDDEN, INNER)
+        self.norms = [1 + 0.2 * torch.randn(HIDDEN, device=DEVICE).bfloat16() for _ in range(2)]
+
+
+def chain(few: FewRows, layers: list[Layer], hidden: torch.Tensor) -> None:
+    for layer in layers:
+        qkv = few.normed(layer.qkv, hidden, layer.norms[0])
+        few.add(layer.output, qkv[:, :QUERY], hidden)
+        few.add(layer.down, few.gated(layer.gate_up, hidden, layer.norms[1]), hidden)
+
+
+def exact(layers: list[Layer], hidden: torch.Tensor) -> torch.Tensor:
+    hidden = hidden.float()
+    for layer in layers:
+        first, second = (
+            lambda x, w=norm.float(): torch.rms_norm(x, (HIDDEN,), w, EPS) for norm in layer.norms
+        )
+        attended = (first(hidden) @ layer.qkv.weight.float().t())[:, :QUERY]
+        hidden = hidden + attended @ layer.output.weight.float().t()
+        gate, up = (second(hidden) @ layer.gate_up.weight.float().t()).chunk(2, -1)
+        hidden = hidden + (F.silu(gate) * up) @ layer.down.weight.float().t()
+    return hidden
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 17, 32, 40, 48, 63, MAX_ROWS])
+@torch.inference_mode()
+def test_a_graph_of_them_is_right_every_time(rows: int) -> None:
+    torch.manual_seed(rows)
+    layers = [Layer() for _ in range(LAYERS)]
+    few = FewRows(EPS, DEVICE)
+    begin = torch.randn(rows, HIDDEN, device=DEVICE).bfloat16()
+    want = exact(layers, begin)
+    hidden = begin.clone()
+    chain(few, layers, hidden)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hidden.copy_(begin)
+        chain(few, layers, hidden)
+    first = None
+    for _ in range(REPEATS):
+        graph.replay()
+        torch.cuda.synchronize()
+        first = hidden.clone() if first is None else first
+        assert torch.equal(hidden, first)
+    assert float((hidden.float() - want).norm() / want.norm()) < ERROR
