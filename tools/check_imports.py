@@ -54,7 +54,8 @@ ALLOWED_CRATES = {
     "sim": {"core", "policy"},
     "bench": {"core", "text"},
     "router": {"core", "policy", "text", "wire"},
-    "py": {"bench", "core", "router"},
+    "cpu": set(),
+    "py": {"bench", "core", "cpu", "router"},
 }
 
 

@@ -1,5 +1,10 @@
 """The Rust extension (crates/py)."""
 
+import numpy as np
+from numpy.typing import NDArray
+
+_Bits = NDArray[np.int16]
+
 __version__: str
 
 def run_router(args: list[str]) -> int:
@@ -12,3 +17,62 @@ def block_hashes(
     identity: bytes, tenant: str, block_size_tokens: int, tokens: list[int]
 ) -> list[bytes]:
     """Hash all full blocks of `tokens`, in order, 16 bytes each (crates/core, block_hash.rs)."""
+
+class CpuShape:
+    """The shape of a Llama-family model; `windows` has an entry for each layer."""
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        hidden: int,
+        intermediate: int,
+        vocab: int,
+        norm_eps: float,
+        windows: list[int | None],
+    ) -> None: ...
+    def why_not(self) -> str | None:
+        """Why a model of this shape cannot run here; None: it can."""
+
+class CpuModel:
+    """A Llama-family model in bfloat16 on the CPU (crates/cpu), its arrays' bits as int16.
+
+    All arrays are contiguous; whatever does not fit raises ValueError.
+    """
+
+    def __init__(self, shape: CpuShape, embedding: _Bits, norm: _Bits, head: _Bits) -> None: ...
+    def push_layer(
+        self,
+        *,
+        attention_norm: _Bits,
+        qkv: _Bits,
+        qkv_bias: _Bits | None,
+        head_norms: tuple[_Bits, _Bits] | None,
+        output: _Bits,
+        output_bias: _Bits | None,
+        mlp_norm: _Bits,
+        gate: _Bits,
+        up: _Bits,
+        down: _Bits,
+    ) -> None:
+        """Add the next layer; packed, not kept."""
+
+    def forward(
+        self,
+        *,
+        pool: _Bits,
+        block_size: int,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        tables: NDArray[np.int32],
+        query_lens: list[int],
+        context_lens: list[int],
+        logits_rows: NDArray[np.int64],
+        rotations: NDArray[np.float32],
+        threads: int,
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Run one step on so many threads; fills `logits` [R, vocab], writes the pool."""

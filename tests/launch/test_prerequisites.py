@@ -52,8 +52,8 @@ def test_a_complete_machine_passes_and_the_python_is_named(tools: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "body", "said"),
     [
-        ("rustc", "echo 'rustc 1.70.0 (abcdef 2023-01-01)'", "Rust 1.88 or newer (rustc is 1.70.0"),
-        ("cargo", None, "cargo, Rust 1.88 or newer"),
+        ("rustc", "echo 'rustc 1.70.0 (abcdef 2023-01-01)'", "Rust 1.89 or newer (rustc is 1.70.0"),
+        ("cargo", None, "cargo, Rust 1.89 or newer"),
         ("cc", None, "a C compiler"),
         ("python3", "echo Python 3.9.2; exit 1", "Python 3.11 to 3.14 (python3 is Python 3.9.2)"),
     ],

@@ -1,5 +1,7 @@
 //! `tasuki._native`: what Python calls in Rust. Nothing is decided here.
 
+mod cpu;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -47,5 +49,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(run_router, m)?)?;
     m.add_function(wrap_pyfunction!(run_bench, m)?)?;
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
+    m.add_class::<cpu::CpuShape>()?;
+    m.add_class::<cpu::CpuModel>()?;
     Ok(())
 }

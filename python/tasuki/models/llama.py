@@ -19,8 +19,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body
-from tasuki.models.layers import Linear
+from tasuki.models.layers import Linear, gathered, make_head, make_linear, summed
+from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
 from tasuki.models.ops import Norms, make_ops
 from tasuki.models.spec import ModelSpec
 
@@ -46,6 +48,28 @@ class LlamaWeights:
     layers: tuple[LlamaLayer, ...]
     norm: torch.Tensor
     head: Linear
+
+
+def prepare(tensors: LlamaTensors, spec: ModelSpec, collective: Collective) -> LlamaWeights:
+    """Make this rank's products; `spec` is of the whole model."""
+    return LlamaWeights(
+        embedding=tensors.embedding,
+        layers=tuple(_prepare_layer(layer, collective) for layer in tensors.layers),
+        norm=tensors.norm,
+        head=gathered(make_head(tensors.head), collective, spec.vocab_size),
+    )
+
+
+def _prepare_layer(tensors: LayerTensors, collective: Collective) -> LlamaLayer:
+    return LlamaLayer(
+        attention_norm=tensors.attention_norm,
+        qkv=make_linear(tensors.qkv, tensors.qkv_bias),
+        head_norms=tensors.head_norms,
+        output=summed(make_linear(tensors.output, tensors.output_bias), collective),
+        mlp_norm=tensors.mlp_norm,
+        gate_up=make_linear(torch.cat([tensors.gate, tensors.up])),
+        down=summed(make_linear(tensors.down), collective),
+    )
 
 
 class LlamaModel:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,10 +14,14 @@ from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.dummy import DummyTensors
 from tasuki.models.errors import ModelError
-from tasuki.models.layers import gathered, make_head, make_linear, summed
-from tasuki.models.llama import LlamaLayer, LlamaModel, LlamaWeights
-from tasuki.models.shard import Shard, Slice, check_ranks
+from tasuki.models.layers import make_linear
+from tasuki.models.llama import LlamaModel, prepare
+from tasuki.models.llama_cpu import CpuLlamaModel, why_not
+from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
+from tasuki.models.shard import Shard, check_ranks
 from tasuki.models.spec import ModelSpec, read_spec
+
+log = logging.getLogger(__name__)
 
 # choose_dtype: rows of its products, and bytes of float32 weights that one pass reads.
 _TRIAL_ROWS = (1, 8, 256)
@@ -26,14 +30,6 @@ _TRIAL_REPEATS = 3
 _WORTH = 1.1  # bfloat16 must be this much faster: float32 is exact
 
 WEIGHTS = ("auto", "dummy")
-_HEAD = "lm_head.weight"
-
-
-class Tensors(Protocol):
-    """Where a model's tensors come from."""
-
-    def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
-        """The tensor of this name and shape, or part of it; the model's dtype and device."""
 
 
 def load_model(
@@ -80,18 +76,37 @@ def load_model(
             tensors = DummyTensors(dtype, device)
         else:
             tensors = checkpoint = Checkpoint(folder, dtype, device)
-            _require(spec, checkpoint)
+            require_llama(spec, checkpoint)
         shard = Shard(spec, collective.rank, collective.size)
-        return LlamaModel(shard.local, _read_weights(shard, tensors, collective))
+        read = read_llama(shard, tensors)
+        reason = _why_not_own_kernels(spec, dtype, device, collective)
+        if reason is None:
+            log.info("kernels: Tasuki's own for the CPU")
+            return CpuLlamaModel(spec, read)
+        if device.type == "cpu":
+            log.info("kernels: PyTorch's; Tasuki's own for the CPU do not serve: %s", reason)
+        return LlamaModel(shard.local, prepare(read, spec, collective))
 
 
-def compile_model(model: CausalModel) -> None:
-    """Let torch compile a model that runs through transformers, if it can; the log says which."""
+def _why_not_own_kernels(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, collective: Collective
+) -> str | None:
+    if collective.size > 1:
+        return f"the model is divided among {collective.size} ranks"
+    return why_not(spec, dtype, device)
+
+
+def compile_model(model: CausalModel) -> bool:
+    """Let torch compile a model that runs through transformers.
+
+    Returns:
+        Whether it could; if not, the log says why.
+    """
     from tasuki.models.fallback import FallbackModel
     from tasuki.models.fallback_compile import compile_layers
 
     assert isinstance(model, FallbackModel)
-    compile_layers(model)
+    return compile_layers(model)
 
 
 def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
@@ -145,85 +160,6 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
                 times.append(time.thread_time() - begin)
             result.append(min(times[1:]))
     return result
-
-
-def _read_weights(shard: Shard, tensors: Tensors, collective: Collective) -> LlamaWeights:
-    spec = shard.spec
-    vocab = (spec.vocab_size, spec.hidden_size)
-    embedding = tensors.tensor("model.embed_tokens.weight", vocab)
-    layers = tuple(_read_layer(shard, tensors, i, collective) for i in range(spec.num_layers))
-    norm = tensors.tensor("model.norm.weight", (spec.hidden_size,))
-    rows, padding = shard.vocab_rows()
-    table = embedding[rows.begin : rows.end] if spec.tied_head else None
-    head = tensors.tensor(_HEAD, vocab, rows) if table is None else table
-    if padding:
-        head = torch.cat([head, head.new_zeros(padding, spec.hidden_size)])
-    return LlamaWeights(
-        embedding=embedding,
-        layers=layers,
-        norm=norm,
-        head=gathered(make_head(head), collective, spec.vocab_size),
-    )
-
-
-def _require(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    parts += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
-    parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
-    if spec.attention_bias:
-        parts += [f"self_attn.{name}_proj.bias" for name in "qkv"]
-    if spec.output_bias:
-        parts.append("self_attn.o_proj.bias")
-    if spec.qk_norm:
-        parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
-    wanted = [f"model.layers.{i}.{part}" for i in range(spec.num_layers) for part in parts]
-    wanted += ["model.embed_tokens.weight", "model.norm.weight"]
-    checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
-
-
-def _read_layer(shard: Shard, tensors: Tensors, index: int, collective: Collective) -> LlamaLayer:
-    spec = shard.spec
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-
-    def read(name: str, *shape: int, part: Slice | None = None) -> torch.Tensor:
-        return tensors.tensor(f"model.layers.{index}.{name}", shape, part)
-
-    heads, kv_heads = shard.even(0, query), shard.kv_rows()
-    rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
-    qkv = torch.cat(
-        [read(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
-    )
-    bias = None
-    if spec.attention_bias:
-        bias = torch.cat(
-            [read(f"self_attn.{n}_proj.bias", r, part=p) for n, (r, p) in rows.items()]
-        )
-    output_bias = None
-    if spec.output_bias:
-        added = read("self_attn.o_proj.bias", hidden)
-        output_bias = added if collective.is_first else None  # once, in the sum of all ranks
-    columns = shard.even(0, inner)
-    gate_up = torch.cat(
-        [read(f"mlp.{n}_proj.weight", inner, hidden, part=columns) for n in ("gate", "up")]
-    )
-    norms = None
-    if spec.qk_norm:
-        norms = (
-            read("self_attn.q_norm.weight", spec.head_dim),
-            read("self_attn.k_norm.weight", spec.head_dim),
-        )
-    output = read("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query))
-    down = read("mlp.down_proj.weight", hidden, inner, part=shard.even(1, inner))
-    return LlamaLayer(
-        attention_norm=read("input_layernorm.weight", hidden),
-        qkv=make_linear(qkv, bias),
-        head_norms=norms,
-        output=summed(make_linear(output, output_bias), collective),
-        mlp_norm=read("post_attention_layernorm.weight", hidden),
-        gate_up=make_linear(gate_up),
-        down=summed(make_linear(down), collective),
-    )
 
 
 __all__ = ["WEIGHTS", "ModelError", "choose_dtype", "compile_model", "load_model"]

@@ -1,0 +1,219 @@
+//! Causal attention of a few tokens of one sequence, one KV head, over the pool.
+//!
+//! The query heads that share the KV head are rows beside one another. Both products
+//! are tiles (product.rs) over panels packed stretch by stretch (keys.rs); between them
+//! all scores of a row are there at once, so its softmax needs no second thoughts.
+//! Stretches begin at multiples of 64 tokens, and a hidden key adds 0: a row's result
+//! does not depend on the rows computed with it.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::keys::{COLUMNS, Plane, pack_keys, pack_values};
+use super::product::{Rows, Sums, multiply, tiles};
+use super::rows::narrow_row;
+use super::vector::{LANES, exp2, narrow};
+use crate::memory::Buffer;
+
+/// Rows of a tile, for 4 vectors beside one another.
+const TILE_ROWS: usize = 6;
+
+/// Tokens packed at a time.
+const STRETCH: usize = 512;
+
+/// Most rows of a call.
+pub const MOST_ROWS: usize = crate::shape::MOST_GROUP;
+
+/// What one thread needs.
+pub struct Scratch {
+    panels: Buffer<u16>,
+    scores: Buffer<f32>,
+    weights: Buffer<u16>,
+    output: Buffer<f32>,
+    /// Numbers from a row of scores or weights to the next.
+    stride: usize,
+    width: usize,
+}
+
+impl Scratch {
+    /// For at most `rows` rows of heads of `head_dim`, in contexts up to `context` tokens.
+    pub fn new(rows: usize, head_dim: usize, context: usize) -> Self {
+        let stride = context.next_multiple_of(COLUMNS) + COLUMNS + 32;
+        let width = head_dim.next_multiple_of(COLUMNS);
+        Self {
+            panels: Buffer::zeroed(STRETCH * width),
+            scores: Buffer::zeroed(rows * stride),
+            weights: Buffer::zeroed(rows * stride),
+            output: Buffer::zeroed(rows * width),
+            stride,
+            width,
+        }
+    }
+}
+
+/// Tokens of one sequence, at positions `first ..`, with `group` query heads each.
+#[derive(Clone, Copy)]
+pub struct Queries {
+    /// `[tokens, group, head_dim]`, scaled by log2(e) too.
+    pub data: *const u16,
+    pub tokens: usize,
+    pub group: usize,
+    /// Position of the first.
+    pub first: usize,
+    /// Tokens that each sees, itself included.
+    pub window: Option<usize>,
+}
+
+impl Queries {
+    /// Positions that all tokens of the call see, from a multiple of 64 on.
+    fn reach(&self) -> (usize, usize) {
+        let begin = self.seen(0).start / COLUMNS * COLUMNS;
+        (begin, self.seen(self.tokens - 1).end)
+    }
+
+    /// Positions that a token of the call sees.
+    fn seen(&self, token: usize) -> Range<usize> {
+        let end = self.first + token + 1;
+        self.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+}
+
+/// Where the result goes: token by token, `stride` numbers apart, `group` heads each.
+#[derive(Clone, Copy)]
+pub struct Target {
+    pub data: *mut u16,
+    pub stride: usize,
+}
+
+/// Attend.
+///
+/// # Safety
+/// The planes hold all positions up to the last query's; `scratch` was made for as
+/// many rows and so long a context; queries and target hold what they say.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub unsafe fn attend(
+    queries: Queries,
+    keys: Plane<'_>,
+    values: Plane<'_>,
+    target: Target,
+    scratch: &mut Scratch,
+) {
+    let head_dim = keys.head_dim;
+    let (group, rows) = (queries.group, queries.tokens * queries.group);
+    let (begin, end) = queries.reach();
+    let (stride, width) = (scratch.stride, scratch.width);
+    let panels = scratch.panels.as_mut_ptr();
+    let scores = scratch.scores.as_mut_ptr();
+    let weights = scratch.weights.as_mut_ptr();
+    let output = scratch.output.as_mut_ptr();
+
+    for from in (begin..end).step_by(STRETCH) {
+        let to = end.min(from + STRETCH);
+        // SAFETY: a stretch fits the panels; scores have room for whole panels of keys.
+        unsafe {
+            if queries.tokens == 1 {
+                keys.fetch(from, to);
+                values.fetch(from, to);
+            }
+            pack_keys(keys, from, to, panels);
+            for panel in 0..(to - from).div_ceil(COLUMNS) {
+                for (row, count) in tiles(rows, TILE_ROWS) {
+                    let a = Rows {
+                        data: queries.data.add(row * head_dim),
+                        stride: head_dim,
+                    };
+                    let place = scores.add(row * stride + from - begin + panel * COLUMNS);
+                    let sums = Sums {
+                        data: place,
+                        stride,
+                    };
+                    let panel = panels.add(panel * head_dim * COLUMNS);
+                    multiply::<4, false>(a, count, panel, head_dim / 2, sums, false);
+                }
+            }
+        }
+    }
+    let mut totals = [0.0; MOST_ROWS];
+    for (row, total) in totals.iter_mut().enumerate().take(rows) {
+        let seen = queries.seen(row / group);
+        let seen = seen.start - begin..seen.end - begin;
+        // SAFETY: both rows hold `end - begin` numbers, and a vector more.
+        *total = unsafe {
+            soften(
+                scores.add(row * stride),
+                seen,
+                end - begin,
+                weights.add(row * stride),
+            )
+        };
+    }
+    for from in (begin..end).step_by(STRETCH) {
+        let to = end.min(from + STRETCH);
+        let pairs = (to - from).div_ceil(2);
+        // SAFETY: as above; `soften` wrote whole vectors of weights.
+        unsafe {
+            pack_values(values, from, to, panels);
+            for panel in 0..width / COLUMNS {
+                for (row, count) in tiles(rows, TILE_ROWS) {
+                    let a = Rows {
+                        data: weights.add(row * stride + from - begin),
+                        stride,
+                    };
+                    let place = output.add(row * width + panel * COLUMNS);
+                    let sums = Sums {
+                        data: place,
+                        stride: width,
+                    };
+                    let panel = panels.add(panel * pairs * 2 * COLUMNS);
+                    multiply::<4, false>(a, count, panel, pairs, sums, from > begin);
+                }
+            }
+        }
+    }
+    for (row, &total) in totals.iter().enumerate().take(rows) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = target
+                .data
+                .add(row / group * target.stride + row % group * head_dim);
+            narrow_row(output.add(row * width), head_dim, 1.0 / total, to);
+        }
+    }
+}
+
+/// Powers of 2 of one row's scores less their maximum, 0 outside of `seen`; their sum.
+///
+/// # Safety
+/// `scores` and `weights` hold `len` numbers, rounded up to whole vectors.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn soften(scores: *const f32, seen: Range<usize>, len: usize, weights: *mut u16) -> f32 {
+    let (from, to) = (
+        _mm512_set1_epi32(seen.start as i32),
+        _mm512_set1_epi32(seen.end as i32),
+    );
+    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let visible = |at: usize| {
+        let places = _mm512_add_epi32(_mm512_set1_epi32(at as i32), lanes);
+        _mm512_mask_cmplt_epi32_mask(_mm512_cmpge_epi32_mask(places, from), places, to)
+    };
+    let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
+    let mut most = hidden;
+    for at in (0..len).step_by(LANES) {
+        // SAFETY: the caller's promise.
+        let x = unsafe { _mm512_mask_loadu_ps(hidden, visible(at), scores.add(at)) };
+        most = _mm512_max_ps(most, x);
+    }
+    let most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    let mut sum = _mm512_setzero_ps();
+    for at in (0..len).step_by(LANES) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mask = visible(at);
+            let x = _mm512_maskz_loadu_ps(mask, scores.add(at));
+            let power = _mm512_maskz_mov_ps(mask, exp2(_mm512_sub_ps(x, most)));
+            sum = _mm512_add_ps(sum, power);
+            narrow(weights.add(at), !0, power);
+        }
+    }
+    _mm512_reduce_add_ps(sum)
+}

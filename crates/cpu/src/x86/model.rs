@@ -1,0 +1,162 @@
+//! A model in memory, and the state that one step after the other uses.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::forward::{Flow, Forward};
+use super::step::{Matrix, Space, Work, chosen, whole};
+use super::supported;
+use super::weights::{Ends, Layer};
+use crate::batch::{Batch, Pool};
+use crate::error::CpuError;
+use crate::shape::{LayerWeights, Shape, check_length};
+use crate::team::{Barrier, Team};
+
+/// A Llama-family model with packed weights. Layers are pushed one by one, so that
+/// whoever reads them holds one at a time; then it runs steps.
+pub struct Model {
+    shape: Shape,
+    ends: Ends,
+    layers: Vec<Layer>,
+    team: Team,
+    all: Space,
+    wanted: Space,
+    work: Vec<Work>,
+}
+
+impl Model {
+    /// A model without layers yet.
+    ///
+    /// Args: `embedding` and `head` are `[vocab, hidden]`, bfloat16 bits as all weights.
+    ///
+    /// # Errors
+    /// The kernels do not run it here, or a length is wrong.
+    pub fn new(
+        shape: Shape,
+        embedding: &[u16],
+        norm: &[u16],
+        head: &[u16],
+    ) -> Result<Self, CpuError> {
+        if let Some(reason) = supported().or_else(|| shape.why_not()) {
+            return Err(CpuError::Unavailable(reason));
+        }
+        let table = shape.vocab * shape.hidden;
+        check_length("embedding", embedding.len(), table)?;
+        check_length("norm", norm.len(), shape.hidden)?;
+        check_length("head", head.len(), table)?;
+        Ok(Self {
+            ends: Ends::new(&shape, embedding, norm, head),
+            layers: Vec::with_capacity(shape.windows.len()),
+            team: Team::new(1),
+            all: Space::new(),
+            wanted: Space::new(),
+            work: Vec::new(),
+            shape,
+        })
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Add the next layer.
+    ///
+    /// # Errors
+    /// A length is wrong, or all layers are there.
+    pub fn push_layer(&mut self, weights: &LayerWeights<'_>) -> Result<(), CpuError> {
+        weights.check(&self.shape)?;
+        let layers = self.shape.windows.len();
+        if self.layers.len() == layers {
+            let actual = layers as i64;
+            return Err(CpuError::Index {
+                what: "layer",
+                actual,
+                limit: layers,
+            });
+        }
+        self.layers.push(Layer::new(&self.shape, weights));
+        Ok(())
+    }
+
+    /// Run one step on `threads` threads; the same numbers on any number of them.
+    ///
+    /// `rotations` holds, by position, half a head of cosines, then of sines; `logits`
+    /// gets `[logits_rows, vocab]`.
+    ///
+    /// # Errors
+    /// Layers are missing, or the batch is wrong; nothing is computed.
+    ///
+    /// # Safety
+    /// `pool.data` points to `pool.len` numbers that nobody else writes meanwhile; of
+    /// their blocks others may read those that this batch does not write to.
+    pub unsafe fn forward(
+        &mut self,
+        pool: Pool,
+        batch: Batch<'_>,
+        rotations: &[f32],
+        threads: usize,
+        logits: &mut [f32],
+    ) -> Result<(), CpuError> {
+        let shape = &self.shape;
+        check_length("layers", self.layers.len(), shape.windows.len())?;
+        batch.check(shape, &pool, rotations.len() / shape.head_dim)?;
+        let wanted_rows = batch.logits_rows.len();
+        check_length("logits", logits.len(), wanted_rows * shape.vocab)?;
+        let rows = batch.tokens.len();
+        if rows == 0 {
+            return Ok(());
+        }
+        if threads.max(1) != self.team.size() {
+            self.team = Team::new(threads.max(1));
+        }
+        let threads = self.team.size();
+        let context = batch.context_lens.iter().copied().max().unwrap_or(0);
+        if self.work.len() != threads || !self.work.iter().all(|work| work.holds(context)) {
+            self.work = (0..threads).map(|_| Work::new(shape, context)).collect();
+        }
+        let segments = whole(&batch);
+        let in_order = batch
+            .logits_rows
+            .iter()
+            .enumerate()
+            .all(|(i, &row)| row == i as i64);
+        let wanted = (wanted_rows < rows || !in_order).then(|| {
+            let (hidden, queries) = self.wanted.places(shape, wanted_rows);
+            let segments = chosen(&segments, batch.logits_rows);
+            Flow {
+                rows: wanted_rows,
+                hidden,
+                queries,
+                segments,
+            }
+        });
+        let (hidden, queries) = self.all.places(shape, rows);
+        let counters = Forward::counters(self.layers.len());
+        let step = Forward {
+            shape,
+            layers: &self.layers,
+            ends: &self.ends,
+            pool,
+            batch,
+            rotations,
+            all: Flow {
+                rows,
+                hidden,
+                queries,
+                segments,
+            },
+            wanted,
+            places: self
+                .work
+                .iter_mut()
+                .map(|work| work.places(shape))
+                .collect(),
+            logits: Matrix::over(logits.as_mut_ptr(), shape.vocab),
+            barrier: Barrier::new(threads),
+            taken: (0..counters).map(|_| AtomicUsize::new(0)).collect(),
+        };
+        // SAFETY: the machine can (`new`), the batch was checked, places were made for it.
+        self.team.run(&|thread| unsafe { step.run(thread) });
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+//! `tasuki._native.CpuModel`: tensors come as buffers, are checked, and go on.
+
+use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tasuki_cpu::{Batch, LayerWeights, Model, Pool, Shape};
+
+/// The shape of a Llama-family model; `windows` has an entry for each layer.
+#[pyclass(frozen)]
+pub struct CpuShape(Shape);
+
+#[pymethods]
+impl CpuShape {
+    #[new]
+    #[pyo3(signature = (*, heads, kv_heads, head_dim, hidden, intermediate, vocab, norm_eps, windows))]
+    #[allow(clippy::too_many_arguments)] // a shape's numbers, by keyword only
+    fn new(
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        hidden: usize,
+        intermediate: usize,
+        vocab: usize,
+        norm_eps: f32,
+        windows: Vec<Option<usize>>,
+    ) -> Self {
+        Self(Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            hidden,
+            intermediate,
+            vocab,
+            norm_eps,
+            windows,
+        })
+    }
+
+    /// Why a model of this shape cannot run here; None: it can.
+    fn why_not(&self) -> Option<String> {
+        tasuki_cpu::why_not(&self.0)
+    }
+}
+
+/// A model with packed weights; bfloat16 arrays come as int16.
+#[pyclass]
+pub struct CpuModel(Model);
+
+#[pymethods]
+impl CpuModel {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        shape: &CpuShape,
+        embedding: PyBuffer<i16>,
+        norm: PyBuffer<i16>,
+        head: PyBuffer<i16>,
+    ) -> PyResult<Self> {
+        let weights = (bits(&embedding)?, bits(&norm)?, bits(&head)?);
+        let model = py.detach(|| Model::new(shape.0.clone(), weights.0, weights.1, weights.2));
+        model.map(Self).map_err(refused)
+    }
+
+    /// Add the next layer.
+    #[pyo3(signature = (*, attention_norm, qkv, qkv_bias, head_norms, output, output_bias, mlp_norm, gate, up, down))]
+    #[allow(clippy::too_many_arguments)] // a layer's weights, by keyword only
+    fn push_layer(
+        &mut self,
+        py: Python<'_>,
+        attention_norm: PyBuffer<i16>,
+        qkv: PyBuffer<i16>,
+        qkv_bias: Option<PyBuffer<i16>>,
+        head_norms: Option<(PyBuffer<i16>, PyBuffer<i16>)>,
+        output: PyBuffer<i16>,
+        output_bias: Option<PyBuffer<i16>>,
+        mlp_norm: PyBuffer<i16>,
+        gate: PyBuffer<i16>,
+        up: PyBuffer<i16>,
+        down: PyBuffer<i16>,
+    ) -> PyResult<()> {
+        let head_norms = match &head_norms {
+            Some((query, key)) => Some((bits(query)?, bits(key)?)),
+            None => None,
+        };
+        let weights = LayerWeights {
+            attention_norm: bits(&attention_norm)?,
+            qkv: bits(&qkv)?,
+            qkv_bias: qkv_bias.as_ref().map(bits).transpose()?,
+            head_norms,
+            output: bits(&output)?,
+            output_bias: output_bias.as_ref().map(bits).transpose()?,
+            mlp_norm: bits(&mlp_norm)?,
+            gate: bits(&gate)?,
+            up: bits(&up)?,
+            down: bits(&down)?,
+        };
+        py.detach(|| self.0.push_layer(&weights)).map_err(refused)
+    }
+
+    /// Run one step; other Python threads run meanwhile.
+    #[pyo3(signature = (*, pool, block_size, tokens, positions, slots, tables, query_lens, context_lens, logits_rows, rotations, threads, logits))]
+    #[allow(clippy::too_many_arguments)] // a batch's arrays, by keyword only
+    fn forward(
+        &mut self,
+        py: Python<'_>,
+        pool: PyBuffer<i16>,
+        block_size: usize,
+        tokens: PyBuffer<i64>,
+        positions: PyBuffer<i64>,
+        slots: PyBuffer<i64>,
+        tables: PyBuffer<i32>,
+        query_lens: Vec<usize>,
+        context_lens: Vec<usize>,
+        logits_rows: PyBuffer<i64>,
+        rotations: PyBuffer<f32>,
+        threads: usize,
+        logits: PyBuffer<f32>,
+    ) -> PyResult<()> {
+        let batch = Batch {
+            tokens: contents(&tokens)?,
+            positions: contents(&positions)?,
+            slots: contents(&slots)?,
+            tables: contents(&tables)?,
+            query_lens: &query_lens,
+            context_lens: &context_lens,
+            logits_rows: contents(&logits_rows)?,
+        };
+        let len = bits(&pool)?.len();
+        let pool = Pool {
+            data: writable(&pool)?.cast(),
+            len,
+            block_size,
+        };
+        let rotations = contents(&rotations)?;
+        let count = contents(&logits)?.len();
+        let data = writable(&logits)?;
+        // SAFETY: `count` numbers that the caller lends us to write to.
+        let logits = unsafe { std::slice::from_raw_parts_mut(data, count) };
+        // SAFETY: the pool's buffer is held until the end; its blocks are the engine's, and
+        // only its thread calls this.
+        py.detach(|| unsafe { self.0.forward(pool, batch, rotations, threads, logits) })
+            .map_err(refused)
+    }
+}
+
+fn refused(error: tasuki_cpu::CpuError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// The numbers of a contiguous buffer.
+fn contents<T: Element>(buffer: &PyBuffer<T>) -> PyResult<&[T]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("an array is not contiguous"));
+    }
+    if buffer.item_count() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: contiguous, of this type, and held by the buffer; the engine writes to none
+    // of its arrays while a step runs.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) })
+}
+
+/// The bits of bfloat16 numbers.
+fn bits(buffer: &PyBuffer<i16>) -> PyResult<&[u16]> {
+    let numbers = contents(buffer)?;
+    // SAFETY: the same memory, of the same size and alignment; any bits are a u16.
+    Ok(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len()) })
+}
+
+fn writable<T: Element>(buffer: &PyBuffer<T>) -> PyResult<*mut T> {
+    if buffer.readonly() {
+        return Err(PyValueError::new_err("an array to write to is read-only"));
+    }
+    Ok(buffer.buf_ptr().cast())
+}

@@ -1,0 +1,136 @@
+"""The tensors of a Llama-family model as its folder holds them, this rank's part of each.
+
+Layers are read one at a time, when somebody asks for the next: whoever repacks
+them needs no room for all of them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tasuki.models.checkpoint import Checkpoint
+from tasuki.models.ops import Norms
+from tasuki.models.shard import Shard, Slice
+from tasuki.models.spec import ModelSpec
+
+_HEAD = "lm_head.weight"
+
+
+class Tensors(Protocol):
+    """Where a model's tensors come from."""
+
+    def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
+        """The tensor of this name and shape, or part of it; the model's dtype and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer. Products are [out, in]; norms [hidden], those of heads [head_dim].
+
+    Attributes:
+        qkv: rows of queries, keys and values, one after the other.
+        output_bias: None also on ranks but the first, for ranks add up their outputs.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    head_norms: Norms | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaTensors:
+    """All of a model; `head` is [vocab, hidden], padded to what all ranks have alike."""
+
+    embedding: torch.Tensor
+    layers: Iterator[LayerTensors]
+    norm: torch.Tensor
+    head: torch.Tensor
+
+
+def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Check that a folder has all tensors of a model, and no others.
+
+    Raises:
+        ModelError: It has not; names them.
+    """
+    parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    parts += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+    if spec.attention_bias:
+        parts += [f"self_attn.{name}_proj.bias" for name in "qkv"]
+    if spec.output_bias:
+        parts.append("self_attn.o_proj.bias")
+    if spec.qk_norm:
+        parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+    wanted = [f"model.layers.{i}.{part}" for i in range(spec.num_layers) for part in parts]
+    wanted += ["model.embed_tokens.weight", "model.norm.weight"]
+    checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
+
+
+def read_llama(shard: Shard, tensors: Tensors) -> LlamaTensors:
+    """Read this rank's part of a model."""
+    spec = shard.spec
+    vocab = (spec.vocab_size, spec.hidden_size)
+    embedding = tensors.tensor("model.embed_tokens.weight", vocab)
+    rows, padding = shard.vocab_rows()
+    table = embedding[rows.begin : rows.end] if spec.tied_head else None
+    head = tensors.tensor(_HEAD, vocab, rows) if table is None else table
+    if padding:
+        head = torch.cat([head, head.new_zeros(padding, spec.hidden_size)])
+    return LlamaTensors(
+        embedding=embedding,
+        layers=(_read_layer(shard, tensors, i) for i in range(spec.num_layers)),
+        norm=tensors.tensor("model.norm.weight", (spec.hidden_size,)),
+        head=head,
+    )
+
+
+def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
+    spec = shard.spec
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+    def read(name: str, *shape: int, part: Slice | None = None) -> torch.Tensor:
+        return tensors.tensor(f"model.layers.{index}.{name}", shape, part)
+
+    heads, kv_heads = shard.even(0, query), shard.kv_rows()
+    rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
+    columns = shard.even(0, inner)
+    output_bias = None
+    if spec.output_bias:
+        added = read("self_attn.o_proj.bias", hidden)
+        output_bias = added if shard.rank == 0 else None
+    return LayerTensors(
+        attention_norm=read("input_layernorm.weight", hidden),
+        qkv=torch.cat(
+            [read(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
+        ),
+        qkv_bias=torch.cat(
+            [read(f"self_attn.{n}_proj.bias", r, part=p) for n, (r, p) in rows.items()]
+        )
+        if spec.attention_bias
+        else None,
+        head_norms=(
+            read("self_attn.q_norm.weight", spec.head_dim),
+            read("self_attn.k_norm.weight", spec.head_dim),
+        )
+        if spec.qk_norm
+        else None,
+        output=read("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query)),
+        output_bias=output_bias,
+        mlp_norm=read("post_attention_layernorm.weight", hidden),
+        gate=read("mlp.gate_proj.weight", inner, hidden, part=columns),
+        up=read("mlp.up_proj.weight", inner, hidden, part=columns),
+        down=read("mlp.down_proj.weight", hidden, inner, part=shard.even(1, inner)),
+    )
