@@ -37,15 +37,16 @@ def chain(few: FewRows, layers: list[Layer], hidden: torch.Tensor) -> None:
         few.add(layer.down, few.gated(layer.gate_up, hidden, layer.norms[1]), hidden)
 
 
+def normed(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    return torch.rms_norm(x, (HIDDEN,), norm.float(), EPS)
+
+
 def exact(layers: list[Layer], hidden: torch.Tensor) -> torch.Tensor:
     hidden = hidden.float()
     for layer in layers:
-        first, second = (
-            lambda x, w=norm.float(): torch.rms_norm(x, (HIDDEN,), w, EPS) for norm in layer.norms
-        )
-        attended = (first(hidden) @ layer.qkv.weight.float().t())[:, :QUERY]
+        attended = (normed(hidden, layer.norms[0]) @ layer.qkv.weight.float().t())[:, :QUERY]
         hidden = hidden + attended @ layer.output.weight.float().t()
-        gate, up = (second(hidden) @ layer.gate_up.weight.float().t()).chunk(2, -1)
+        gate, up = (normed(hidden, layer.norms[1]) @ layer.gate_up.weight.float().t()).chunk(2, -1)
         hidden = hidden + (F.silu(gate) * up) @ layer.down.weight.float().t()
     return hidden
 
