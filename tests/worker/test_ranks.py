@@ -60,19 +60,17 @@ def test_ranks_end_with_a_first_one_that_is_killed(worker: Process) -> None:
     until(lambda: is_gone(rank), "rank 1 gone with the first one", deadline_s=10)
 
 
-def test_a_signal_to_all_of_them_ends_them_in_order(worker: Process) -> None:
+def test_they_listen_on_this_machine_only_and_a_signal_to_all_ends_them_in_order(
+    worker: Process,
+) -> None:
     rank = rank_of(worker)
+    sockets = [s for p in (psutil.Process(worker.pid), rank) for s in p.net_connections("inet")]
+    listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     os.killpg(worker.pid, signal.SIGTERM)
     assert worker.wait(deadline_s=30) == 0, worker.tail()
     assert is_gone(rank)
     assert "a rank has ended" not in worker.output()
-
-
-def test_ranks_listen_on_this_machine_only(worker: Process) -> None:
-    family = [psutil.Process(worker.pid), *worker.descendants()]
-    sockets = [socket for each in family for socket in each.net_connections("inet")]
-    listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
-    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
 def make_plan(model: Path) -> RankPlan:
