@@ -29,12 +29,12 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
     """Our engine as a worker builds it, driven by its own step loop."""
     import torch
 
-    from tasuki.attention.sdpa import SdpaAttention
     from tasuki.engine.api import Leg, RequestSpec, SamplingParams
     from tasuki.engine.config import EngineConfig
     from tasuki.engine.engine import Engine
     from tasuki.engine.runner import ModelRunner
     from tasuki.kv.layout import CacheLayout
+    from tasuki.models.attending import attention_for
     from tasuki.models.loader import load_model
 
     torch.set_num_threads(threads)
@@ -46,6 +46,7 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
         blocks, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, kind
     )
     pool = layout.allocate("cpu")
+    attention, _ = attention_for(loaded, pool, kind)
     engine = Engine(
         EngineConfig(
             num_blocks=blocks,
@@ -54,7 +55,7 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
             block_size=BLOCK_SIZE,
             prefix_caching=False,
         ),
-        ModelRunner(loaded, SdpaAttention(pool), pool),
+        ModelRunner(loaded, attention, pool),
     )
     counter = iter(range(10**9))
 
