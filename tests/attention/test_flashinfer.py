@@ -110,7 +110,8 @@ class _Graph:
 
     def __init__(self, backend: object, layer: int) -> None:
         [kind] = backend._kinds.values()  # type: ignore[attr-defined]
-        [(_, self.wrapper)] = kind.calls
+        [(_, call)] = kind.calls
+        self.wrapper = call.wrapper
         self._cache = backend._layers[layer]  # type: ignore[attr-defined]
 
     def replay(self, query: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ from flashinfer.decode import fast_decode_plan
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.parts import Divider, Part
+from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
 from tasuki.engine.batch import Batch
 
@@ -98,7 +99,7 @@ class _Kind:
     decode_integers: _Integers
     chunk_integers: _Integers
     wrappers: dict[object, Any] = field(default_factory=dict)
-    calls: list[tuple[Part, Any]] = field(default_factory=list)
+    calls: list[tuple[Part, QuickCall]] = field(default_factory=list)
     decodes: DecodePlan | None = None
 
     @property
@@ -192,12 +193,12 @@ class FlashInferAttention:
             result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if self._own is not None and kind.decodes is not None:
             self._own.forward(kind.decodes, layer, query, scale, result)
-        for part, wrapper in kind.calls:
+        for part, call in kind.calls:
             rows = part.rows
-            if part.whole and self._options.ragged:
-                wrapper.run(query[rows], key[rows], value[rows], out=result[rows])
+            if call.paged:
+                call.run(query[rows], *self._layers[layer], result[rows])
             else:
-                wrapper.run(query[rows], self._layers[layer], out=result[rows])
+                call.run(query[rows], key[rows], value[rows], result[rows])
         return result
 
     def _compile(self, windowed: set[bool]) -> None:
@@ -267,7 +268,8 @@ class FlashInferAttention:
                 wrapper = self._plan_ragged(kind, part)
             else:
                 wrapper = self._plan_chunks(kind, part)
-            kind.calls.append((part, wrapper))
+            ragged = part.whole and self._options.ragged
+            kind.calls.append((part, QuickCall(wrapper, paged=not ragged)))
 
     def _plan_bucket(self, kind: _Kind, part: Part) -> Any:
         """Decodes of a graph. After the first time without what the buffers hold already."""
