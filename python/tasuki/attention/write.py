@@ -18,6 +18,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tasuki.overlap import overlaps
 
 _TILE = 16  # heads of a program
 
@@ -51,7 +54,11 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
     with_norm: tl.constexpr,
     tile: tl.constexpr,
     width: tl.constexpr,
+    dependent: tl.constexpr,
 ):
+    if dependent:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * tile + tl.arange(0, tile)
     at = tl.arange(0, width)
@@ -150,6 +157,8 @@ def rotate_and_write(
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     if not tokens:
         return
+    dependent = overlaps(qkv.device)
+    dependent = overlaps(qkv.device)
     _rotate_and_write[(tokens, triton.cdiv(rows, _TILE))](
         qkv,
         qkv.stride(0),
@@ -168,6 +177,8 @@ def rotate_and_write(
         with_norm=norms is not None,
         tile=_TILE,
         width=triton.next_power_of_2(head_dim // 2),
+        dependent=dependent,
+        launch_pdl=dependent,
     )
 
 

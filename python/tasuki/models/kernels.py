@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tasuki.models.overlap import overlaps
+from tasuki.overlap import overlaps
 
 _GATED_WIDTH = 1024  # elements of a program
 

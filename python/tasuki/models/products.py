@@ -25,8 +25,8 @@ import triton
 
 from tasuki.models import kernels
 from tasuki.models.layers import PlainLinear
-from tasuki.models.overlap import overlaps
 from tasuki.models.product_kernels import few_rows, one_row
+from tasuki.overlap import overlaps
 
 MAX_ROWS = 64
 
