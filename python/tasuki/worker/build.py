@@ -32,7 +32,7 @@ from tasuki.worker.convert import ROLE_TO_WIRE
 from tasuki.worker.device import Dtypes, choose_device, choose_dtypes, dtype_name
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.rank_messages import PoolShape, RankPlan
-from tasuki.worker.rank_parts import RankParts, capture, layout_of, meet
+from tasuki.worker.rank_parts import RankParts, layout_of, meet
 from tasuki.worker.ranks import RankError, Ranks
 from tasuki.worker.startup import Phases
 
@@ -120,8 +120,7 @@ def _build(
     )
     attention = parts.attend(pool)
     runner = ModelRunner(parts.model, attention, pool, collective, ranks)
-    with phases.phase("graphs"):
-        capture(runner, attention, limits, size.max_model_len)
+    parts.capture(runner, attention, size.max_model_len)
     with phases.phase("transport"):
         transport.register(pool, layout)
     if ranks is not None:

@@ -13,16 +13,15 @@ import logging
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.attention.select import make_attention
 from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.executor import Executor
 from tasuki.engine.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
+from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import compile_model, load_model
 from tasuki.models.shard import Shard
 from tasuki.models.spec import ModelSpec
-from tasuki.worker.config import Limits
 from tasuki.worker.profile import pool_bytes
 from tasuki.worker.rank_messages import RankPlan
 from tasuki.worker.startup import Phases
@@ -61,14 +60,6 @@ def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayo
     )
 
 
-def capture(
-    executor: Executor | ModelRunner, attention: AttentionBackend, limits: Limits, longest: int
-) -> None:
-    """Record CUDA graphs, where there are any; all ranks do so at the same time."""
-    if attention.pool.is_cuda and attention.capturable:
-        executor.capture(limits.max_running_requests, longest, limits.max_batched_tokens)
-
-
 class RankParts:
     """What a rank computes with.
 
@@ -86,7 +77,6 @@ class RankParts:
         self, plan: RankPlan, spec: ModelSpec, collective: Collective, phases: Phases
     ) -> None:
         self._plan, self._spec, self._phases = plan, spec, phases
-        self._heads = spec.num_heads // plan.config.tensor_parallel
         self._device = rank_device(plan)
         with phases.phase("weights"):
             self.model: CausalModel = load_model(
@@ -97,9 +87,11 @@ class RankParts:
                 weights=plan.config.load_format,
                 collective=collective,
             )
+        # As it is, a model of transformers may well wait for the device in a step.
+        self._capturable = spec.native
         if self._device.type == "cuda" and not spec.native:
             with phases.phase("compile"):
-                compile_model(self.model)
+                self._capturable = compile_model(self.model)
 
     def available_bytes(self) -> int | None:
         """What the pool may take of this rank's GPU; None on the CPU, which ranks share.
@@ -126,8 +118,19 @@ class RankParts:
 
     def attend(self, pool: torch.Tensor) -> AttentionBackend:
         """Attention over a pool."""
-        attention, choice = make_attention(
-            pool, self._heads, self._plan.dtypes.model, self._spec.sliding_windows
-        )
+        attention, choice = attention_for(self.model, pool, self._plan.dtypes.model)
         log.info("%s", choice)
         return attention
+
+    def capture(
+        self, executor: Executor | ModelRunner, attention: AttentionBackend, longest: int
+    ) -> None:
+        """Record CUDA graphs, where there are any; all ranks do so at the same time."""
+        if not attention.pool.is_cuda:
+            return
+        with self._phases.phase("graphs"):
+            if self._capturable and attention.capturable:
+                limits = self._plan.limits
+                executor.capture(limits.max_running_requests, longest, limits.max_batched_tokens)
+            else:
+                log.warning("no CUDA graphs: steps of few tokens take several times as long")

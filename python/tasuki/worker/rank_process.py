@@ -38,7 +38,7 @@ from tasuki.worker.rank_messages import (
     StepOrder,
     StopOrder,
 )
-from tasuki.worker.rank_parts import RankParts, capture, meet, rank_device
+from tasuki.worker.rank_parts import RankParts, meet, rank_device
 from tasuki.worker.startup import Phases, keep_compiled, process_begun_s
 
 log = logging.getLogger(__name__)
@@ -106,8 +106,7 @@ def _build(plan: RankPlan, pipe: Connection, kv_pipe: Connection) -> tuple[Execu
     pool, layout = parts.make_pool(shape.num_blocks)
     attention = parts.attend(pool)
     executor = Executor(parts.model, attention, pool, collective)
-    with phases.phase("graphs"):
-        capture(executor, attention, plan.limits, shape.max_model_len)
+    parts.capture(executor, attention, shape.max_model_len)
     with phases.phase("transport"):
         transport.register(pool, layout)
     kv = KvRank(transport, kv_pipe)
