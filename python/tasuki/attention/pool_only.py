@@ -30,6 +30,7 @@ class PoolOnly:
         scale: float,
         sliding_window: int | None = None,
         written: bool = False,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Refuse.
 
