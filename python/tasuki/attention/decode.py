@@ -20,6 +20,7 @@ import triton
 from tasuki.attention import decode_kernels as kernels
 from tasuki.attention.errors import AttentionError
 from tasuki.engine.batch import Batch
+from tasuki.overlap import overlaps
 
 _PROGRAMS_PER_CORE = 3  # that have room on a multiprocessor together
 _CORES_ELSEWHERE = 4
@@ -70,6 +71,8 @@ class DecodeAttention:
         _, self._kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
         self._pools = [pool.select(2, layer) for layer in range(layers)]
         self._share = heads // self._kv_heads
+        self._overlaps = overlaps(pool.device)
+        self._just_planned = False
         # Tokens of a tile that lie together: a block, or the power of two that divides it.
         self._unit = min(self._block_size & -self._block_size, kernels.TILE)
         self._fields = 2 + kernels.TILE // self._unit
@@ -114,6 +117,7 @@ class DecodeAttention:
             width=kernels.RECORDS_AT_ONCE,
             many=triton.next_power_of_2(sequences),
         )
+        self._just_planned = True
         return DecodePlan(sequences, window, buffers)
 
     def forward(
@@ -137,7 +141,10 @@ class DecodeAttention:
             query = query.contiguous()
         pool = self._pools[layer]
         block_stride, head_stride, side_stride, _, _ = pool.stride()
-        buffers = plan.buffers
+        # A kernel that begins before the last one's end reads the plan at once: not the first
+        # after the plan, which nothing may stand between.
+        dependent, self._just_planned = self._overlaps and not self._just_planned, False
+        buffers, shared = plan.buffers, triton.next_power_of_2(self._share)
         kernels.attend[(self._programs * self._kv_heads,)](
             query,
             query.stride(0),
@@ -163,9 +170,12 @@ class DecodeAttention:
             tile=kernels.TILE,
             least_tiles=_LEAST_TILES,
             loads=kernels.LOADS,
-            rows=max(triton.next_power_of_2(self._share), 16),
-            merged_rows=triton.next_power_of_2(self._share),
-            at_once=kernels.PIECES_AT_ONCE,
+            rows=max(shared, 16),
+            merged_rows=shared,
+            at_once=max(kernels.ROWS_AT_ONCE // shared, 1),
+            dependent=dependent,
+            ahead=kernels.AHEAD,
+            launch_pdl=dependent,
         )
 
     def _room(self, batch: Batch, window: int | None, sequences: int, tiles: int) -> _Buffers:

@@ -28,11 +28,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TILE = 32  # tokens; 16 KB of keys and values at 128 elements a head in bfloat16
 LOADS = 4  # depth of the loop's pipeline
 RECORDS_AT_ONCE = 512
-PIECES_AT_ONCE = 8
+AHEAD = 4  # tiles of each program that are fetched before the kernel before this one is over
+ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
 
 
 @triton.jit(do_not_specialize=["sequences", "table_stride"])  # type: ignore[untyped-decorator]
@@ -138,6 +140,43 @@ def _merge(  # type: ignore[no-untyped-def]
         tl.store(arrived + row * kv_heads + head, 0)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _fetch(  # type: ignore[no-untyped-def]
+    keys,
+    block_stride,
+    side_stride,
+    records,
+    fields: tl.constexpr,
+    begin,
+    end,
+    head_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    unit: tl.constexpr,
+    tile: tl.constexpr,
+    ahead: tl.constexpr,
+):
+    """Bring the first tiles of a program, whole units, from memory to the cache.
+
+    One thread asks for one token's keys and for its values.
+    """
+    token = tl.arange(0, ahead * tile)
+    which = tl.minimum(begin + token // tile, tl.maximum(end - 1, 0))
+    slot = tl.load(records + which * fields + 2 + token % tile // unit) + token % unit
+    place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
+    head_bytes: tl.constexpr = head_dim * keys.dtype.element_ty.primitive_bitwidth // 8
+    size = tl.full([ahead * tile], head_bytes, tl.int32)
+    for side in tl.static_range(2):
+        address = (keys + side * side_stride + place).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+            "=r,l,r",
+            [address, size],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 @triton.jit(do_not_specialize=["sequences", "programs"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     query,
@@ -167,7 +206,11 @@ def attend(  # type: ignore[no-untyped-def]
     rows: tl.constexpr,
     merged_rows: tl.constexpr,
     at_once: tl.constexpr,
+    dependent: tl.constexpr,
+    ahead: tl.constexpr,
 ):
+    if dependent:
+        gdc_launch_dependents()
     units: tl.constexpr = tile // unit
     fields: tl.constexpr = 2 + units
     head = tl.program_id(0) % kv_heads
@@ -185,6 +228,11 @@ def attend(  # type: ignore[no-untyped-def]
     top = tl.full([rows], float("-inf"), tl.float32)
     weight = tl.zeros([rows], tl.float32)
     sum_ = tl.zeros([rows, head_dim], tl.float32)
+    if dependent:
+        # Plan and cache are older than the kernel before this one, but for one token.
+        _fetch(keys, block_stride, side_stride, records, fields, begin, end,
+               head_dim, block_size, unit, tile, ahead)  # fmt: skip
+        gdc_wait()
     # A tile's record is read while the one before is under way: its addresses are
     # known when its turn to be loaded comes.
     record = records + begin * fields

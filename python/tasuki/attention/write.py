@@ -158,7 +158,6 @@ def rotate_and_write(
     if not tokens:
         return
     dependent = overlaps(qkv.device)
-    dependent = overlaps(qkv.device)
     _rotate_and_write[(tokens, triton.cdiv(rows, _TILE))](
         qkv,
         qkv.stride(0),
