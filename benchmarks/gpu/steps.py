@@ -38,7 +38,11 @@ from tasuki.models.loader import load_model
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_steps.json"
 PARTS = ("decode", "prefill", "mixed", "kernels")
-
+DECODES: dict[str, dict[str, Any]] = {
+    "our kernels": {"own_decode": True},
+    "tensor cores": {"own_decode": False, "tensor_core_decode": True},
+    "plain cores": {"own_decode": False, "tensor_core_decode": False},
+}
 
 WORKS: dict[str, tuple[Work, ...]] = {
     "decode": (
@@ -150,8 +154,8 @@ def _decode(bench: Bench, works: Iterable[Work], sizes: list[int]) -> None:
     graph = bench.on_cuda
     for work in works:
         for size in sizes:
-            for cores, name in ((True, "tensor cores"), (False, "plain cores")):
-                run = bench.step(work, name, size, graph=graph, tensor_core_decode=cores)
+            for name, options in DECODES.items():
+                run = bench.step(work, name, size, graph=graph, **options)
                 if size == sizes[0]:
                     bench.profile(f"{work.name}, {name}", run)
         bench.step(work, "no graph", sizes[0])
