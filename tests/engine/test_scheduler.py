@@ -102,13 +102,16 @@ def test_prompts_come_in_small_chunks_where_somebody_decodes():
 
 
 def test_chunks_grow_with_what_waits():
-    bench = Bench(num_blocks=2048, max_model_len=2400, max_batched_tokens=32, mixed_step_tokens=8)
+    settings = {"max_model_len": 50_000, "max_batched_tokens": 512, "mixed_step_tokens": 100}
+    bench = Bench(num_blocks=30_000, **settings)
     first = bench.add(4)
     bench.step()
-    long = bench.add(48 * 20)
-    assert rows(bench.step()) == [(first, 1), (long, 20)]
-    bench.add(48 * 40)
-    assert rows(bench.step()) == [(first, 1), (long, 31)], "max_batched_tokens at most"
+    long = bench.add(96 * 250)
+    assert rows(bench.step()) == [(first, 1), (long, 127)]
+    bench.add(96 * 50)
+    assert rows(bench.step()) == [(first, 1), (long, 255)]
+    bench.add(96 * 450)
+    assert rows(bench.step()) == [(first, 1), (long, 511)], "max_batched_tokens at most"
 
 
 def test_all_blocks_of_a_prompt_are_taken_at_admission():

@@ -35,7 +35,8 @@ from tasuki.engine.stats import EngineCounters
 
 # Every position of these chunks needs logits over the whole vocabulary.
 _LOGPROB_CHUNK_TOKENS = 128
-_DRAIN_STEPS = 48  # that what waits may take
+_DRAIN_STEPS = 96  # that what waits may take
+_TILE_TOKENS = 128  # that a matrix product works through at a time
 
 
 def _age(sequence: SequenceState) -> tuple[int, int]:
@@ -209,8 +210,10 @@ class Scheduler:
     def _step_tokens(self, decodes: int) -> int:
         """Aim for the tokens of a step with so many decodes.
 
-        Where somebody decodes, prompts come in small chunks; the more of them
-        wait, the larger, so that the queue never outlasts some dozens of steps.
+        Where somebody decodes, prompts come in small chunks: a chunk hides
+        behind the weights that decodes read anyway, and many small ones do that
+        in more steps. The more prompts wait, the larger the chunks, so that
+        the queue never outlasts a hundred steps.
         """
         config = self._config
         if not decodes:
@@ -219,8 +222,8 @@ class Scheduler:
         for sequence in self.running:
             if sequence.stage is Stage.PREFILL:
                 backlog += len(sequence.tokens) - sequence.computed
-        tokens = max(config.mixed_step_tokens, decodes + backlog // _DRAIN_STEPS)
-        return min(tokens, config.max_batched_tokens)
+        grown = (decodes + backlog // _DRAIN_STEPS) // _TILE_TOKENS * _TILE_TOKENS
+        return min(max(config.mixed_step_tokens, grown), config.max_batched_tokens)
 
     def _plan_decodes(self, plan: StepPlan, ahead: bool) -> bool | None:
         """Plan a token for every decoding sequence.
