@@ -18,6 +18,9 @@ def block_hashes(
 ) -> list[bytes]:
     """Hash all full blocks of `tokens`, in order, 16 bytes each (crates/core, block_hash.rs)."""
 
+def greedy(logits: NDArray[np.float32], width: int, tokens: NDArray[np.int64], none: int) -> None:
+    """Likeliest token of each row of `width` logits to `tokens`; `none` where not finite."""
+
 class CpuShape:
     """The shape of a Llama-family model; `windows` has an entry for each layer."""
 

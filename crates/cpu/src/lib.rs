@@ -7,6 +7,7 @@
 
 mod batch;
 mod error;
+mod greedy;
 mod memory;
 mod shape;
 mod team;
@@ -17,6 +18,7 @@ pub mod x86;
 
 pub use batch::{Batch, Pool};
 pub use error::CpuError;
+pub use greedy::greedy;
 pub use shape::{LayerWeights, Shape};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unavailable::{Model, supported};

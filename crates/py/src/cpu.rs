@@ -143,6 +143,30 @@ impl CpuModel {
     }
 }
 
+/// The likeliest token of each row of `width` logits into `tokens`; `none` where there is none.
+#[pyfunction]
+pub fn greedy(
+    logits: PyBuffer<f32>,
+    width: usize,
+    tokens: PyBuffer<i64>,
+    none: i64,
+) -> PyResult<()> {
+    let rows = contents(&logits)?;
+    if width * tokens.item_count() != rows.len() || width == 0 {
+        return Err(PyValueError::new_err(format!(
+            "{} logits are not {} rows of {width}",
+            rows.len(),
+            tokens.item_count()
+        )));
+    }
+    // SAFETY: as many numbers as the buffer has, lent to us to write to.
+    let tokens = unsafe { std::slice::from_raw_parts_mut(writable(&tokens)?, rows.len() / width) };
+    for (row, token) in rows.chunks_exact(width).zip(tokens) {
+        *token = tasuki_cpu::greedy(row).map_or(none, |index| index as i64);
+    }
+    Ok(())
+}
+
 fn refused(error: tasuki_cpu::CpuError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
