@@ -17,6 +17,7 @@ Owns the pool's content, the slabs and the sampled tokens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ from tasuki.engine.host_buffers import Staging, upload
 from tasuki.engine.piecewise import PieceGraphs
 from tasuki.engine.recorder import CudaRecorder, Recorder
 from tasuki.engine.step_header import StepHeader
+
+log = logging.getLogger(__name__)
 
 
 class Executor:
@@ -78,6 +81,7 @@ class Executor:
     ) -> None:
         """Record CUDA graphs; see `ModelRunner.capture`."""
         recorder = recorder or CudaRecorder()
+        free_bytes = _free_bytes(self._pool.device)
         self.sampled = torch.zeros(2 * max_rows, dtype=torch.int64, device=self._pool.device)
         block_size = self._pool.shape[4]
         max_width = -(-max_model_len // block_size)
@@ -104,6 +108,8 @@ class Executor:
             )
             pieces.capture(self.staging, recorder)
             self._pieces = pieces
+        taken_bytes = free_bytes - _free_bytes(self._pool.device)
+        log.info("CUDA graphs take %.2f GB", taken_bytes / 1e9)
 
     def padded(self, header: StepHeader, decodes: bool) -> StepHeader:
         """The step with the bucket or room that it runs in, if it runs in graphs.
@@ -171,3 +177,8 @@ class Executor:
         self._collective.fence()
         if self._pool.is_cuda:
             torch.cuda.synchronize(self._pool.device)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that nobody holds on a GPU; 0 elsewhere."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
