@@ -59,6 +59,7 @@ def collectives(collective: Collective) -> list[str]:
                     graph.replay()
                 if not torch.allclose(total.float(), want.float(), rtol=1e-2):
                     wrong.append(f"{name} {rows} x {width} {dtype} in a graph")
+    wrong += sums_with_norms(collective)
     for count in (1, 2, 5, 256, 2048):
         tokens = torch.arange(count, device=device) * 70 + (0 if rank == 0 else 1000)
         if collective.from_first(tokens).tolist() != [70 * i for i in range(count)]:
@@ -71,6 +72,38 @@ def collectives(collective: Collective) -> list[str]:
             wrong.append("gather")
     collective.fence()
     torch.cuda.synchronize()
+    return wrong
+
+
+def sums_with_norms(collective: Collective) -> list[str]:
+    """What is wrong with sums together with norms, plain and in a graph."""
+    pytest.importorskip("flashinfer")
+    width, rank = 2560, collective.rank
+    sums = collective.sum_norm(width, torch.bfloat16)
+    if sums is None:
+        return ["sums together with norms do not work"]
+    wrong = []
+    for rows in (1, 5, 96, 500, 2048, 3):  # less after more: nothing is left of what was there
+        torch.manual_seed(rows)
+        parts = torch.randn(collective.size, rows, width, device="cuda").bfloat16()
+        before = torch.randn(rows, width, device="cuda").bfloat16()
+        weight = torch.rand(width, device="cuda").bfloat16()
+        total = before.float() + parts.float().sum(0)
+        want = torch.rms_norm(total, (width,), weight.float(), 1e-6)
+        hidden, x = before.clone(), parts[rank].contiguous()
+        outcomes = [("plain", sums(hidden, x, weight, 1e-6), hidden)]
+        torch.cuda.synchronize()
+        graph, static = torch.cuda.CUDAGraph(), before.clone()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            normed = sums(static, x, weight, 1e-6)
+        for _ in range(3):
+            static.copy_(before)
+            graph.replay()
+        outcomes.append(("graph", normed, static))
+        for name, got, added in outcomes:
+            close = (got.float() - want).norm() < 0.01 * want.norm()
+            if not close or (added.float() - total).norm() > 0.01 * total.norm():
+                wrong.append(f"{name}, {rows} rows")
     return wrong
 
 

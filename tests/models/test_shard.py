@@ -12,6 +12,7 @@ from paged import Paged, Sequence
 from support.ranks import on_ranks
 
 from tasuki.engine.collective import Collective
+from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import load_model
 from tasuki.models.shard import Shard, check_ranks
@@ -56,22 +57,53 @@ def save_model(name: str, folder: Path) -> Path:
     return folder
 
 
+class PlainSumNorm:
+    """`SumNorm` by plain operations, for few rows only."""
+
+    def __init__(self, collective: Collective) -> None:
+        self._collective = collective
+
+    def takes(self, rows: int) -> bool:
+        return rows <= 2
+
+    def __call__(
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        hidden += self._collective.all_reduce(x)
+        return torch.rms_norm(hidden, weight.shape, weight, eps)
+
+
+def run_fused(collective: Collective, folder: Path) -> list[Any]:
+    """As `run`, for one model on CUDA's kernels with sums together with norms."""
+    from tasuki.models.ops_ranks import RankedOps
+
+    model = load_model(folder, dtype=torch.float32, collective=collective)
+    sums = PlainSumNorm(collective)
+    model._ops = RankedOps(model.spec, torch.device("cpu"), sums)  # type: ignore[attr-defined]
+    return run_steps(model)
+
+
 def run(collective: Collective, folders: dict[str, Path]) -> dict[str, list[Any]]:
     """Logits of several kinds of steps, of each folder's model and of one made up."""
-    draw = random.Random(1)
-    prompt = [draw.randrange(3, 250) for _ in range(40)]
     found = {}
     for name, folder in folders.items():
         weights = "dummy" if name == "dummy" else "auto"
         model = load_model(folder, dtype=torch.float32, weights=weights, collective=collective)
-        paged = Paged(model)
-        whole, chunked = Sequence(prompt), Sequence(prompt)
-        steps = [paged.step([(whole, 33)])]
-        steps += [paged.step([(chunked, count)], all_rows=False) for count in (5, 16)]
-        steps.append(paged.step([(whole, 1), (chunked, 9)], all_rows=False))
-        steps.append(paged.step([(whole, 1)]))
-        found[name] = [step.numpy() for step in steps]  # as tensors they would be shared memory
+        found[name] = run_steps(model)
     return found
+
+
+def run_steps(model: CausalModel) -> list[Any]:
+    """Whole prompts, chunks, decodes, and a mixture."""
+    draw = random.Random(1)
+    prompt = [draw.randrange(3, 250) for _ in range(40)]
+    paged = Paged(model)
+    whole, chunked = Sequence(prompt), Sequence(prompt)
+    steps = [paged.step([(whole, 33)])]
+    steps += [paged.step([(chunked, count)], all_rows=False) for count in (5, 16)]
+    steps.append(paged.step([(whole, 1), (chunked, 9)], all_rows=False))
+    steps.append(paged.step([(whole, 1)]))
+    return [step.numpy() for step in steps]  # as tensors they would be shared memory
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +126,21 @@ def test_logits_are_those_of_one_rank(
 ) -> None:
     first, *_ = on_ranks(size, run, folders)
     for name, steps in alone.items():
-        for got, want in zip(first[name], steps, strict=True):
-            assert got.shape == want.shape
-            difference = float(abs(got - want).max() / abs(want).max())
-            assert difference < TOLERANCE, (name, difference)
+        assert_close(first[name], steps)
+
+
+def test_sums_together_with_norms_come_to_the_same(
+    folders: dict[str, Path], alone: dict[str, list[Any]]
+) -> None:
+    first, _ = on_ranks(2, run_fused, folders["qwen3"])
+    assert_close(first, alone["qwen3"])
+
+
+def assert_close(found: list[Any], wanted: list[Any]) -> None:
+    for got, want in zip(found, wanted, strict=True):
+        assert got.shape == want.shape
+        difference = float(abs(got - want).max() / abs(want).max())
+        assert difference < TOLERANCE, difference
 
 
 def spec(**changes: Any) -> ModelSpec:

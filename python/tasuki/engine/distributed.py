@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from tasuki.engine.collective import SumNorm
+from tasuki.engine.fused_sum import make_fused_sum
 from tasuki.engine.symmetric import SymmetricSum, make_symmetric_sum
 
 log = logging.getLogger(__name__)
@@ -128,6 +130,14 @@ class Distributed:
                 return self._symmetric(numbers)[: x.numel()].to(x.dtype).view(x.shape)
         dist.broadcast(x, src=0)
         return x
+
+    def sum_norm(self, width: int, dtype: torch.dtype) -> SumNorm | None:
+        """See `Collective`."""
+        if self._symmetric is None or dtype not in (torch.bfloat16, torch.float16):
+            return None
+        found, how = make_fused_sum(width, dtype, self._one.device)
+        log.info("all-reduce: %s", how)
+        return found
 
     def fence(self) -> None:
         """See `Collective`."""

@@ -75,8 +75,13 @@ def make_symmetric_sum(device: torch.device) -> tuple[SymmetricSum | None, str]:
             reason = "its sum is wrong"
     except (RuntimeError, ImportError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
-    works = torch.tensor([0 if reason else 1], device=device)
-    dist.all_reduce(works, op=dist.ReduceOp.MIN)
-    if not works.item():
+    if not agreed(not reason, device):
         return None, f"NCCL; symmetric memory does not work here: {reason or 'on another rank'}"
     return found, f"symmetric memory up to {MAX_BYTES >> 10} KiB, NCCL beyond"
+
+
+def agreed(works: bool, device: torch.device) -> bool:
+    """Whether something works on every rank."""
+    all_work = torch.tensor([int(works)], device=device)
+    dist.all_reduce(all_work, op=dist.ReduceOp.MIN)
+    return bool(all_work.item())

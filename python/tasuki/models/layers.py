@@ -73,11 +73,21 @@ def make_head(weight: torch.Tensor) -> Linear:
     return lambda x: product(x).float()
 
 
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """The sum of a product over the ranks, each of which has part of its columns: `part`."""
+
+    part: Linear
+    collective: Collective
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Linear`."""
+        return self.collective.all_reduce(self.part(x))
+
+
 def summed(product: Linear, collective: Collective) -> Linear:
-    """The sum of a product over the ranks, each of which has part of its columns."""
-    if collective.size == 1:
-        return product
-    return lambda x: collective.all_reduce(product(x))
+    """The sum of a product over the ranks, if there are several."""
+    return product if collective.size == 1 else SummedLinear(product, collective)
 
 
 def gathered(product: Linear, collective: Collective, width: int) -> Linear:
