@@ -33,7 +33,7 @@ def test_the_longest_launch_of_late_counts_for_its_kind():
     for duration_s in (1e-3, 4e-3, 1e-3):
         rates.record_launch(duration_s, prompts=False)
     rates.record_launch(12e-3, prompts=True)
-    assert rates.launch_s(prompts=False) == pytest.approx(4e-3, rel=0.05)
+    assert rates.launch_s(prompts=False) == pytest.approx(4e-3, rel=0.1)
     assert rates.launch_s(prompts=True) == 12e-3
     for _ in range(200):
         rates.record_launch(1e-3, prompts=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _WEIGHT = 0.2  # of the newest step in the moving averages
-_FORGET = 0.98  # of the longest launch, a step
+_FORGET = 0.95  # of the longest launch, a step
 _SIZE_TOKENS = 128
 _EARLY = 0.85  # of the expected time of a step with prompts: they differ among one size
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
