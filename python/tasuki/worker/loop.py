@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _GLANCE_S = 0.5e-3  # between looks at the device while a step runs on it
-_SWITCH_S = 0.2e-3  # how long another thread may keep the interpreter: a handoff passes through three
+_SWITCH_S = 0.2e-3  # how long another thread may keep the interpreter: handoffs need three
 
 
 @dataclass(frozen=True, slots=True)
