@@ -79,3 +79,10 @@ class CpuModel:
         logits: NDArray[np.float32],
     ) -> None:
         """Run one step on so many threads; fills `logits` [R, vocab], writes the pool."""
+
+class CpuProduct:
+    """One product with a packed bfloat16 weight [outputs, inputs], on the calling thread."""
+
+    def __init__(self, weight: _Bits, inputs: int) -> None: ...
+    def run(self, x: _Bits, out: NDArray[np.float32]) -> None:
+        """Multiply `x`, [rows, inputs], into `out`, [rows, outputs]."""

@@ -11,19 +11,21 @@ mod greedy;
 mod memory;
 mod shape;
 mod team;
+#[cfg(test)]
+mod testing;
 #[cfg(not(target_arch = "x86_64"))]
 mod unavailable;
 #[cfg(target_arch = "x86_64")]
-pub mod x86;
+mod x86;
 
 pub use batch::{Batch, Pool};
 pub use error::CpuError;
 pub use greedy::greedy;
 pub use shape::{LayerWeights, Shape};
 #[cfg(not(target_arch = "x86_64"))]
-pub use unavailable::{Model, supported};
+pub use unavailable::{Model, Product, supported};
 #[cfg(target_arch = "x86_64")]
-pub use x86::{Model, supported};
+pub use x86::{Model, Product, supported};
 
 /// Why a model cannot run here; `None`: it can.
 pub fn why_not(shape: &Shape) -> Option<String> {

@@ -7,6 +7,9 @@ use crate::shape::{LayerWeights, Shape};
 /// Nobody ever has one.
 pub enum Model {}
 
+/// Nobody ever has one.
+pub enum Product {}
+
 /// Why this machine cannot run the kernels.
 pub fn supported() -> Option<String> {
     Some(format!("no kernels for {}", std::env::consts::ARCH))
@@ -49,6 +52,24 @@ impl Model {
         _: usize,
         _: &mut [f32],
     ) -> Result<(), CpuError> {
+        match *self {}
+    }
+}
+
+impl Product {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn new(_: &[u16], _: usize) -> Result<Self, CpuError> {
+        Err(CpuError::Unavailable(supported().unwrap_or_default()))
+    }
+
+    /// Cannot be called.
+    ///
+    /// # Errors
+    /// None.
+    pub fn run(&self, _: &[u16], _: &mut [f32]) -> Result<(), CpuError> {
         match *self {}
     }
 }

@@ -3,7 +3,7 @@
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tasuki_cpu::{Batch, LayerWeights, Model, Pool, Shape};
+use tasuki_cpu::{Batch, LayerWeights, Model, Pool, Product, Shape};
 
 /// The shape of a Llama-family model; `windows` has an entry for each layer.
 #[pyclass(frozen)]
@@ -140,6 +140,28 @@ impl CpuModel {
         // only its thread calls this.
         py.detach(|| unsafe { self.0.forward(pool, batch, rotations, threads, logits) })
             .map_err(refused)
+    }
+}
+
+/// One product with a packed weight, on the calling thread.
+#[pyclass]
+pub struct CpuProduct(Product);
+
+#[pymethods]
+impl CpuProduct {
+    #[new]
+    fn new(weight: PyBuffer<i16>, inputs: usize) -> PyResult<Self> {
+        Product::new(bits(&weight)?, inputs)
+            .map(Self)
+            .map_err(refused)
+    }
+
+    /// Multiply the rows of `x` into `out`.
+    fn run(&self, x: PyBuffer<i16>, out: PyBuffer<f32>) -> PyResult<()> {
+        let len = contents(&out)?.len();
+        // SAFETY: as many numbers as the buffer has, lent to us to write to.
+        let sums = unsafe { std::slice::from_raw_parts_mut(writable(&out)?, len) };
+        self.0.run(bits(&x)?, sums).map_err(refused)
     }
 }
 

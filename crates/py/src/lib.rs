@@ -52,5 +52,6 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
     m.add_class::<cpu::CpuShape>()?;
     m.add_class::<cpu::CpuModel>()?;
+    m.add_class::<cpu::CpuProduct>()?;
     Ok(())
 }

@@ -21,6 +21,7 @@ from tasuki.launch.errors import LaunchError
 from tasuki.models import cache
 
 _FILE = "dtype.json"
+_CHOICE = "own kernels"  # changes when the choice is made otherwise: what is kept is void then
 
 
 def settle_dtype(
@@ -66,6 +67,7 @@ def settle_dtype(
 
 def _key(model: Path, environment: Mapping[str, str]) -> str:
     facts = [
+        _CHOICE,
         hashlib.sha256((model / "config.json").read_bytes()).hexdigest(),
         importlib.metadata.version("torch"),
         platform.node(),

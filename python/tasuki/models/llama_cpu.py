@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tasuki import _native
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.models.layers import Linear
 from tasuki.models.llama_tensors import LlamaTensors
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
@@ -29,6 +30,19 @@ def why_not(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | 
     if dtype != torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
     return _shape(spec).why_not()
+
+
+def make_product(weight: torch.Tensor) -> Linear:
+    """A product as the kernels do it, of `weight` [out, in] in bfloat16; gives float32."""
+    outputs, inputs = weight.shape
+    native = _native.CpuProduct(_bits(weight), inputs)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.shape[0], outputs)
+        native.run(_bits(x), out.numpy())
+        return out
+
+    return run
 
 
 class CpuLlamaModel:

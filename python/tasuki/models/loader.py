@@ -16,7 +16,7 @@ from tasuki.models.dummy import DummyTensors
 from tasuki.models.errors import ModelError
 from tasuki.models.layers import make_linear
 from tasuki.models.llama import LlamaModel, prepare
-from tasuki.models.llama_cpu import CpuLlamaModel, why_not
+from tasuki.models.llama_cpu import CpuLlamaModel, make_product, why_not
 from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
 from tasuki.models.shard import Shard, check_ranks
 from tasuki.models.spec import ModelSpec, read_spec
@@ -112,9 +112,10 @@ def compile_model(model: CausalModel) -> bool:
 def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
     """Measure whether float32 or bfloat16 is faster on this machine, for this model.
 
-    Times products of the model's shapes at rows like those of decoding (1, 8)
-    and of prefill (256), on one thread and in processor time, so that what else
-    runs on the machine matters little: a fraction of a second.
+    Times products of the model's shapes, by the kernels that it would run by, at
+    rows like those of decoding (1, 8) and of prefill (256), on one thread and in
+    processor time, so that what else runs on the machine matters little: a fraction
+    of a second.
 
     Returns:
         The dtype, and the reason in one line.
@@ -145,9 +146,10 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     inner, hidden = 2 * spec.intermediate_size, spec.hidden_size
     copies = max(1, min(spec.num_layers, int(_TRIAL_BYTES / (4 * inner * hidden))))
     with torch.inference_mode():
-        products = [
-            make_linear(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)
-        ]
+        make = make_linear
+        if spec.native and why_not(spec, dtype, torch.device("cpu")) is None:
+            make = make_product
+        products = [make(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)]
         result = []
         for rows in _TRIAL_ROWS:
             x = torch.full((rows, hidden), 0.01, dtype=dtype)

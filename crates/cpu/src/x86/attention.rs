@@ -217,3 +217,136 @@ unsafe fn soften(scores: *const f32, seen: Range<usize>, len: usize, weights: *m
     }
     _mm512_reduce_add_ps(sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Numbers, wide};
+    use crate::x86::supported;
+
+    /// A pool of one head: keys and values of a block side by side.
+    struct Pool {
+        data: Vec<u16>,
+        table: Vec<i32>,
+        block_size: usize,
+        head_dim: usize,
+    }
+
+    impl Pool {
+        fn plane(&self, side: usize) -> Plane<'_> {
+            let plane = self.block_size * self.head_dim;
+            Plane {
+                data: self.data[side * plane..].as_ptr(),
+                block_len: 2 * plane,
+                block_size: self.block_size,
+                head_dim: self.head_dim,
+                table: &self.table,
+            }
+        }
+
+        fn number(&self, side: usize, token: usize, i: usize) -> f64 {
+            let block = self.table[token / self.block_size] as usize;
+            let slot = (2 * block + side) * self.block_size + token % self.block_size;
+            f64::from(wide(self.data[slot * self.head_dim + i]))
+        }
+    }
+
+    /// What `attend` should give for one row.
+    fn expected(pool: &Pool, query: &[u16], seen: Range<usize>) -> Vec<f64> {
+        let score = |token| {
+            let terms = query.iter().enumerate();
+            terms
+                .map(|(i, &q)| f64::from(wide(q)) * pool.number(0, token, i))
+                .sum::<f64>()
+        };
+        let weights: Vec<f64> = seen.clone().map(|token| score(token).exp2()).collect();
+        let total: f64 = weights.iter().sum();
+        let output = |i| {
+            let terms = seen.clone().zip(&weights);
+            terms
+                .map(|(token, weight)| weight / total * pool.number(1, token, i))
+                .sum()
+        };
+        (0..query.len()).map(output).collect()
+    }
+
+    fn run(pool: &Pool, queries: Queries, scratch: &mut Scratch) -> Vec<u16> {
+        let stride = queries.group * pool.head_dim + 3;
+        let mut output = vec![0; queries.tokens * stride];
+        let target = Target {
+            data: output.as_mut_ptr(),
+            stride,
+        };
+        // SAFETY: the caller looked whether the machine can; all sizes are as they should be.
+        unsafe { attend(queries, pool.plane(0), pool.plane(1), target, scratch) };
+        output
+    }
+
+    #[test]
+    fn rows_agree_with_float64_alone_and_together() {
+        if supported().is_some() {
+            return;
+        }
+        let mut numbers = Numbers::new(3);
+        for (head_dim, group, block_size) in [(64, 3, 16), (80, 1, 8), (6, 5, 4), (128, 8, 32)] {
+            let blocks = 1200usize.div_ceil(block_size);
+            let mut table: Vec<i32> = (0..blocks as i32).collect();
+            (0..blocks).for_each(|i| table.swap(i, numbers.below(blocks)));
+            let mut data = numbers.bits(blocks * 2 * block_size * head_dim);
+            // What lies behind the last query must not matter, whatever it is.
+            for token in 600 + MOST_ROWS..1200 {
+                let block = table[token / block_size] as usize;
+                for side in [0, 1] {
+                    let slot = (2 * block + side) * block_size + token % block_size;
+                    data[slot * head_dim..][..head_dim].fill(0x7fc0); // NaN
+                }
+            }
+            let pool = Pool {
+                data,
+                table,
+                block_size,
+                head_dim,
+            };
+            let mut scratch = Scratch::new(MOST_ROWS, head_dim, 1200);
+            for (first, window) in [
+                (0, None),
+                (37, None),
+                (600, None),
+                (600, Some(70)),
+                (63, Some(1)),
+            ] {
+                let tokens = MOST_ROWS / group;
+                let query = numbers.bits(tokens * group * head_dim);
+                let data = query.as_ptr();
+                let all = Queries {
+                    data,
+                    tokens,
+                    group,
+                    first,
+                    window,
+                };
+                let together = run(&pool, all, &mut scratch);
+                for token in [0, tokens / 2, tokens - 1] {
+                    let data = query[token * group * head_dim..].as_ptr();
+                    let one = Queries {
+                        data,
+                        tokens: 1,
+                        first: first + token,
+                        ..all
+                    };
+                    let alone = run(&pool, one, &mut scratch);
+                    let stride = group * head_dim + 3;
+                    assert_eq!(alone, together[token * stride..][..stride]);
+                    for head in 0..group {
+                        let query = &query[(token * group + head) * head_dim..][..head_dim];
+                        let want = expected(&pool, query, all.seen(token));
+                        for (got, want) in alone[head * head_dim..].iter().zip(want) {
+                            let error = (f64::from(wide(*got)) - want).abs();
+                            assert!(error < 0.01, "{head_dim}, at {first}: {error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -4,14 +4,16 @@ mod attention;
 mod forward;
 mod keys;
 mod model;
-pub mod panels;
-pub mod product;
+mod panels;
+mod product;
 mod rows;
+mod single;
 mod step;
 mod vector;
 mod weights;
 
 pub use model::Model;
+pub use single::Product;
 
 /// Why this machine cannot run the kernels; `None`: it can.
 pub fn supported() -> Option<String> {

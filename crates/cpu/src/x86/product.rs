@@ -73,7 +73,7 @@ pub unsafe fn product<const P: usize>(
 /// Rows in as many tiles of at most `most` as needed, of nearly the same height: first
 /// row and height.
 pub fn tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
-    let count = rows.div_ceil(most).max(1);
+    let count = rows.div_ceil(most);
     (0..count).map(move |i| {
         let (begin, end) = (i * rows / count, (i + 1) * rows / count);
         (begin, end - begin)
