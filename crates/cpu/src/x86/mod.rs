@@ -3,6 +3,7 @@
 mod attention;
 mod forward;
 mod keys;
+mod layer;
 mod model;
 mod panels;
 mod product;

@@ -131,7 +131,6 @@ impl Model {
             }
         });
         let (hidden, queries) = self.all.places(shape, rows);
-        let counters = Forward::counters(self.layers.len());
         let step = Forward {
             shape,
             layers: &self.layers,
@@ -153,7 +152,9 @@ impl Model {
                 .collect(),
             logits: Matrix::over(logits.as_mut_ptr(), shape.vocab),
             barrier: Barrier::new(threads),
-            taken: (0..counters).map(|_| AtomicUsize::new(0)).collect(),
+            taken: (0..=self.layers.len())
+                .map(|_| AtomicUsize::new(0))
+                .collect(),
         };
         // SAFETY: the machine can (`new`), the batch was checked, places were made for it.
         self.team.run(&|thread| unsafe { step.run(thread) });

@@ -154,3 +154,125 @@ pub unsafe fn put(x: &[f32], bias: *const f32, to: *mut f32, add: bool) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Numbers, wide};
+    use crate::x86::supported;
+
+    const EPS: f32 = 1e-5;
+
+    fn floats(numbers: &mut Numbers, len: usize) -> Vec<f32> {
+        numbers.bits(len).into_iter().map(wide).collect()
+    }
+
+    /// As close as rounding to 8 bits leaves it.
+    fn assert_close(got: &[u16], expected: &[f64]) {
+        assert_eq!(got.len(), expected.len());
+        for (&got, &expected) in got.iter().zip(expected) {
+            let error = (f64::from(wide(got)) - expected).abs();
+            assert!(error <= expected.abs() / 250.0 + 1e-6, "{got}, {expected}");
+        }
+    }
+
+    fn normed(x: &[f32], weight: &[f32]) -> Vec<f64> {
+        let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let root = (squares / x.len() as f64 + f64::from(EPS)).sqrt();
+        let pairs = x.iter().zip(weight);
+        pairs
+            .map(|(&x, &w)| f64::from(x) / root * f64::from(w))
+            .collect()
+    }
+
+    #[test]
+    fn norms_of_any_length() {
+        if supported().is_some() {
+            return;
+        }
+        let mut numbers = Numbers::new(5);
+        for len in [1, 15, 16, 17, 48, 100, 576] {
+            let (x, weight) = (floats(&mut numbers, len), floats(&mut numbers, len));
+            let mut to = vec![9; len + 1];
+            // SAFETY: the machine can, the lengths agree.
+            unsafe { norm(x.as_ptr(), &weight, EPS, to.as_mut_ptr()) };
+            assert_close(&to[..len], &normed(&x, &weight));
+            assert_eq!(to[len], 9, "nothing is written behind the end");
+        }
+    }
+
+    #[test]
+    fn heads_turn_with_and_without_a_norm() {
+        if supported().is_some() {
+            return;
+        }
+        let mut numbers = Numbers::new(6);
+        for dim in [2, 12, 64, 80, 128] {
+            let (x, weight) = (floats(&mut numbers, dim), floats(&mut numbers, dim));
+            let rotation = floats(&mut numbers, dim);
+            for norm in [None, Some((&weight[..], EPS))] {
+                let factor = 0.7;
+                let how = Turn {
+                    norm,
+                    rotation: &rotation,
+                    factor,
+                };
+                let mut to = vec![0; dim];
+                // SAFETY: as above.
+                unsafe { turn(x.as_ptr(), how, to.as_mut_ptr()) };
+                let plain = || x.iter().map(|&x| f64::from(x)).collect();
+                let y: Vec<f64> = norm.map_or_else(plain, |(weight, _)| normed(&x, weight));
+                let half = dim / 2;
+                let expected: Vec<f64> = (0..dim)
+                    .map(|i| {
+                        let (cos, sin) = (rotation[i % half], rotation[half + i % half]);
+                        let (low, high) = (y[i % half], y[half + i % half]);
+                        let (a, b) = if i < half { (low, -high) } else { (high, low) };
+                        (a * f64::from(cos) + b * f64::from(sin)) * f64::from(factor)
+                    })
+                    .collect();
+                for (&got, &expected) in to.iter().zip(&expected) {
+                    let error = (f64::from(wide(got)) - expected).abs();
+                    assert!(error < 0.02, "{dim}: {error}"); // terms of up to 3 may cancel
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gates_sums_and_widths() {
+        if supported().is_some() {
+            return;
+        }
+        let mut numbers = Numbers::new(7);
+        let (gate, up) = (floats(&mut numbers, 48), floats(&mut numbers, 48));
+        let mut to = vec![0; 48];
+        // SAFETY: as above.
+        unsafe { gated(&gate, &up, to.as_mut_ptr()) };
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let pairs = gate.iter().zip(&up);
+        let expected: Vec<f64> = pairs
+            .map(|(&g, &u)| silu(f64::from(g)) * f64::from(u))
+            .collect();
+        assert_close(&to, &expected);
+
+        let mut sums = up[..37].to_vec();
+        // SAFETY: as above; no bias, then one.
+        unsafe {
+            put(&gate[..37], std::ptr::null(), sums.as_mut_ptr(), true);
+            put(&gate[..37], up.as_ptr(), sums.as_mut_ptr(), true);
+        }
+        for (i, got) in sums.iter().enumerate() {
+            assert_eq!(*got, (up[i] + gate[i]) + (gate[i] + up[i]));
+        }
+
+        let bits = numbers.bits(37);
+        let (mut floats, mut back) = (vec![0.0; 37], vec![0; 37]);
+        // SAFETY: as above.
+        unsafe {
+            widen_row(&bits, floats.as_mut_ptr());
+            narrow_row(floats.as_ptr(), 37, 1.0, back.as_mut_ptr());
+        }
+        assert_eq!(back, bits);
+    }
+}
