@@ -38,11 +38,6 @@ from tasuki.models.loader import load_model
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_steps.json"
 PARTS = ("decode", "prefill", "mixed", "kernels")
-DECODES: dict[str, dict[str, Any]] = {
-    "our kernels": {"own_decode": True},
-    "tensor cores": {"own_decode": False, "tensor_core_decode": True},
-    "plain cores": {"own_decode": False, "tensor_core_decode": False},
-}
 
 WORKS: dict[str, tuple[Work, ...]] = {
     "decode": (
@@ -154,10 +149,9 @@ def _decode(bench: Bench, works: Iterable[Work], sizes: list[int]) -> None:
     graph = bench.on_cuda
     for work in works:
         for size in sizes:
-            for name, options in DECODES.items():
-                run = bench.step(work, name, size, graph=graph, **options)
-                if size == sizes[0]:
-                    bench.profile(f"{work.name}, {name}", run)
+            run = bench.step(work, "graph", size, graph=graph)
+            if size == sizes[0]:
+                bench.profile(work.name, run)
         bench.step(work, "no graph", sizes[0])
 
 

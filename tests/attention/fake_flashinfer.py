@@ -1,9 +1,8 @@
 """FlashInfer's wrappers, as far as we call them, computed on the CPU as the definition says.
 
 They take their work from the same arrays as the real ones, and at the same time:
-the division of the work from the host at `plan`, block ids and lengths from the
-device at `run`; for a CUDA graph from the buffers given at the start, which
-`fast_decode_plan` leaves to the caller. Signatures are those of FlashInfer 0.6.14.
+the division of the work from the host at `plan`, block ids from the device at
+`run`. Signatures are those of FlashInfer 0.6.14.
 """
 
 from __future__ import annotations
@@ -52,63 +51,6 @@ class _Wrapper:
             for side in cache
         )
         return keys, values
-
-
-class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
-    def __init__(
-        self,
-        float_workspace_buffer: torch.Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        use_tensor_cores: bool = False,
-        paged_kv_indptr_buffer: torch.Tensor | None = None,
-        paged_kv_indices_buffer: torch.Tensor | None = None,
-        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout)
-        self.graph = use_cuda_graph
-        self.indptr: Any = paged_kv_indptr_buffer
-        self.indices: Any = paged_kv_indices_buffer
-        self.last: Any = paged_kv_last_page_len_buffer
-
-    def plan(
-        self,
-        indptr: torch.Tensor,
-        indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        pos_encoding_mode: str = "NONE",
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        q_data_type: torch.dtype = torch.float16,
-        kv_data_type: torch.dtype | None = None,
-        sm_scale: float | None = None,
-        non_blocking: bool = True,
-        seq_lens: torch.Tensor | None = None,
-    ) -> None:
-        if self.graph:
-            self.indptr.copy_(indptr)
-            self.last.copy_(last_page_len)
-            self.indices[: len(indices)].copy_(indices)
-        else:
-            self.indptr, self.indices, self.last = indptr.clone(), indices, last_page_len.clone()
-        assert seq_lens is not None and sm_scale is not None
-        filled = (indptr[1:] - indptr[:-1] - 1) * page_size + last_page_len
-        assert torch.equal(seq_lens, filled)
-        self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
-
-    def run(
-        self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        assert out is not None and q.shape[0] == len(self.last)
-        for i, last in enumerate(self.last.tolist()):
-            blocks = self.indices[self.indptr[i] : self.indptr[i + 1]]
-            out[i : i + 1] = self._attend(q[i : i + 1], *self._gather(paged_kv_cache, blocks, last))
-        return out
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -201,28 +143,3 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         for begin, end in zip(self.begins, self.begins[1:], strict=False):
             out[begin:end] = self._attend(q[begin:end], k[begin:end], v[begin:end])
         return out
-
-
-def fast_decode_plan(
-    self: BatchDecodeWithPagedKVCacheWrapper,
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    last_page_len: torch.Tensor,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    pos_encoding_mode: str = "NONE",
-    window_left: int = -1,
-    logits_soft_cap: float | None = None,
-    q_data_type: torch.dtype | None = None,
-    kv_data_type: torch.dtype | None = None,
-    data_type: torch.dtype | None = None,
-    sm_scale: float | None = None,
-    *,
-    global_override_indptr_cpu: torch.Tensor | None = None,
-) -> None:
-    assert self.graph and self.plans, "plan comes first"
-    assert global_override_indptr_cpu is not None and sm_scale is not None
-    assert len(last_page_len) == len(self.last)
-    self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)

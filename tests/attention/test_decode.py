@@ -36,6 +36,11 @@ def make(
     return case
 
 
+def tiled(pool: torch.Tensor, heads: int, programs: int) -> DecodeAttention:
+    """Attention with so many programs for each KV head, and tiles of 32 tokens."""
+    return DecodeAttention(pool, heads, programs, tile_elements=32 * pool.shape[-1])
+
+
 def attend(
     attention: DecodeAttention, case: Case, heads: int, window: int | None = None, again: int = 1
 ) -> float:
@@ -54,13 +59,13 @@ def attend(
 @pytest.mark.parametrize("lengths", [UNEVEN, [400], [1], [32, 64, 33, 31]], ids=str)
 def test_any_division_of_the_work(lengths: list[int], programs: int) -> None:
     case = make(lengths)
-    assert attend(DecodeAttention(case.pool, 6, programs), case, 6, again=2) < ERROR
+    assert attend(tiled(case.pool, 6, programs), case, 6, again=2) < ERROR
 
 
 def test_a_plan_has_a_record_for_each_tile() -> None:
     """What a plan says; and a sequence longer than a program's share comes out right."""
     case = make([320, 3], kv_heads=1)
-    attention = DecodeAttention(case.pool, 2, 5)
+    attention = tiled(case.pool, 2, 5)
     plan = attention.plan(case.batch, None)
     assert plan.buffers.begins[:3].tolist() == [0, 10, 11]
     records = plan.buffers.records.view(-1, 4)[:11]
@@ -80,19 +85,19 @@ def test_sliding_window(window: int) -> None:
     for row, length in enumerate(UNEVEN):
         for block in range(max(length - window, 0) // 32 * 2):
             case.pool[case.batch.block_tables[row, block].item()] = math.nan
-    assert attend(DecodeAttention(case.pool, 4, 3), case, 4, window) < ERROR
+    assert attend(tiled(case.pool, 4, 3), case, 4, window) < ERROR
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 20, 32, 64])
 def test_block_sizes(block_size: int) -> None:
     case = make(UNEVEN, block_size=block_size)
-    assert attend(DecodeAttention(case.pool, 4, 3), case, 4) < ERROR
+    assert attend(tiled(case.pool, 4, 3), case, 4) < ERROR
 
 
 @pytest.mark.parametrize("heads", [2, 14, 34])
 def test_heads_that_share(heads: int) -> None:
     case = make([70, 3])
-    assert attend(DecodeAttention(case.pool, heads, 3), case, heads) < ERROR
+    assert attend(tiled(case.pool, heads, 3), case, heads) < ERROR
 
 
 def test_fp8_cache() -> None:
@@ -101,7 +106,7 @@ def test_fp8_cache() -> None:
     for sequences in (case.keys, case.values):
         sequences[:] = [s.to(torch.float8_e4m3fn).to(torch.float16) for s in sequences]
     write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, 1)
-    assert attend(DecodeAttention(case.pool, 4, 3), case, 4) < ERROR
+    assert attend(tiled(case.pool, 4, 3), case, 4) < ERROR
 
 
 def test_a_graph_reads_what_later_plans_of_its_bucket_write() -> None:
@@ -110,7 +115,7 @@ def test_a_graph_reads_what_later_plans_of_its_bucket_write() -> None:
     first, later = make([20, 90, 7], garbage=0.0), make([150, 1], garbage=0.0)
     pool = torch.zeros(max(len(first.pool), len(later.pool)), *first.pool.shape[1:])
     pool = pool.half().to(DEVICE)
-    attention = DecodeAttention(pool, heads, 3)
+    attention = tiled(pool, heads, 3)
     recorded = attention.plan(pad(first.batch, bucket, width), None)
     attention.plan(pad(first.batch, 2 * bucket, 2 * width), None)
     attention.plan(make([900]).batch, None)
@@ -129,7 +134,7 @@ def test_a_graph_reads_what_later_plans_of_its_bucket_write() -> None:
 
 def test_wider_tables_than_the_bucket_was_planned_for() -> None:
     case = make([90, 5])
-    attention = DecodeAttention(case.pool, 4, 3)
+    attention = tiled(case.pool, 4, 3)
     attention.plan(pad(make([1]).batch, 2, 1), None)
     with pytest.raises(AttentionError, match=r"has 4 tiles of 32 tokens.* for 3"):
         attention.plan(pad(case.batch, 2, 6), None)
@@ -141,7 +146,7 @@ def test_rows_of_the_query_may_lie_apart() -> None:
     query = case.query(4)
     apart = torch.zeros(5, 8, 16, dtype=torch.float16, device=DEVICE)
     apart[:, :4] = query
-    attention = DecodeAttention(case.pool, 4, 3)
+    attention = tiled(case.pool, 4, 3)
     plan = attention.plan(case.batch, None)
     results = [torch.empty_like(query) for _ in range(2)]
     attention.forward(plan, 1, query, 0.25, results[0])

@@ -1,4 +1,4 @@
-"""FlashInfer on our block layout against attention by the definition in float64.
+"""FlashInfer and our decodes on our block layout against attention by the definition in float64.
 
 Tolerances are relative: |got - want| / |want| over a whole result. Rounding the
 result to bfloat16 alone gives 1.7e-3; the kernels round the probabilities too.
@@ -58,10 +58,8 @@ def make(
 def compiled() -> None:
     """Kernels that several tests need: together, where none of them has been compiled."""
     fp8 = torch.float8_e4m3fn
-    plain = FlashInferOptions(tensor_core_decode=False)
     FlashInferAttention(make([(0, 1)]).pool, 32, torch.bfloat16, windows=(None, 1))
     FlashInferAttention(make([(0, 1)], kv_dtype=fp8).pool, 32, torch.bfloat16)
-    FlashInferAttention(make([(0, 1)]).pool, 32, torch.bfloat16, plain)
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -97,10 +95,6 @@ def test_steps(step: str, heads: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"own_decode": True},
-        {"own_decode": True, "joint": True},
-        {"tensor_core_decode": True},
-        {"tensor_core_decode": False},
         {"ragged": False},
         {"joint": True},
         {"prefill": "fa2"},
@@ -113,41 +107,38 @@ def test_every_way_to_run_a_mixed_step(options: dict[str, bool | str | None]) ->
     assert run(make(WHOLE), 32, **options) < BFLOAT16_ERROR
 
 
-@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("block_size", [8, 32, 64])
 @pytest.mark.parametrize("step", ["decodes", "mixed"])
-def test_block_sizes(step: str, block_size: int, own: bool) -> None:
+def test_block_sizes(step: str, block_size: int) -> None:
     case = make(STEPS[step], block_size=block_size)
-    assert run(case, 32, own_decode=own) < BFLOAT16_ERROR
+    assert run(case, 32) < BFLOAT16_ERROR
 
 
-@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("window", [1, 100])
 @pytest.mark.parametrize("step", ["decodes", "whole prompts", "mixed"])
-def test_sliding_window(step: str, window: int, own: bool) -> None:
-    assert run(make(STEPS[step]), 32, window, own_decode=own) < BFLOAT16_ERROR
+def test_sliding_window(step: str, window: int) -> None:
+    assert run(make(STEPS[step]), 32, window) < BFLOAT16_ERROR
 
 
-@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_fp8_cache(step: str, own: bool) -> None:
+def test_fp8_cache(step: str) -> None:
     """Whole prompts read the step's own keys and values, which nothing rounds."""
     case = make(STEPS[step], kv_dtype=torch.float8_e4m3fn)
-    assert run(case, 32, ragged=False, own_decode=own) < FP8_ERROR
+    assert run(case, 32, ragged=False) < FP8_ERROR
 
 
 @pytest.mark.parametrize("heads", [32, 8, 56, 136], ids=lambda heads: f"group {heads // 8}")
 @pytest.mark.parametrize("step", [*STEPS, "many"])
-def test_our_own_decodes(step: str, heads: int) -> None:
+def test_decodes(step: str, heads: int) -> None:
     """`many`: more tiles than programs, sequences of one tile and of hundreds."""
     lengths = STEPS.get(step) or [(n, 1) for n in (9_000, *range(1, 2000, 21))]
-    assert run(make(lengths, block_size=32), heads, own_decode=True) < BFLOAT16_ERROR
+    assert run(make(lengths, block_size=32), heads) < BFLOAT16_ERROR
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
-def test_our_own_decodes_of_other_head_dims(head_dim: int) -> None:
+def test_decodes_of_other_head_dims(head_dim: int) -> None:
     shape = Shape(8, head_dim, 32, 300, torch.bfloat16, device="cuda")
-    assert run(make_case(1, shape, DECODES), 32, own_decode=True) < BFLOAT16_ERROR
+    assert run(make_case(1, shape, DECODES), 32) < BFLOAT16_ERROR
 
 
 def test_first_and_last_layer() -> None:
@@ -167,10 +158,7 @@ def test_writes_its_slots_and_no_others() -> None:
     assert torch.equal(case.pool, before)
 
 
-@pytest.mark.parametrize(
-    "options", [{"own_decode": True}, {"tensor_core_decode": True}, {"tensor_core_decode": False}]
-)
-def test_a_padded_bucket_in_a_cuda_graph(options: dict[str, bool]) -> None:
+def test_a_padded_bucket_in_a_cuda_graph() -> None:
     """One graph, replayed for batches of other sizes, lengths and blocks; one step ahead."""
     bucket, width, heads, scale = 16, 300, 32, 128**-0.5
     steps = [
@@ -186,7 +174,6 @@ def test_a_padded_bucket_in_a_cuda_graph(options: dict[str, bool]) -> None:
         pool,
         heads,
         torch.bfloat16,
-        FlashInferOptions(**options),  # type: ignore[arg-type]
     )
     query = torch.zeros(bucket, heads, 128, dtype=torch.bfloat16, device="cuda")
     key, value = torch.zeros(2, bucket, 8, 128, dtype=torch.bfloat16, device="cuda")
@@ -203,6 +190,7 @@ def test_a_padded_bucket_in_a_cuda_graph(options: dict[str, bool]) -> None:
         ):
             target[:count] = source
         padded = pad(case.batch, bucket, width)
+        static.positions.copy_(padded.positions)
         static.slots.copy_(padded.slots)
         static.block_tables.copy_(padded.block_tables)
         static.query_lens, static.context_lens = padded.query_lens, padded.context_lens

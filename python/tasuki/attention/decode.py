@@ -22,7 +22,7 @@ from tasuki.attention.errors import AttentionError
 from tasuki.engine.batch import Batch
 from tasuki.overlap import overlaps
 
-_PROGRAMS_PER_CORE = 3  # that have room on a multiprocessor together
+_PROGRAMS_PER_CORE = 2  # that have room on a multiprocessor together
 _CORES_ELSEWHERE = 4
 _LEAST_TILES = 2  # of a program: fewer cost more in merging than they bring
 
@@ -60,22 +60,33 @@ class DecodePlan:
 class DecodeAttention:
     """Decodes over one pool on one device."""
 
-    def __init__(self, pool: torch.Tensor, heads: int, programs: int | None = None) -> None:
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        heads: int,
+        programs: int | None = None,
+        tile_elements: int = kernels.TILE_ELEMENTS,
+    ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
         Args:
             pool: of the queries' dtype, or float8_e4m3fn.
             heads: query heads, a multiple of `kv_heads`.
             programs: for each KV head; None: as many as run together on the device.
+            tile_elements: of a tile's keys.
         """
         _, self._kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
         self._pools = [pool.select(2, layer) for layer in range(layers)]
         self._share = heads // self._kv_heads
         self._overlaps = overlaps(pool.device)
         self._just_planned = False
-        # Tokens of a tile that lie together: a block, or the power of two that divides it.
-        self._unit = min(self._block_size & -self._block_size, kernels.TILE)
-        self._fields = 2 + kernels.TILE // self._unit
+        # Tokens that lie together: a block, or the power of two that divides it.
+        together = self._block_size & -self._block_size
+        self._tile = max(tile_elements // self._head_dim, 16)
+        if together >= 16:  # the kernel's fast way has at most two units in a tile
+            self._tile = min(self._tile, 2 * together)
+        self._unit = min(together, self._tile)
+        self._fields = 2 + self._tile // self._unit
         if programs is None:
             cores = _CORES_ELSEWHERE
             if pool.is_cuda:
@@ -98,7 +109,7 @@ class DecodeAttention:
         """
         sequences = batch.bucket or batch.num_decodes
         lengths = batch.context_lens[: batch.num_decodes]
-        tiles = sum(triton.cdiv(length, kernels.TILE) for length in lengths)
+        tiles = sum(-(-length // self._tile) for length in lengths)
         tiles += sequences - len(lengths)
         buffers = self._room(batch, window, sequences, tiles)
         tables = batch.block_tables
@@ -113,7 +124,7 @@ class DecodeAttention:
             window=window or 0,
             block_size=self._block_size,
             unit=self._unit,
-            tile=kernels.TILE,
+            tile=self._tile,
             width=kernels.RECORDS_AT_ONCE,
             many=triton.next_power_of_2(sequences),
         )
@@ -167,7 +178,7 @@ class DecodeAttention:
             head_dim=self._head_dim,
             block_size=self._block_size,
             unit=self._unit,
-            tile=kernels.TILE,
+            tile=self._tile,
             least_tiles=_LEAST_TILES,
             loads=kernels.LOADS,
             rows=max(shared, 16),
@@ -184,14 +195,14 @@ class DecodeAttention:
         if held is not None:
             if tiles > (most := self._most_tiles(held)):
                 raise AttentionError(
-                    f"a decode batch of bucket {batch.bucket} has {tiles} tiles of {kernels.TILE}"
+                    f"a decode batch of bucket {batch.bucket} has {tiles} tiles of {self._tile}"
                     f" tokens, the bucket was first planned for {most}: make its block tables as"
                     f" wide as the longest sequence"
                 )
             return held
         if batch.bucket is not None:
             longest = batch.block_tables.shape[1] * self._block_size
-            tiles = sequences * triton.cdiv(longest, kernels.TILE)
+            tiles = sequences * -(-longest // self._tile)
         newest = self._newest.get(window)
         small = newest is None or self._most_tiles(newest) < tiles
         if newest is None or small or newest.begins.shape[0] <= sequences:

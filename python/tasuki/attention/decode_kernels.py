@@ -2,7 +2,7 @@
 
 Bound by memory: the kernel's one aim is to keep reads in flight from its first
 instruction to its last. So there is one wave of programs, each with an equal run
-of *tiles* (TILE tokens of a sequence), one loop over them that does not end
+of *tiles* (some tokens of a sequence), one loop over them that does not end
 between sequences, and loads that are several tiles ahead:
 
     tiles      | a0 a1 a2 a3 | b0 | c0 c1 c2 c3 c4 c5 c6 | d0 d1 |     of sequences a .. d
@@ -30,8 +30,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-TILE = 32  # tokens; 16 KB of keys and values at 128 elements a head in bfloat16
-LOADS = 4  # depth of the loop's pipeline
+TILE_ELEMENTS = 8192  # of a tile's keys, and of its values: 32 KB together in bfloat16
+LOADS = 3  # depth of the loop's pipeline
 RECORDS_AT_ONCE = 512
 AHEAD = 4  # tiles of each program that are fetched before the kernel before this one is over
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares

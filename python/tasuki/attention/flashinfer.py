@@ -1,27 +1,27 @@
-"""Attention on CUDA by FlashInfer's kernels, on the strided view of one layer.
+"""Attention on CUDA: chunks of prompts by FlashInfer's kernels, decodes by our own.
 
-A step's parts (parts.py) are one call a layer each:
+A step's parts are one call a layer each:
 
-    decodes     paged; in a CUDA graph when the batch has a bucket. Or by our own
-                kernels (decode.py), if the options say so
-    chunks      paged, or "ragged" when all of them begin their sequences, for
-                then the step's own keys and values are all there is
+    decodes     decode.py; in a CUDA graph too, when the batch has a bucket
+    chunks      paged, on the strided view of one layer; or "ragged" when all of
+                them begin their sequences, for then the step's own keys and values
+                are all there is
 
 FlashInfer plans on the host: lengths in, a division of the work out, which goes
 to an integer workspace on the device with one copy. What is shared how:
 
-    one float workspace                 calls of a stream follow one another
-    per kind and part, on the device    one integer workspace: copies to it wait
-                                        on the stream for whoever reads it
-    the same, pinned host memory        two, in turn: a step in flight may still
-                                        have its copy before it
+    one float workspace           calls of a stream follow one another
+    per kind, on the device       one integer workspace: copies to it wait on the
+                                  stream for whoever reads it
+    the same, pinned host memory  two, in turn: a step in flight may still have
+                                  its copy before it
 
 A *kind* is a scale and a sliding window: layers of a kind share a plan. Kinds
 become known at their first forward.
 
 The only importer of FlashInfer. It allocates 8 MB for integers anew for every
-wrapper, of which there is one for each bucket; ours are put in their place
-through two attributes that it does not document. Runs on the engine thread.
+wrapper; ours are put in their place through two attributes that it does not
+document. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from typing import Any
 
 import flashinfer
 import torch
-from flashinfer.decode import fast_decode_plan
 
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
-from tasuki.attention.parts import Divider, Part
+from tasuki.attention.parts import Chunks, Divider
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
 from tasuki.engine.batch import Batch
@@ -45,7 +44,6 @@ from tasuki.engine.batch import Batch
 log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
-_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)  # query heads per KV head that decode has plain kernels for
 _INTEGER_BYTES = 8 << 20  # what FlashInfer takes itself
 _INTEGER_BUFFERS = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
 
@@ -55,9 +53,6 @@ class FlashInferOptions:
     """Which of FlashInfer's ways to take; benchmarks/gpu/steps.py measures them.
 
     Attributes:
-        own_decode: decode with our own kernels.
-        tensor_core_decode: decode with the prefill kernel, whose rows are the
-            query heads of one KV head; None: when 4 or more share one.
         prefill: "fa3" (Hopper), "fa2", or "auto" for the best that the device
             and the dtypes allow.
         ragged: chunks that begin their sequences read keys and values from the
@@ -66,8 +61,6 @@ class FlashInferOptions:
         workspace_bytes: for partial results of split sequences.
     """
 
-    own_decode: bool = False
-    tensor_core_decode: bool | None = None
     prefill: str = "auto"
     ragged: bool = True
     joint: bool = False
@@ -75,7 +68,7 @@ class FlashInferOptions:
 
 
 class _Integers:
-    """Integer workspace of one part: on the device, and twice in pinned memory."""
+    """Integer workspace of one kind: on the device, and twice in pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.empty(_INTEGER_BYTES, dtype=torch.uint8, device=device)
@@ -96,10 +89,9 @@ class _Kind:
 
     scale: float
     window: int | None
-    decode_integers: _Integers
-    chunk_integers: _Integers
-    wrappers: dict[object, Any] = field(default_factory=dict)
-    calls: list[tuple[Part, QuickCall]] = field(default_factory=list)
+    integers: _Integers
+    wrappers: dict[bool, Any] = field(default_factory=dict)  # by whether keys and values are paged
+    call: QuickCall | None = None
     decodes: DecodePlan | None = None
 
     @property
@@ -142,11 +134,6 @@ class FlashInferAttention:
         self.pool = pool
         self._heads, self._kv_heads, self._dtype = heads, kv_heads, dtype
         options = FlashInferOptions() if options is None else options
-        share = heads // kv_heads
-        tensor_cores = options.tensor_core_decode
-        if tensor_cores is None:
-            tensor_cores = share >= 4
-        self._tensor_cores = tensor_cores or share not in _CUDA_CORE_GROUPS
         self._options = options
         if pool.is_cuda:
             self._compile({window is not None for window in windows})
@@ -154,19 +141,17 @@ class FlashInferAttention:
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
         )
-        self._own = DecodeAttention(pool, heads) if options.own_decode else None
-        self._divider = Divider(
-            self._block_size, pool.device, joint=options.joint, decodes=self._own is None
-        )
+        self._divider = Divider(self._block_size, pool.device, joint=options.joint)
+        self._decode = DecodeAttention(pool, heads)
         self._batch: Batch | None = None
+        self._chunks: Chunks | None = None
         self._kinds: dict[tuple[float, int | None], _Kind] = {}
-        self._parts: list[Part] = []
         self._slots = torch.empty(0, dtype=torch.int64, device=pool.device)
 
     def plan(self, batch: Batch) -> None:
         """Divide the step into parts and plan them for every known kind; see base.py."""
         self._slots, self._batch = batch.slots, batch
-        self._parts = self._divider.divide(batch)
+        self._chunks = self._divider.chunks(batch)
         for kind in self._kinds.values():
             self._plan_kind(kind)
 
@@ -191,10 +176,10 @@ class FlashInferAttention:
         result = out
         if result is None:
             result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if self._own is not None and kind.decodes is not None:
-            self._own.forward(kind.decodes, layer, query, scale, result)
-        for part, call in kind.calls:
-            rows = part.rows
+        if kind.decodes is not None:
+            self._decode.forward(kind.decodes, layer, query, scale, result)
+        if self._chunks is not None and kind.call is not None:
+            rows, call = self._chunks.rows, kind.call
             if call.paged:
                 call.run(query[rows], *self._layers[layer], result[rows])
             else:
@@ -214,13 +199,6 @@ class FlashInferAttention:
             # Positions are not FlashInfer's business (0); no cap on logits, no 16-bit sums.
             shape = (torch.int32, self._head_dim, self._head_dim, 0, window, False)
             wanted = []
-            if self._options.own_decode:
-                pass
-            elif self._tensor_cores:
-                wanted.append(("fa2", pool.dtype))
-            else:
-                spec = flashinfer.jit.gen_batch_decode_module(dtype, pool.dtype, dtype, *shape)
-                specs[spec.name] = spec
             for kv_dtype in (pool.dtype, *((dtype,) if self._options.ragged else ())):
                 chosen = backend
                 if chosen == "auto":
@@ -249,143 +227,61 @@ class FlashInferAttention:
                 f"scale {scale} with sliding window {window} comes first under graph capture:"
                 f" run the model once before capturing"
             )
-        device = self.pool.device
-        kind = _Kind(scale, window, _Integers(device), _Integers(device))
+        kind = _Kind(scale, window, _Integers(self.pool.device))
         self._kinds[scale, window] = kind
         self._plan_kind(kind)
         return kind
 
     def _plan_kind(self, kind: _Kind) -> None:
-        kind.calls, kind.decodes = [], None
-        if self._own is not None and self._batch is not None and self._divider.apart(self._batch):
-            kind.decodes = self._own.plan(self._batch, kind.window)
-        for part in self._parts:
-            if part.bucket is not None:
-                wrapper = self._plan_bucket(kind, part)
-            elif not part.chunks:
-                wrapper = self._plan_decodes(kind, part)
-            elif part.whole and self._options.ragged:
-                wrapper = self._plan_ragged(kind, part)
+        kind.decodes = kind.call = None
+        batch, chunks = self._batch, self._chunks
+        if batch is not None and (chunks is None or chunks.rows.start):
+            kind.decodes = self._decode.plan(batch, kind.window)
+        if chunks is not None:
+            paged = not (chunks.whole and self._options.ragged)
+            wrapper = self._wrapper(kind, paged)
+            kind.integers.lend(wrapper, self._divider.turn)
+            shape: dict[str, Any] = {
+                "causal": True,
+                "sm_scale": kind.scale,
+                "window_left": kind.window_left,
+                "q_data_type": self._dtype,
+            }
+            if paged:
+                wrapper.plan(
+                    chunks.queries,
+                    chunks.blocks,
+                    chunks.indices,
+                    chunks.last,
+                    self._heads,
+                    self._kv_heads,
+                    self._head_dim,
+                    self._block_size,
+                    kv_data_type=self.pool.dtype,
+                    seq_lens=chunks.lengths,
+                    max_token_per_sequence=chunks.longest,
+                    **shape,
+                )
             else:
-                wrapper = self._plan_chunks(kind, part)
-            ragged = part.whole and self._options.ragged
-            kind.calls.append((part, QuickCall(wrapper, paged=not ragged)))
-
-    def _plan_bucket(self, kind: _Kind, part: Part) -> Any:
-        """Decodes of a graph. After the first time without what the buffers hold already."""
-        assert part.bucket is not None
-        wrapper = kind.wrappers.get(part.bucket)
-        if wrapper is None:
-            buffers = self._divider.buckets[part.bucket]
-            wrapper = kind.wrappers[part.bucket] = self._decode_wrapper(
-                use_cuda_graph=True,
-                paged_kv_indptr_buffer=buffers.blocks,
-                paged_kv_indices_buffer=buffers.indices,
-                paged_kv_last_page_len_buffer=buffers.last,
-            )
-            kind.decode_integers.lend(wrapper, self._divider.turn)
-            # An empty slice: the indices are in their place already.
-            self._plan_paged_decode(wrapper, kind, part, part.indices[:0])
-            return wrapper
-        kind.decode_integers.lend(wrapper, self._divider.turn)
-        fast_decode_plan(
-            wrapper,
-            part.blocks,
-            part.indices[:0],
-            part.last,
-            self._heads,
-            self._kv_heads,
-            self._head_dim,
-            self._block_size,
-            window_left=kind.window_left,
-            q_data_type=self._dtype,
-            kv_data_type=self.pool.dtype,
-            sm_scale=kind.scale,
-            global_override_indptr_cpu=part.blocks,
-        )
-        return wrapper
-
-    def _plan_decodes(self, kind: _Kind, part: Part) -> Any:
-        wrapper = kind.wrappers.get("decodes")
-        if wrapper is None:
-            wrapper = kind.wrappers["decodes"] = self._decode_wrapper()
-        kind.decode_integers.lend(wrapper, self._divider.turn)
-        self._plan_paged_decode(wrapper, kind, part, part.indices)
-        return wrapper
-
-    def _decode_wrapper(self, **buffers: Any) -> Any:
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace, "HND", use_tensor_cores=self._tensor_cores, **buffers
-        )
-        return _checked(wrapper)
-
-    def _plan_paged_decode(
-        self, wrapper: Any, kind: _Kind, part: Part, indices: torch.Tensor
-    ) -> None:
-        wrapper.plan(
-            part.blocks,
-            indices,
-            part.last,
-            self._heads,
-            self._kv_heads,
-            self._head_dim,
-            self._block_size,
-            window_left=kind.window_left,
-            q_data_type=self._dtype,
-            kv_data_type=self.pool.dtype,
-            sm_scale=kind.scale,
-            seq_lens=part.lengths,
-        )
-
-    def _plan_chunks(self, kind: _Kind, part: Part) -> Any:
-        wrapper = kind.wrappers.get("chunks")
-        if wrapper is None:
-            wrapper = kind.wrappers["chunks"] = _checked(
-                flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                    self._workspace, "HND", backend=self._options.prefill
+                wrapper.plan(
+                    chunks.queries,
+                    chunks.queries,
+                    self._heads,
+                    self._kv_heads,
+                    self._head_dim,
+                    kv_data_type=self._dtype,
+                    **shape,
                 )
-            )
-        kind.chunk_integers.lend(wrapper, self._divider.turn)
-        wrapper.plan(
-            part.queries,
-            part.blocks,
-            part.indices,
-            part.last,
-            self._heads,
-            self._kv_heads,
-            self._head_dim,
-            self._block_size,
-            causal=True,
-            sm_scale=kind.scale,
-            window_left=kind.window_left,
-            q_data_type=self._dtype,
-            kv_data_type=self.pool.dtype,
-            seq_lens=part.lengths,
-            max_token_per_sequence=part.longest,
-        )
-        return wrapper
+            kind.call = QuickCall(wrapper, paged=paged)
 
-    def _plan_ragged(self, kind: _Kind, part: Part) -> Any:
-        wrapper = kind.wrappers.get("ragged")
+    def _wrapper(self, kind: _Kind, paged: bool) -> Any:
+        wrapper = kind.wrappers.get(paged)
         if wrapper is None:
-            wrapper = kind.wrappers["ragged"] = _checked(
-                flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
-                    self._workspace, "NHD", backend=self._options.prefill
-                )
-            )
-        kind.chunk_integers.lend(wrapper, self._divider.turn)
-        wrapper.plan(
-            part.queries,
-            part.queries,
-            self._heads,
-            self._kv_heads,
-            self._head_dim,
-            causal=True,
-            window_left=kind.window_left,
-            sm_scale=kind.scale,
-            q_data_type=self._dtype,
-            kv_data_type=self._dtype,
-        )
+            make, layout = flashinfer.BatchPrefillWithRaggedKVCacheWrapper, "NHD"
+            if paged:
+                make, layout = flashinfer.BatchPrefillWithPagedKVCacheWrapper, "HND"
+            wrapper = _checked(make(self._workspace, layout, backend=self._options.prefill))
+            kind.wrappers[paged] = wrapper
         return wrapper
 
 

@@ -1,13 +1,10 @@
-"""A step divided into parts, in the arrays that paged attention kernels take.
+"""A step's chunks of prompts, in the arrays that paged attention kernels take.
 
-A step is one or two parts, each one call a layer: decodes, one token each, in a
-CUDA graph when the batch has a bucket; and chunks of prompts. Lengths are laid
-out on the host in pinned memory; block ids are laid end to end on the device,
-where their tables are already.
+Lengths are laid out on the host in pinned memory; block ids are laid end to end
+on the device, where their tables are already.
 
-Owns the pinned memory, of which there is two in turn (a step in flight may still
-have its copies before it), and for each bucket the arrays that its graph reads.
-Runs on the engine thread.
+Owns the pinned memory, of which there is two in turn: a step in flight may still
+have its copies before it. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -18,26 +15,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.attention.errors import AttentionError
 from tasuki.attention.tables import flatten
 from tasuki.engine.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Chunks:
     """Some sequences of a step, for one call; arrays are pinned int32 on the host.
 
     Attributes:
-        rows: of the batch's tokens.
+        rows: of the batch's tokens; the rows before are decodes.
         queries: [S + 1] where each sequence's queries begin.
         longest: the most queries of a sequence.
         blocks: [S + 1] where each sequence's block ids begin.
         last: [S] slots used in each sequence's last block.
         lengths: [S] tokens in the cache.
         indices: int32 block ids on the device, end to end.
-        bucket: of a padded decode batch.
-        chunks: prompts, not decodes.
-        whole: chunks only: all begin their sequences.
+        whole: all begin their sequences.
     """
 
     rows: slice
@@ -47,24 +41,7 @@ class Part:
     last: torch.Tensor
     lengths: torch.Tensor
     indices: torch.Tensor
-    bucket: int | None = None
-    chunks: bool = False
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BucketBuffers:
-    """What the graph of a bucket reads, int32 on the device: fixed addresses.
-
-    Attributes:
-        blocks: [bucket + 1], as of a part.
-        last: [bucket], as of a part.
-        indices: [bucket x W].
-    """
-
-    blocks: torch.Tensor
-    last: torch.Tensor
-    indices: torch.Tensor
+    whole: bool
 
 
 class Staging:
@@ -94,114 +71,42 @@ class Staging:
 
 
 class Divider:
-    """Divides steps into parts."""
+    """Takes steps' chunks apart from their decodes."""
 
-    def __init__(
-        self, block_size: int, device: torch.device, *, joint: bool, decodes: bool
-    ) -> None:
-        """Divide for a pool on `device`.
-
-        Args:
-            block_size: Of the pool.
-            device: Of the pool.
-            joint: A mixed step is one part, of chunks.
-            decodes: Whether those that are apart make a part, or nothing.
-        """
-        self._block_size, self._device = block_size, device
-        self._joint, self._decodes = joint, decodes
+    def __init__(self, block_size: int, device: torch.device, *, joint: bool) -> None:
+        """For a pool on `device`; `joint`: where there are chunks, decodes go with them."""
+        self._block_size, self._device, self._joint = block_size, device, joint
         pinned = device.type == "cuda"
         self._staging = (Staging(pinned), Staging(pinned))
         self.turn = 0
-        self.buckets: dict[int, BucketBuffers] = {}
 
-    def divide(self, batch: Batch) -> list[Part]:
-        """Lay out a step.
-
-        Raises:
-            AttentionError: A padded batch has more blocks than its bucket's buffers.
-        """
+    def chunks(self, batch: Batch) -> Chunks | None:
+        """Lay out a step's chunks; None: it has decodes alone."""
         self.turn ^= 1
-        total = len(batch.query_lens)
-        self._staging[self.turn].restart(4 * max(total, batch.bucket or 0) + 8)
-        decodes = self.apart(batch)
-        parts = []
-        if decodes and self._decodes:
-            if batch.bucket is not None:
-                return [self._padded(batch, batch.bucket)]
-            parts.append(self._part(batch, 0, decodes))
-        if decodes < total:
-            parts.append(self._part(batch, decodes, total, chunks=True))
-        return parts
-
-    def apart(self, batch: Batch) -> int:
-        """How many of the batch's sequences, its first, are decodes apart from its chunks."""
-        mixed = batch.num_decodes < len(batch.query_lens)
-        return 0 if self._joint and mixed else batch.num_decodes
-
-    def _part(self, batch: Batch, begin: int, end: int, *, chunks: bool = False) -> Part:
-        """Sequences [begin, end) of the batch; those before are of one token each."""
-        contexts, queries = batch.context_lens[begin:end], batch.query_lens[begin:end]
-        lengths, counts, last = self._measure(np.array(contexts, dtype=np.int32))
+        begin = batch.num_decodes
+        if begin == len(batch.query_lens):
+            return None
+        if self._joint:
+            begin = 0
+        contexts, queries = batch.context_lens[begin:], batch.query_lens[begin:]
         staging = self._staging[self.turn]
+        staging.restart(4 * len(queries) + 2)
+        lengths = np.array(contexts, dtype=np.int32)
+        counts = -(-lengths // self._block_size)
         blocks = staging.put(_running_sum(counts))
         indices = torch.empty(int(blocks[-1]), dtype=torch.int32, device=self._device)
         begins = blocks.to(self._device, non_blocking=True)
-        flatten(batch.block_tables[begin:end], begins, int(counts.max()), indices)
-        return Part(
+        flatten(batch.block_tables[begin:], begins, int(counts.max()), indices)
+        return Chunks(
             rows=slice(begin, begin + sum(queries)),
             queries=staging.put(_running_sum(np.array(queries, dtype=np.int32))),
             longest=max(queries),
             blocks=blocks,
-            last=staging.put(last),
+            last=staging.put(lengths - (counts - 1) * self._block_size),
             lengths=staging.put(lengths),
             indices=indices,
-            chunks=chunks,
-            whole=chunks and contexts == queries,
+            whole=contexts == queries,
         )
-
-    def _padded(self, batch: Batch, bucket: int) -> Part:
-        """A padded decode batch: its integers go to where the bucket's graph reads them."""
-        buffers = self._buffers(bucket, batch.block_tables.shape[1])
-        contexts = np.ones(bucket, dtype=np.int32)
-        contexts[: len(batch.context_lens)] = batch.context_lens
-        lengths, counts, last = self._measure(contexts)
-        staging = self._staging[self.turn]
-        blocks, last_slots = staging.put(_running_sum(counts)), staging.put(last)
-        if int(blocks[-1]) > buffers.indices.shape[0]:
-            raise AttentionError(
-                f"a decode batch of bucket {bucket} has {int(blocks[-1])} blocks, the bucket was"
-                f" first planned for {buffers.indices.shape[0]}: make its block tables as wide as"
-                f" the longest sequence"
-            )
-        buffers.blocks.copy_(blocks, non_blocking=True)
-        buffers.last.copy_(last_slots, non_blocking=True)
-        flatten(batch.block_tables, buffers.blocks, int(counts.max()), buffers.indices)
-        return Part(
-            rows=slice(0, bucket),
-            queries=blocks,
-            longest=1,
-            blocks=blocks,
-            last=last_slots,
-            lengths=staging.put(lengths),
-            indices=buffers.indices,
-            bucket=bucket,
-        )
-
-    def _measure(
-        self, lengths: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """Of sequences of these lengths: the lengths, blocks, and slots of the last block."""
-        counts = -(-lengths // self._block_size)
-        return lengths, counts, lengths - (counts - 1) * self._block_size
-
-    def _buffers(self, bucket: int, width: int) -> BucketBuffers:
-        if bucket not in self.buckets:
-            self.buckets[bucket] = BucketBuffers(
-                blocks=torch.zeros(bucket + 1, dtype=torch.int32, device=self._device),
-                last=torch.ones(bucket, dtype=torch.int32, device=self._device),
-                indices=torch.zeros(bucket * width, dtype=torch.int32, device=self._device),
-            )
-        return self.buckets[bucket]
 
 
 def _running_sum(counts: NDArray[np.int32]) -> NDArray[np.int32]:
