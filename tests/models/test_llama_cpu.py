@@ -24,9 +24,9 @@ from tasuki.models.spec import read_spec
 BFLOAT16 = torch.bfloat16
 Plan = list[list[tuple[int, int]]]  # steps of (sequence, tokens)
 
-WHOLE: Plan = [[(0, 70), (1, 3), (2, 25)]]
-CHUNKS: Plan = [[(0, 40)], [(0, 29), (1, 2), (2, 11)], [(0, 1), (1, 1), (2, 13)], [(2, 1)]]
-LENGTHS = (70, 3, 25)
+WHOLE: Plan = [[(0, 150), (1, 3), (2, 25)]]  # enough rows to go by blocks
+CHUNKS: Plan = [[(0, 110)], [(0, 39), (1, 2), (2, 11)], [(0, 1), (1, 1), (2, 13)], [(2, 1)]]
+LENGTHS = (150, 3, 25)
 
 
 @dataclass

@@ -15,7 +15,7 @@ use crate::memory::{Buffer, Element};
 use crate::shape::Shape;
 
 /// Most rows of a block, and of a step that all threads share.
-pub const BLOCK_ROWS: usize = 64;
+pub const BLOCK_ROWS: usize = 128;
 
 /// Rows of float32 or bfloat16 numbers that several threads write.
 pub struct Matrix<T> {
