@@ -186,6 +186,7 @@ class DecodeAttention:
             at_once=max(kernels.ROWS_AT_ONCE // shared, 1),
             dependent=dependent,
             ahead=kernels.AHEAD,
+            num_warps=kernels.WARPS,
             launch_pdl=dependent,
         )
 

@@ -32,6 +32,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TILE_ELEMENTS = 8192  # of a tile's keys, and of its values: 32 KB together in bfloat16
 LOADS = 3  # depth of the loop's pipeline
+WARPS = 4
 RECORDS_AT_ONCE = 512
 AHEAD = 4  # tiles of each program that are fetched before the kernel before this one is over
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
