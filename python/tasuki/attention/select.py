@@ -43,7 +43,7 @@ def make_attention(
         refusal = why_not(heads, pool.shape[1], pool.shape[5], dtype, pool.dtype)
         if refusal is None:
             attention = FlashInferAttention(pool, heads, dtype, windows=windows)
-            return attention, "attention: FlashInfer"
+            return attention, "attention: FlashInfer for prompts, our own kernels for decodes"
         reason = refusal
     if pool.dtype != dtype:
         raise AttentionError(f"a KV cache of {pool.dtype} for a model of {dtype}: {reason}")
