@@ -21,15 +21,19 @@ import json
 import math
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from shapes import QWEN3_4B, TINY, write_model
 
 from tasuki.bench.errors import RunFailedError
@@ -235,6 +239,7 @@ class Campaign:
         self.starts: dict[str, list[str]] = {}
         self.runs: list[dict[str, Any]] = []
         self.failures: list[str] = []
+        self._server: Serving | None = None
 
     def run(self, topology: str, options: dict[str, Any]) -> None:
         """All workloads on one topology; what fails is kept for the end."""
@@ -242,6 +247,7 @@ class Campaign:
         try:
             said = {"model": self._model, **options, **OPTIONS.get(topology, {})}
             server = Serving(TOPOLOGIES[topology], said, log)
+            self._server = server
             try:
                 self.starts[topology] = phases_of(log)
                 print(*(f"{topology}: {start}" for start in self.starts[topology]), sep="\n")
@@ -251,9 +257,29 @@ class Campaign:
             finally:
                 server.stop()
         except RunFailedError as error:
-            end = log.read_text(errors="replace")[-6000:]
+            end = log.read_text(errors="replace")[-9000:]
             self.failures.append(f"{topology}: {error}\n{end}")
             print(self.failures[-1], flush=True)
+
+    def give_up(self, *_: object) -> None:
+        """A signal's handler: tell where the workers are, and fail what runs.
+
+        Raises:
+            RunFailedError: Always.
+        """
+        if self._server is not None:
+            try:
+                with urllib.request.urlopen(f"{self._server.url}/metrics", timeout=2) as answer:
+                    lines = answer.read().decode().splitlines()
+                told = ("output_tokens_total", "steps_total", "running", "waiting", "decode_step")
+                print(*(x for x in lines if x[0] != "#" and any(t in x for t in told)), sep="\n")
+            except OSError as error:
+                print(f"no metrics: {error}")
+            for child in psutil.Process().children(recursive=True):  # PYTHONFAULTHANDLER: stacks
+                if any("tasuki" in word for word in child.cmdline()):
+                    child.send_signal(signal.SIGABRT)
+            time.sleep(2.0)
+        raise RunFailedError("the time that --limit-s gives is over")
 
     def tables(self) -> dict[str, dict[str, dict[str, float]]]:
         """Medians over the repeats, by workload and topology."""
@@ -283,6 +309,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few requests")
     parser.add_argument("--serve", default="", help="more options of `tasuki serve`, quoted")
+    parser.add_argument(
+        "--limit-s", type=int, default=0, help="give up then, with stacks; 0: never"
+    )
     parser.add_argument("--keep", type=Path, help="folder for the result file of each run")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
@@ -294,6 +323,8 @@ def main() -> int:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tasuki-w1-w2-") as scratch:
         campaign = Campaign(arguments, Path(scratch))
+        signal.signal(signal.SIGALRM, campaign.give_up)
+        signal.alarm(arguments.limit_s)
         for topology in arguments.topologies:
             campaign.run(topology, options)
     tables = campaign.tables()

@@ -1,6 +1,7 @@
 """A decode step on several GPUs: its time, and the ways to add up over ranks.
 
     python benchmarks/gpu/tensor_parallel.py --ranks 1 2            2 GPUs, a minute or two
+    python benchmarks/gpu/tensor_parallel.py --fused                with FlashInfer's, compiled once
     python benchmarks/gpu/tensor_parallel.py --ranks 2 --device cpu --tiny   the same code anywhere
 
 Random weights in the shape of Qwen3-4B in bfloat16. Each rank is a process, as in
@@ -14,6 +15,7 @@ graph, of [rows, 2560] in bfloat16.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import itertools
 import json
 import multiprocessing
@@ -21,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -78,12 +80,12 @@ class Timer:
         return statistics.median(times)
 
 
-def sums(collective: Distributed, timer: Timer) -> list[dict[str, Any]]:
+def sums(collective: Distributed, timer: Timer, with_fused: bool) -> Iterator[dict[str, Any]]:
     """Each way to sum, by rows."""
-    device, rows_of = torch.device("cuda", collective.rank), []
+    device = torch.device("cuda", collective.rank)
     symmetric = collective._symmetric
     name, ops = dist.group.WORLD.group_name, torch.ops.symm_mem
-    fused = _workspace(collective)
+    fused = _workspace(collective) if with_fused else None
     for rows in SUM_ROWS:
         x = torch.randn(rows, HIDDEN, device=device, dtype=torch.bfloat16)
         ways: dict[str, Callable[[], object]] = {"NCCL": lambda x=x: dist.all_reduce(x)}
@@ -114,8 +116,7 @@ def sums(collective: Distributed, timer: Timer) -> list[dict[str, Any]]:
                 for _ in range(SUMS_IN_A_GRAPH):
                     work()
             us = 1e3 * timer.ms(graph.replay) / SUMS_IN_A_GRAPH
-            rows_of.append({"way": way, "rows": rows, "us": us})
-    return rows_of
+            yield {"way": way, "rows": rows, "us": us}
 
 
 def _workspace(collective: Distributed) -> Any:
@@ -169,7 +170,7 @@ def _with_norm(
 
 def steps(
     collective: Collective, folder: Path, device: torch.device, timer: Timer, batches: list[int]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Decode steps of several batch sizes."""
     spec, on_cuda = read_spec(folder), device.type == "cuda"
     dtype = torch.bfloat16 if on_cuda else torch.float32
@@ -184,7 +185,6 @@ def steps(
     executor = Executor(model, attention, pool, collective)
     if on_cuda:
         executor.capture(max(batches), CONTEXT)
-    found = []
     for batch in batches:
         plain = StepHeader([1] * batch, [CONTEXT] * batch, batch, width, wanted=batch)
         step = executor.padded(plain, decodes=True)
@@ -198,34 +198,53 @@ def steps(
             slots[:batch] = order[:batch, -1] * BLOCK_SIZE + (CONTEXT - 1) % BLOCK_SIZE
             executor.run(step)
 
-        row = {"batch": batch, "context": CONTEXT, "step_ms": timer.ms(run)}
-        found.append(row)
-    return found
+        yield {"batch": batch, "context": CONTEXT, "step_ms": timer.ms(run)}
 
 
 def on_rank(
     pipe: Connection | None, rank: int, size: int, port: int, folder: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
     """All measurements of one rank."""
+    faulthandler.dump_traceback_later(args.limit_s, exit=True)
     device = torch.device("cpu")
     if args.device == "cuda":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    collective = ALONE if size == 1 else join(rank, size, port, device)
     timer = Timer(device, 3 if args.tiny else 50)
+    batches = [1, 3] if args.tiny else list(BATCHES)
     found: dict[str, Any] = {"ranks": size}
+
+    def keep(key: str, rows: Iterable[dict[str, Any]]) -> None:
+        for row in rows:
+            found.setdefault(key, []).append(row)
+            if rank == 0:
+                print(f"ranks {size} {key}: {json.dumps(row)}", file=sys.stderr, flush=True)
+
+    def say(what: str) -> None:
+        if rank == 0:
+            print(f"{time.monotonic() - begin_s:.1f} s: {what}", file=sys.stderr, flush=True)
+
+    begin_s = time.monotonic()
     with torch.inference_mode():
-        batches = [1, 3] if args.tiny else list(BATCHES)
-        found["steps"] = steps(collective, folder, device, timer, batches)
-        if isinstance(collective, Distributed) and device.type == "cuda":
-            found["sums"] = sums(collective, timer)
-            found["symmetric"] = collective._symmetric is not None
-            collective.sum_norm = lambda width, dtype: None  # type: ignore[method-assign]
-            found["steps_unfused"] = steps(collective, folder, device, timer, batches)
-            collective._symmetric = None
-            found["steps_nccl"] = steps(collective, folder, device, timer, batches)
+        if size == 1:
+            keep("steps", steps(ALONE, folder, device, timer, batches))
+        else:
+            say("meet")
+            collective = join(rank, size, port, device)
+            say("met")
+            if device.type == "cuda":
+                found["symmetric"] = collective._symmetric is not None
+                keep("sums", sums(collective, timer, args.fused))
+            say("steps")
+            keep("steps", steps(collective, folder, device, timer, batches))
+            for way in ("nccl", *(["fused"] if args.fused else [])):
+                if device.type == "cuda":
+                    say(f"steps, {way}")
+                    other = Distributed(device, way)
+                    keep(f"steps_{way}", steps(other, folder, device, timer, batches))
     if pipe is not None:
         pipe.send(found)
+    faulthandler.cancel_dump_traceback_later()
     return found
 
 
@@ -255,6 +274,8 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--fused", action="store_true", help="FlashInfer's fused sums as well")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="for each number of ranks")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     result = header(
@@ -267,10 +288,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), TINY if args.tiny else QWEN3_4B)
         result["runs"] = [measure(size, model, args) for size in args.ranks]
-    for run in result["runs"]:
-        for key in ("steps", "steps_unfused", "steps_nccl", "sums"):
-            for row in run.get(key, []):
-                print(f"ranks {run['ranks']} {key}: {json.dumps(row)}", file=sys.stderr)
     write_result(args.output, result)
 
 

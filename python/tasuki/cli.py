@@ -72,6 +72,7 @@ def serve(
     max_batched_tokens: opt.MaxBatchedTokens = None,
     max_running_requests: opt.MaxRunningRequests = None,
     lease_s: opt.Lease = None,
+    all_reduce: opt.AllReduce = None,
     transport: opt.Transport = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     worker_host: opt.WorkersHost = "127.0.0.1",
@@ -110,6 +111,7 @@ def serve(
             max_batched_tokens=max_batched_tokens,
             max_running_requests=max_running_requests,
             lease_s=lease_s,
+            all_reduce=all_reduce,
             transport=transport,
             trust_remote_code=trust_remote_code,
         ),
@@ -179,6 +181,7 @@ def worker(
     max_batched_tokens: opt.MaxBatchedTokens = None,
     max_running_requests: opt.MaxRunningRequests = None,
     lease_s: opt.Lease = None,
+    all_reduce: opt.AllReduce = None,
     transport: opt.Transport = None,
     trust_remote_code: opt.TrustRemoteCode = False,
 ) -> None:
@@ -196,6 +199,7 @@ def worker(
         "max_batched_tokens": max_batched_tokens,
         "max_running_requests": max_running_requests,
         "lease_s": lease_s,
+        "all_reduce": all_reduce,
         "transport": transport,
     }
     config = WorkerConfig(

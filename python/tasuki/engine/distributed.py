@@ -52,7 +52,9 @@ def make_store(size: int) -> TCPStore:
     )
 
 
-def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
+def join(
+    rank: int, size: int, port: int, device: torch.device, all_reduce: str = "auto"
+) -> Distributed:
     """Meet the other ranks; returns when all are here.
 
     Args:
@@ -60,6 +62,7 @@ def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
         size: How many there are.
         port: Of the first rank's store.
         device: Where this rank computes.
+        all_reduce: See `Distributed`.
     """
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
@@ -75,7 +78,7 @@ def join(rank: int, size: int, port: int, device: torch.device) -> Distributed:
         timeout=patience,
         device_id=device if on_cuda else None,
     )
-    return Distributed(device)
+    return Distributed(device, all_reduce)
 
 
 class Distributed:
@@ -83,20 +86,22 @@ class Distributed:
 
     Args:
         device: Where this rank computes.
-        symmetric: Whether to sum small messages by way of symmetric memory, where it works.
+        all_reduce: On CUDA: `nccl` alone, or `symmetric` memory for small sums (`auto`), or
+            also `fused` with the norms that follow.
 
     Attributes:
         rank, size, is_first: See `Collective`.
     """
 
-    def __init__(self, device: torch.device, symmetric: bool = True) -> None:
+    def __init__(self, device: torch.device, all_reduce: str = "auto") -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.is_first = self.rank == 0
         self._one = torch.zeros(4, dtype=torch.float32, device=device)
         self._symmetric: SymmetricSum | None = None
         dist.all_reduce(self._one)  # makes the connections, which takes seconds on CUDA
-        if device.type == "cuda" and symmetric:
+        self._fuses = device.type == "cuda" and all_reduce == "fused"
+        if device.type == "cuda" and all_reduce != "nccl":
             self._symmetric, how = make_symmetric_sum(device)
             log.info("all-reduce: %s", how)
 
@@ -133,7 +138,7 @@ class Distributed:
 
     def sum_norm(self, width: int, dtype: torch.dtype) -> SumNorm | None:
         """See `Collective`."""
-        if self._symmetric is None or dtype not in (torch.bfloat16, torch.float16):
+        if not self._fuses or dtype not in (torch.bfloat16, torch.float16):
             return None
         found, how = make_fused_sum(width, dtype, self._one.device)
         log.info("all-reduce: %s", how)

@@ -85,6 +85,7 @@ class WorkerOptions:
     max_batched_tokens: int | None = None
     max_running_requests: int | None = None
     lease_s: float | None = None
+    all_reduce: str | None = None
     transport: str | None = None
     trust_remote_code: bool = False
 

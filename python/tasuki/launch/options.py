@@ -68,6 +68,13 @@ Lease = Annotated[
     float | None,
     _option("How long announced KV is kept for a silent peer, in seconds [10].", "--lease-s"),
 ]
+AllReduce = Annotated[
+    str | None,
+    _option(
+        "auto, nccl, symmetric or fused: how the GPUs of a worker add up [auto: symmetric].",
+        metavar="WAY",
+    ),
+]
 Transport = Annotated[str | None, _option("How KV moves [nixl].")]
 TrustRemoteCode = Annotated[
     bool, _option("Run code that comes with the model folder.", "--trust-remote-code")

@@ -12,6 +12,7 @@ ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
+ALL_REDUCES = ("auto", "nccl", "symmetric", "fused")
 MAX_RANKS = 64
 
 
@@ -55,6 +56,10 @@ class WorkerConfig:
         port: 0 picks a free one.
         tensor_parallel: Ranks that the model is divided among, each a process with a
             GPU of its own; on the CPU with a share of the cores.
+        all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
+            memory for small sums; also `fused` with the norms after them, by FlashInfer,
+            which compiles for minutes once; `auto`: `symmetric`. What does not work
+            falls back.
         device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
             GPU on).
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
@@ -78,6 +83,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     tensor_parallel: int = 1
+    all_reduce: str = "auto"
     device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
@@ -98,6 +104,7 @@ class WorkerConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
         _one_of("load-format", self.load_format, LOAD_FORMATS)
+        _one_of("all-reduce", self.all_reduce, ALL_REDUCES)
         _in_range("port", self.port, 0, 65_535)
         _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
         _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)

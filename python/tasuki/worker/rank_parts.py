@@ -43,7 +43,7 @@ def meet(plan: RankPlan) -> Collective:
         return ALONE
     from tasuki.engine.distributed import join
 
-    return join(plan.rank, size, plan.port, rank_device(plan))
+    return join(plan.rank, size, plan.port, rank_device(plan), plan.config.all_reduce)
 
 
 def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayout:
