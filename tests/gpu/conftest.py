@@ -8,12 +8,18 @@ later runs find them in its cache.
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+# What one test compiled, a server that another one starts need not compile again.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"tasuki-inductor-{os.getuid()}")
+)
 _TESTS = Path(__file__).parent.parent
 for _folder in (_TESTS, _TESTS / "models"):
     if str(_folder) not in sys.path:
@@ -28,3 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+class _Tell:
+    """Shows failures as they happen: a run that is cut off at a limit has told them."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and "gpu" in report.keywords:
+            print(
+                f"\n{report.nodeid} FAILED:\n{report.longreprtext}", file=sys.__stdout__, flush=True
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add what tells failures."""
+    config.pluginmanager.register(_Tell())
