@@ -11,7 +11,8 @@ compiled then, and what its layers ask for (windows, scales) becomes known.
 `plan` of a batch with a `bucket` writes to buffers that stay where they are for
 that bucket, so that a graph captured after one plan is right after any other
 plan of the same bucket. It launches on the current stream and waits for nothing;
-it reads only the batch's lists on the host. Everything that it shares with a
+on the host it reads only the batch's lists, on the device whatever it likes: a
+decode's length is its position and one. Everything that it shares with a
 step still running is kept twice: `plan` for step n + 1 may run on the host
 while step n runs on the device, if step n - 1 has ended.
 """
