@@ -257,7 +257,8 @@ class Campaign:
             finally:
                 server.stop()
         except RunFailedError as error:
-            end = log.read_text(errors="replace")[-9000:]
+            lines = log.read_text(errors="replace").splitlines(keepends=True)
+            end = "".join(line for line in lines if "request ended" not in line)[-14000:]
             self.failures.append(f"{topology}: {error}\n{end}")
             print(self.failures[-1], flush=True)
 
@@ -276,7 +277,7 @@ class Campaign:
             except OSError as error:
                 print(f"no metrics: {error}")
             for child in psutil.Process().children(recursive=True):  # PYTHONFAULTHANDLER: stacks
-                if any("tasuki" in word for word in child.cmdline()):
+                if {"worker", "tasuki.worker.rank_process"} & set(child.cmdline()):
                     child.send_signal(signal.SIGABRT)
             time.sleep(2.0)
         raise RunFailedError("the time that --limit-s gives is over")
