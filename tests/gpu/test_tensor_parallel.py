@@ -115,8 +115,11 @@ def test_collectives(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_together_with_norms(size: int) -> None:
-    """Compiles FlashInfer's kernels where that was never done: minutes, once."""
     pytest.importorskip("flashinfer")
+    from flashinfer.jit.comm import gen_trtllm_comm_module
+
+    if not gen_trtllm_comm_module().is_compiled:
+        pytest.skip("FlashInfer's kernels for sums were never compiled here: minutes, once")
     assert on_ranks(size, sums_with_norms, device_type="cuda") == [[]] * size
 
 
