@@ -5,6 +5,9 @@
 //! (`team.rs`, `x86/forward.rs`). Where the processor cannot, `why_not` says so and
 //! there is no `Model` to be had.
 
+// What only the kernels use is there, unused, without them.
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
 mod batch;
 mod error;
 mod greedy;

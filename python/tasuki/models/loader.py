@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.dummy import DummyTensors
 from tasuki.models.errors import ModelError
-from tasuki.models.layers import make_linear
+from tasuki.models.layers import Linear, make_linear
 from tasuki.models.llama import LlamaModel, prepare
 from tasuki.models.llama_cpu import CpuLlamaModel, make_product, why_not
 from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
@@ -146,7 +147,7 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     inner, hidden = 2 * spec.intermediate_size, spec.hidden_size
     copies = max(1, min(spec.num_layers, int(_TRIAL_BYTES / (4 * inner * hidden))))
     with torch.inference_mode():
-        make = make_linear
+        make: Callable[[torch.Tensor], Linear] = make_linear
         if spec.native and why_not(spec, dtype, torch.device("cpu")) is None:
             make = make_product
         products = [make(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)]
