@@ -14,7 +14,9 @@ import psutil
 import pytest
 from support.client import Client
 from support.deployment import Deployment
+from support.metrics import Metrics
 from support.models import VOCAB_SIZE
+from support.waiting import until
 
 from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
@@ -28,11 +30,11 @@ def prompt(length: int) -> list[int]:
 
 
 @contextmanager
-def serving(model: Path, degree: int, log: Path) -> Iterator[Client]:
-    """One mixed worker of so many ranks, in float32 on the CPU."""
+def serving(model: Path, degree: int, log: Path, workers: int = 1) -> Iterator[Client]:
+    """Mixed workers of so many ranks, in float32 on the CPU."""
     said: dict[str, object] = {"model": model, "device": "cpu", "dtype": "float32"}
     said |= {"kv-memory": 64_000_000, "tp-mixed": degree}
-    server = Serving(Topology(0, 0, 1), said, log)
+    server = Serving(Topology(0, 0, workers), said, log)
     client = Client(server.url, server.model)
     try:
         yield client
@@ -42,12 +44,6 @@ def serving(model: Path, degree: int, log: Path) -> Iterator[Client]:
     finally:
         client.close()
         server.stop()
-
-
-def followers() -> list[psutil.Process]:
-    """The ranks other than the first, of all workers under this process."""
-    family = psutil.Process().children(recursive=True)
-    return [each for each in family if "tasuki.worker.rank_process" in each.cmdline()]
 
 
 @pytest.mark.parametrize("degree", [2, 4])
@@ -66,17 +62,36 @@ def test_a_divided_model_gives_the_tokens_of_a_whole_one(
             assert answer.tokens == tiny.http.complete(tokens, max_tokens=24, **options).tokens
 
 
+def ranks_of(name: str) -> list[psutil.Process]:
+    """The ranks other than the first of the worker of this `--name`."""
+    return [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if "tasuki.worker.rank_process" in each.cmdline() and name in each.parent().cmdline()
+    ]
+
+
+def busy_worker(client: Client) -> str | None:
+    """The name of the worker that runs something."""
+    metrics = Metrics(client.http.get("/metrics").text)
+    busy = [s.labels["worker"] for s in metrics.find("tasuki_worker_running") if s.value]
+    return f"mixed-{busy[0]}" if busy else None
+
+
 def test_a_rank_that_dies_takes_its_worker_along_and_the_request_goes_on(
     tiny: Deployment, tiny_model: Path, tmp_path: Path
 ) -> None:
+    """On the other worker; and the launcher starts the one that died anew."""
     log, begun = tmp_path / "serve.log", threading.Event()
-    with serving(tiny_model, 2, log) as client, ThreadPoolExecutor(1) as pool:
+    with serving(tiny_model, 2, log, workers=2) as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(
-            client.stream, prompt(17), max_tokens=400, on_token=lambda _: begun.set()
+            client.stream, prompt(17), max_tokens=800, on_token=lambda _: begun.set()
         )
         assert begun.wait(60)
-        (rank,) = followers()
+        name = until(lambda: busy_worker(client), "a worker says that it is busy")
+        (rank,) = ranks_of(name)
         rank.kill()
         answer = asked.result(120)
-    assert answer.tokens == tiny.http.complete(prompt(17), max_tokens=400).tokens
+        until(lambda: ranks_of(name), f"{name} is back", deadline_s=60)
+    assert answer.tokens == tiny.http.complete(prompt(17), max_tokens=800).tokens
     assert "rank 1: it ended by signal 9" in log.read_text()
