@@ -18,10 +18,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Run = Callable[[list[list[int]], int], tuple[list[list[float]], list[list[int]]]]
-BLOCK_SIZE = 16
 MAX_MODEL_LEN = 2048
 
 
@@ -36,14 +36,16 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
     from tasuki.kv.layout import CacheLayout
     from tasuki.models.attending import attention_for
     from tasuki.models.loader import load_model
+    from tasuki.worker.config import WorkerConfig
 
     torch.set_num_threads(threads)
+    limits = WorkerConfig(model=Path(model)).limits(on_cuda=False)
     kind = getattr(torch, dtype)
     loaded = load_model(model, dtype=kind)
     spec = loaded.spec
-    blocks = 4 * MAX_MODEL_LEN // BLOCK_SIZE
+    blocks = 4 * MAX_MODEL_LEN // limits.block_size
     layout = CacheLayout(
-        blocks, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, kind
+        blocks, spec.num_kv_heads, spec.num_layers, limits.block_size, spec.head_dim, kind
     )
     pool = layout.allocate("cpu")
     attention, _ = attention_for(loaded, pool, kind)
@@ -52,7 +54,9 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
             num_blocks=blocks,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=spec.vocab_size,
-            block_size=BLOCK_SIZE,
+            block_size=limits.block_size,
+            max_batched_tokens=limits.max_batched_tokens,
+            max_running_requests=limits.max_running_requests,
             prefix_caching=False,
         ),
         ModelRunner(loaded, attention, pool),

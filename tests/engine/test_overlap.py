@@ -352,6 +352,29 @@ def test_the_next_step_is_due_shortly_before_the_one_in_flight_ends() -> None:
     assert engine.due_in_s() == 0.0, "the device waits"
 
 
+def test_a_device_that_waited_for_a_launch_is_given_the_next_one_earlier() -> None:
+    clock = [0.0]
+    runner = SlowRunner()
+    config = EngineConfig(
+        max_model_len=MAX_LEN, vocab_size=VOCAB, block_size=BLOCK, num_blocks=40, overlap=True
+    )
+    engine = runner.engine = Engine(config, runner, lambda: clock[0])
+    params = SamplingParams(seed=0, max_tokens=30, temperature=0)
+    engine.submit(RequestSpec("a", Leg.COLOCATED, [1] * 5, params))
+
+    def due_after_steps(over: bool) -> float:
+        for _ in range(4):
+            runner.over = over
+            clock[0] += 1.0
+            engine.step()
+        runner.over = False
+        return engine.due_in_s()
+
+    in_time_s = due_after_steps(over=False)
+    assert due_after_steps(over=True) < in_time_s
+    assert engine.due_in_s() < due_after_steps(over=False) < in_time_s
+
+
 def test_a_step_that_is_not_over_is_collected_by_a_later_call() -> None:
     runner = SlowRunner()
     config = EngineConfig(

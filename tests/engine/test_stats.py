@@ -38,3 +38,21 @@ def test_the_longest_launch_of_late_counts_for_its_kind():
     for _ in range(200):
         rates.record_launch(1e-3, prompts=False)
     assert rates.launch_s(prompts=False) == 1e-3
+
+
+def test_the_lead_grows_when_the_device_waited_and_shrinks_slowly_else():
+    rates = StepRates()
+    first_s = rates.lead_s
+    rates.record_lead(late=True)
+    grown_s = rates.lead_s
+    assert grown_s > first_s
+    for _ in range(20):
+        rates.record_lead(late=False)
+    assert first_s < rates.lead_s < grown_s
+    for _ in range(1000):
+        rates.record_lead(late=True)
+    most_s = rates.lead_s
+    for _ in range(5000):
+        rates.record_lead(late=False)
+    assert most_s <= 5e-3
+    assert 0.0 < rates.lead_s < first_s

@@ -51,7 +51,7 @@ def test_a_worker_sees_the_gpu_that_it_is_told(gpus: None, wanted: str, seen: st
 
 def test_ranks_see_their_workers_gpus(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="device is cuda:1 for 2 ranks, .* it names 2"):
+    with pytest.raises(ConfigError, match=r"device is cuda:1 for 2 ranks, .* it names 2"):
         choose_device("cuda:1", ranks=2)
     assert choose_device("cuda:0", ranks=2) == GPU
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"

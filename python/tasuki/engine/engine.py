@@ -55,7 +55,6 @@ from tasuki.engine.validate import rejection
 
 log = logging.getLogger(__name__)
 
-_LEAD_S = 0.5e-3  # between the expected end of a launch and that of the step before it
 _LOOK_S = 0.1e-3  # between looks at a step that should be over
 
 
@@ -157,13 +156,13 @@ class Engine:
         if flight is None or self._runner.landed(flight):
             return 0.0
         plan = flight.plan
-        began_s = max(flight.launched_s, self._collected_s)
+        began_s = max(flight.began_s, self._collected_s)
         left_s = began_s - self._clock()
         left_s += self._rates.expected_s(plan.prefill_tokens, plan.num_decodes)
         if self._landing is not None:
             return max(left_s, _LOOK_S)
         prompts = self._scheduler.has_prompts
-        return max(0.0, left_s - self._rates.launch_s(prompts) - _LEAD_S)
+        return max(0.0, left_s - self._rates.launch_s(prompts) - self._rates.lead_s)
 
     def step(self, *, wait: bool = True) -> StepResult:
         """Run one step and tell all that happened since the last one.
@@ -331,7 +330,12 @@ class Engine:
         self._legs.pending.scheduled += plan.started
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
-        self._rates.record_launch(self._clock() - started_s, bool(plan.prefill_tokens))
+        launched_s = self._clock()
+        self._rates.record_launch(launched_s - started_s, bool(plan.prefill_tokens))
+        if self.config.overlap:
+            flight.began_s = launched_s
+        if self._landing is not None:
+            self._rates.record_lead(late=self._runner.landed(self._landing))
         return flight
 
     def _collect(self, flight: Flight) -> None:
@@ -344,6 +348,6 @@ class Engine:
         self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1
-        began_s = max(flight.launched_s, self._collected_s)
+        began_s = max(flight.began_s, self._collected_s)
         self._rates.record(plan.prefill_tokens, plan.num_decodes, now_s - began_s)
         self._collected_s = now_s

@@ -30,13 +30,13 @@ class Flight:
 
     Attributes:
         plan: What was launched.
-        launched_s: When its planning began.
+        began_s: When the device could begin with it, at the earliest.
         work: What the inner runner made of it.
         error: What its launch raised; no step may be launched on top of it.
     """
 
     plan: StepPlan
-    launched_s: float
+    began_s: float
     work: Any = None
     error: Exception | None = None
 

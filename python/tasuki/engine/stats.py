@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 _WEIGHT = 0.2  # of the newest step in the moving averages
 _FORGET = 0.95  # of the longest launch, a step
+_LEAD_S = (0.3e-3, 3e-3)  # the least and the most
+_LATE_S = 0.25e-3  # longer the lead after a launch that came too late
+_IN_TIME = 0.995  # of the lead, after each that did not: one in a hundred is late
 _SIZE_TOKENS = 128
 _EARLY = 0.85  # of the expected time of a step with prompts: they differ among one size
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
@@ -44,10 +47,13 @@ class StepRates:
     Attributes:
         prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
         decode_step_s: Duration of a step that only decodes.
+        lead_s: Between the expected end of a launch and that of the step before
+            it; as long as it takes for nearly all launches to be in time.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    lead_s: float = 0.5e-3
     _launch_s: dict[bool, float] = field(default_factory=dict)
     _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
 
@@ -68,6 +74,11 @@ class StepRates:
     def record_launch(self, duration_s: float, prompts: bool) -> None:
         """Take the launch of one step into account."""
         self._launch_s[prompts] = max(duration_s, self.launch_s(prompts) * _FORGET)
+
+    def record_lead(self, late: bool) -> None:
+        """Take into account whether the device had nothing left to do at a launch's end."""
+        lead_s = self.lead_s + _LATE_S if late else self.lead_s * _IN_TIME
+        self.lead_s = min(max(lead_s, _LEAD_S[0]), _LEAD_S[1])
 
     def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Take one step into account."""

@@ -35,7 +35,7 @@ class Limits:
     max_running_requests: int
 
 
-_CPU_LIMITS = Limits(block_size=16, max_batched_tokens=512, max_running_requests=64)
+_CPU_LIMITS = Limits(block_size=16, max_batched_tokens=1_024, max_running_requests=64)
 
 # A block of 32 tokens is megabytes: copying it over NVLink then takes as long as
 # posting its descriptor (8.5 us), so posting hides behind copying. 2,048 rows fill
