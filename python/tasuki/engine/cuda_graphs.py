@@ -13,8 +13,6 @@ All graphs share the slab: they run one after another on one stream.
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +23,10 @@ from tasuki.engine.collective import Collective
 from tasuki.engine.forward import ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
 from tasuki.engine.inputs import Places
-from tasuki.engine.recorder import Outputs, Recorder, Replay
+from tasuki.engine.recorder import Outputs, Recorder, Replay, record_all
 from tasuki.engine.sampler import greedy
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +79,11 @@ class DecodeGraphs:
 
     def capture(self, staging: Staging, recorder: Recorder) -> None:
         """Record every bucket, the largest first: the others fit into its memory."""
-        begin_s = time.monotonic()
-        for done, bucket in enumerate(reversed(self._buckets), 1):
-            self._graphs[bucket] = self._record(bucket, staging, recorder)
-            log.info(
-                "CUDA graphs: %d of %d recorded (batches of %d), %.1f s",
-                done,
-                len(self._buckets),
-                bucket,
-                time.monotonic() - begin_s,
-            )
+        self._graphs = record_all(
+            self._buckets,
+            lambda bucket: self._record(bucket, staging, recorder),
+            "rows in a batch:",
+        )
 
     def bucket_for(self, rows: int) -> int | None:
         """The bucket for so many decodes; None: they are too many."""

@@ -15,8 +15,6 @@ below its device's.
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,11 +25,9 @@ from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body, DivisibleModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
 from tasuki.engine.inputs import Places
-from tasuki.engine.recorder import Pieces, Recorder
+from tasuki.engine.recorder import Pieces, Recorder, record_all
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +86,9 @@ class PieceGraphs:
 
     def capture(self, staging: Staging, recorder: Recorder) -> None:
         """Record every room, the largest first: the others fit into its memory."""
-        begin_s = time.monotonic()
-        for done, size in enumerate(reversed(self._sizes), 1):
-            self._rooms[size] = self._record(size, staging, recorder)
-            log.info(
-                "CUDA graphs: %d of %d recorded (steps of %d tokens), %.1f s",
-                done,
-                len(self._sizes),
-                size,
-                time.monotonic() - begin_s,
-            )
+        self._rooms = record_all(
+            self._sizes, lambda size: self._record(size, staging, recorder), "tokens in a step:"
+        )
 
     def room_for(self, header: StepHeader) -> int | None:
         """The room for a step; None: there is none for it."""

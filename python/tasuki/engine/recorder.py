@@ -16,15 +16,21 @@ all of them would take gigabytes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.engine.forward import Body
+
+log = logging.getLogger(__name__)
+
+_Recorded = TypeVar("_Recorded")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 """Logits [bucket, V] float32, and what `greedy` says of them."""
@@ -203,3 +209,24 @@ def unowned(tensor: torch.Tensor) -> torch.Tensor:
     memory = _Memory(tensor.data_ptr(), elements * tensor.itemsize)
     raw = torch.as_tensor(memory, device=tensor.device)
     return raw.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+def record_all(
+    sizes: Sequence[int], record: Callable[[int], _Recorded], name: str
+) -> dict[int, _Recorded]:
+    """Record every size, given in rising order, the largest first: the others fit into its memory.
+
+    Args:
+        sizes: Of the graphs.
+        record: Records one.
+        name: What a size is, for the log.
+    """
+    begin_s = time.monotonic()
+    recorded = {}
+    for done, size in enumerate(reversed(sizes), 1):
+        recorded[size] = record(size)
+        took_s = time.monotonic() - begin_s
+        log.info(
+            "CUDA graphs: %d of %d recorded (%s %d), %.1f s", done, len(sizes), name, size, took_s
+        )
+    return recorded
