@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kv"))
 
-from rank_processes import DecodeEngine, PrefillEngines, Shape, decode_engines
+from rank_processes import DecodeEngine, PrefillEngines, Shape, check_pull, decode_engines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,11 +52,5 @@ def test_every_rank_gets_its_heads_and_nothing_else_is_written(
     reader, name = readers[decode], f"prefill of {prefill}"
     reader.ranked.connect(name, sources.pools[prefill])
     for pairs in (SCATTERED, ADJACENT):
-        reader.fill()
-        reader.begin(name, pairs)
-        done = reader.end()
-        assert not done.error
-        assert done.moved_bytes == len(pairs) * reader.rank_bytes
-        blocks = {local: remote for remote, local in pairs}
-        assert reader.differing(blocks, SOURCE_SEED) == [[]] * decode
+        check_pull(reader, name, pairs, SOURCE_SEED)
     reader.ranked.forget(name)

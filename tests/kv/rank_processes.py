@@ -264,3 +264,17 @@ def decode_engines(shape: Shape, degrees: Sequence[int], seed: int) -> Iterator[
         engine.close()
     for rank in ranks:
         rank.stop()
+
+
+def check_pull(
+    reader: DecodeEngine, name: str, pairs: Sequence[tuple[int, int]], source_seed: int
+) -> PullDone:
+    """Pulls (remote, local) blocks from `name`: every rank has its heads, and no other byte."""
+    reader.fill()
+    reader.begin(name, pairs)
+    done = reader.end()
+    assert not done.error
+    assert done.moved_bytes == len(pairs) * reader.rank_bytes
+    blocks = {local: remote for remote, local in pairs}
+    assert reader.differing(blocks, source_seed) == [[]] * reader.degree
+    return done

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 import pytest
-from rank_processes import DecodeEngine, PrefillEngines, RankProcess, Shape, decode_engines
+from rank_processes import (
+    DecodeEngine,
+    PrefillEngines,
+    RankProcess,
+    Shape,
+    check_pull,
+    decode_engines,
+)
 
 DEGREES = (1, 2, 4)
 SHAPE = Shape()
@@ -43,15 +50,9 @@ def test_every_rank_gets_its_heads_and_nothing_else_is_written(
     reader, name = readers[decode], f"prefill of {prefill}"
     reader.ranked.connect(name, sources.pools[prefill])
     for pairs in (SCATTERED, ADJACENT):
-        reader.fill()
-        reader.begin(name, pairs)
-        done = reader.end()
-        assert not done.error
-        assert done.moved_bytes == len(pairs) * reader.rank_bytes
+        done = check_pull(reader, name, pairs, SOURCE_SEED)
         joined = pairs is ADJACENT and prefill == decode
         assert done.descriptors == max(prefill, decode) * (1 if joined else len(pairs))
-        blocks = {local: remote for remote, local in pairs}
-        assert reader.differing(blocks, SOURCE_SEED) == [[]] * decode
     reader.ranked.forget(name)
 
 
