@@ -122,7 +122,7 @@ impl Service {
         })
     }
 
-    /// Whether a request would find a placement now.
+    /// Whether a request would find a placement now, among all workers that answer.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Service {
         if self.inner.running.borrow().draining {
             return Err("the server is shutting down".to_owned());
         }
-        let placed = self.inner.shared.registry.readiness();
+        let placed = self.inner.shared.registry.readiness(Instant::now());
         placed.map_err(|reason| reason.to_string())
     }
 

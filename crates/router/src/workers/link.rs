@@ -111,6 +111,7 @@ pub async fn keep_connected(
             _ = shutdown.wait_for(|&down| down) => return,
         };
         let Err(error) = outcome;
+        link.registry.miss(worker);
         if link.leave() {
             pause = FIRST_PAUSE;
             tracing::warn!(%worker, address = link.address, %error, "worker lost");

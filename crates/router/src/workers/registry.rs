@@ -45,6 +45,19 @@ pub enum JoinError {
     },
 }
 
+/// Why the router does not want requests yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    #[error("{waiting} of {workers} workers have not answered yet")]
+    Starting { waiting: usize, workers: usize },
+    #[error(transparent)]
+    NoPlacement(#[from] NoPlacement),
+}
+
+/// Readiness waits so long for every worker's first answer: with some of them only,
+/// the first requests would be placed on workers of the wrong role.
+const FIRST_ANSWERS: Duration = Duration::from_secs(2);
+
 /// What a worker's silence means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silence {
@@ -55,6 +68,7 @@ pub enum Silence {
 
 /// Every configured worker, connected or not.
 pub struct Registry {
+    began: Instant,
     slots: Mutex<Vec<Slot>>,
     policy: PolicyConfig,
     next_connection: AtomicU64,
@@ -66,6 +80,7 @@ impl Registry {
     pub fn new(workers: usize, policy: PolicyConfig, now: Instant) -> Self {
         let ids = (0u32..).take(workers).map(WorkerId);
         Self {
+            began: now,
             slots: Mutex::new(ids.map(|id| Slot::new(id, now)).collect()),
             policy,
             next_connection: AtomicU64::new(0),
@@ -112,6 +127,11 @@ impl Registry {
             worker,
             connection: serial,
         })
+    }
+
+    /// Notes that an attempt to reach the worker has failed.
+    pub fn miss(&self, worker: WorkerId) {
+        self.lock()[worker.0 as usize].was_asked = true;
     }
 
     /// Takes over changed information. False: it is another engine now.
@@ -256,10 +276,17 @@ impl Registry {
         seat(&slots, id)
     }
 
-    /// Whether a request could be placed now, without placing one.
-    pub fn readiness(&self) -> Result<(), NoPlacement> {
+    /// Whether a request could be placed now, without placing one, and every worker
+    /// has answered, could not be reached or was given its time.
+    pub fn readiness(&self, now: Instant) -> Result<(), NotReady> {
         let slots = self.lock();
-        place(&views(&slots), &RequestView::new(1, 2), &self.policy, 0).map(|_| ())
+        place(&views(&slots), &RequestView::new(1, 2), &self.policy, 0)?;
+        let waiting = slots.iter().filter(|slot| !slot.was_asked).count();
+        if waiting > 0 && now.saturating_duration_since(self.began) < FIRST_ANSWERS {
+            let workers = slots.len();
+            return Err(NotReady::Starting { waiting, workers });
+        }
+        Ok(())
     }
 
     /// Reads every slot, for metrics and limits.

@@ -30,6 +30,8 @@ pub struct Slot {
     pub load: Option<v1::Load>,
     pub connection: Option<Connection>,
     pub last_heard: Instant,
+    /// A first attempt to reach the worker is over, well or badly.
+    pub was_asked: bool,
     idle_reports: u32,
 }
 
@@ -68,6 +70,7 @@ impl Slot {
             load: None,
             connection: None,
             last_heard: now,
+            was_asked: false,
             idle_reports: 0,
         }
     }
@@ -94,6 +97,7 @@ impl Slot {
         };
         self.load = None;
         self.connection = Some(connection);
+        self.was_asked = true;
         self.last_heard = now;
     }
 

@@ -9,7 +9,7 @@ use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, Role};
 use tokio::sync::{mpsc, watch};
 
-use super::registry::JoinError;
+use super::registry::{JoinError, NotReady};
 use super::testing::{FakeWorker, idle, info, soon, until};
 use super::{Liveness, Mail, Registry, Seat, keep_connected};
 
@@ -79,7 +79,7 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     let registry = &linked.registry;
     let mut session = worker.session().await;
     session.say(Message::Info(info("a", Role::Mixed)));
-    until("the worker", || registry.readiness().is_ok()).await;
+    until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
 
     let (Seat { key, peer }, _) = registry.place(&RequestView::new(10, 5)).expect("a seat");
     assert_eq!(
@@ -109,11 +109,50 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
         back.elapsed()
     );
     session.say(Message::Info(info("b", Role::Mixed)));
-    until("the worker again", || registry.readiness().is_ok()).await;
+    until("the worker again", || {
+        registry.readiness(Instant::now()).is_ok()
+    })
+    .await;
     let (seat, _) = registry.place(&RequestView::new(10, 5)).expect("a seat");
     assert_eq!(seat.peer.engine_id, "b");
     assert_ne!(seat.key, key);
     assert!(!registry.submit(key, submit("r.2", v1::Leg::Colocated, 10), &sender));
+}
+
+#[tokio::test]
+async fn readiness_waits_for_every_workers_first_answer() {
+    let mut prefill = FakeWorker::start().await;
+    let mut decode = FakeWorker::start().await;
+    let gone = FakeWorker::start().await.address.to_string();
+    let addresses = [
+        prefill.address.to_string(),
+        decode.address.to_string(),
+        gone,
+    ];
+    let began = Instant::now();
+    let linked = link(&addresses, Liveness::default());
+    let registry = &linked.registry;
+    let readiness = || registry.readiness(began);
+    let session = prefill.session().await;
+    session.say(Message::Info(info("p", Role::Prefill)));
+    // The prefill worker could serve alone, and nobody listens at the third address.
+    let waits = NotReady::Starting {
+        waiting: 1,
+        workers: 3,
+    };
+    until("the prefill worker", || readiness() == Err(waits)).await;
+    let later = began + Duration::from_secs(10);
+    assert_eq!(
+        registry.readiness(later),
+        Ok(()),
+        "it waits, but not for ever"
+    );
+    let session = decode.session().await;
+    session.say(Message::Info(info("d", Role::Decode)));
+    until("the decode worker", || readiness().is_ok()).await;
+    drop(session);
+    until("its end", || health(registry, 1) == Health::Down).await;
+    assert_eq!(readiness(), Ok(()), "only first answers are waited for");
 }
 
 #[tokio::test]
@@ -125,12 +164,15 @@ async fn another_protocol_is_not_taken_in() {
     stranger.protocol_version += 1;
     session.say(Message::Info(stranger));
     assert!(session.next().await.is_none(), "the router hangs up");
-    assert!(linked.registry.readiness().is_err());
+    assert!(linked.registry.readiness(Instant::now()).is_err());
     assert!(linked.registry.read(|slots| slots[0].info.is_none()));
     // It dials again: the worker may be replaced by one of the right version.
     let session = worker.session().await;
     session.say(Message::Info(info("a", Role::Mixed)));
-    until("the right version", || linked.registry.readiness().is_ok()).await;
+    until("the right version", || {
+        linked.registry.readiness(Instant::now()).is_ok()
+    })
+    .await;
 }
 
 #[test]
@@ -164,7 +206,10 @@ async fn one_engine_is_taken_in_once() {
     let linked = link(&[address.clone(), address], Liveness::default());
     let first = worker.session().await;
     first.say(Message::Info(info("a", Role::Mixed)));
-    until("the worker", || linked.registry.readiness().is_ok()).await;
+    until("the worker", || {
+        linked.registry.readiness(Instant::now()).is_ok()
+    })
+    .await;
     let mut second = worker.session().await;
     second.say(Message::Info(info("a", Role::Mixed)));
     assert!(second.next().await.is_none());
@@ -189,7 +234,7 @@ async fn silence_is_doubted_then_ended() {
     let mut session = worker.session().await;
     session.say(Message::Info(info("a", Role::Mixed)));
     until("doubt", || health(registry, 0) == Health::Suspect).await;
-    assert!(registry.readiness().is_err());
+    assert!(registry.readiness(Instant::now()).is_err());
     let mut changes = registry.changes();
     session.report(load_report());
     // Only a worker that is trusted again is announced.
@@ -207,7 +252,7 @@ async fn role_and_load_follow_the_worker() {
     let registry = &linked.registry;
     let session = worker.session().await;
     session.say(Message::Info(info("a", Role::Prefill)));
-    until("the worker", || registry.readiness().is_ok()).await;
+    until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
     session.report(v1::StepReport {
         load: Some(v1::Load {
             running_requests: 3,
