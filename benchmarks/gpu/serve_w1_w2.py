@@ -228,6 +228,7 @@ class Campaign:
         starts: By topology, each worker's name and its account of its start.
         runs: Each run's figures.
         failures: What went wrong, one text each.
+        out_of_time: The limit is over.
     """
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
@@ -239,6 +240,7 @@ class Campaign:
         self.starts: dict[str, list[str]] = {}
         self.runs: list[dict[str, Any]] = []
         self.failures: list[str] = []
+        self.out_of_time = False
         self._server: Serving | None = None
 
     def run(self, topology: str, options: dict[str, Any]) -> None:
@@ -268,6 +270,7 @@ class Campaign:
         Raises:
             RunFailedError: Always.
         """
+        self.out_of_time = True
         if self._server is not None:
             try:
                 with urllib.request.urlopen(f"{self._server.url}/metrics", timeout=2) as answer:
@@ -291,6 +294,19 @@ class Campaign:
                 if rows:
                     table[f"tasuki {topology}"] = medians(rows)
         return found
+
+    def write(self, options: dict[str, Any]) -> None:
+        """The result file, as far as it goes.
+
+        Args:
+            options: Of `tasuki serve`, for all topologies.
+        """
+        result = header(
+            "w1_w2", command=own_command(), label="w1_w2", topology=None, model="qwen3-4b-shape"
+        )
+        result |= {"serve": options, "starts": self.starts, "runs": self.runs}
+        result |= {"medians": self.tables(), "peer": PEER, "failures": self.failures}
+        write_result(self._arguments.out, result)
 
     def _measure(self, server: Serving, topology: str, name: str, repeat: int) -> None:
         folder = self._arguments.keep or self._scratch
@@ -327,16 +343,11 @@ def main() -> int:
         signal.signal(signal.SIGALRM, campaign.give_up)
         signal.alarm(arguments.limit_s)
         for topology in arguments.topologies:
-            campaign.run(topology, options)
-    tables = campaign.tables()
-    for name, table in tables.items():
+            if not campaign.out_of_time:
+                campaign.run(topology, options)
+                campaign.write(options)  # what is measured outlives what comes after it
+    for name, table in campaign.tables().items():
         show(name, table)
-    result = header(
-        "w1_w2", command=own_command(), label="w1_w2", topology=None, model="qwen3-4b-shape"
-    )
-    result |= {"serve": options, "starts": campaign.starts, "runs": campaign.runs}
-    result |= {"medians": tables, "peer": PEER, "failures": campaign.failures}
-    write_result(arguments.out, result)
     print(f"written: {arguments.out}")
     return 1 if campaign.failures else 0
 
