@@ -54,13 +54,14 @@ class Phases:
 
 def process_begun_s() -> float:
     """When this process was started, on the monotonic clock (Linux; else: now)."""
-    now_s = time.monotonic()
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-        return now_s - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
+        # Both clocks after the file, one right after the other: reading it may take a while.
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
+        return time.monotonic() - max(0.0, age_s)
     except (OSError, ValueError, IndexError, AttributeError):
-        return now_s
+        return time.monotonic()
 
 
 def keep_compiled() -> None:
