@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from support.client import Client
 from support.deployment import Deployment
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
+from support.processes import further_ranks
 from support.waiting import until
 
 from tasuki.bench.serving import Serving
@@ -62,15 +62,6 @@ def test_a_divided_model_gives_the_tokens_of_a_whole_one(
             assert answer.tokens == tiny.http.complete(tokens, max_tokens=24, **options).tokens
 
 
-def ranks_of(name: str) -> list[psutil.Process]:
-    """The ranks other than the first of the worker of this `--name`."""
-    return [
-        each
-        for each in psutil.Process().children(recursive=True)
-        if "tasuki.worker.rank_process" in each.cmdline() and name in each.parent().cmdline()
-    ]
-
-
 def busy_worker(client: Client) -> str | None:
     """The name of the worker that runs something."""
     metrics = Metrics(client.http.get("/metrics").text)
@@ -89,9 +80,9 @@ def test_a_rank_that_dies_takes_its_worker_along_and_the_request_goes_on(
         )
         assert begun.wait(60)
         name = until(lambda: busy_worker(client), "a worker says that it is busy")
-        (rank,) = ranks_of(name)
+        (rank,) = further_ranks(name)
         rank.kill()
         answer = asked.result(120)
-        until(lambda: ranks_of(name), f"{name} is back", deadline_s=60)
+        until(lambda: further_ranks(name), f"{name} is back", deadline_s=60)
     assert answer.tokens == tiny.http.complete(prompt(17), max_tokens=800).tokens
     assert "rank 1: it ended by signal 9" in log.read_text()

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from support.client import Client
 from support.deployment import Deployment
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
+from support.processes import further_ranks
 from support.waiting import until
 
 from tasuki.bench.serving import Serving
@@ -46,19 +46,6 @@ def serving(model: Path, topology: Topology, log: Path, **options: object) -> It
     finally:
         client.close()
         server.stop()
-
-
-def rank_of(worker: str) -> psutil.Process:
-    """A further rank of a worker, by the worker's `--name`, among our descendants."""
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "tasuki.worker.rank_process" in process.cmdline() and (
-                worker in process.parent().cmdline()
-            ):
-                return process
-        except psutil.NoSuchProcess:
-            continue
-    raise AssertionError(f"{worker} has no further rank")
 
 
 def totals(client: Client) -> Metrics:
@@ -109,7 +96,8 @@ def test_a_rank_that_dies_in_a_crowd_costs_no_request(
             with ThreadPoolExecutor(len(wanted)) as pool:
                 calls = [pool.submit(client.complete, prompt(n), max_tokens=40) for n in lengths]
                 until(lambda: any(c.done() for c in calls), "an answer", deadline_s=60)  # noqa: B023
-                rank_of(victim).kill()
+                (rank,) = further_ranks(victim)
+                rank.kill()
                 answers = [call.result(timeout=120).tokens for call in calls]
             assert answers == wanted
         until(is_split, "both workers are there again", deadline_s=120, interval_s=1.0)

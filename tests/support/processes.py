@@ -38,6 +38,22 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
+def further_ranks(worker: str) -> list[psutil.Process]:
+    """The ranks from 1 on of the worker of this `--name`, among our descendants.
+
+    Some of the processes looked at may be ending: those are none.
+    """
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = process.parent()
+            if parent is None or "tasuki.worker.rank_process" not in process.cmdline():
+                continue
+            if worker in parent.cmdline():
+                found.append(process)
+    return found
+
+
 class Process:
     """`python -m tasuki ARGUMENTS` in its own process group.
 
