@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tasuki_text::TextError;
 
-use crate::tokens::PromptForm;
+use crate::plan::PromptForm;
 
 /// Every message names the value, the limit and what to do.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,10 @@
 //! The border between what to send (workloads) and sending it (the client).
 
+use std::fmt;
 use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
 
 /// Which of the two OpenAI calls a run makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +13,28 @@ pub enum Api {
     Completions,
     /// `/v1/chat/completions`.
     Chat,
+}
+
+/// How prompts are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptForm {
+    /// Token ids (needs --tokenizer; /v1/completions only).
+    Tokens,
+    /// Text that has exactly so many tokens (needs --tokenizer).
+    Text,
+    /// One common word per token; the server counts.
+    Words,
+}
+
+impl fmt::Display for PromptForm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tokens => "token ids",
+            Self::Text => "text",
+            Self::Words => "words",
+        })
+    }
 }
 
 /// What a request asks to be continued.

@@ -7,10 +7,9 @@ use crate::fake::serve_until_told;
 use crate::options::{BenchCli, BenchCommand};
 use crate::serve;
 
-/// Exit codes: as clap has it, and as a shell has it for an interrupt.
+/// Exit codes, as clap has them.
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
-pub const INTERRUPTED: i32 = 130;
 
 /// Runs a command of `tasuki bench` with these arguments, the command's name
 /// first among them. Returns the exit code: 1 if the run could not be made or
@@ -40,7 +39,7 @@ pub fn run(arguments: Vec<String>) -> i32 {
             let served = serve::serve(&args, &without_secrets(&words)).map(|ended| match ended {
                 serve::Ended::Measured => 0,
                 serve::Ended::NothingAnswered => FAILED,
-                serve::Ended::Interrupted => INTERRUPTED,
+                serve::Ended::Interrupted => serve::INTERRUPTED,
             });
             ("serve", served.map_err(|error| error.to_string()))
         }

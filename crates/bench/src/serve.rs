@@ -25,7 +25,6 @@ use crate::plan::Workload;
 use crate::recorder::{Record, Recorder};
 use crate::report::{Heading, report};
 use crate::result::{ClientCost, Requests, RunResult, SCHEMA, WriteError};
-use crate::run::INTERRUPTED;
 use crate::summary::{Measuring, Summary, summarize};
 
 /// Warm-up requests in flight at most.
@@ -34,6 +33,9 @@ const WARMUP_AT_ONCE: usize = 8;
 const ENDLESS: u32 = 100_000_000;
 /// Draws other prompts for warm-up than for the run.
 const WARMUP_SEED: u64 = 0x7761_726d;
+
+/// The exit code of an interrupt, as a shell has it.
+pub const INTERRUPTED: i32 = 130;
 
 /// How a run ended that began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

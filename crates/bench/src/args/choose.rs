@@ -7,8 +7,8 @@ use tasuki_text::ModelText;
 
 use super::workload::{Answers, WorkloadArgs, WorkloadKind};
 use crate::error::PlanError;
-use crate::plan::Api;
-use crate::tokens::{PromptForm, PromptMaker};
+use crate::plan::{Api, PromptForm};
+use crate::tokens::PromptMaker;
 use crate::workload::lengths::Lengths;
 use crate::workload::multi_turn::MultiTurnSettings;
 use crate::workload::prompts::PromptsSettings;

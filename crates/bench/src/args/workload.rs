@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::values::{MAX_TOKENS, factor, lengths, ratio, seconds};
-use crate::tokens::PromptForm;
+use crate::plan::PromptForm;
 use crate::workload::lengths::RangeConvention;
 use crate::workload::trace::TraceFormat;
 

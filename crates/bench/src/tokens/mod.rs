@@ -16,16 +16,13 @@ mod tests;
 mod text;
 mod words;
 
-use std::fmt;
 use std::path::Path;
 
-use clap::ValueEnum;
 use rand::Rng;
-use serde::Serialize;
 use tasuki_text::ModelText;
 
 use crate::error::PlanError;
-use crate::plan::{Api, Prompt};
+use crate::plan::{Api, Prompt, PromptForm};
 use crate::seeds::generator;
 use text::TextMaker;
 use words::WORDS;
@@ -36,28 +33,6 @@ pub struct Segment {
     /// Equal streams have equal content; see [`crate::seeds::stream`].
     pub stream: u64,
     pub tokens: u32,
-}
-
-/// How prompts are sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PromptForm {
-    /// Token ids (needs --tokenizer; /v1/completions only).
-    Tokens,
-    /// Text that has exactly so many tokens (needs --tokenizer).
-    Text,
-    /// One common word per token; the server counts.
-    Words,
-}
-
-impl fmt::Display for PromptForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tokens => "token ids",
-            Self::Text => "text",
-            Self::Words => "words",
-        })
-    }
 }
 
 /// A prompt and the tokens it has, if that is known.

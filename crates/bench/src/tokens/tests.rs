@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use tasuki_text::ModelText;
 
-use super::{Content, PromptForm, PromptMaker, Segment};
+use super::{Content, PromptMaker, Segment};
 use crate::error::PlanError;
-use crate::plan::{Api, Prompt};
+use crate::plan::{Api, Prompt, PromptForm};
 
 /// A vocabulary of each kind with words in it.
 const WITH_WORDS: [&str; 4] = ["byte_level", "metaspace", "split_regex", "wordpiece"];

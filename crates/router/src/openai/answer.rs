@@ -1,44 +1,21 @@
 //! From started generations to an HTTP answer: whole, or as a stream.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
 use super::choice::Piece;
-use super::delivery::Delivery;
-use super::outputs::Outputs;
-use super::request_log::RequestLog;
-use super::shape::{Identity, Shape};
+use super::running::Running;
+use super::shape::Shape;
 use super::stream;
 use super::usage::{server_timing, timings_json};
 use crate::error::ApiError;
-use crate::gate::Permit;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Tells a proxy to pass events on at once.
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-
-/// A request under way: everything its answer needs.
-pub struct Running<S> {
-    pub shape: S,
-    pub identity: Identity,
-    pub delivery: Delivery,
-    pub outputs: Outputs,
-    pub log: RequestLog,
-    /// How long a client may leave its stream unread.
-    pub patience: Duration,
-    pub _permit: Permit,
-}
-
-impl<S> Drop for Running<S> {
-    fn drop(&mut self) {
-        self.log.write(self.outputs.summary().usage);
-    }
-}
 
 impl<S: Shape> Running<S> {
     /// Waits for the whole answer, or for the beginning of its stream.
@@ -103,10 +80,5 @@ impl<S: Shape> Running<S> {
             .then(|| timings_json(&summary.timings));
         let timing = [(SERVER_TIMING, server_timing(&summary.timings))];
         Ok((timing, Json(envelope)).into_response())
-    }
-
-    /// The prompt's ids if they were asked for and belong `here`.
-    pub fn prompt_ids(&self, index: usize, here: bool) -> Option<Vec<u32>> {
-        (self.delivery.return_token_ids && here).then(|| self.outputs.prompt_tokens(index).to_vec())
     }
 }

@@ -9,13 +9,13 @@ use axum::extract::Request;
 use axum::response::Response;
 use tasuki_wire::v1::SamplingParams;
 
-use super::answer::Running;
 use super::body;
 use super::clock;
 use super::delivery::Delivery;
 use super::limits;
 use super::outputs::{Job, Outputs};
 use super::request_log::RequestLog;
+use super::running::Running;
 use super::sampling::{ModelSampling, sampling_params};
 use super::shape::{Identity, Shape};
 use super::types::CommonFields;

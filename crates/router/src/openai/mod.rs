@@ -23,6 +23,7 @@ mod models;
 mod outputs;
 mod prompt;
 mod request_log;
+mod running;
 mod sampling;
 mod shape;
 mod stream;

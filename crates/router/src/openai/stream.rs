@@ -14,8 +14,8 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::answer::Running;
 use super::outputs::Output;
+use super::running::Running;
 use super::shape::{Envelope, Shape};
 use super::usage::timings_json;
 use crate::error::ApiError;

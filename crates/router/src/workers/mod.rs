@@ -11,6 +11,7 @@
 mod collector;
 mod key;
 mod link;
+mod mail;
 mod registry;
 mod slot;
 #[cfg(test)]
@@ -21,4 +22,5 @@ mod tests;
 pub use collector::WorkerCollector;
 pub use key::{Seat, WorkerKey};
 pub use link::{Liveness, keep_connected};
-pub use registry::{Mail, Registry};
+pub use mail::Mail;
+pub use registry::Registry;

@@ -12,16 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
 use super::slot::{Connection, Slot};
-use super::{Seat, WorkerKey};
-
-/// What a request's task hears of its legs.
-#[derive(Debug)]
-pub enum Mail {
-    Output(WorkerKey, v1::Output),
-    Ended(WorkerKey, v1::LegEnd),
-    /// The connection ended; the legs there are no more.
-    Lost(WorkerKey),
-}
+use super::{Mail, Seat, WorkerKey};
 
 /// Why a worker is not taken in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

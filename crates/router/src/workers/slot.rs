@@ -10,7 +10,7 @@ use tasuki_core::{
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::registry::Mail;
+use super::Mail;
 
 /// How much a new measurement of the step time counts.
 const STEP_WEIGHT: f64 = 0.2;

@@ -5,7 +5,8 @@ use std::time::Instant;
 use tasuki_core::WorkerId;
 use tasuki_wire::v1::{LegEndReason, Output};
 
-use super::recover::Setbacks;
+use super::io::Part;
+use super::setbacks::Setbacks;
 use super::timing::Account;
 use crate::workers::{Seat, WorkerKey};
 
@@ -68,14 +69,6 @@ pub enum LegState {
     Running,
     Ended(LegEndReason),
     Lost,
-}
-
-/// Which leg of a flight a message is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    Whole,
-    Prefill,
-    Decode,
 }
 
 impl LegState {

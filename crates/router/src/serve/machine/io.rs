@@ -26,6 +26,14 @@ pub enum Input {
     Tick,
 }
 
+/// Which leg of a flight a message is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Whole,
+    Prefill,
+    Decode,
+}
+
 /// Something to do.
 #[derive(Debug)]
 pub enum Effect {

@@ -6,8 +6,8 @@ use tasuki_wire::v1::{self, LegEndReason};
 
 use super::Machine;
 use super::config::OnKvLoss;
-use super::flight::{LegState, Part};
-use super::io::{Fleet, Setback};
+use super::flight::LegState;
+use super::io::{Fleet, Part, Setback};
 use crate::serve::api::ServeError;
 use crate::workers::WorkerKey;
 

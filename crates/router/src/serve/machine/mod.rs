@@ -19,6 +19,7 @@ mod flight;
 pub mod io;
 mod legs;
 mod recover;
+mod setbacks;
 #[cfg(test)]
 mod tests;
 mod timing;
@@ -29,8 +30,8 @@ use tasuki_wire::v1;
 
 use self::choice::{Choice, End};
 use self::config::MachineConfig;
-use self::flight::{Group, GroupState, Part};
-use self::io::{Effect, Fleet, Input};
+use self::flight::{Group, GroupState};
+use self::io::{Effect, Fleet, Input, Part};
 use super::api::{Event, Generation, ServeError, Timings};
 use crate::workers::WorkerKey;
 

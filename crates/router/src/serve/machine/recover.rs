@@ -8,7 +8,6 @@ use tasuki_wire::v1;
 
 use super::Machine;
 use super::choice::End;
-use super::config::MachineConfig;
 use super::flight::{Flight, Group, GroupState, Leg, LegState};
 use super::io::{Effect, Fleet, Setback};
 use crate::serve::api::ServeError;
@@ -16,43 +15,6 @@ use crate::workers::Seat;
 
 /// While nobody can take a group: how often to ask again, besides at every change.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// What a group of choices has been through.
-#[derive(Debug, Clone, Default)]
-pub struct Setbacks {
-    failures: u32,
-    losses_in_a_row: u32,
-    kv_losses: u32,
-    refusals_in_a_row: u32,
-    refused_since: Option<Instant>,
-}
-
-impl Setbacks {
-    /// A new token arrived.
-    pub fn progress(&mut self) {
-        self.losses_in_a_row = 0;
-        self.refusals_in_a_row = 0;
-        self.refused_since = None;
-    }
-
-    fn pause_after_refusal(
-        &mut self,
-        now: Instant,
-        config: &MachineConfig,
-    ) -> Result<Duration, ServeError> {
-        let since = *self.refused_since.get_or_insert(now);
-        if now - since > config.refused_limit {
-            return Err(ServeError::Unavailable {
-                reason: "the workers have had no room for the request for too long".to_owned(),
-                retry_after_s: 10,
-            });
-        }
-        let doublings = self.refusals_in_a_row.min(8);
-        self.refusals_in_a_row += 1;
-        Ok((config.refused_pause * 2u32.pow(doublings)).min(LONGEST_PAUSE))
-    }
-}
 
 impl Group {
     /// When something has to happen by itself.

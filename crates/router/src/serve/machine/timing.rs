@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tasuki_wire::v1;
 
-use super::flight::Part;
+use super::io::Part;
 use crate::serve::api::Timings;
 
 /// What the attempts of a group, one after another, took to move and decode KV.

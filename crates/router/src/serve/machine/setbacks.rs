@@ -1,0 +1,45 @@
+//! What went wrong for choices that travel together, and how patient to be.
+
+use std::time::{Duration, Instant};
+
+use super::config::MachineConfig;
+use crate::serve::api::ServeError;
+
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What a group of choices has been through.
+#[derive(Debug, Clone, Default)]
+pub struct Setbacks {
+    pub failures: u32,
+    pub losses_in_a_row: u32,
+    pub kv_losses: u32,
+    refusals_in_a_row: u32,
+    refused_since: Option<Instant>,
+}
+
+impl Setbacks {
+    /// A new token arrived.
+    pub fn progress(&mut self) {
+        self.losses_in_a_row = 0;
+        self.refusals_in_a_row = 0;
+        self.refused_since = None;
+    }
+
+    /// How long to wait after a refusal; an error once they have gone on for too long.
+    pub fn pause_after_refusal(
+        &mut self,
+        now: Instant,
+        config: &MachineConfig,
+    ) -> Result<Duration, ServeError> {
+        let since = *self.refused_since.get_or_insert(now);
+        if now - since > config.refused_limit {
+            return Err(ServeError::Unavailable {
+                reason: "the workers have had no room for the request for too long".to_owned(),
+                retry_after_s: 10,
+            });
+        }
+        let doublings = self.refusals_in_a_row.min(8);
+        self.refusals_in_a_row += 1;
+        Ok((config.refused_pause * 2u32.pow(doublings)).min(LONGEST_PAUSE))
+    }
+}
