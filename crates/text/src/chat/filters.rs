@@ -3,8 +3,8 @@
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
+use super::arguments::Arguments;
 use super::json::tojson;
-use super::methods::Arguments;
 use super::python::{pairs, strip, to_str};
 use super::strings::{capitalize, justify, strip_as};
 

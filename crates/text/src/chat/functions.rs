@@ -6,7 +6,7 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Value, functions};
 use minijinja_contrib::globals::{cycler, joiner};
 
-use super::methods::Arguments;
+use super::arguments::Arguments;
 use super::python::{pairs, to_str};
 
 /// Adds the functions; `strftime_now` comes with each render.

@@ -6,7 +6,7 @@
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
-use super::methods::Arguments;
+use super::arguments::Arguments;
 
 /// Longest padding, in characters or items.
 pub(super) const MAX_WIDTH: usize = 1 << 20;

@@ -11,6 +11,7 @@
 //! not. Beyond that list, `dict.items` and its like without a call are the
 //! item of that name, never the method.
 
+mod arguments;
 mod civil_time;
 mod continuation;
 mod convert;

@@ -3,8 +3,8 @@
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::arguments::Arguments;
 use super::limits::check_width;
-use super::methods::Arguments;
 use super::python::is_space;
 
 /// Calls `text.name(...)`; `None` when there is no such method here.

@@ -3,7 +3,7 @@
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::methods::Arguments;
+use super::arguments::Arguments;
 use super::python::{as_float, to_str};
 
 /// Replaces the differing tests.
