@@ -17,7 +17,7 @@ OWNED_LIBRARIES = {
     "nixl": ("tasuki.kv.nixl",),
     "nixl_cu12": ("tasuki.kv.nixl",),
     "nixl_cu13": ("tasuki.kv.nixl",),
-    "flashinfer": ("tasuki.attention.flashinfer", "tasuki.engine.fused_sum"),
+    "flashinfer": ("tasuki.attention.flashinfer",),
     "ray": ("tasuki.launch.ray",),
     "matplotlib": ("tasuki.plot.png",),
     "plotly": ("tasuki.plot.html",),

@@ -1,7 +1,6 @@
 """A decode step on several GPUs: its time, and the ways to add up over ranks.
 
     python benchmarks/gpu/tensor_parallel.py --ranks 1 2            2 GPUs, a minute or two
-    python benchmarks/gpu/tensor_parallel.py --fused                with FlashInfer's, compiled once
     python benchmarks/gpu/tensor_parallel.py --ranks 2 --device cpu --tiny   the same code anywhere
 
 Random weights in the shape of Qwen3-4B in bfloat16. Each rank is a process, as in
@@ -80,12 +79,11 @@ class Timer:
         return statistics.median(times)
 
 
-def sums(collective: Distributed, timer: Timer, with_fused: bool) -> Iterator[dict[str, Any]]:
+def sums(collective: Distributed, timer: Timer) -> Iterator[dict[str, Any]]:
     """Each way to sum, by rows."""
     device = torch.device("cuda", collective.rank)
     symmetric = collective._symmetric
     name, ops = dist.group.WORLD.group_name, torch.ops.symm_mem
-    fused = _workspace(collective) if with_fused else None
     for rows in SUM_ROWS:
         x = torch.randn(rows, HIDDEN, device=device, dtype=torch.bfloat16)
         ways: dict[str, Callable[[], object]] = {"NCCL": lambda x=x: dist.all_reduce(x)}
@@ -106,7 +104,7 @@ def sums(collective: Distributed, timer: Timer, with_fused: bool) -> Iterator[di
                 ops.two_shot_all_reduce_out(b, "sum", name, flat)
 
             ways["two-shot, copied"] = copied
-        ways |= _with_norm(collective, x, fused)
+        ways |= _with_norm(collective, x)
         for way, work in ways.items():
             for _ in range(2):
                 work()
@@ -119,26 +117,13 @@ def sums(collective: Distributed, timer: Timer, with_fused: bool) -> Iterator[di
             yield {"way": way, "rows": rows, "us": us}
 
 
-def _workspace(collective: Distributed) -> Any:
-    """FlashInfer's memory for sums fused with the norm that follows; None: it does not work."""
-    try:
-        from flashinfer.comm import TRTLLMAllReduceFusionWorkspace as Workspace
-
-        return Workspace(collective.size, collective.rank, max(SUM_ROWS), HIDDEN, torch.bfloat16)
-    except Exception as error:
-        print(f"no fused sums: {error!r}", file=sys.stderr, flush=True)
-        return None
-
-
-def _with_norm(
-    collective: Distributed, x: torch.Tensor, fused: Any
-) -> dict[str, Callable[[], object]]:
-    """A sum, the addition to the residual and the norm: ours, and in one kernel."""
+def _with_norm(collective: Distributed, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """A sum, the addition to the residual and the norm, as in a layer."""
     from tasuki.models import kernels
 
-    hidden, normed = torch.randn_like(x), torch.empty_like(x)
+    hidden = torch.randn_like(x)
     weight = torch.ones_like(x[0])
-    ways: dict[str, Callable[[], object]] = {
+    return {
         "ours + add + norm": lambda: kernels.add_norm(
             hidden, collective.all_reduce(x), weight, 1e-6
         ),
@@ -147,25 +132,6 @@ def _with_norm(
             kernels.add_norm(hidden, x, weight, 1e-6),
         ),
     }
-    if fused is not None:
-        from flashinfer.comm import AllReduceFusionPattern, allreduce_fusion
-
-        for way, once in (("one-shot", True), ("two-shot", False)):
-            if not once and x.shape[0] <= collective.size:
-                continue  # it divides the rows among the ranks
-            ways[f"FlashInfer {way} + add + norm"] = lambda once=once: allreduce_fusion(
-                x,
-                fused,
-                AllReduceFusionPattern.kARResidualRMSNorm,
-                residual_in=hidden,
-                residual_out=hidden,
-                norm_out=normed,
-                rms_gamma=weight,
-                rms_eps=1e-6,
-                use_oneshot=once,
-                fp32_acc=True,
-            )
-    return ways
 
 
 def steps(
@@ -234,14 +200,13 @@ def on_rank(
             say("met")
             if device.type == "cuda":
                 found["symmetric"] = collective._symmetric is not None
-                keep("sums", sums(collective, timer, args.fused))
+                keep("sums", sums(collective, timer))
             say("steps")
             keep("steps", steps(collective, folder, device, timer, batches))
-            for way in ("nccl", *(["fused"] if args.fused else [])):
-                if device.type == "cuda":
-                    say(f"steps, {way}")
-                    other = Distributed(device, way)
-                    keep(f"steps_{way}", steps(other, folder, device, timer, batches))
+            if device.type == "cuda":
+                say("steps, NCCL")
+                plain = Distributed(device, "nccl")
+                keep("steps_nccl", steps(plain, folder, device, timer, batches))
     if pipe is not None:
         pipe.send(found)
     faulthandler.cancel_dump_traceback_later()
@@ -274,7 +239,6 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
-    parser.add_argument("--fused", action="store_true", help="FlashInfer's fused sums as well")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for each number of ranks")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()

@@ -57,32 +57,6 @@ def save_model(name: str, folder: Path) -> Path:
     return folder
 
 
-class PlainSumNorm:
-    """`SumNorm` by plain operations, for few rows only."""
-
-    def __init__(self, collective: Collective) -> None:
-        self._collective = collective
-
-    def takes(self, rows: int) -> bool:
-        return rows <= 2
-
-    def __call__(
-        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        hidden += self._collective.all_reduce(x)
-        return torch.rms_norm(hidden, weight.shape, weight, eps)
-
-
-def run_fused(collective: Collective, folder: Path) -> list[Any]:
-    """As `run`, for one model on CUDA's kernels with sums together with norms."""
-    from tasuki.models.ops_ranks import RankedOps
-
-    model = load_model(folder, dtype=torch.float32, collective=collective)
-    sums = PlainSumNorm(collective)
-    model._ops = RankedOps(model.spec, torch.device("cpu"), sums)  # type: ignore[attr-defined]
-    return run_steps(model)
-
-
 def run(collective: Collective, folders: dict[str, Path]) -> dict[str, list[Any]]:
     """Logits of several kinds of steps, of each folder's model and of one made up."""
     found = {}
@@ -127,13 +101,6 @@ def test_logits_are_those_of_one_rank(
     first, *_ = on_ranks(size, run, folders)
     for name, steps in alone.items():
         assert_close(first[name], steps)
-
-
-def test_sums_together_with_norms_come_to_the_same(
-    folders: dict[str, Path], alone: dict[str, list[Any]]
-) -> None:
-    first, _ = on_ranks(2, run_fused, folders["qwen3"])
-    assert_close(first, alone["qwen3"])
 
 
 def assert_close(found: list[Any], wanted: list[Any]) -> None:

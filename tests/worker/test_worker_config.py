@@ -17,6 +17,7 @@ from tasuki.worker.config import ConfigError, WorkerConfig
         ({"device": "cuda:"}, "device is 'cuda:'"),
         ({"kv_dtype": "float8"}, "kv-dtype is 'float8': use one of auto, bfloat16, fp8"),
         ({"load_format": "pt"}, "load-format is 'pt'"),
+        ({"all_reduce": "fused"}, "all-reduce is 'fused': use one of auto, nccl, symmetric"),
         ({"gpu_memory_utilization": 0.0}, "gpu-memory-utilization is 0.0: use a value from 0.01"),
         ({"gpu_memory_utilization": 1.5}, "gpu-memory-utilization is 1.5"),
         ({"max_model_len": 0}, "max-model-len is 0"),

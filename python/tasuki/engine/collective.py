@@ -11,20 +11,8 @@ from typing import Protocol
 import torch
 
 
-class SumNorm(Protocol):
-    """A sum over ranks, its addition to what was there, and the norm of that, at once."""
-
-    def takes(self, rows: int) -> bool:
-        """Whether this is a way for so many rows; no rank says otherwise."""
-
-    def __call__(
-        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """Add all ranks' `x` to `hidden` in place; return the norm of the sum, all [T, width]."""
-
-
 class Collective(Protocol):
-    """The ranks' common operations; `models/collective.py` has those of several ranks."""
+    """The ranks' common operations; `distributed.py` has those of several ranks."""
 
     @property
     def rank(self) -> int:
@@ -55,9 +43,6 @@ class Collective(Protocol):
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """The first rank's `x`; int64 from 0 to 2^24 - 1, of one shape; may overwrite it."""
 
-    def sum_norm(self, width: int, dtype: torch.dtype) -> SumNorm | None:
-        """Prepare sums together with norms, of rows of this width; None: there are none."""
-
     def fence(self) -> None:
         """Nothing that comes after it on the first rank begins before all ranks are here."""
 
@@ -78,10 +63,6 @@ class Alone:
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """The same."""
         return x
-
-    def sum_norm(self, width: int, dtype: torch.dtype) -> SumNorm | None:
-        """Nothing is summed."""
-        return None
 
     def fence(self) -> None:
         """Nobody is waited for."""

@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tasuki.engine.collective import SumNorm
-from tasuki.engine.fused_sum import make_fused_sum
 from tasuki.engine.symmetric import SymmetricSum, make_symmetric_sum
 
 log = logging.getLogger(__name__)
@@ -86,8 +84,7 @@ class Distributed:
 
     Args:
         device: Where this rank computes.
-        all_reduce: On CUDA: `nccl` alone, or `symmetric` memory for small sums (`auto`), or
-            also `fused` with the norms that follow.
+        all_reduce: On CUDA: `nccl` alone, or `symmetric` memory for small sums (`auto`).
 
     Attributes:
         rank, size, is_first: See `Collective`.
@@ -100,7 +97,6 @@ class Distributed:
         self._one = torch.zeros(4, dtype=torch.float32, device=device)
         self._symmetric: SymmetricSum | None = None
         dist.all_reduce(self._one)  # makes the connections, which takes seconds on CUDA
-        self._fuses = device.type == "cuda" and all_reduce == "fused"
         if device.type == "cuda" and all_reduce != "nccl":
             self._symmetric, how = make_symmetric_sum(device)
             log.info("all-reduce: %s", how)
@@ -135,14 +131,6 @@ class Distributed:
                 return self._symmetric(numbers)[: x.numel()].to(x.dtype).view(x.shape)
         dist.broadcast(x, src=0)
         return x
-
-    def sum_norm(self, width: int, dtype: torch.dtype) -> SumNorm | None:
-        """See `Collective`."""
-        if not self._fuses or dtype not in (torch.bfloat16, torch.float16):
-            return None
-        found, how = make_fused_sum(width, dtype, self._one.device)
-        log.info("all-reduce: %s", how)
-        return found
 
     def fence(self) -> None:
         """See `Collective`."""

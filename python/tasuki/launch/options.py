@@ -71,7 +71,7 @@ Lease = Annotated[
 AllReduce = Annotated[
     str | None,
     _option(
-        "auto, nccl, symmetric or fused: how the GPUs of a worker add up [auto: symmetric].",
+        "auto, nccl or symmetric: how the GPUs of a worker add up [auto: symmetric].",
         metavar="WAY",
     ),
 ]

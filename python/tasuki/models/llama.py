@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
-from tasuki.engine.collective import ALONE, Collective
+from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body
 from tasuki.models.layers import Linear, gathered, make_head, make_linear, summed
 from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
@@ -75,20 +75,17 @@ def _prepare_layer(tensors: LayerTensors, collective: Collective) -> LlamaLayer:
 class LlamaModel:
     """`CausalModel` of the fast path; see models/base.py."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: LlamaWeights, collective: Collective = ALONE
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: LlamaWeights) -> None:
         """Run `weights`, all of one dtype and on one device, as `spec` says.
 
         Args:
             spec: Of what this rank computes.
             weights: This rank's.
-            collective: Joins the ranks.
         """
         self.spec = spec
         self._weights = weights
         table = weights.embedding
-        self._ops = make_ops(spec, table.dtype, table.device, collective)
+        self._ops = make_ops(spec, table.dtype, table.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:

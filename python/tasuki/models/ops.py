@@ -9,7 +9,6 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
-from tasuki.engine.collective import ALONE, Collective
 from tasuki.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -94,16 +93,12 @@ class Ops(ABC):
         """[T, 2 x inner] to silu(first half) x second half, [T, inner]; may overwrite."""
 
 
-def make_ops(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, collective: Collective = ALONE
-) -> Ops:
+def make_ops(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Ops:
     """The implementation for a device: fused kernels on CUDA, PyTorch's operators elsewhere."""
     if device.type == "cuda":
         from tasuki.models.ops_cuda import CudaOps
-        from tasuki.models.ops_ranks import RankedOps
 
-        sums = collective.sum_norm(spec.hidden_size, dtype)
-        return CudaOps(spec, device) if sums is None else RankedOps(spec, device, sums)
+        return CudaOps(spec, device)
     from tasuki.models.ops_torch import TorchOps
 
     return TorchOps(spec, dtype, device)

@@ -12,7 +12,7 @@ ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
-ALL_REDUCES = ("auto", "nccl", "symmetric", "fused")
+ALL_REDUCES = ("auto", "nccl", "symmetric")
 MAX_RANKS = 64
 
 
@@ -57,9 +57,7 @@ class WorkerConfig:
         tensor_parallel: Ranks that the model is divided among, each a process with a
             GPU of its own; on the CPU with a share of the cores.
         all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
-            memory for small sums; also `fused` with the norms after them, by FlashInfer,
-            which compiles for minutes once; `auto`: `symmetric`. What does not work
-            falls back.
+            memory for small sums; `auto`: `symmetric`, and `nccl` where that does not work.
         device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
             GPU on).
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
