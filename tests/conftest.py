@@ -8,6 +8,7 @@ check: nothing running, no block referenced, leased or in quarantine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():  # no GPU: our Triton kernels run on the CPU, interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path.insert(0, str(Path(__file__).parent))
+with contextlib.suppress(ImportError):  # absent where only the GPU's tests run
+    import hypothesis
+
+    # The same examples every time, and no opinion on how fast the machine is just now.
+    hypothesis.settings.load_profile("ci")
 
 from support import models
 from support.deployment import Deployment, Options

@@ -45,7 +45,7 @@ def search(
     return probes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     limit=st.floats(0.05, 300.0),
     start=st.floats(0.1, 100.0),

@@ -272,7 +272,7 @@ def play(world: World, specs: list[RequestSpec], events: list[Event]) -> set[str
 
 
 @pytest.mark.timeout(240)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_overlapping_steps_tell_what_steps_in_turn_tell(data: st.DataObject):
     specs = [data.draw(requests(f"r{i}")) for i in range(data.draw(st.integers(1, 9)))]

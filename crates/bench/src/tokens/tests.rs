@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use tasuki_text::ModelText;
 
 use super::{Content, PromptMaker, Segment};
@@ -201,6 +202,12 @@ fn units(prompt: Prompt) -> Vec<String> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(7),
+        ..ProptestConfig::default()
+    })]
+
     #[test]
     fn content_is_a_function_of_the_stream_and_short_is_the_beginning_of_long(
         stream in any::<u64>(), short in 20_u32..100, more in 0_u32..100, own in 20_u32..50
