@@ -74,7 +74,8 @@ def test_an_interrupt_still_reports_what_was_measured(url: str, tmp_path: Path) 
     path = tmp_path / "run.json"
     command = [
         *(*TASUKI, "serve", "--base-url", url, "--output", str(path)),
-        *("--max-concurrency", "2", "--duration-s", "3600"),
+        # The two users begin apart, else both may just be between two requests when it ends.
+        *("--max-concurrency", "2", "--ramp-s", "0.06", "--duration-s", "3600"),
         *("--input-tokens", "8", "--output-tokens", "5"),
     ]
     with subprocess.Popen(
