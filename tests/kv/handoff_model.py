@@ -10,7 +10,8 @@ over a model of the engine whose memory is known block by block:
 - Every engine's clock has its own origin and rate. A paused engine does
   nothing while time and transfers go on.
 - Messages wait in the stream until delivered; they may be dropped, repeated
-  and overtaken. Streams break. Engines crash and come back as new ones.
+  and overtaken, and announcements be read ahead. Streams break. Engines crash
+  and come back as new ones.
 
 What must hold is checked where it can be violated, by `Violation`:
 
@@ -345,6 +346,7 @@ class World:
     Args:
         sides: the machines under test.
         clocks: (origin, rate) of engines, taken in turn.
+        reads_ahead: whether announcements may be read ahead.
     """
 
     def __init__(
@@ -354,10 +356,14 @@ class World:
         num_decode: int,
         blocks: int = 4,
         clocks: Sequence[tuple[float, float]] = ((0.0, 1.0),),
+        reads_ahead: bool = True,
     ) -> None:
         self.sides = sides
         self.config = HandoffConfig(lease_s=LEASE_S)
         self.now_s = 100.0
+        self.reads_ahead = reads_ahead
+        self.ordered_ahead = 0
+        self._ahead: dict[int, pb.FromPrefill] = {}  # once each
         self.frozen = ""
         self.blocks = blocks
         self._clocks = clocks
@@ -551,6 +557,8 @@ class World:
             if transfer.todo and not transfer.error:
                 name = f"{transfer.decode} reads of {transfer.prefill}"
                 yield Action(name, lambda t=transfer: self._read(t))
+        for decode in self.decodes if self.reads_ahead else ():  # paused or not: another thread
+            yield from self._reading_ahead(decode)
 
     def _decode_actions(self, node: DecodeNode) -> Iterator[Action]:
         name = node.engine_id
@@ -576,6 +584,16 @@ class World:
             for h in list(node.side._waiting)[:1]
         ):
             yield Action(f"{name} turns", lambda n=node: self._tick_decode(n))
+
+    def _reading_ahead(self, node: DecodeNode) -> Iterator[Action]:
+        """Announcements on their way may be read ahead; they are delivered all the same."""
+        for (decode, prefill), stream in self.streams.items():
+            for message in stream.to_decode if decode == node.engine_id else ():
+                if message.HasField("announce") and id(message) not in self._ahead:
+                    yield Action(
+                        f"{decode} reads ahead of {prefill}",
+                        lambda n=node, p=prefill, m=message: self._read_ahead(n, p, m),
+                    )
 
     def _prefill_actions(self, node: PrefillNode) -> Iterator[Action]:
         name = node.engine_id
@@ -665,6 +683,13 @@ class World:
     def _hear(self, node: DecodeNode, prefill: str, message: pb.FromPrefill) -> None:
         node.side.on_message(prefill, message, node.clock_s())
         self.flush_decode(node)
+
+    def _read_ahead(self, node: DecodeNode, prefill: str, message: pb.FromPrefill) -> None:
+        self._ahead[id(message)] = message
+        orders = len(self.transfers)
+        node.side.read_ahead(prefill, message.announce)
+        self.flush_decode(node)
+        self.ordered_ahead += len(self.transfers) - orders
 
     def _hear_decode(self, node: PrefillNode, decode: str, message: pb.FromDecode) -> None:
         node.side.on_message(decode, message, node.clock_s())

@@ -51,6 +51,7 @@ def random_schedule(seed: int, sides: Sides, events: int = EVENTS) -> World:
         num_decode=choose.choice((1, 2, 2)),
         blocks=choose.choice((3, 4, 6)),
         clocks=[choose.choice(CLOCKS) for _ in range(4)],
+        reads_ahead=seed % 4 == 0,  # the others go deeper
     )
     for number in range(choose.randint(1, 4)):
         total = choose.randint(1, 3)
@@ -151,9 +152,10 @@ def test_random_schedules_keep_the_rules(part: int) -> None:
 
 
 def test_random_schedules_reach_every_ending() -> None:
-    decoded = given_up = retargeted = 0
+    decoded = given_up = retargeted = ordered_ahead = 0
     for seed in range(200):
         world = random_schedule(seed, Sides())
+        ordered_ahead += world.ordered_ahead
         for request in world.requests.values():
             decoded += request.decoded
             given_up += not request.decoded and not request.finished_at_once
@@ -161,6 +163,7 @@ def test_random_schedules_reach_every_ending() -> None:
     assert decoded > 50
     assert given_up > 50
     assert retargeted > 3
+    assert ordered_ahead > 50
 
 
 @pytest.mark.parametrize(("blocks", "depth"), [(1, 2), (2, 1)])
@@ -282,6 +285,25 @@ class ForgottenQuarantine(DecodeSide):
             del self._orders[done.order_id]
 
 
+class SkipsGaps(DecodeSide):
+    """Takes what it reads ahead for what follows on the blocks that it knows."""
+
+    def read_ahead(self, peer, announce):  # type: ignore[no-untyped-def]
+        handoff = self._of(peer, announce.request_id)
+        if handoff is not None and handoff.assignment is not None:
+            announce.first = min(announce.first, len(handoff.remote))
+        super().read_ahead(peer, announce)
+
+
+class ReadsAndForgets(DecodeSide):
+    """Orders pulls without keeping them for the end of the request."""
+
+    def read_ahead(self, peer, announce):  # type: ignore[no-untyped-def]
+        super().read_ahead(peer, announce)
+        if handoff := self._of(peer, announce.request_id):
+            handoff.orders.clear()
+
+
 class NeverGivesUp(DecodeSide):
     """Waits for a silent prefill worker for ever."""
 
@@ -376,6 +398,8 @@ BROKEN = [
     Sides(decode=NameIsProof),
     Sides(decode=NoQuarantine),
     Sides(decode=ForgottenQuarantine),
+    Sides(decode=SkipsGaps),
+    Sides(decode=ReadsAndForgets),
     Sides(decode=NeverGivesUp),
     Sides(prefill=FreesOnAbort),
     Sides(prefill=FreesOnRetarget),

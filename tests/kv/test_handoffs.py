@@ -249,10 +249,26 @@ def test_a_broken_stream_is_made_again_and_nothing_is_lost(rig: Rig) -> None:
     request = spec("r.0", prompt(40), max_tokens=3)
     rig.place(request, prefill, decode)
     rig.pump(lambda: decode.handoffs.counters.kv_pulled_blocks >= 2)
-    for queue in list(prefill.handoffs.servicer._streams.values()):
-        rig.loop.call_soon_threadsafe(queue.put_nowait, None)
+    assert prefill.handoffs.servicer._streams
+    rig.loop.call_soon_threadsafe(prefill.handoffs.servicer.close)
     rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, decode)
+    rig.pump_until_idle()
+
+
+def test_announced_blocks_are_pulled_while_the_decode_engine_is_busy(rig: Rig) -> None:
+    prefill, decode = rig.worker(max_batched_tokens=4), rig.worker()
+    request = spec("r.0", prompt(40), max_tokens=3)
+    rig.place(request, prefill, decode)
+    rig.pump(lambda: decode.engine.referenced_blocks > 0)
+    decode.frozen = True
+    posted = decode.transport.posted
+    rig.pump(lambda: "r.0" in prefill.outputs and decode.transport.posted > posted)
+    assert "r.0" not in decode.outputs
+    decode.frozen = False
+    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
+    assert_decoded(request, prefill, decode)
+    assert decode.handoffs.counters.kv_pulled_blocks == 10
     rig.pump_until_idle()
 
 

@@ -2,8 +2,8 @@
 
 Time, messages and ends of pulls go in; `ToPrefill`, `Pull`, `CancelPull` and
 `Redial` effects come out, and the engine is told through `KvHost`. No I/O, no
-clock, no threads: the engine thread calls it (see `handoff.py`), and so does
-the test that tries every order of events.
+clock, no threads: the engine thread calls it (see `handoff.py`; `read_ahead` alone
+is called by others, too), and so does the test that tries every order of events.
 
     submit ─▶ waiting ─credit─▶ wanted ─scheduled─▶ assigned ─all pulled, valid─▶ decoding
                                   │                   │
@@ -159,6 +159,19 @@ class DecodeSide:
             case _:
                 pass  # a message of a later version
 
+    def read_ahead(self, peer: str, announce: pb.Announce) -> None:
+        """Order the pull of blocks whose place is known, and nothing else.
+
+        Possible at once, whatever the engine is busy with: the engine is not told.
+        All else that the announcement means is left to `on_message`, for whose pulls
+        this is a repetition.
+        """
+        handoff = self._of(peer, announce.request_id)
+        if handoff is None or handoff.assignment is None or announce.group != 0:
+            return
+        if announce.first <= len(handoff.remote):
+            self._read(handoff, announce)
+
     # Events of the transfer thread.
 
     def on_pull_done(self, done: PullDone, now_s: float) -> None:
@@ -237,13 +250,11 @@ class DecodeSide:
     def _announce(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> None:
         if announce.group != 0 or not self._scheduled(handoff, now_s):
             return
-        self._peers.answered(handoff, announce.heard)
-        known = len(handoff.remote)
-        if announce.first > known:  # one before it was lost: have it said again
+        if announce.first > len(handoff.remote):  # one before it was lost: have it said again
+            self._peers.answered(handoff, announce.heard)
             self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        handoff.remote.extend(announce.blocks[known - announce.first :])
-        self._pull(handoff)
+        self._read(handoff, announce)
         self._check(handoff, now_s)
 
     def _renewed(self, peer: str, renewed: pb.Renewed, now_s: float) -> None:
@@ -270,6 +281,12 @@ class DecodeSide:
         self._check(handoff, now_s)
 
     # Inside: from assigned to the end.
+
+    def _read(self, handoff: DecodeHandoff, announce: pb.Announce) -> None:
+        """Take in what follows on the blocks that are known."""
+        self._peers.answered(handoff, announce.heard)
+        handoff.remote.extend(announce.blocks[len(handoff.remote) - announce.first :])
+        self._pull(handoff)
 
     def _pull(self, handoff: DecodeHandoff) -> None:
         """Order what is announced, held by nobody here, and has a place."""

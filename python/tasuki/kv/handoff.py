@@ -3,17 +3,23 @@
 Wires the two state machines to the streams (`link.py`, asyncio loop) and, over
 all ranks (`ranked.py`), to the transfer threads (`puller.py`). Both put what
 happened into an inbox and wake the engine thread; `poll` takes it out. So the
-machines, the engine and the effects are all touched by the engine thread only.
+engine is touched by the engine thread only, and so are the machines but for one
+thing: an announcement of blocks that have a place here is read ahead by the loop's
+thread, so that their pull does not wait for the engine's step. A lock keeps the two
+apart; the loop's thread never waits for it.
 
     engine thread:  submit abort retarget on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
-                                                 ▲                                      │
-    inbox  ◀── streams (loop), puller (thread) ──┘      streams, puller ◀───────────────┘
+                                                 ▲              ▲                       │
+    inbox  ◀── streams (loop), puller (thread) ──┘              │                       │
+                  └── announced blocks: read ahead ─────────────┘  streams, puller ◀────┘
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -38,7 +44,7 @@ from tasuki.kv.link import (
 )
 from tasuki.kv.prefill_side import PrefillSide
 from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.rank_channel import RemoteRanks
+from tasuki.kv.rank_channel import KvRankError, RemoteRanks
 from tasuki.kv.ranked import RankedPuller
 from tasuki.kv.transport import Transport, rank_pool
 from tasuki.v1 import kv_pb2
@@ -95,13 +101,14 @@ class Handoffs:
         self._loop = loop
         self._wake = wake
         self._clock = clock
+        self._lock = threading.RLock()  # of both machines and their effects
         self._inbox: deque[_Event] = deque()
         self._links: dict[str, DialledLink] = {}  # loop's thread only
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
         self._closed = False
         self.servicer = HandoffServicer(
-            identity, engine_id, self._make_reply, self._put, PROTOCOL_VERSION
+            identity, engine_id, self._make_reply, self._hear, PROTOCOL_VERSION
         )
         puller = Puller(transport, self._put, clock)
         remote = RemoteRanks(ranks, self._put)
@@ -135,12 +142,13 @@ class Handoffs:
 
     def submit(self, spec: RequestSpec, peer_engine_id: str, peer_endpoint: str) -> None:
         """A PREFILL or DECODE leg, after the engine took it."""
-        if spec.leg is Leg.PREFILL:
-            self._prefill.submit(spec.request_id, peer_engine_id)
-        elif spec.leg is Leg.DECODE:
-            self._dial(peer_engine_id, peer_endpoint)
-            self._decode.submit(spec.request_id, peer_engine_id, self._clock())
-        self._carry_out()
+        with self._lock:
+            if spec.leg is Leg.PREFILL:
+                self._prefill.submit(spec.request_id, peer_engine_id)
+            elif spec.leg is Leg.DECODE:
+                self._dial(peer_engine_id, peer_endpoint)
+                self._decode.submit(spec.request_id, peer_engine_id, self._clock())
+            self._carry_out()
 
     def abort(self, request_id: str) -> bool:
         """The router aborts a whole request (the engine was told already).
@@ -149,11 +157,12 @@ class Handoffs:
             Whether a handoff goes by that name: then the leg's end comes from
             here, if the engine has not ended it.
         """
-        now_s = self._clock()
-        known = self._prefill.abort(request_id, now_s)
-        known = self._decode.abort(request_id, now_s) or known
-        self._carry_out()
-        return known
+        with self._lock:
+            now_s = self._clock()
+            known = self._prefill.abort(request_id, now_s)
+            known = self._decode.abort(request_id, now_s) or known
+            self._carry_out()
+            return known
 
     def retarget(self, request_id: str, engine_id: str, endpoint: str = "") -> bool:
         """Hand a PREFILL leg over to another decode worker, which dials us.
@@ -161,24 +170,27 @@ class Handoffs:
         Returns:
             False when there is nothing (any more) to hand over.
         """
-        known = self._prefill.retarget(request_id, engine_id, self._clock())
-        self._carry_out()
-        return known
+        with self._lock:
+            known = self._prefill.retarget(request_id, engine_id, self._clock())
+            self._carry_out()
+            return known
 
     def on_step(self, result: StepResult) -> None:
         """What a step brought, whether or not it concerns a handoff."""
-        now_s = self._clock()
-        self._prefill.on_step(result.scheduled, result.announced, result.prefilled, now_s)
-        for ended in result.ended:
-            self.on_leg_ended(ended.request_id)
-        self._carry_out()
+        with self._lock:
+            now_s = self._clock()
+            self._prefill.on_step(result.scheduled, result.announced, result.prefilled, now_s)
+            for ended in result.ended:
+                self.on_leg_ended(ended.request_id)
+            self._carry_out()
 
     def on_leg_ended(self, request_id: str) -> None:
         """A leg ended; harmless for unknown ones and when repeated."""
-        now_s = self._clock()
-        self._prefill.on_leg_ended(request_id, now_s)
-        self._decode.on_leg_ended(request_id, now_s)
-        self._carry_out()
+        with self._lock:
+            now_s = self._clock()
+            self._prefill.on_leg_ended(request_id, now_s)
+            self._decode.on_leg_ended(request_id, now_s)
+            self._carry_out()
 
     def poll(self, now_s: float) -> None:
         """Take what the other threads brought, then let time pass.
@@ -189,15 +201,16 @@ class Handoffs:
         Raises:
             HandoffDefectError: a transfer thread is dead.
         """
-        while self._inbox:
-            event = self._inbox.popleft()
-            self._on_event(event, self._clock())
-        self._prefill.tick(now_s)
-        self._decode.tick(now_s)
-        self._carry_out()
-        for peer in [p for p in self._endpoints if p not in self._connected]:
-            if not self._decode.needs(peer):
-                self._hang_up(peer)
+        with self._lock:
+            while self._inbox:
+                event = self._inbox.popleft()
+                self._on_event(event, self._clock())
+            self._prefill.tick(now_s)
+            self._decode.tick(now_s)
+            self._carry_out()
+            for peer in [p for p in self._endpoints if p not in self._connected]:
+                if not self._decode.needs(peer):
+                    self._hang_up(peer)
         if not self._closed and not all(thread.is_alive() for thread in self._threads):
             raise HandoffDefectError("a KV transfer thread died; its error is in the log")
 
@@ -327,7 +340,23 @@ class Handoffs:
             engine_id=self._engine_id,
             expected_engine_id=peer,
         )
-        self._links[peer] = DialledLink(peer, endpoint, hello, self._put)
+        self._links[peer] = DialledLink(peer, endpoint, hello, self._hear)
+
+    def _hear(self, event: LinkEvent) -> None:
+        """What came over a stream; all but the pulls of it is for the engine thread."""
+        if isinstance(event, FromPrefillEngine) and event.message.HasField("announce"):
+            self._read_ahead(event.peer, event.message.announce)
+        self._put(event)
+
+    def _read_ahead(self, peer: str, announce: kv_pb2.Announce) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # the engine thread is at it, and next at this
+        try:
+            self._decode.read_ahead(peer, announce)
+            with contextlib.suppress(KvRankError):  # `poll` finds the rank gone
+                self._carry_out()
+        finally:
+            self._lock.release()
 
     def _close_link(self, peer: str) -> None:
         link = self._links.pop(peer, None)

@@ -3,10 +3,11 @@
 Everything here runs in the asyncio loop. Messages go out by `send`, which any
 thread may call; what comes in is given to a callback as `LinkEvent`, in the
 loop's thread. A message may get lost with its stream: the state machines are
-made for that, so nothing is kept for a stream that is down.
+made for that, so nothing is kept for a stream that is down. All that waits goes
+out as one message (`outbox.py`).
 
-    engine thread ──send──▶ queue ──▶ stream ──▶ peer
-    engine thread ◀─inbox── event ◀── stream ◀── peer
+    engine thread ──send──▶ outbox ──▶ stream ──▶ peer
+    engine thread ◀─inbox── event  ◀── stream ◀── peer
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from typing import Any
 
 import grpc
 
+from tasuki.kv.outbox import Outbox
+from tasuki.kv.wire import (
+    batch_from_decode,
+    batch_from_prefill,
+    parts_from_decode,
+    parts_from_prefill,
+)
 from tasuki.v1 import kv_pb2
 from tasuki.v1.kv_pb2_grpc import KvServicer, KvStub
 
@@ -109,14 +117,13 @@ class DialledLink:
         self._hello = kv_pb2.FromDecode(hello=hello)
         self._on_event = on_event
         self._options = (*_CHANNEL_OPTIONS, *keepalive_options(keepalive_s))
-        self._queue: asyncio.Queue[kv_pb2.FromDecode] | None = None
+        self._outbox: Outbox[kv_pb2.FromDecode] | None = None
         self._task = asyncio.ensure_future(self._run())
 
     def send(self, messages: Sequence[kv_pb2.FromDecode]) -> None:
         """Queue messages for the stream; dropped when there is none."""
-        if self._queue is not None:
-            for message in messages:
-                self._queue.put_nowait(message)
+        if self._outbox is not None:
+            self._outbox.put(messages)
 
     def close(self) -> None:
         """End the stream for good."""
@@ -131,13 +138,13 @@ class DialledLink:
                     self._endpoint, options=self._options
                 ) as channel:
                     greeted = await self._talk(channel)
-                    if self._queue is None and not greeted:
+                    if self._outbox is None and not greeted:
                         return  # refused
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
-                greeted = self._queue is not None
-            if self._queue is not None:
-                self._queue = None
+                greeted = self._outbox is not None
+            if self._outbox is not None:
+                self._outbox = None
                 log.warning("kv stream to %s at %s broke", self._peer, self._endpoint)
             self._on_event(Disconnected(self._peer))
             backoff_s = _BACKOFF_MIN_S if greeted else min(backoff_s * 2, _BACKOFF_MAX_S)
@@ -162,23 +169,22 @@ class DialledLink:
             message = f"{self._endpoint} refused the handshake: {reply.refusal}"
             self._on_event(Refused(self._peer, message, replaced=False))
             return False
-        queue: asyncio.Queue[kv_pb2.FromDecode] = asyncio.Queue()
-        self._queue = queue
+        self._outbox = Outbox()
         self._on_event(Connected(self._peer, reply))
-        writer = asyncio.ensure_future(_write(call, queue))
+        writer = asyncio.ensure_future(_write(call, self._outbox))
         try:
             async for message in replies:
-                self._on_event(FromPrefillEngine(self._peer, message))
+                for part in parts_from_prefill(message):
+                    self._on_event(FromPrefillEngine(self._peer, part))
         finally:
             writer.cancel()
         return True
 
 
-async def _write(call: Any, queue: asyncio.Queue[kv_pb2.FromDecode]) -> None:
-    while True:
-        message = await queue.get()
+async def _write(call: Any, outbox: Outbox[kv_pb2.FromDecode]) -> None:
+    async for messages in outbox:
         try:
-            await call.write(message)
+            await call.write(batch_from_decode(messages))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader sees it too
 
@@ -206,19 +212,17 @@ class HandoffServicer(KvServicer):
         self._make_reply = make_reply
         self._on_event = on_event
         self._protocol_version = protocol_version
-        self._streams: dict[str, asyncio.Queue[kv_pb2.FromPrefill | None]] = {}
+        self._streams: dict[str, Outbox[kv_pb2.FromPrefill]] = {}
 
     def send(self, peer: str, messages: Sequence[kv_pb2.FromPrefill]) -> None:
         """Queue messages for the stream of decode engine `peer`; dropped when there is none."""
-        queue = self._streams.get(peer)
-        if queue is not None:
-            for message in messages:
-                queue.put_nowait(message)
+        if (outbox := self._streams.get(peer)) is not None:
+            outbox.put(messages)
 
     def close(self) -> None:
         """End every stream."""
-        for queue in self._streams.values():
-            queue.put_nowait(None)
+        for outbox in self._streams.values():
+            outbox.close()
 
     def refusal(self, hello: kv_pb2.Hello) -> str:
         """Why this decode worker cannot be served; empty: it can."""
@@ -253,28 +257,29 @@ class HandoffServicer(KvServicer):
             yield kv_pb2.FromPrefill(hello=reply)
             return
         peer = hello.engine_id
-        queue: asyncio.Queue[kv_pb2.FromPrefill | None] = asyncio.Queue()
+        outbox: Outbox[kv_pb2.FromPrefill] = Outbox()
         if (older := self._streams.get(peer)) is not None:
-            older.put_nowait(None)
-        self._streams[peer] = queue
-        reader = asyncio.ensure_future(self._read(peer, request_iterator, queue))
+            older.close()
+        self._streams[peer] = outbox
+        reader = asyncio.ensure_future(self._read(peer, request_iterator, outbox))
         try:
             yield kv_pb2.FromPrefill(hello=self._make_reply())
-            while (message := await queue.get()) is not None:
-                yield message
+            async for replies in outbox:
+                yield batch_from_prefill(replies)
         finally:
             reader.cancel()
-            if self._streams.get(peer) is queue:
+            if self._streams.get(peer) is outbox:
                 del self._streams[peer]
 
     async def _read(
         self,
         peer: str,
         messages: AsyncIterator[kv_pb2.FromDecode],
-        queue: asyncio.Queue[kv_pb2.FromPrefill | None],
+        outbox: Outbox[kv_pb2.FromPrefill],
     ) -> None:
         try:
             async for message in messages:
-                self._on_event(FromDecodeEngine(peer, message))
+                for part in parts_from_decode(message):
+                    self._on_event(FromDecodeEngine(peer, part))
         finally:
-            queue.put_nowait(None)
+            outbox.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tasuki.engine.api import FirstToken, Prefilled, TokenLogprob
 from tasuki.v1 import kv_pb2, worker_pb2
 
@@ -34,6 +36,30 @@ def first_tokens_from_wire(prefilled: kv_pb2.Prefilled) -> list[FirstToken]:
         )
         for first in prefilled.first_tokens
     ]
+
+
+def batch_from_prefill(messages: Sequence[kv_pb2.FromPrefill]) -> kv_pb2.FromPrefill:
+    """Messages, at least one, as one."""
+    if len(messages) == 1:
+        return messages[0]
+    return kv_pb2.FromPrefill(batch=kv_pb2.FromPrefillBatch(messages=messages))
+
+
+def batch_from_decode(messages: Sequence[kv_pb2.FromDecode]) -> kv_pb2.FromDecode:
+    """Messages, at least one, as one."""
+    if len(messages) == 1:
+        return messages[0]
+    return kv_pb2.FromDecode(batch=kv_pb2.FromDecodeBatch(messages=messages))
+
+
+def parts_from_prefill(message: kv_pb2.FromPrefill) -> Sequence[kv_pb2.FromPrefill]:
+    """What a message brings, in order."""
+    return message.batch.messages if message.HasField("batch") else [message]
+
+
+def parts_from_decode(message: kv_pb2.FromDecode) -> Sequence[kv_pb2.FromDecode]:
+    """What a message brings, in order."""
+    return message.batch.messages if message.HasField("batch") else [message]
 
 
 def logprob_to_wire(entry: TokenLogprob) -> worker_pb2.TokenLogprob:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tasuki.v1 import worker_pb2 as tasuki_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tasuki/v1/kv.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/worker.proto\"\xa5\x01\n\nFromDecode\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tasuki.v1.HelloH\x00\x12\x1f\n\x04want\x18\x02 \x01(\x0b\x32\x0f.tasuki.v1.WantH\x00\x12!\n\x05renew\x18\x03 \x01(\x0b\x32\x10.tasuki.v1.RenewH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tasuki.v1.ReleaseH\x00\x42\t\n\x07message\"\x87\x02\n\x0b\x46romPrefill\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tasuki.v1.HelloReplyH\x00\x12)\n\tscheduled\x18\x02 \x01(\x0b\x32\x14.tasuki.v1.ScheduledH\x00\x12\'\n\x08\x61nnounce\x18\x03 \x01(\x0b\x32\x13.tasuki.v1.AnnounceH\x00\x12)\n\tprefilled\x18\x04 \x01(\x0b\x32\x14.tasuki.v1.PrefilledH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tasuki.v1.RenewedH\x00\x12\x1f\n\x04gone\x18\x06 \x01(\x0b\x32\x0f.tasuki.v1.GoneH\x00\x42\t\n\x07message\"b\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpected_engine_id\x18\x04 \x01(\t\"e\n\nHelloReply\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.tasuki.v1.RankPool\"l\n\x08RankPool\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.tasuki.v1.Layout\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12!\n\x19transport_metadata_digest\x18\x03 \x01(\x0c\"Q\n\x06Layout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x11\n\ttransport\x18\x02 \x01(\t\x12 \n\x06groups\x18\x03 \x03(\x0b\x32\x10.tasuki.v1.Group\"\xad\x01\n\x05Group\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\x04\x12\x0e\n\x06memory\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x03(\r\x12\x15\n\rfirst_kv_head\x18\x08 \x01(\r\x12\x10\n\x08kv_heads\x18\t \x01(\r\">\n\x04Want\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"\x1f\n\tScheduled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"[\n\x08\x41nnounce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\x12\r\n\x05heard\x18\x05 \x01(\x04\"b\n\tPrefilled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\r\x12+\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x15.tasuki.v1.FirstToken\"g\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12(\n\x07logprob\x18\x04 \x01(\x0b\x32\x17.tasuki.v1.TokenLogprob\":\n\x05Renew\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x08renewals\x18\x02 \x03(\x0b\x32\x12.tasuki.v1.Renewal\"]\n\x07Renewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tscheduled\x18\x02 \x01(\x08\x12\x18\n\x10\x61nnounced_blocks\x18\x03 \x01(\r\x12\x11\n\tprefilled\x18\x04 \x01(\x08\"3\n\x07Renewed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61live\x18\x02 \x03(\t\x12\x0c\n\x04gone\x18\x03 \x03(\t\",\n\x07Release\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"*\n\x04Gone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2B\n\x02Kv\x12<\n\x07Handoff\x12\x15.tasuki.v1.FromDecode\x1a\x16.tasuki.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tasuki/v1/kv.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/worker.proto\"\xd2\x01\n\nFromDecode\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tasuki.v1.HelloH\x00\x12\x1f\n\x04want\x18\x02 \x01(\x0b\x32\x0f.tasuki.v1.WantH\x00\x12!\n\x05renew\x18\x03 \x01(\x0b\x32\x10.tasuki.v1.RenewH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tasuki.v1.ReleaseH\x00\x12+\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1a.tasuki.v1.FromDecodeBatchH\x00\x42\t\n\x07message\"\xb5\x02\n\x0b\x46romPrefill\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tasuki.v1.HelloReplyH\x00\x12)\n\tscheduled\x18\x02 \x01(\x0b\x32\x14.tasuki.v1.ScheduledH\x00\x12\'\n\x08\x61nnounce\x18\x03 \x01(\x0b\x32\x13.tasuki.v1.AnnounceH\x00\x12)\n\tprefilled\x18\x04 \x01(\x0b\x32\x14.tasuki.v1.PrefilledH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tasuki.v1.RenewedH\x00\x12\x1f\n\x04gone\x18\x06 \x01(\x0b\x32\x0f.tasuki.v1.GoneH\x00\x12,\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x1b.tasuki.v1.FromPrefillBatchH\x00\x42\t\n\x07message\":\n\x0f\x46romDecodeBatch\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.tasuki.v1.FromDecode\"<\n\x10\x46romPrefillBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tasuki.v1.FromPrefill\"b\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpected_engine_id\x18\x04 \x01(\t\"e\n\nHelloReply\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.tasuki.v1.RankPool\"l\n\x08RankPool\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.tasuki.v1.Layout\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12!\n\x19transport_metadata_digest\x18\x03 \x01(\x0c\"Q\n\x06Layout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x11\n\ttransport\x18\x02 \x01(\t\x12 \n\x06groups\x18\x03 \x03(\x0b\x32\x10.tasuki.v1.Group\"\xad\x01\n\x05Group\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\x04\x12\x0e\n\x06memory\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x03(\r\x12\x15\n\rfirst_kv_head\x18\x08 \x01(\r\x12\x10\n\x08kv_heads\x18\t \x01(\r\">\n\x04Want\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"\x1f\n\tScheduled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"[\n\x08\x41nnounce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\x12\r\n\x05heard\x18\x05 \x01(\x04\"b\n\tPrefilled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\r\x12+\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x15.tasuki.v1.FirstToken\"g\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12(\n\x07logprob\x18\x04 \x01(\x0b\x32\x17.tasuki.v1.TokenLogprob\":\n\x05Renew\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x08renewals\x18\x02 \x03(\x0b\x32\x12.tasuki.v1.Renewal\"]\n\x07Renewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tscheduled\x18\x02 \x01(\x08\x12\x18\n\x10\x61nnounced_blocks\x18\x03 \x01(\r\x12\x11\n\tprefilled\x18\x04 \x01(\x08\"3\n\x07Renewed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61live\x18\x02 \x03(\t\x12\x0c\n\x04gone\x18\x03 \x03(\t\",\n\x07Release\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"*\n\x04Gone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2B\n\x02Kv\x12<\n\x07Handoff\x12\x15.tasuki.v1.FromDecode\x1a\x16.tasuki.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tasuki.v1.kv_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FROMDECODE']._serialized_start=58
-  _globals['_FROMDECODE']._serialized_end=223
-  _globals['_FROMPREFILL']._serialized_start=226
-  _globals['_FROMPREFILL']._serialized_end=489
-  _globals['_HELLO']._serialized_start=491
-  _globals['_HELLO']._serialized_end=589
-  _globals['_HELLOREPLY']._serialized_start=591
-  _globals['_HELLOREPLY']._serialized_end=692
-  _globals['_RANKPOOL']._serialized_start=694
-  _globals['_RANKPOOL']._serialized_end=802
-  _globals['_LAYOUT']._serialized_start=804
-  _globals['_LAYOUT']._serialized_end=885
-  _globals['_GROUP']._serialized_start=888
-  _globals['_GROUP']._serialized_end=1061
-  _globals['_WANT']._serialized_start=1063
-  _globals['_WANT']._serialized_end=1125
-  _globals['_SCHEDULED']._serialized_start=1127
-  _globals['_SCHEDULED']._serialized_end=1158
-  _globals['_ANNOUNCE']._serialized_start=1160
-  _globals['_ANNOUNCE']._serialized_end=1251
-  _globals['_PREFILLED']._serialized_start=1253
-  _globals['_PREFILLED']._serialized_end=1351
-  _globals['_FIRSTTOKEN']._serialized_start=1353
-  _globals['_FIRSTTOKEN']._serialized_end=1456
-  _globals['_RENEW']._serialized_start=1458
-  _globals['_RENEW']._serialized_end=1516
-  _globals['_RENEWAL']._serialized_start=1518
-  _globals['_RENEWAL']._serialized_end=1611
-  _globals['_RENEWED']._serialized_start=1613
-  _globals['_RENEWED']._serialized_end=1664
-  _globals['_RELEASE']._serialized_start=1666
-  _globals['_RELEASE']._serialized_end=1710
-  _globals['_GONE']._serialized_start=1712
-  _globals['_GONE']._serialized_end=1754
-  _globals['_KV']._serialized_start=1756
-  _globals['_KV']._serialized_end=1822
+  _globals['_FROMDECODE']._serialized_end=268
+  _globals['_FROMPREFILL']._serialized_start=271
+  _globals['_FROMPREFILL']._serialized_end=580
+  _globals['_FROMDECODEBATCH']._serialized_start=582
+  _globals['_FROMDECODEBATCH']._serialized_end=640
+  _globals['_FROMPREFILLBATCH']._serialized_start=642
+  _globals['_FROMPREFILLBATCH']._serialized_end=702
+  _globals['_HELLO']._serialized_start=704
+  _globals['_HELLO']._serialized_end=802
+  _globals['_HELLOREPLY']._serialized_start=804
+  _globals['_HELLOREPLY']._serialized_end=905
+  _globals['_RANKPOOL']._serialized_start=907
+  _globals['_RANKPOOL']._serialized_end=1015
+  _globals['_LAYOUT']._serialized_start=1017
+  _globals['_LAYOUT']._serialized_end=1098
+  _globals['_GROUP']._serialized_start=1101
+  _globals['_GROUP']._serialized_end=1274
+  _globals['_WANT']._serialized_start=1276
+  _globals['_WANT']._serialized_end=1338
+  _globals['_SCHEDULED']._serialized_start=1340
+  _globals['_SCHEDULED']._serialized_end=1371
+  _globals['_ANNOUNCE']._serialized_start=1373
+  _globals['_ANNOUNCE']._serialized_end=1464
+  _globals['_PREFILLED']._serialized_start=1466
+  _globals['_PREFILLED']._serialized_end=1564
+  _globals['_FIRSTTOKEN']._serialized_start=1566
+  _globals['_FIRSTTOKEN']._serialized_end=1669
+  _globals['_RENEW']._serialized_start=1671
+  _globals['_RENEW']._serialized_end=1729
+  _globals['_RENEWAL']._serialized_start=1731
+  _globals['_RENEWAL']._serialized_end=1824
+  _globals['_RENEWED']._serialized_start=1826
+  _globals['_RENEWED']._serialized_end=1877
+  _globals['_RELEASE']._serialized_start=1879
+  _globals['_RELEASE']._serialized_end=1923
+  _globals['_GONE']._serialized_start=1925
+  _globals['_GONE']._serialized_end=1967
+  _globals['_KV']._serialized_start=1969
+  _globals['_KV']._serialized_end=2035
 # @@protoc_insertion_point(module_scope)

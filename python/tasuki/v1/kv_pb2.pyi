@@ -8,32 +8,48 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromDecode(_message.Message):
-    __slots__ = ("hello", "want", "renew", "release")
+    __slots__ = ("hello", "want", "renew", "release", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     want: Want
     renew: Renew
     release: Release
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    batch: FromDecodeBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., batch: _Optional[_Union[FromDecodeBatch, _Mapping]] = ...) -> None: ...
 
 class FromPrefill(_message.Message):
-    __slots__ = ("hello", "scheduled", "announce", "prefilled", "renewed", "gone")
+    __slots__ = ("hello", "scheduled", "announce", "prefilled", "renewed", "gone", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     hello: HelloReply
     scheduled: Scheduled
     announce: Announce
     prefilled: Prefilled
     renewed: Renewed
     gone: Gone
-    def __init__(self, hello: _Optional[_Union[HelloReply, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ...) -> None: ...
+    batch: FromPrefillBatch
+    def __init__(self, hello: _Optional[_Union[HelloReply, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., batch: _Optional[_Union[FromPrefillBatch, _Mapping]] = ...) -> None: ...
+
+class FromDecodeBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[FromDecode]
+    def __init__(self, messages: _Optional[_Iterable[_Union[FromDecode, _Mapping]]] = ...) -> None: ...
+
+class FromPrefillBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[FromPrefill]
+    def __init__(self, messages: _Optional[_Iterable[_Union[FromPrefill, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "identity", "engine_id", "expected_engine_id")
