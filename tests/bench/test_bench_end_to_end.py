@@ -169,7 +169,8 @@ def test_a_batch_and_the_steps_of_a_worker(tiny_model: Path, tmp_path: Path) -> 
     assert table["kind"] == "batch"
     assert [(row["batch"], row["input_tokens"]) for row in table["rows"]] == [(1, 16), (3, 16)]
     for row in table["rows"]:
-        assert 0.0 < row["ttft_s"] < row["latency_s"]
+        # Equal where a busy machine lets the client read all tokens at once.
+        assert 0.0 < row["ttft_s"] <= row["latency_s"]
         expected = row["batch"] * 16 / row["ttft_s"]
         assert row["input_throughput"] == pytest.approx(expected)
     assert len(done.stdout.splitlines()) == 3
