@@ -6,8 +6,9 @@
 Random weights in the shape of Qwen3-4B in bfloat16. Each rank is a process, as in
 a worker; the first one's times are told. A step is what the engine's executor
 launches: upload, attention's plan, a CUDA graph of the forward with its sums and
-the gather of logits, the greedy choice. `step ms`: between events, steps one
-after another, the host ahead of the device. `us` of a sum: one of many in a CUDA
+the greedy choice over all ranks; `gathered`: then the gather of logits, as for
+steps that sample. `step ms`: between events, steps one after another, the host
+ahead of the device. `us` of a sum: one of many in a CUDA
 graph, of [rows, 2560] in bfloat16.
 """
 
@@ -151,8 +152,10 @@ def steps(
     executor = Executor(model, attention, pool, collective)
     if on_cuda:
         executor.capture(max(batches), CONTEXT)
-    for batch in batches:
-        plain = StepHeader([1] * batch, [CONTEXT] * batch, batch, width, wanted=batch)
+    for batch, greedy in itertools.product(batches, (True, False)):
+        plain = StepHeader(
+            [1] * batch, [CONTEXT] * batch, batch, width, wanted=batch, greedy=greedy
+        )
         step = executor.padded(plain, decodes=True)
 
         def run(step: StepHeader = step, batch: int = batch) -> None:
@@ -164,7 +167,8 @@ def steps(
             slots[:batch] = order[:batch, -1] * BLOCK_SIZE + (CONTEXT - 1) % BLOCK_SIZE
             executor.run(step)
 
-        yield {"batch": batch, "context": CONTEXT, "step_ms": timer.ms(run)}
+        said = {"batch": batch, "context": CONTEXT, "gathered": not greedy}
+        yield said | {"step_ms": timer.ms(run)}
 
 
 def on_rank(

@@ -36,6 +36,12 @@ VOCAB = 48
 overlap = False  # of the engines that `make_rig` makes; see conftest.py
 
 
+class Shape:
+    """What the engine asks of a model's shape."""
+
+    vocab_size = VOCAB
+
+
 class NoAttention:
     """Attention of models that do not attend."""
 
@@ -61,6 +67,8 @@ def ideal_kv(tokens: Sequence[int]) -> np.ndarray:
 
 class HashModel:
     """Writes tokens and positions as K and V, reads them back through the block tables."""
+
+    spec = Shape()
 
     def __init__(self, pool: torch.Tensor, poison: int | None = None) -> None:
         self.pool = pool

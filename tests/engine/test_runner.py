@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_fakes import NoAttention
+from engine_fakes import NoAttention, Shape
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.batch import Batch
@@ -15,6 +15,8 @@ from tasuki.engine.runner import ModelRunner
 
 class Recorder:
     """A model that keeps what it was given."""
+
+    spec = Shape()
 
     def forward(self, batch: Batch, attention: object) -> torch.Tensor:
         self.batch = batch

@@ -12,6 +12,7 @@ from paged import Paged, Sequence
 from support.ranks import on_ranks
 
 from tasuki.engine.collective import Collective
+from tasuki.engine.joint_logits import JointLogits
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import load_model
@@ -63,12 +64,12 @@ def run(collective: Collective, folders: dict[str, Path]) -> dict[str, list[Any]
     for name, folder in folders.items():
         weights = "dummy" if name == "dummy" else "auto"
         model = load_model(folder, dtype=torch.float32, weights=weights, collective=collective)
-        found[name] = run_steps(model)
+        found[name] = run_steps(model, collective)
     return found
 
 
-def run_steps(model: CausalModel) -> list[Any]:
-    """Whole prompts, chunks, decodes, and a mixture."""
+def run_steps(model: CausalModel, collective: Collective) -> list[Any]:
+    """Logits on the first rank: whole prompts, chunks, decodes, and a mixture."""
     draw = random.Random(1)
     prompt = [draw.randrange(3, 250) for _ in range(40)]
     paged = Paged(model)
@@ -77,7 +78,8 @@ def run_steps(model: CausalModel) -> list[Any]:
     steps += [paged.step([(chunked, count)], all_rows=False) for count in (5, 16)]
     steps.append(paged.step([(whole, 1), (chunked, 9)], all_rows=False))
     steps.append(paged.step([(whole, 1)]))
-    return [step.numpy() for step in steps]  # as tensors they would be shared memory
+    joint = JointLogits(collective, model.spec.vocab_size)
+    return [joint.whole(step).numpy() for step in steps]  # as tensors they would be shared memory
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def test_the_pool_takes_what_weights_and_a_step_leave_of_the_share(
     gpu: list[tuple[int, int]],
 ) -> None:
     def left(utilization: float) -> int:
-        return pool_bytes(None, None, None, LIMITS, utilization)  # type: ignore[arg-type]
+        return pool_bytes(None, None, None, LIMITS, utilization, None)  # type: ignore[arg-type]
 
     assert left(0.9) == 900 - 700 - 100
     assert left(1.0) == 200
@@ -64,7 +64,14 @@ def test_the_largest_step_runs_on_the_model(
         return torch.zeros(blocks, spec.num_kv_heads, spec.num_layers, 2, 16, spec.head_dim)
 
     limits = Limits(block_size=16, max_batched_tokens=5_000, max_running_requests=8)
-    assert _largest_step(model, Recording, make_pool, limits) == 500
+    joined = []
+
+    def whole(part: torch.Tensor) -> torch.Tensor:
+        joined.append(part.shape)
+        return part
+
+    assert _largest_step(model, Recording, make_pool, limits, whole) == 500
+    assert joined == [(8, spec.vocab_size)]
     assert [sum(batch.query_lens) for batch in seen] == [5_000]
     assert max(seen[0].context_lens) == spec.max_position
 

@@ -40,6 +40,9 @@ class Collective(Protocol):
             [R, width] on the first rank; anything of R rows on the others.
         """
 
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's `x`, float32 and small, of one shape: [size, *shape] on all ranks."""
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """The first rank's `x`; int64 from 0 to 2^24 - 1, of one shape; may overwrite it."""
 
@@ -59,6 +62,10 @@ class Alone:
     def gather(self, x: torch.Tensor, width: int) -> torch.Tensor:
         """The same."""
         return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, of one rank."""
+        return x[None]
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """The same."""

@@ -2,11 +2,11 @@
 
 A graph is recorded for each of a few batch sizes, the buckets; a batch runs in
 the smallest that holds it, padded (engine/batch.py says how). In the graph are
-the taking of input tokens, the model's forward and the greedy choice:
+the taking of input tokens, the model's forward and the greedy choice, over all ranks:
 
     staging ──one copy──▶ slab | tokens sources positions slots | tables |
                                    ▼        ▼                       │ plan (outside)
-    sampled tokens of the step before ──▶ forward ──▶ logits, best ◀┘
+    sampled tokens of the step before ──▶ forward ──▶ part, best ◀──┘
 
 All graphs share the slab: they run one after another on one stream.
 """
@@ -23,8 +23,8 @@ from tasuki.engine.collective import Collective
 from tasuki.engine.forward import ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
 from tasuki.engine.inputs import Places
+from tasuki.engine.joint_logits import JointLogits
 from tasuki.engine.recorder import Outputs, Recorder, Replay, record_all
-from tasuki.engine.sampler import greedy
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
 
@@ -71,6 +71,7 @@ class DecodeGraphs:
         self._sampled = sampled
         self._buckets = buckets_up_to(max_rows)
         self._collective = collective
+        self._joint = JointLogits(collective, model.spec.vocab_size)
         self._width = max_width
         self._graphs: dict[int, _Graph] = {}
         size = lay_out(slab_parts(max_rows, max_rows, max_width, 0))[1]
@@ -90,14 +91,14 @@ class DecodeGraphs:
         return next((bucket for bucket in self._buckets if bucket >= rows), None)
 
     def run(self, header: StepHeader, staging: Staging) -> Outputs:
-        """Run the decode batch that `staging` holds: logits [rows, V], and `greedy` of them."""
+        """Run the decode batch that `staging` holds: its `Outputs`, of as many rows."""
         bucket, count = header.rows, header.num_decodes
         graph = self._graphs[bucket]
         tables = staging.send(self._slab)[4].view(bucket, header.width)
         self._attention.plan(self._batch(bucket, graph.inputs, tables, header.context_lens))
         graph.replay()
-        logits, best = graph.outputs
-        return logits[:count], best[:count]
+        part, best = graph.outputs
+        return part[:count], best[:count]
 
     def _record(self, bucket: int, staging: Staging, recorder: Recorder) -> _Graph:
         """Record one bucket over a batch whose every row is padding of one token."""
@@ -116,8 +117,8 @@ class DecodeGraphs:
         def work() -> Outputs:
             known = input_tokens(tokens, sources, self._sampled)
             taken.copy_(self._collective.from_first(known))
-            logits = self._model.forward(batch, self._attention)
-            return logits, greedy(logits)
+            part = self._model.forward(batch, self._attention)
+            return part, self._joint.best(part)
 
         replay, outputs = recorder.whole(work)
         return _Graph(replay, (taken, positions, slots), outputs)

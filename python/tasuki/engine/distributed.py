@@ -120,6 +120,15 @@ class Distributed:
             [part[:, : max(0, width - each * i)] for i, part in enumerate(parts)], dim=1
         )
 
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Collective`."""
+        everyones = x.new_zeros(self.size, *x.shape)
+        if self._symmetric is not None and self._symmetric.takes(everyones):
+            everyones[self.rank] = x  # the others add zeros to it
+            return self._symmetric(everyones)
+        dist.all_gather_into_tensor(everyones.flatten(0, 1), x.contiguous())
+        return everyones
+
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collective`."""
         if self._symmetric is not None:

@@ -1,6 +1,7 @@
 """Computes steps from their arrays: what every rank of a worker does alike.
 
-    header, slab ▶ upload ▶ attention plan ▶ forward ▶ logits        or a CUDA graph's replay
+    header, slab ▶ upload ▶ attention plan ▶ forward ▶ part of the logits ▶ best, logits
+                  └───────── or a CUDA graph's replay ────────┘
 
 Everything here is a function of header, slab and what was computed before, and
 every rank is told the same in the same order: so all of them take part in the
@@ -29,6 +30,7 @@ from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.cuda_graphs import DecodeGraphs
 from tasuki.engine.forward import DivisibleModel, ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, upload
+from tasuki.engine.joint_logits import JointLogits
 from tasuki.engine.piecewise import PieceGraphs
 from tasuki.engine.recorder import CudaRecorder, Recorder
 from tasuki.engine.step_header import StepHeader
@@ -62,6 +64,7 @@ class Executor:
         self._attention = attention
         self._pool = pool
         self._collective = collective
+        self._joint = JointLogits(collective, model.spec.vocab_size)
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
         self.staging = Staging(pool.device)
@@ -126,20 +129,23 @@ class Executor:
             return replace(header, room=self._pieces.room_for(header))
         return header
 
-    def run(self, header: StepHeader) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self, header: StepHeader) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Compute the step whose arrays `staging` holds.
 
         Returns:
-            Logits [R, V] float32, and what `greedy` says of them if a graph
-            did; of use on the first rank only.
+            Of use on the first rank only: logits [R, V] float32, unless the step is
+            greedy, and what `greedy` says of them; None both where none are wanted.
         """
         if header.bucket is not None:
             assert self._graphs is not None
-            return self._graphs.run(header, self.staging)
-        logits = self._run_eagerly(header) if header.room is None else self._run_pieces(header)
-        if not header.wanted:
-            self._collective.fence()
-        return logits, None
+            part, best = self._graphs.run(header, self.staging)
+        else:
+            part = self._run_eagerly(header) if header.room is None else self._run_pieces(header)
+            if not header.wanted:
+                self._collective.fence()
+                return None, None
+            best = self._joint.best(part)
+        return None if header.greedy else self._joint.whole(part), best
 
     def _run_pieces(self, header: StepHeader) -> torch.Tensor:
         assert self._pieces is not None

@@ -10,11 +10,26 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 
 
+class Vocabulary(Protocol):
+    """What the engine needs of a model's shape (models/spec.py)."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row, over all ranks."""
+
+
 class ForwardModel(Protocol):
     """What the engine needs of a `CausalModel` (models/base.py)."""
 
+    @property
+    def spec(self) -> Vocabulary:
+        """Its shape."""
+
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:
-        """Logits [R, vocab] float32 of `batch.logits_rows`; `attention` is planned for it."""
+        """This rank's part of the logits of `batch.logits_rows`, [R, w] float32.
+
+        `attention` is planned for the batch.
+        """
 
 
 Body = tuple[torch.Tensor, torch.Tensor]
@@ -33,7 +48,7 @@ class DivisibleModel(ForwardModel, Protocol):
         """All up to the last layer's attention."""
 
     def finish(self, body: Body, rows: torch.Tensor | None) -> torch.Tensor:
-        """Logits [R, vocab] float32 of `rows`, [R] int64 (None: all rows).
+        """This rank's part of the logits of `rows`, [R] int64 (None: all rows): [R, w] float32.
 
         `rows` None overwrites the body's residual.
         """

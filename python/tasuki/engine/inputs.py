@@ -30,6 +30,7 @@ class Wanted:
         scored: Sequences that want log-probabilities of prompt tokens: first
             index into `rows`, and the prompt tokens predicted from there on.
         decodes: Every row is one token with one draw.
+        greedy: The likeliest token of each row is all that is needed.
     """
 
     rows: Sequence[int] = field(default_factory=list)
@@ -38,6 +39,7 @@ class Wanted:
     kept: Sequence[int] = field(default_factory=list)
     scored: list[tuple[SequenceState, int, list[int]]] = field(default_factory=list)
     decodes: bool = False
+    greedy: bool = False
 
 
 def wanted_logits(plan: StepPlan) -> Wanted:
@@ -70,6 +72,7 @@ def wanted_logits(plan: StepPlan) -> Wanted:
         begin += row.tokens
     count = len(plan.rows)
     wanted.decodes = plan.num_decodes == count == len(kept) == len(rows) == len(draws)
+    wanted.greedy = not wanted.scored and all(draw.sequence.request.plain for draw in draws)
     return wanted
 
 

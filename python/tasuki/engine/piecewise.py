@@ -100,7 +100,7 @@ class PieceGraphs:
         return room
 
     def run(self, header: StepHeader, staging: Staging) -> torch.Tensor:
-        """Run the step that `staging` holds: logits [R, V] float32 of the rows wanted."""
+        """Run the step that `staging` holds: the rank's part of the logits wanted, [R, w]."""
         assert header.room is not None
         room = self._rooms[header.room]
         parts = staging.send(self._slab)

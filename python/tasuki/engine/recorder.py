@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _Recorded = TypeVar("_Recorded")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
-"""Logits [bucket, V] float32, and what `greedy` says of them."""
+"""This rank's part of the logits, [bucket, w] float32, and `greedy` of all of them."""
 
 Replay = Callable[[], None]
 
@@ -116,8 +116,8 @@ class CudaRecorder:
         with torch.cuda.graph(
             graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
         ):
-            logits, best = work()
-        return graph.replay, (unowned(logits), unowned(best))
+            part, best = work()
+        return graph.replay, (unowned(part), unowned(best))
 
     def pieces(
         self, work: Callable[[AttentionBackend], Body], attention: AttentionBackend

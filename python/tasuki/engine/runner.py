@@ -30,7 +30,7 @@ from tasuki.engine.logprobs import Scores, score, to_host
 from tasuki.engine.plan import StepOutcome, StepPlan
 from tasuki.engine.recorder import Recorder
 from tasuki.engine.request import SequenceState
-from tasuki.engine.sampler import NOT_FINITE, greedy, sample
+from tasuki.engine.sampler import NOT_FINITE, sample
 from tasuki.engine.step_builder import build_step
 
 
@@ -171,15 +171,18 @@ class ModelRunner:
             self._keep(result.tokens, wanted)
             launched.tokens, launched.scores = to_host(result.tokens), result.scores
         for sequence, first, tokens in wanted.scored:
-            rows = logits[first : first + len(tokens)]
-            launched.prompt_scores.append(_score(rows, sequence, tokens))
+            assert logits is not None and best is not None
+            rows = slice(first, first + len(tokens))
+            launched.prompt_scores.append(_score(logits[rows], best[rows], sequence, tokens))
         if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             launched.event.record()
         return launched
 
-    def _forward(self, plan: StepPlan, wanted: Wanted) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits of `wanted.rows`; and what `greedy` says of them, if a graph did."""
+    def _forward(
+        self, plan: StepPlan, wanted: Wanted
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Logits of `wanted.rows`, and what `greedy` says of them; see `Executor.run`."""
         executor = self._executor
         header = build_step(plan, wanted, executor.padded, executor.staging, self._block_size)
         with following(self._followers):
@@ -200,9 +203,11 @@ class ModelRunner:
             self._executor.sampled = tokens
 
 
-def _score(logits: torch.Tensor, sequence: SequenceState, tokens: list[int]) -> _PromptScores:
-    """Log-probabilities of prompt tokens, from the logits [n, V] before each."""
+def _score(
+    logits: torch.Tensor, best: torch.Tensor, sequence: SequenceState, tokens: list[int]
+) -> _PromptScores:
+    """Log-probabilities of prompt tokens, from the logits [n, V] before each and their best."""
     count = sequence.request.spec.sampling.prompt_logprobs or 0
     device = logits.device
     given = upload(tokens, torch.int64, device)
-    return _PromptScores(to_host(greedy(logits)), score(logits, given, [count] * len(tokens)))
+    return _PromptScores(to_host(best), score(logits, given, [count] * len(tokens)))

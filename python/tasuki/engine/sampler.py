@@ -64,7 +64,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def sample(
-    logits: torch.Tensor,
+    logits: torch.Tensor | None,
     rows: Sequence[int],
     draws: Sequence[Draw],
     *,
@@ -74,21 +74,24 @@ def sample(
     """Draw one token for each of `draws`.
 
     Args:
-        logits: [R, V] float32, any device; not changed.
+        logits: [R, V] float32, any device; not changed. None: all draws are of plain
+            requests, for which `best` is enough.
         rows: Row of `logits` for each draw; several draws may share one.
         draws: What to draw, with sequence and choice.
         best: What `greedy` says of the logits, if that is known.
         sampled: The tokens of the step in flight.
     """
-    device = logits.device
-    in_order = list(rows) == list(range(logits.shape[0]))
-    index = None if in_order else upload(rows, torch.int64, device)
     if best is None:
+        assert logits is not None
         best = greedy(logits)
+    device = best.device
+    in_order = list(rows) == list(range(best.shape[0]))
+    index = None if in_order else upload(rows, torch.int64, device)
     if index is not None:
         best = best[index]
     if all(draw.sequence.request.plain for draw in draws):
         return Sampled(best)
+    assert logits is not None
 
     params = [draw.sequence.request.spec.sampling for draw in draws]
     raw = work = logits if index is None else logits[index]

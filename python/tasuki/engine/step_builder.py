@@ -39,6 +39,7 @@ def build_step(
         num_decodes=plan.num_decodes,
         width=-(-max(contexts) // block_size),
         wanted=len(wanted.rows),
+        greedy=wanted.greedy,
     )
     tokens = header.tokens
     header = padded(header, wanted.decodes)

@@ -27,6 +27,7 @@ class StepHeader:
         ahead: Whether some tokens are still on the device of the rank that samples.
         bucket: Rows of a padded decode batch; None: it is none.
         room: Tokens that a step of another kind is padded to; None: not padded.
+        greedy: Whether the likeliest token is all that is wanted of each row.
     """
 
     query_lens: list[int]
@@ -37,6 +38,7 @@ class StepHeader:
     ahead: bool = False
     bucket: int | None = None
     room: int | None = None
+    greedy: bool = False
 
     @property
     def tokens(self) -> int:

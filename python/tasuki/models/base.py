@@ -28,5 +28,6 @@ class CausalModel(Protocol):
         here waits for the device, or depends on the lists of the batch.
 
         Returns:
-            [R, vocab] float32: logits of `batch.logits_rows`.
+            [R, w] float32: logits of `batch.logits_rows`, of this rank's part of the
+            vocabulary (engine/joint_logits.py); of all of it where there is one rank.
         """

@@ -90,19 +90,6 @@ def summed(product: Linear, collective: Collective) -> Linear:
     return product if collective.size == 1 else SummedLinear(product, collective)
 
 
-def gathered(product: Linear, collective: Collective, width: int) -> Linear:
-    """A product whose rows are spread over the ranks, gathered on the first one.
-
-    Args:
-        product: This rank's part.
-        collective: Joins the ranks.
-        width: Rows in all.
-    """
-    if collective.size == 1:
-        return product
-    return lambda x: collective.gather(product(x), width)
-
-
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     product = torch.ops.mkldnn._linear_pointwise.default
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)

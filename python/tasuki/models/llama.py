@@ -21,7 +21,7 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body
-from tasuki.models.layers import Linear, gathered, make_head, make_linear, summed
+from tasuki.models.layers import Linear, make_head, make_linear, summed
 from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
 from tasuki.models.ops import Norms, make_ops
 from tasuki.models.spec import ModelSpec
@@ -42,7 +42,7 @@ class LlamaLayer:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """All weights; `embedding` is [vocab, hidden], `head` gives float32."""
+    """All weights; `embedding` is [vocab, hidden], `head` gives the rank's logits in float32."""
 
     embedding: torch.Tensor
     layers: tuple[LlamaLayer, ...]
@@ -50,13 +50,13 @@ class LlamaWeights:
     head: Linear
 
 
-def prepare(tensors: LlamaTensors, spec: ModelSpec, collective: Collective) -> LlamaWeights:
-    """Make this rank's products; `spec` is of the whole model."""
+def prepare(tensors: LlamaTensors, collective: Collective) -> LlamaWeights:
+    """Make this rank's products."""
     return LlamaWeights(
         embedding=tensors.embedding,
         layers=tuple(_prepare_layer(layer, collective) for layer in tensors.layers),
         norm=tensors.norm,
-        head=gathered(make_head(tensors.head), collective, spec.vocab_size),
+        head=make_head(tensors.head),
     )
 
 

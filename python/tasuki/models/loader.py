@@ -86,7 +86,7 @@ def load_model(
             return CpuLlamaModel(spec, read)
         if device.type == "cpu":
             log.info("kernels: PyTorch's; Tasuki's own for the CPU do not serve: %s", reason)
-        return LlamaModel(shard.local, prepare(read, spec, collective))
+        return LlamaModel(shard.local, prepare(read, collective))
 
 
 def _why_not_own_kernels(

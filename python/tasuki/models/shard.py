@@ -2,7 +2,7 @@
 
     q, k, v, gate, up    rows: whole heads, and columns of the inner layer
     output, down         columns; the ranks' products are summed
-    head                 rows: a stretch of the vocabulary; the logits are gathered
+    head                 rows: a stretch of the vocabulary (engine/joint_logits.py joins them)
     embedding, norms     whole on every rank
 
 KV heads that are fewer than the ranks are held by several ranks each.

@@ -30,6 +30,7 @@ def pool_bytes(
     make_pool: Callable[[int], torch.Tensor],
     limits: Limits,
     utilization: float,
+    whole: Callable[[torch.Tensor], torch.Tensor],
 ) -> int:
     """Bytes that the pool may take, once the weights are on the device.
 
@@ -39,12 +40,13 @@ def pool_bytes(
         make_pool: Makes a pool of so many blocks.
         limits: Of the steps.
         utilization: Share of all of the device's memory that may be used.
+        whole: Makes a step's logits of all ranks' parts (`JointLogits`).
 
     Raises:
         ConfigError: None is left.
     """
     _, total = torch.cuda.mem_get_info()
-    step_bytes = _largest_step(model, attend, make_pool, limits)
+    step_bytes = _largest_step(model, attend, make_pool, limits, whole)
     gc.collect()
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
@@ -76,6 +78,7 @@ def _largest_step(
     attend: Callable[[torch.Tensor], AttentionBackend],
     make_pool: Callable[[int], torch.Tensor],
     limits: Limits,
+    whole: Callable[[torch.Tensor], torch.Tensor],
 ) -> int:
     """Peak of memory over one step, beyond what is allocated before it; bytes."""
     lengths = _lengths(limits.max_batched_tokens, model.spec.max_position)
@@ -87,7 +90,7 @@ def _largest_step(
     attention = attend(pool)
     batch = _batch(lengths, tables, limits, pool.device)
     attention.plan(batch)
-    logits = model.forward(batch, attention)
+    logits = whole(model.forward(batch, attention))
     torch.sort(torch.softmax(logits, dim=-1), dim=-1)  # what top-p needs: sampling's costliest
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before

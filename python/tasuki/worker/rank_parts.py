@@ -15,6 +15,7 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.executor import Executor
+from tasuki.engine.joint_logits import JointLogits
 from tasuki.engine.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for
@@ -77,6 +78,7 @@ class RankParts:
         self, plan: RankPlan, spec: ModelSpec, collective: Collective, phases: Phases
     ) -> None:
         self._plan, self._spec, self._phases = plan, spec, phases
+        self._whole = JointLogits(collective, spec.vocab_size).whole
         self._device = rank_device(plan)
         with phases.phase("weights"):
             self.model: CausalModel = load_model(
@@ -108,6 +110,7 @@ class RankParts:
                 lambda blocks: layout_of(self._spec, self._plan, blocks).allocate(self._device),
                 self._plan.limits,
                 self._plan.config.gpu_memory_utilization,
+                self._whole,
             )
 
     def make_pool(self, num_blocks: int) -> tuple[torch.Tensor, CacheLayout]:
