@@ -51,7 +51,7 @@ def random_schedule(seed: int, sides: Sides, events: int = EVENTS) -> World:
         num_decode=choose.choice((1, 2, 2)),
         blocks=choose.choice((3, 4, 6)),
         clocks=[choose.choice(CLOCKS) for _ in range(4)],
-        reads_ahead=seed % 4 == 0,  # the others go deeper
+        reads_ahead=seed % 2 == 0,  # the others go deeper
     )
     for number in range(choose.randint(1, 4)):
         total = choose.randint(1, 3)
@@ -163,7 +163,7 @@ def test_random_schedules_reach_every_ending() -> None:
     assert decoded > 50
     assert given_up > 50
     assert retargeted > 3
-    assert ordered_ahead > 50
+    assert ordered_ahead > 10
 
 
 @pytest.mark.parametrize(("blocks", "depth"), [(1, 2), (2, 1)])
