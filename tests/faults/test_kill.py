@@ -59,9 +59,10 @@ def replacements(answers: list[Answer]) -> int:
 def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Reference]) -> None:
     """Prefill workers are frozen first, so none of the sixteen can have a token."""
     prefill = [name for name in system.workers if name.startswith("prefill")]
+    crowd = Crowd(system, sixteen)  # before: after 4 s of silence they would get nothing
     for name in prefill:
         system.stop_process(name)
-    crowd = Crowd(system, sixteen).start()
+    crowd.start()
     wait_in_flight(system, len(sixteen))
     system.kill("prefill-0")
     for name in prefill[1:]:
@@ -82,8 +83,9 @@ def test_prefill_after_first_tokens(
 
 def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
     """A decode worker that has been frozen and then dies has given no credit at all."""
+    crowd = Crowd(system, sixteen)
     system.stop_process("decode-0")
-    crowd = Crowd(system, sixteen).start()
+    crowd.start()
     wait_in_flight(system, len(sixteen))
     system.kill("decode-0")
     assert replacements(crowd.finish()) > 0

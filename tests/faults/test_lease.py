@@ -108,9 +108,10 @@ def stop_decode_between(system: Deployment, references: list[Reference]) -> Crow
     """
     system.http.complete(references[0].prompt_tokens, max_tokens=2)
     system.wait_idle()
+    crowd = Crowd(system, references)
     system.stop_process("prefill-0")
     try:
-        crowd = Crowd(system, references).start()
+        crowd.start()
         until(
             lambda: system.total("waiting", "decode") >= len(references) // 2,
             lambda: f"requests that wait for their KV\n{system.logs()}",

@@ -153,7 +153,7 @@ class Process:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait(10)
+        self._popen.wait(60)
 
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
