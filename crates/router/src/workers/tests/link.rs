@@ -72,7 +72,7 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     let back = Instant::now();
     let session = worker.session().await;
     assert!(
-        back.elapsed() < Duration::from_secs(2),
+        back.elapsed() < Duration::from_secs(10),
         "{:?}",
         back.elapsed()
     );
