@@ -7,6 +7,7 @@ one rank are within `NEAR` of each other; the sequences are different ones then.
 
 from __future__ import annotations
 
+import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,8 @@ from support.models import VOCAB_SIZE
 from support.ranks import on_ranks
 
 from tasuki.engine.collective import Collective
+from tasuki.engine.joint_logits import JointLogits
+from tasuki.engine.sampler import greedy
 from tasuki.launch.config import Topology
 
 GPUS = torch.cuda.device_count()
@@ -50,6 +53,11 @@ def collectives(collective: Collective) -> list[str]:
             for name, ways in (("symmetric", collective), ("nccl", plain)):
                 if not torch.equal(ways.all_reduce(static.clone()), want):
                     wrong.append(f"{name} {rows} x {width} {dtype}")
+                place = ways.place(rows, width, dtype)
+                if place is not None and not torch.equal(
+                    ways.all_reduce(place.copy_(static)), want
+                ):
+                    wrong.append(f"{name} {rows} x {width} {dtype} in place")
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -69,8 +77,38 @@ def collectives(collective: Collective) -> list[str]:
         want_columns = torch.arange(size, device=device).repeat_interleave(3)[:-1]
         if not (gathered == want_columns).all() or not gathered.is_contiguous():
             wrong.append("gather")
+    everyones = collective.all_gather(torch.full((2, 3), rank - torch.inf, device=device))
+    numbers = collective.all_gather(torch.full((2, 5), float(rank), device=device))
+    if not (everyones == -torch.inf).all() or numbers[:, 1, 4].tolist() != list(range(size)):
+        wrong.append("all_gather")
     collective.fence()
     torch.cuda.synchronize()
+    return wrong
+
+
+def choices(collective: Collective) -> list[str]:
+    """What is wrong with the choice among the parts of logits, plain and in a graph."""
+    device, wrong = torch.device("cuda", collective.rank), []
+    each, vocab = 1000, 1000 * collective.size - 3
+    joint = JointLogits(collective, vocab)
+    for rows in (1, 5, 96):
+        torch.manual_seed(rows)
+        whole = torch.randn(rows, vocab).mul(2).round().to(device)  # of which many are alike
+        whole[-1, -1] = float("nan")
+        part = torch.full((rows, each), 1e6, device=device)  # padding that would win
+        own = whole[:, each * collective.rank : each * (collective.rank + 1)]
+        part[:, : own.shape[1]] = own
+        plain = joint.best(part)
+        torch.cuda.synchronize()
+        graph, static = torch.cuda.CUDAGraph(), torch.zeros_like(part)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            best = joint.best(static)
+        static.copy_(part)
+        for _ in range(3):
+            graph.replay()
+        for name, found in (("plain", plain), ("graph", best)):
+            if not torch.equal(found, greedy(whole)):
+                wrong.append(f"{name}, {rows} rows")
     return wrong
 
 
@@ -79,20 +117,26 @@ def test_collectives(size: int) -> None:
     assert on_ranks(size, collectives, device_type="cuda") == [[]] * size
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_best_of_the_parts_is_the_best_of_the_whole(size: int) -> None:
+    assert on_ranks(size, choices, device_type="cuda") == [[]] * size
+
+
 def prompts() -> list[list[int]]:
     draw = random.Random(3)
     lengths = [1, 2, 31, 32, 33, 900, *(draw.randint(1, 300) for _ in range(18))]
     return [[draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
 
 
-def answers(client: Client) -> list[tuple[list[int], list[dict[str, float]]]]:
-    """Tokens, and the two best of every place, of all prompts at once."""
+def answers(client: Client, scored: bool = True) -> list[tuple[list[int], list[dict[str, float]]]]:
+    """Tokens, and the two best of every place if they are `scored`, of all prompts at once."""
 
     def ask(prompt: list[int]) -> tuple[list[int], list[dict[str, float]]]:
         body: dict[str, Any] = {"model": client.model, "prompt": prompt, "temperature": 0}
         body |= {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "return_token_ids": True}
-        choice = client.post("/v1/completions", body | {"logprobs": 2})["choices"][0]
-        return choice["token_ids"], choice["logprobs"]["top_logprobs"]
+        body |= {"logprobs": 2} if scored else {}
+        choice = client.post("/v1/completions", body)["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["top_logprobs"] if scored else []
 
     asked = prompts()
     with ThreadPoolExecutor(len(asked)) as pool:
@@ -114,12 +158,12 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_tokens_are_those_of_one_gpu(size: int, model: Path, alone: Any, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     with serving(model, Topology(0, 0, 1), log, **{"tp-mixed": size}) as client:
-        found = answers(client)
+        found = [answers(client), answers(client, scored=False)]
     text = log.read_text()
     assert "all-reduce: symmetric memory" in text
     assert f"rank={size - 1}" in text
     same = 0
-    for (got, _), (want, best) in zip(found, alone, strict=True):
+    for (got, _), (want, best) in zip(itertools.chain(*found), alone + alone, strict=True):
         assert len(got) == OUTPUT_TOKENS
         for place, (token, other) in enumerate(zip(got, want, strict=True)):
             if token == other:
@@ -128,4 +172,4 @@ def test_tokens_are_those_of_one_gpu(size: int, model: Path, alone: Any, tmp_pat
             gap = sorted(best[place].values())
             assert gap[-1] - gap[0] < NEAR, (place, token, other, best[place])
             break
-    assert same > 0.6 * OUTPUT_TOKENS * len(alone)
+    assert same > 0.6 * OUTPUT_TOKENS * 2 * len(alone)
