@@ -110,7 +110,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(
 ) -> None:
     process, url = start(beside(tiny))
     client = ready_client(url, tiny)
-    response, lines = open_stream(client, 1500)
+    response, lines = open_stream(client, 3000)
     process.signal(signal.SIGTERM)
     until(
         lambda: client.http.get("/ready").status_code == 503,

@@ -131,7 +131,7 @@ class Process:
         """Sends a signal to the process alone."""
         os.kill(self.pid, number)
 
-    def wait(self, *, deadline_s: float = 20.0) -> int:
+    def wait(self, *, deadline_s: float = 60.0) -> int:
         """Its exit code; the process is killed when it does not end in time.
 
         Raises:
