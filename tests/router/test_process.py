@@ -108,7 +108,7 @@ def ready_client(url: str, tiny: Deployment) -> Client:
 def test_draining_finishes_what_runs_and_takes_nothing_new(
     start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
 ) -> None:
-    process, url = start(beside(tiny))
+    process, url = start(beside(tiny, "--drain-s", "100"))
     client = ready_client(url, tiny)
     response, lines = open_stream(client, 3000)
     process.signal(signal.SIGTERM)
