@@ -586,13 +586,13 @@ class World:
             yield Action(f"{name} turns", lambda n=node: self._tick_decode(n))
 
     def _reading_ahead(self, node: DecodeNode) -> Iterator[Action]:
-        """Announcements on their way may be read ahead; they are delivered all the same."""
+        """Announcements on their way may be read ahead, each once; most mean no more, then."""
         for (decode, prefill), stream in self.streams.items():
             for message in stream.to_decode if decode == node.engine_id else ():
                 if message.HasField("announce") and id(message) not in self._ahead:
                     yield Action(
                         f"{decode} reads ahead of {prefill}",
-                        lambda n=node, p=prefill, m=message: self._read_ahead(n, p, m),
+                        lambda n=node, p=prefill, m=message, s=stream: self._read_ahead(n, p, m, s),
                     )
 
     def _prefill_actions(self, node: PrefillNode) -> Iterator[Action]:
@@ -684,12 +684,14 @@ class World:
         node.side.on_message(prefill, message, node.clock_s())
         self.flush_decode(node)
 
-    def _read_ahead(self, node: DecodeNode, prefill: str, message: pb.FromPrefill) -> None:
+    def _read_ahead(
+        self, node: DecodeNode, prefill: str, message: pb.FromPrefill, stream: Stream
+    ) -> None:
         self._ahead[id(message)] = message
-        orders = len(self.transfers)
-        node.side.read_ahead(prefill, message.announce)
+        if node.side.read_ahead(prefill, message.announce):
+            self.ordered_ahead += 1
+            stream.to_decode[:] = [m for m in stream.to_decode if m is not message]
         self.flush_decode(node)
-        self.ordered_ahead += len(self.transfers) - orders
 
     def _hear_decode(self, node: PrefillNode, decode: str, message: pb.FromDecode) -> None:
         node.side.on_message(decode, message, node.clock_s())

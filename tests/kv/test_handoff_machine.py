@@ -292,16 +292,17 @@ class SkipsGaps(DecodeSide):
         handoff = self._of(peer, announce.request_id)
         if handoff is not None and handoff.assignment is not None:
             announce.first = min(announce.first, len(handoff.remote))
-        super().read_ahead(peer, announce)
+        return super().read_ahead(peer, announce)
 
 
 class ReadsAndForgets(DecodeSide):
     """Orders pulls without keeping them for the end of the request."""
 
     def read_ahead(self, peer, announce):  # type: ignore[no-untyped-def]
-        super().read_ahead(peer, announce)
+        read = super().read_ahead(peer, announce)
         if handoff := self._of(peer, announce.request_id):
             handoff.orders.clear()
+        return read
 
 
 class NeverGivesUp(DecodeSide):

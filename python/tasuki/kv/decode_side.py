@@ -159,18 +159,19 @@ class DecodeSide:
             case _:
                 pass  # a message of a later version
 
-    def read_ahead(self, peer: str, announce: pb.Announce) -> None:
-        """Order the pull of blocks whose place is known, and nothing else.
+    def read_ahead(self, peer: str, announce: pb.Announce) -> bool:
+        """Order the pull of announced blocks whose place is known, and nothing else.
 
         Possible at once, whatever the engine is busy with: the engine is not told.
-        All else that the announcement means is left to `on_message`, for whose pulls
-        this is a repetition.
+
+        Returns:
+            Whether a pull is ordered: that is all that the announcement means, then, and
+            what remains follows from the pull's end. Else it is left to `on_message`.
         """
         handoff = self._of(peer, announce.request_id)
         if handoff is None or handoff.assignment is None or announce.group != 0:
-            return
-        if announce.first <= len(handoff.remote):
-            self._read(handoff, announce)
+            return False
+        return announce.first <= len(handoff.remote) and self._read(handoff, announce)
 
     # Events of the transfer thread.
 
@@ -282,19 +283,19 @@ class DecodeSide:
 
     # Inside: from assigned to the end.
 
-    def _read(self, handoff: DecodeHandoff, announce: pb.Announce) -> None:
-        """Take in what follows on the blocks that are known."""
+    def _read(self, handoff: DecodeHandoff, announce: pb.Announce) -> bool:
+        """Take in what follows on the blocks that are known. Returns whether it is pulled."""
         self._peers.answered(handoff, announce.heard)
         handoff.remote.extend(announce.blocks[len(handoff.remote) - announce.first :])
-        self._pull(handoff)
+        return self._pull(handoff)
 
-    def _pull(self, handoff: DecodeHandoff) -> None:
-        """Order what is announced, held by nobody here, and has a place."""
+    def _pull(self, handoff: DecodeHandoff) -> bool:
+        """Order what is announced, held by nobody here, and has a place, if there is any."""
         assert handoff.assignment is not None
         local = handoff.assignment.blocks
         end = min(len(handoff.remote), len(local))
         if handoff.posted >= end:
-            return
+            return False
         pairs = list(
             zip(handoff.remote[handoff.posted : end], local[handoff.posted : end], strict=True)
         )
@@ -304,6 +305,7 @@ class DecodeSide:
         self._orders[order_id] = _Order(handoff, [ours for _, ours in pairs])
         handoff.orders.add(order_id)
         self._effects.append(Pull(order_id, handoff.peer, pairs))
+        return True
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
         """Start decoding if all is here and proven; ask if it is here and not proven."""

@@ -343,18 +343,19 @@ class Handoffs:
         self._links[peer] = DialledLink(peer, endpoint, hello, self._hear)
 
     def _hear(self, event: LinkEvent) -> None:
-        """What came over a stream; all but the pulls of it is for the engine thread."""
-        if isinstance(event, FromPrefillEngine) and event.message.HasField("announce"):
-            self._read_ahead(event.peer, event.message.announce)
-        self._put(event)
+        """What came over a stream; what cannot be read ahead is for the engine thread."""
+        if not isinstance(event, FromPrefillEngine) or not self._read_ahead(event):
+            self._put(event)
 
-    def _read_ahead(self, peer: str, announce: kv_pb2.Announce) -> None:
-        if not self._lock.acquire(blocking=False):
-            return  # the engine thread is at it, and next at this
+    def _read_ahead(self, event: FromPrefillEngine) -> bool:
+        """Whether all that the message means is done."""
+        if not event.message.HasField("announce") or not self._lock.acquire(blocking=False):
+            return False  # held by the engine thread, which is quick, and takes this next
         try:
-            self._decode.read_ahead(peer, announce)
+            done = self._decode.read_ahead(event.peer, event.message.announce)
             with contextlib.suppress(KvRankError):  # `poll` finds the rank gone
                 self._carry_out()
+            return done
         finally:
             self._lock.release()
 
