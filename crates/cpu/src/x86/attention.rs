@@ -1,25 +1,27 @@
 //! Causal attention of a few tokens of one sequence, one KV head, over the pool.
 //!
 //! The query heads that share the KV head are rows beside one another. Both products
-//! are tiles (product.rs) over panels packed stretch by stretch (keys.rs); between them
-//! all scores of a row are there at once, so its softmax needs no second thoughts.
+//! are tiles (product.rs) over panels packed stretch by stretch (keys.rs), the second of
+//! one token alone over the pool as it is (weigh.rs); between them all scores of a row
+//! are there at once, so its softmax needs no second thoughts.
 //! Stretches begin at multiples of 64 tokens, and a hidden key adds 0: a row's result
 //! does not depend on the rows computed with it.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::keys::{COLUMNS, Plane, pack_keys, pack_values};
+use super::keys::{COLUMNS, Plane, pack_keys};
 use super::product::{Rows, Sums, multiply, tiles};
 use super::rows::narrow_row;
 use super::vector::{LANES, exp2, narrow};
+use super::weigh::{weigh, weigh_packed};
 use crate::memory::Buffer;
 
 /// Rows of a tile, for 4 vectors beside one another.
-const TILE_ROWS: usize = 6;
+pub const TILE_ROWS: usize = 6;
 
 /// Tokens packed at a time.
-const STRETCH: usize = 512;
+pub const STRETCH: usize = 512;
 
 /// Most rows of a call.
 pub const MOST_ROWS: usize = crate::shape::MOST_GROUP;
@@ -85,48 +87,61 @@ pub struct Target {
     pub stride: usize,
 }
 
-/// Attend.
+/// What one call attends for.
+#[derive(Clone, Copy)]
+pub struct Item<'a> {
+    pub queries: Queries,
+    pub keys: Plane<'a>,
+    pub values: Plane<'a>,
+    pub target: Target,
+}
+
+/// Attend; of `next`, whose turn comes then, keys are prefetched.
 ///
 /// # Safety
 /// The planes hold all positions up to the last query's; `scratch` was made for as
 /// many rows and so long a context; queries and target hold what they say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub unsafe fn attend(
-    queries: Queries,
-    keys: Plane<'_>,
-    values: Plane<'_>,
-    target: Target,
-    scratch: &mut Scratch,
-) {
+pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
+    let Item {
+        queries,
+        keys,
+        values,
+        target,
+    } = *item;
     let head_dim = keys.head_dim;
     let (group, rows) = (queries.group, queries.tokens * queries.group);
     let (begin, end) = queries.reach();
     let (stride, width) = (scratch.stride, scratch.width);
     let panels = scratch.panels.as_mut_ptr();
-    let scores = scratch.scores.as_mut_ptr();
     let weights = scratch.weights.as_mut_ptr();
-    let output = scratch.output.as_mut_ptr();
+    let scores = Sums {
+        data: scratch.scores.as_mut_ptr(),
+        stride,
+    };
+    let sums = Sums {
+        data: scratch.output.as_mut_ptr(),
+        stride: width,
+    };
 
-    for from in (begin..end).step_by(STRETCH) {
-        let to = end.min(from + STRETCH);
+    // One token computes so little that what it reads is all that counts.
+    let alone = queries.tokens == 1;
+    let stretch = if alone { COLUMNS } else { STRETCH };
+    for from in (begin..end).step_by(stretch) {
+        let to = end.min(from + stretch);
         // SAFETY: a stretch fits the panels; scores have room for whole panels of keys.
         unsafe {
-            if queries.tokens == 1 {
-                keys.fetch(from, to);
-                values.fetch(from, to);
+            if alone && (from - begin).is_multiple_of(STRETCH) {
+                keys.fetch(from, end.min(from + STRETCH));
             }
-            pack_keys(keys, from, to, panels);
+            pack_keys(keys, from, to, panels, |at| values.token(at));
             for panel in 0..(to - from).div_ceil(COLUMNS) {
                 for (row, count) in tiles(rows, TILE_ROWS) {
                     let a = Rows {
                         data: queries.data.add(row * head_dim),
                         stride: head_dim,
                     };
-                    let place = scores.add(row * stride + from - begin + panel * COLUMNS);
-                    let sums = Sums {
-                        data: place,
-                        stride,
-                    };
+                    let sums = scores.at(row, from - begin + panel * COLUMNS);
                     let panel = panels.add(panel * head_dim * COLUMNS);
                     multiply::<4, false>(a, count, panel, head_dim / 2, sums, false);
                 }
@@ -140,34 +155,25 @@ pub unsafe fn attend(
         // SAFETY: both rows hold `end - begin` numbers, and a vector more.
         *total = unsafe {
             soften(
-                scores.add(row * stride),
+                scores.at(row, 0).data,
                 seen,
                 end - begin,
                 weights.add(row * stride),
             )
         };
     }
-    for from in (begin..end).step_by(STRETCH) {
-        let to = end.min(from + STRETCH);
-        let pairs = (to - from).div_ceil(2);
-        // SAFETY: as above; `soften` wrote whole vectors of weights.
-        unsafe {
-            pack_values(values, from, to, panels);
-            for panel in 0..width / COLUMNS {
-                for (row, count) in tiles(rows, TILE_ROWS) {
-                    let a = Rows {
-                        data: weights.add(row * stride + from - begin),
-                        stride,
-                    };
-                    let place = output.add(row * width + panel * COLUMNS);
-                    let sums = Sums {
-                        data: place,
-                        stride: width,
-                    };
-                    let panel = panels.add(panel * pairs * 2 * COLUMNS);
-                    multiply::<4, false>(a, count, panel, pairs, sums, from > begin);
-                }
-            }
+    let weights = Rows {
+        data: weights,
+        stride,
+    };
+    // SAFETY: as above; `soften` wrote whole vectors of weights.
+    unsafe {
+        if alone {
+            let (first, last) = next.queries.reach();
+            let ahead = |at: usize| next.keys.token((at - begin + first).min(last - 1));
+            weigh(weights, rows, values, begin..end, sums, ahead);
+        } else {
+            weigh_packed(weights, rows, values, begin..end, sums, panels);
         }
     }
     for (row, &total) in totals.iter().enumerate().take(rows) {
@@ -176,7 +182,7 @@ pub unsafe fn attend(
             let to = target
                 .data
                 .add(row / group * target.stride + row % group * head_dim);
-            narrow_row(output.add(row * width), head_dim, 1.0 / total, to);
+            narrow_row(sums.at(row, 0).data, head_dim, 1.0 / total, to);
         }
     }
 }
@@ -273,12 +279,17 @@ mod tests {
     fn run(pool: &Pool, queries: Queries, scratch: &mut Scratch) -> Vec<u16> {
         let stride = queries.group * pool.head_dim + 3;
         let mut output = vec![0; queries.tokens * stride];
-        let target = Target {
-            data: output.as_mut_ptr(),
-            stride,
+        let item = Item {
+            queries,
+            keys: pool.plane(0),
+            values: pool.plane(1),
+            target: Target {
+                data: output.as_mut_ptr(),
+                stride,
+            },
         };
         // SAFETY: the caller looked whether the machine can; all sizes are as they should be.
-        unsafe { attend(queries, pool.plane(0), pool.plane(1), target, scratch) };
+        unsafe { attend(&item, &item, scratch) };
         output
     }
 

@@ -16,7 +16,7 @@ use super::vector::{LANES, first};
 pub const COLUMNS: usize = 64;
 
 /// bfloat16 numbers of a vector.
-const HALF: usize = 32;
+pub const HALF: usize = 32;
 
 /// bfloat16 numbers of a cache line.
 const LINE: usize = 32;
@@ -35,17 +35,21 @@ pub struct Plane<'a> {
 }
 
 impl Plane<'_> {
-    /// Where token `at` and those after it are.
-    fn tokens(&self, at: usize) -> impl Iterator<Item = *const u16> {
-        let (mut block, mut slot) = (at / self.block_size, at % self.block_size);
-        std::iter::from_fn(move || {
-            if slot == self.block_size {
-                (block, slot) = (block + 1, 0);
-            }
-            let &id = self.table.get(block)?;
-            slot += 1;
-            let offset = id as usize * self.block_len + (slot - 1) * self.head_dim;
-            Some(self.data.wrapping_add(offset))
+    /// Where a token is.
+    pub fn token(&self, at: usize) -> *const u16 {
+        let block = self.table[at / self.block_size] as usize * self.block_len;
+        self.data
+            .wrapping_add(block + at % self.block_size * self.head_dim)
+    }
+
+    /// Where 16 tokens from `at` on are; behind `end` the last one again.
+    #[inline]
+    pub fn tokens(&self, at: usize, end: usize) -> [*const u16; LANES] {
+        let (first, left) = (self.token(at), self.block_size - at % self.block_size);
+        let last = end - 1 - at;
+        std::array::from_fn(|i| match i.min(last) {
+            i if i < left => first.wrapping_add(i * self.head_dim),
+            i => self.token(at + i),
         })
     }
 
@@ -59,10 +63,8 @@ impl Plane<'_> {
     pub unsafe fn fetch(&self, begin: usize, end: usize) {
         let mut at = begin;
         while at < end {
-            let slot = at % self.block_size;
-            let count = (self.block_size - slot).min(end - at);
-            let block = self.table[at / self.block_size] as usize * self.block_len;
-            let first = self.data.wrapping_add(block + slot * self.head_dim);
+            let count = (self.block_size - at % self.block_size).min(end - at);
+            let first = self.token(at);
             for line in (0..count * self.head_dim).step_by(LINE) {
                 // SAFETY: the caller's promise.
                 unsafe { first.add(line).read_volatile() };
@@ -72,23 +74,31 @@ impl Plane<'_> {
     }
 }
 
+/// Prefetch the line of a number that will be needed.
+#[inline]
+pub fn prefetch(at: *const u16) {
+    // SAFETY: a prefetch may point anywhere.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+}
+
 /// Pack the keys of tokens `begin..end` into panels of `head_dim / 2` pairs each.
 ///
-/// A last panel is filled up with the last key.
+/// A last panel is filled up with the last key. With each 16 keys as many tokens are
+/// prefetched, side by side from where `ahead` says on.
 ///
 /// # Safety
 /// The plane holds the tokens; `to` has room for the panels.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub unsafe fn pack_keys(plane: Plane<'_>, begin: usize, end: usize, to: *mut u16) {
-    let pairs = plane.head_dim / 2;
-    let mut tokens = plane.tokens(begin).take(end - begin);
+pub unsafe fn pack_keys(
+    plane: Plane<'_>,
+    begin: usize,
+    end: usize,
+    to: *mut u16,
+    ahead: impl Fn(usize) -> *const u16,
+) {
+    let (dim, pairs) = (plane.head_dim, plane.head_dim / 2);
     for at in (begin..end).step_by(LANES) {
-        let mut keys = [std::ptr::null(); LANES];
-        let mut last = keys[0];
-        for key in &mut keys {
-            last = tokens.next().unwrap_or(last);
-            *key = last;
-        }
+        let (keys, ahead) = (plane.tokens(at, end), ahead(at));
         let panel = (at - begin) / COLUMNS;
         let side = (at - begin) % COLUMNS;
         // SAFETY: the caller's promise; `side` is 0 or 16 keys.
@@ -99,6 +109,9 @@ pub unsafe fn pack_keys(plane: Plane<'_>, begin: usize, end: usize, to: *mut u16
             for (row, key) in rows.iter_mut().zip(keys) {
                 // SAFETY: a token has `pairs` pairs.
                 *row = unsafe { _mm512_maskz_loadu_epi32(mask, key.cast::<i32>().add(pair)) };
+            }
+            for i in 0..LANES {
+                prefetch(ahead.wrapping_add(i * dim + 2 * pair));
             }
             let columns = transpose(rows);
             for (i, &column) in columns.iter().enumerate() {
@@ -121,12 +134,14 @@ pub unsafe fn pack_keys(plane: Plane<'_>, begin: usize, end: usize, to: *mut u16
 pub unsafe fn pack_values(plane: Plane<'_>, begin: usize, end: usize, to: *mut u16) {
     let pairs = (end - begin).div_ceil(2);
     let (low, high) = interleaving();
-    let mut tokens = plane.tokens(begin).take(end - begin);
+    let mut tokens = [std::ptr::null(); LANES];
     for pair in 0..pairs {
-        let even = tokens.next().expect("a pair has a first token");
-        let odd = tokens.next();
-        let odd_mask = if odd.is_some() { !0 } else { 0 };
-        let odd = odd.unwrap_or(even);
+        let place = 2 * pair % LANES;
+        if place == 0 {
+            tokens = plane.tokens(begin + 2 * pair, end);
+        }
+        let (even, odd) = (tokens[place], tokens[place + 1]);
+        let odd_mask = if begin + 2 * pair + 1 < end { !0 } else { 0 };
         for column in (0..plane.head_dim.next_multiple_of(COLUMNS)).step_by(HALF) {
             let left = plane.head_dim.saturating_sub(column);
             let mask = if left >= HALF { !0 } else { (1 << left) - 1 };
@@ -149,7 +164,7 @@ pub unsafe fn pack_values(plane: Plane<'_>, begin: usize, end: usize, to: *mut u
 /// Indices that take numbers of two vectors in turn: their first halves, and their second.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-fn interleaving() -> (__m512i, __m512i) {
+pub fn interleaving() -> (__m512i, __m512i) {
     let from = |begin: u16| -> [u16; HALF] {
         std::array::from_fn(|i| begin + i as u16 / 2 + (i as u16 % 2) * HALF as u16)
     };
@@ -223,7 +238,7 @@ mod tests {
             let (begin, end) = (2, 2 + 37);
             let mut to = vec![7; COLUMNS * head_dim.next_multiple_of(COLUMNS)];
             // SAFETY: the machine can; 37 tokens are a panel of keys.
-            unsafe { pack_keys(plane, begin, end, to.as_mut_ptr()) };
+            unsafe { pack_keys(plane, begin, end, to.as_mut_ptr(), |at| plane.token(at)) };
             for token in begin..end {
                 let (panel, column) = ((token - begin) / COLUMNS, (token - begin) % COLUMNS);
                 for i in 0..head_dim {

@@ -7,7 +7,7 @@
 //!
 //! The residual is float32; what products read is bfloat16.
 
-use super::attention::{MOST_ROWS, Queries, Target, attend};
+use super::attention::{Item, MOST_ROWS, Queries, Target, attend};
 use super::forward::{Flow, Forward};
 use super::keys::Plane;
 use super::panels::{Panels, WIDTH};
@@ -159,8 +159,8 @@ impl Forward<'_> {
         // SAFETY: each thread has a scratch of its own.
         let scratch = unsafe { &mut *part.places.scratch };
         let items = pieces.len() * shape.kv_heads;
-        for item in (part.share.index..items).step_by(part.share.of) {
-            let (piece, kv_head) = (pieces[item / shape.kv_heads], item % shape.kv_heads);
+        let item = |index: usize| {
+            let (piece, kv_head) = (pieces[index / shape.kv_heads], index % shape.kv_heads);
             let plane = |side| Plane {
                 data: self.plane(layer, kv_head, side),
                 block_len: self.pool.block_len(shape),
@@ -181,8 +181,17 @@ impl Forward<'_> {
                 data,
                 stride: attended.stride,
             };
+            Item {
+                queries,
+                keys: plane(0),
+                values: plane(1),
+                target,
+            }
+        };
+        for index in (part.share.index..items).step_by(part.share.of) {
+            let next = (index + part.share.of).min(items - 1);
             // SAFETY: the batch was checked, the scratch made for its longest context.
-            unsafe { attend(queries, plane(0), plane(1), target, scratch) };
+            unsafe { attend(&item(index), &item(next), scratch) };
         }
     }
 

@@ -11,6 +11,7 @@ mod rows;
 mod single;
 mod step;
 mod vector;
+mod weigh;
 mod weights;
 
 pub use model::Model;

@@ -25,11 +25,31 @@ pub struct Rows {
     pub stride: usize,
 }
 
+impl Rows {
+    /// The rows from `row` on, from their number `column` on.
+    pub fn at(self, row: usize, column: usize) -> Self {
+        Self {
+            data: self.data.wrapping_add(row * self.stride + column),
+            ..self
+        }
+    }
+}
+
 /// Where a tile's sums go, `stride` numbers from a row to the next.
 #[derive(Clone, Copy)]
 pub struct Sums {
     pub data: *mut f32,
     pub stride: usize,
+}
+
+impl Sums {
+    /// As `Rows::at`.
+    pub fn at(self, row: usize, column: usize) -> Self {
+        Self {
+            data: self.data.wrapping_add(row * self.stride + column),
+            ..self
+        }
+    }
 }
 
 /// The sums of one tile for each of `P` neighbouring panels.
@@ -52,10 +72,7 @@ pub unsafe fn product<const P: usize>(
     let mut sums: Tile<P> = [[0.0; ROWS * WIDTH]; P];
     for group in groups {
         for (first, tile) in tiles(count, ROWS) {
-            let a = Rows {
-                data: rows.data.wrapping_add(first * rows.stride),
-                ..rows
-            };
+            let a = rows.at(first, 0);
             for (side, sums) in sums.iter_mut().enumerate() {
                 let panel = weight.panel(P * group + side).as_ptr();
                 let sums = Sums {
@@ -161,7 +178,7 @@ unsafe fn tile<const M: usize, const V: usize, const STREAM: bool>(
 }
 
 #[inline]
-fn bits(x: __m512i) -> __m512bh {
+pub fn bits(x: __m512i) -> __m512bh {
     // SAFETY: both are 512 bits without meaning of their own.
     unsafe { std::mem::transmute(x) }
 }
