@@ -30,6 +30,7 @@ def environment(**extra: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "KMP_BLOCKTIME": "0",
@@ -135,13 +136,16 @@ class Process:
         """Its exit code; the process is killed when it does not end in time.
 
         Raises:
-            TimeoutError: it had to be killed.
+            TimeoutError: it had to be killed; says where its threads were.
         """
         assert self._popen is not None
         try:
             return self._popen.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            tail = self.tail()
+            self.signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(10)
+            tail = self.tail(200)
             self.kill()
             raise TimeoutError(
                 f"{self.name} did not end within {deadline_s:g} s; last lines:\n{tail}"
