@@ -28,6 +28,25 @@ def test_prefill_leg_waits_for_credit():
     assert rig.engine.has_work()
 
 
+def test_prefill_leg_is_told_of_before_its_first_chunk_is_launched(overlap: bool):
+    rig = make_rig(max_batched_tokens=6)
+    told: list[str] = []
+    rig.engine.on_started = told.extend
+    launch = rig.engine._runner.launch
+    known: list[list[str]] = []
+
+    def launch_and_look(plan, now_s):
+        known.append(list(told))
+        return launch(plan, now_s)
+
+    rig.engine._runner.launch = launch_and_look
+    rig.engine.submit(spec("a", range(15), leg=Leg.PREFILL))
+    rig.engine.admit("a")
+    results = [rig.step() for _ in range(3 + overlap)]
+    assert known == [["a"]] * 3
+    assert not any(result.scheduled for result in results)
+
+
 def test_prefill_leg_announces_full_blocks_chunk_by_chunk(overlap: bool):
     rig = make_rig(max_batched_tokens=6)
     request = spec("a", range(15), leg=Leg.PREFILL)

@@ -229,6 +229,7 @@ class Rig:
             wake=self._woken.set,
             ranks=[rank.connection for rank in others],
         )
+        engine.on_started = handoffs.on_started
         server, bound = self._run(self._serve(handoffs, port))
         worker = Worker(
             engine, handoffs, transport, engine_id, server, f"127.0.0.1:{bound}", layout, others

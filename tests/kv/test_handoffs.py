@@ -9,6 +9,8 @@ import pytest
 from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, spec
 
 from tasuki.engine.api import RequestSpec
+from tasuki.engine.isolation import Flight
+from tasuki.engine.plan import StepPlan
 from tasuki.kv.handoff import HandoffDefectError
 
 LENGTH = 64  # max_model_len of the rig's engines
@@ -269,6 +271,28 @@ def test_announced_blocks_are_pulled_while_the_decode_engine_is_busy(rig: Rig) -
     rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, decode)
     assert decode.handoffs.counters.kv_pulled_blocks == 10
+    rig.pump_until_idle()
+
+
+def test_places_are_assigned_while_the_first_chunk_is_computed(rig: Rig) -> None:
+    prefill, decode = rig.worker(max_batched_tokens=64), rig.worker()
+    launch = prefill.engine._runner.launch
+
+    def launch_long(plan: StepPlan, now_s: float) -> Flight:
+        prefill.frozen = True  # in its step
+        rig.pump(lambda: decode.engine.referenced_blocks > 0)
+        prefill.frozen = False
+        decode.frozen = True
+        return launch(plan, now_s)
+
+    prefill.engine._runner.launch = launch_long  # type: ignore[method-assign]
+    request = spec("r.0", prompt(40), max_tokens=3)
+    rig.place(request, prefill, decode)
+    rig.pump(lambda: decode.transport.posted > 0)
+    assert decode.frozen and "r.0" in prefill.outputs
+    decode.frozen = False
+    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
+    assert_decoded(request, prefill, decode)
     rig.pump_until_idle()
 
 

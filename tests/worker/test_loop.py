@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -41,6 +42,9 @@ class Handoffs:
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    def on_started(self, request_ids: Sequence[str]) -> None:
+        pass
 
     def poll(self, now_s: float) -> None:
         pass

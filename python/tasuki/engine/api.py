@@ -166,7 +166,7 @@ class StepResult:
 
     outputs: list[Output] = field(default_factory=list)
     ended: list[LegEnd] = field(default_factory=list)
-    scheduled: list[str] = field(default_factory=list)  # first chunk is in this step
+    scheduled: list[str] = field(default_factory=list)  # first chunk in it; see on_started
     announced: list[Announced] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
 

@@ -175,6 +175,16 @@ class Handoffs:
             self._carry_out()
             return known
 
+    def on_started(self, request_ids: Sequence[str]) -> None:
+        """The first chunks of PREFILL legs are about to be computed: places are needed.
+
+        Said before the step, the places are there when the step announces blocks, and
+        these are pulled at once. Does not call the engine.
+        """
+        with self._lock:
+            self._prefill.on_step(request_ids, [], [], self._clock())
+            self._carry_out()
+
     def on_step(self, result: StepResult) -> None:
         """What a step brought, whether or not it concerns a handoff."""
         with self._lock:

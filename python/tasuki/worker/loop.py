@@ -102,6 +102,7 @@ class EngineLoop(threading.Thread):
         super().__init__(name="engine", daemon=True)
         self._engine = engine
         self._handoffs = handoffs
+        engine.on_started = handoffs.on_started
         self._info = info
         self._inbox = inbox
         self._on_failure = on_failure
