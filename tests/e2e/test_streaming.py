@@ -77,6 +77,7 @@ def test_tokenize_and_detokenize(tiny: Deployment) -> None:
 def test_health_and_metrics(tiny: Deployment) -> None:
     for path in ("/health", "/live", "/ready"):
         assert tiny.http.http.get(path).status_code == 200, path
+    tiny.http.stream([9] * 20, max_tokens=4)  # a first one, if no test has asked before
     metrics = tiny.metrics()
     histograms = {s.name for s in metrics.samples if s.name.endswith("_bucket")}
     for phase in ("time_to_first_token", "time_to_second_token", "inter_token_latency", "phase"):
