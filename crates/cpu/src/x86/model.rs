@@ -8,13 +8,18 @@ use super::supported;
 use super::weights::{Ends, Layer};
 use crate::batch::{Batch, Pool};
 use crate::error::CpuError;
+use crate::memory::Arena;
 use crate::shape::{LayerWeights, Shape, check_length};
 use crate::team::{Barrier, Team};
+
+/// By which the memory of weights grows; what is not used of it costs nothing.
+const WEIGHTS_BYTES: usize = 64 << 20;
 
 /// A Llama-family model with packed weights. Layers are pushed one by one, so that
 /// whoever reads them holds one at a time; then it runs steps.
 pub struct Model {
     shape: Shape,
+    arena: Arena,
     ends: Ends,
     layers: Vec<Layer>,
     team: Team,
@@ -43,8 +48,10 @@ impl Model {
         check_length("embedding", embedding.len(), table)?;
         check_length("norm", norm.len(), shape.hidden)?;
         check_length("head", head.len(), table)?;
+        let mut arena = Arena::new(WEIGHTS_BYTES);
         Ok(Self {
-            ends: Ends::new(&shape, embedding, norm, head),
+            ends: Ends::new(&mut arena, &shape, embedding, norm, head),
+            arena,
             layers: Vec::with_capacity(shape.windows.len()),
             team: Team::new(1),
             all: Space::new(),
@@ -74,7 +81,8 @@ impl Model {
                 limit: layers,
             });
         }
-        self.layers.push(Layer::new(&self.shape, weights));
+        self.layers
+            .push(Layer::new(&mut self.arena, &self.shape, weights));
         Ok(())
     }
 

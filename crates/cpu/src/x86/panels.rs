@@ -11,7 +11,7 @@
 //!
 //! Places beyond `outputs` and `inputs` are 0.
 
-use crate::memory::Buffer;
+use crate::memory::{Arena, Buffer};
 
 /// Outputs of a panel.
 pub const WIDTH: usize = 48;
@@ -25,8 +25,8 @@ pub struct Panels {
 
 impl Panels {
     /// Pack a weight of rows of `inputs` numbers.
-    pub fn pack(weight: &[u16], inputs: usize) -> Self {
-        let mut panels = Self::empty(weight.len() / inputs, inputs);
+    pub fn pack(arena: &mut Arena, weight: &[u16], inputs: usize) -> Self {
+        let mut panels = Self::empty(arena, weight.len() / inputs, inputs);
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
             panels.put(output / WIDTH, output % WIDTH, row);
         }
@@ -34,9 +34,9 @@ impl Panels {
     }
 
     /// Pack two weights of one shape in turn: a panel of `first`, then one of `second`.
-    pub fn interleave(first: &[u16], second: &[u16], inputs: usize) -> Self {
+    pub fn interleave(arena: &mut Arena, first: &[u16], second: &[u16], inputs: usize) -> Self {
         let each = (first.len() / inputs).next_multiple_of(WIDTH);
-        let mut panels = Self::empty(2 * each, inputs);
+        let mut panels = Self::empty(arena, 2 * each, inputs);
         for (side, weight) in [first, second].into_iter().enumerate() {
             for (output, row) in weight.chunks_exact(inputs).enumerate() {
                 panels.put(2 * (output / WIDTH) + side, output % WIDTH, row);
@@ -45,11 +45,11 @@ impl Panels {
         panels
     }
 
-    fn empty(outputs: usize, inputs: usize) -> Self {
+    fn empty(arena: &mut Arena, outputs: usize, inputs: usize) -> Self {
         let pairs = inputs.div_ceil(2);
         let panels = outputs.div_ceil(WIDTH);
         Self {
-            data: Buffer::zeroed(panels * pairs * 2 * WIDTH),
+            data: arena.take(panels * pairs * 2 * WIDTH),
             outputs,
             pairs,
         }
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn every_weight_is_where_the_drawing_says() {
         let all = numbers(55, 5, 1);
-        let panels = Panels::pack(&all, 5);
+        let panels = Panels::pack(&mut Arena::new(0), &all, 5);
         assert_eq!(
             (panels.count(), panels.pairs(), panels.outputs()),
             (2, 3, 55)
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn interleaved_weights_take_turns_by_panels() {
         let (a, b) = (numbers(50, 4, 1), numbers(50, 4, 5000));
-        let panels = Panels::interleave(&a, &b, 4);
+        let panels = Panels::interleave(&mut Arena::new(0), &a, &b, 4);
         assert_eq!(panels.count(), 4);
         assert_eq!(panels.panel(0)[..2], a[..2]);
         assert_eq!(panels.panel(1)[..2], b[..2]);

@@ -4,6 +4,7 @@ use super::panels::{Panels, WIDTH};
 use super::product::{Rows, product};
 use super::supported;
 use crate::error::CpuError;
+use crate::memory::Arena;
 use crate::shape::check_length;
 
 /// A packed weight.
@@ -24,7 +25,7 @@ impl Product {
         let inputs = inputs.max(1);
         let outputs = weight.len() / inputs;
         check_length("weight", weight.len(), outputs * inputs)?;
-        let weight = Panels::pack(weight, inputs);
+        let weight = Panels::pack(&mut Arena::new(0), weight, inputs);
         Ok(Self { weight, inputs })
     }
 

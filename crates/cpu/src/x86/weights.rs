@@ -1,7 +1,7 @@
 //! A model's weights as the kernels read them.
 
 use super::panels::Panels;
-use crate::memory::Buffer;
+use crate::memory::{Arena, Buffer};
 use crate::shape::{LayerWeights, Shape};
 
 /// One layer.
@@ -21,18 +21,18 @@ pub struct Layer {
 
 impl Layer {
     /// Pack the weights of a layer, whose lengths have been checked.
-    pub fn new(shape: &Shape, given: &LayerWeights<'_>) -> Self {
+    pub fn new(arena: &mut Arena, shape: &Shape, given: &LayerWeights<'_>) -> Self {
         let norms = given.head_norms;
         Self {
             attention_norm: wide(given.attention_norm),
-            qkv: Panels::pack(given.qkv, shape.hidden),
+            qkv: Panels::pack(arena, given.qkv, shape.hidden),
             qkv_bias: given.qkv_bias.map(wide),
             head_norms: norms.map(|(query, key)| (wide(query), wide(key))),
-            output: Panels::pack(given.output, shape.query_dim()),
+            output: Panels::pack(arena, given.output, shape.query_dim()),
             output_bias: given.output_bias.map(wide),
             mlp_norm: wide(given.mlp_norm),
-            gate_up: Panels::interleave(given.gate, given.up, shape.hidden),
-            down: Panels::pack(given.down, shape.intermediate),
+            gate_up: Panels::interleave(arena, given.gate, given.up, shape.hidden),
+            down: Panels::pack(arena, given.down, shape.intermediate),
         }
     }
 }
@@ -47,13 +47,19 @@ pub struct Ends {
 
 impl Ends {
     /// Pack; lengths have been checked.
-    pub fn new(shape: &Shape, embedding: &[u16], norm: &[u16], head: &[u16]) -> Self {
-        let mut table = Buffer::zeroed(embedding.len());
+    pub fn new(
+        arena: &mut Arena,
+        shape: &Shape,
+        embedding: &[u16],
+        norm: &[u16],
+        head: &[u16],
+    ) -> Self {
+        let mut table = arena.take(embedding.len());
         table.copy_from_slice(embedding);
         Self {
             embedding: table,
             norm: wide(norm),
-            head: Panels::pack(head, shape.hidden),
+            head: Panels::pack(arena, head, shape.hidden),
         }
     }
 }
