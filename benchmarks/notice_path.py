@@ -11,9 +11,10 @@ Requests come at random times. Percentiles of each part, by the clock that all p
 
 The first line is paced like a GPU, the second like a CPU, where steps hold the engine thread:
 
-    python benchmarks/notice_path.py
+    python benchmarks/notice_path.py --out benchmarks/results/notice_path.json
     python benchmarks/notice_path.py --on-host --rate 12 --prompt 512 --step-ms 8 --token-us 60 \\
-        --prefill-launch-ms 0 --decode-launch-ms 0
+        --prefill-launch-ms 0 --decode-launch-ms 0 \\
+        --out benchmarks/results/notice_path_on_host.json
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import statistics
@@ -36,6 +36,7 @@ from typing import Any
 
 import grpc
 
+from tasuki.bench.header import header, own_command, write_result
 from tasuki.kv.clock import now_s
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerStub
@@ -228,13 +229,11 @@ def main() -> None:
     for name, row in parts.items():
         print(f"{name:24s}" + "".join(f"  {key} {value:7.2f}" for key, value in row.items()))
     if options.out:
-        settings = {k: v for k, v in vars(options).items() if k != "out"}
-        options.out.write_text(
-            json.dumps(
-                {"settings": settings, "cores": os.cpu_count(), "waited": waited, "ms": parts},
-                indent=1,
-            )
+        result = header(
+            "notice_path", command=own_command(), label="notice_path", topology=None, model="paced"
         )
+        settings = {k: v for k, v in vars(options).items() if k != "out"}
+        write_result(options.out, result | {"settings": settings, "waited": waited, "ms": parts})
 
 
 if __name__ == "__main__":
