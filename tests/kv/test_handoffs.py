@@ -262,10 +262,11 @@ def test_announced_blocks_are_pulled_while_the_decode_engine_is_busy(rig: Rig) -
     prefill, decode = rig.worker(max_batched_tokens=4), rig.worker()
     request = spec("r.0", prompt(40), max_tokens=3)
     rig.place(request, prefill, decode)
-    rig.pump(lambda: decode.engine.referenced_blocks > 0)
-    decode.frozen = True
-    posted = decode.transport.posted
-    rig.pump(lambda: "r.0" in prefill.outputs and decode.transport.posted > posted)
+    rig.pump(lambda: prefill.engine.counters().prompt_tokens_computed > 0)
+    prefill.frozen = True  # nine chunks are left when the first one's block is on its way
+    rig.pump(lambda: decode.transport.posted == 1)
+    prefill.frozen, decode.frozen = False, True
+    rig.pump(lambda: "r.0" in prefill.outputs and decode.transport.posted > 1)
     assert "r.0" not in decode.outputs
     decode.frozen = False
     rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
