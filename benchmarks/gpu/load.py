@@ -237,7 +237,7 @@ class Bench:
     model: CausalModel
     pool: torch.Tensor
     rows: int
-    pieces: bool
+    mixed_graphs: bool
     budget: int
 
     def measure(self, name: str, workload: Workload, mixed: int, traced: int) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class Bench:
         attention, _ = make_attention(self.pool, spec.num_heads, self.pool.dtype)
         runner = TimedRunner(self.model, attention, self.pool)
         if self.pool.is_cuda:
-            runner.capture(self.rows, config.max_model_len, self.budget if self.pieces else 0)
+            runner.capture(self.rows, config.max_model_len, self.budget if self.mixed_graphs else 0)
         loop = Loop(Engine(config, runner), workload, spec.vocab_size)
         row: dict[str, Any] = {"workload": name, "mixed_step_tokens": mixed, **asdict(workload)}
         loop.fill()

@@ -126,7 +126,7 @@ class Bench:
 
         with torch.inference_mode():
             attention.plan(batch)
-            run: Callable[[], object] = CudaRecorder().whole(forward)[0] if graph else forward
+            run: Callable[[], object] = CudaRecorder().record(forward)[0] if graph else forward
 
             def whole() -> None:
                 attention.plan(batch)

@@ -54,15 +54,30 @@ class _Wrapper:
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    """With `use_cuda_graph`, as far as FA3 goes: see `_run_fixed`."""
+
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
         *,
         backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
+        self._use_cuda_graph = use_cuda_graph
+        self._most_rows: int | None = None
+        self._indices = paged_kv_indices_buf
+        if use_cuda_graph:
+            assert qo_indptr_buf is not None and paged_kv_indices_buf is not None
+            assert paged_kv_indptr_buf is not None and paged_kv_last_page_len_buf is not None
+            self._sequences = len(qo_indptr_buf) - 1
+            assert len(paged_kv_indptr_buf) == self._sequences + 1
+            assert len(paged_kv_last_page_len_buf) == self._sequences
 
     def plan(
         self,
@@ -87,19 +102,47 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         assert max_token_per_sequence == int((qo_indptr[1:] - qo_indptr[:-1]).max())
         self.queries, self.indptr = qo_indptr.clone(), paged_kv_indptr.clone()
         self.indices, self.last = paged_kv_indices, paged_kv_last_page_len.clone()
-        filled = (self.indptr[1:] - self.indptr[:-1] - 1) * page_size + self.last
-        assert torch.equal(seq_lens, filled)
+        self.lengths = seq_lens.clone()
+        if self._use_cuda_graph:
+            assert self._indices is not None
+            self._most_rows = self._most_rows or int(qo_indptr[-1])
+            assert int(qo_indptr[-1]) <= self._most_rows
+            assert len(seq_lens) == self._sequences
+            self._indices[: len(paged_kv_indices)].copy_(paged_kv_indices)
+        else:
+            filled = (self.indptr[1:] - self.indptr[:-1] - 1) * page_size + self.last
+            assert torch.equal(seq_lens, filled)
         self._planned(num_qo_heads, num_kv_heads, sm_scale, window_left)
 
     def run(
         self, q: torch.Tensor, paged_kv_cache: Any, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         assert out is not None and q.shape[0] == int(self.queries[-1])
+        if self._use_cuda_graph:
+            self.replay(q, paged_kv_cache, out)
+            return out
         for i, last in enumerate(self.last.tolist()):
             blocks = self.indices[self.indptr[i] : self.indptr[i + 1]]
             rows = slice(self.queries[i], self.queries[i + 1])
             out[rows] = self._attend(q[rows], *self._gather(paged_kv_cache, blocks, last))
         return out
+
+    def replay(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
+        """What a recorded FA3 kernel does: it takes its work from the device alone.
+
+        Begins, lengths and block ids as the last plan left them; nothing for sequences
+        without queries; `last` is not looked at, nor where one's ids end.
+        """
+        assert self._indices is not None
+        size = cache[0].shape[2]
+        for i, length in enumerate(self.lengths.tolist()):
+            rows = slice(self.queries[i], self.queries[i + 1])
+            if rows.start == rows.stop:
+                continue
+            count = -(-length // size)
+            blocks = self._indices[self.indptr[i] : self.indptr[i] + count]
+            last = length - (count - 1) * size
+            out[rows] = self._attend(q[rows], *self._gather(cache, blocks, last))
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):

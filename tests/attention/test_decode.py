@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from support.attention_cases import Case, Shape, definition, make_case, pad
 from support.kernels import DEVICE
 
-from tasuki.attention.decode import DecodeAttention
+from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.write import write
+from tasuki.engine.batch import StepLimits
 
 ERROR = 2e-3  # |got - want| / |want|; float16 alone gives 2e-4
 UNEVEN = [5, 40, 1, 17, 90]
@@ -132,11 +135,43 @@ def test_a_graph_reads_what_later_plans_of_its_bucket_write() -> None:
         assert (result[:count].double() - want).norm() < ERROR * want.norm()
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # a division by 0, say
+def test_a_graph_of_mixed_steps_reads_what_later_plans_write() -> None:
+    """Rows behind the decodes are prompts': left alone, however many decodes there are."""
+    heads, limits = 4, StepLimits(tokens=8, decodes=6, chunks=2, width=12)
+    cases = [make(lengths, garbage=0.0) for lengths in ([20, 90, 7], [150], UNEVEN, [64, 64])]
+    pool = torch.zeros(max(len(case.pool) for case in cases), *cases[0].pool.shape[1:])
+    pool = pool.half().to(DEVICE)
+    attention = tiled(pool, heads, 3)
+
+    def plan(case: Case, count: int) -> DecodePlan:
+        rest = limits.tokens - count
+        positions = F.pad(case.batch.positions[:count], (0, rest), value=179)
+        return attention.plan(
+            replace(case.batch, positions=positions, num_decodes=count, limits=limits), None
+        )
+
+    recorded = plan(cases[0], 0)
+    for case, count in ((cases[0], 3), (cases[1], 1), (cases[2], 5), (cases[3], 0), (cases[3], 2)):
+        pool[: len(case.pool)] = case.pool
+        query = torch.zeros(limits.tokens, heads, 16, dtype=torch.float16, device=DEVICE)
+        query[:count] = case.query(heads)[:count]
+        assert plan(case, count).buffers is recorded.buffers
+        assert recorded.buffers.begins[limits.decodes] == sum(
+            -(-length // 32) for length in case.batch.context_lens[:count]
+        )
+        result = torch.full_like(query, math.nan)
+        attention.forward(recorded, 1, query, 0.25, result)
+        want = definition(case, case.query(heads), 0.25, None)[:count]
+        assert (result[:count].double() - want).norm() <= ERROR * want.norm()
+        assert result[count:].isnan().all()
+
+
 def test_wider_tables_than_the_bucket_was_planned_for() -> None:
     case = make([90, 5])
     attention = tiled(case.pool, 4, 3)
     attention.plan(pad(make([1]).batch, 2, 1), None)
-    with pytest.raises(AttentionError, match=r"has 4 tiles of 32 tokens.* for 3"):
+    with pytest.raises(AttentionError, match=r"have 4 tiles of 32 tokens.* for 3"):
         attention.plan(pad(case.batch, 2, 6), None)
 
 

@@ -15,10 +15,13 @@ from types import ModuleType, SimpleNamespace
 import fake_flashinfer
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from support.attention_cases import STEPS, Case, Shape, definition, make_case, pad
 from support.kernels import DEVICE
 
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.write import write
+from tasuki.engine.batch import Batch, StepLimits
 
 HEADS, SCALE = 6, 0.3
 SHAPE = Shape(2, head_dim=64, dtype=torch.float16)
@@ -98,6 +101,62 @@ def test_a_step_in_flight_may_still_read_what_was_planned_before(module: ModuleT
     [kind] = backend._kinds.values()
     pinned = kind.call.wrapper.pinned
     assert len(pinned) == 2 and pinned[0] != pinned[1]
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_graph_of_mixed_steps_finds_what_later_plans_leave(
+    module: ModuleType, window: int | None
+) -> None:
+    """Recorded over padding; replayed with any number of decodes and prompts, or none."""
+    room, limits = 40, StepLimits(tokens=64, decodes=8, chunks=4, width=9)
+    layer, last = 1, STEPS["all mixed"]
+    steps = [*STEPS.values(), [(21, 1)] * 7, [(30, 5), (0, 9), (0, 3), (16, 18)], last]
+    pool = make_case(layer, SHAPE, last).pool
+    backend = module.FlashInferAttention(pool, HEADS, torch.float16)
+    query = torch.zeros(room, HEADS, 64, dtype=torch.float16)
+    key = value = torch.zeros(room, 2, 64, dtype=torch.float16)
+    result = torch.zeros_like(query)
+
+    def recording(tokens: int) -> Batch:
+        return Batch(
+            tokens=torch.zeros(tokens, dtype=torch.int64),
+            positions=torch.zeros(tokens, dtype=torch.int64),
+            slots=torch.full((tokens,), -1),
+            block_tables=torch.zeros(1, -(-tokens // 4), dtype=torch.int32),
+            query_lens=[tokens],
+            context_lens=[tokens],
+            logits_rows=torch.arange(0),
+            num_decodes=0,
+            limits=limits,
+        )
+
+    def forward(out: torch.Tensor) -> None:
+        count = len(out)
+        options = {"scale": SCALE, "sliding_window": window, "written": True, "out": out}
+        backend.forward(layer, query[:count], key[:count], value[:count], **options)
+
+    backend.plan(recording(limits.tokens))
+    query = torch.zeros(limits.tokens, HEADS, 64, dtype=torch.float16)
+    forward(torch.zeros_like(query))  # learns of the kind of layer, as the largest room's first run
+    backend.plan(recording(room))
+    query = query[:room].clone()
+    forward(result)
+    [kind] = backend._kinds.values()
+    recorded, wrapper = kind.decodes, kind.call.wrapper
+    for step in steps:
+        case = make_case(layer, SHAPE, step)
+        write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, layer)
+        pool.copy_(case.pool)
+        count = len(case.batch.tokens)
+        query[:count] = case.query(HEADS)
+        padded = F.pad(case.batch.positions, (0, room - count))
+        backend.plan(replace(case.batch, tokens=torch.zeros(room), positions=padded, limits=limits))
+        result.fill_(float("nan"))
+        backend._decode.forward(recorded, layer, query, SCALE, result)
+        wrapper.replay(query, backend._layers[layer], result)
+        assert_right(case, case.query(HEADS), result[:count], window)
+        assert result[count:].isnan().all()
+    assert kind.call.wrapper is wrapper
 
 
 def test_padding_writes_nothing(module: ModuleType) -> None:

@@ -6,6 +6,9 @@ result to bfloat16 alone gives 1.7e-3; the kernels round the probabilities too.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from support.attention_cases import Case, Shape, definition, make_case, pad
@@ -15,6 +18,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from tasuki.attention.flashinfer import FlashInferAttention, FlashInferOptions
+from tasuki.attention.write import write
+from tasuki.engine.batch import Batch, StepLimits
 
 BFLOAT16_ERROR = 5e-3
 # Keys, values and what is read back are the same rounded numbers: the definition
@@ -224,6 +229,92 @@ def test_a_padded_bucket_in_a_cuda_graph() -> None:
         count = case.batch.num_decodes
         want = definition(case, case.query(heads), scale, None)
         assert error(got[:count], want) < BFLOAT16_ERROR
+
+
+ROOMS = (1792, 640)  # the largest first, as the engine does
+MIXED = [
+    (1792, [*DECODES, *WHOLE]),
+    (640, [(300, 1), (0, 3)]),
+    (1792, [(n, 1) for n in range(0, 2000, 60)]),
+    (640, [*DECODES, *LATER]),
+    (1792, [(0, 1792)]),
+    (640, [(4000, 1)]),
+    (1792, [*DECODES[::-1], *LATER, (100, 7)]),
+    (640, [(0, 10)] * 64),
+    (640, [(3600, 640)]),
+    (1792, [(2500, 1700)]),
+]
+
+
+def over_padding(room: int, block_size: int, limits: StepLimits) -> Batch:
+    """What a graph of a mixed step is recorded with."""
+    return Batch(
+        tokens=torch.zeros(room, dtype=torch.int64, device="cuda"),
+        positions=torch.zeros(room, dtype=torch.int64, device="cuda"),
+        slots=torch.full((room,), -1, device="cuda"),
+        block_tables=torch.zeros(1, room // block_size, dtype=torch.int32, device="cuda"),
+        query_lens=[room],
+        context_lens=[room],
+        logits_rows=torch.arange(0, device="cuda"),
+        num_decodes=0,
+        limits=limits,
+    )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "window"),
+    [(128, 32, None), (128, 16, 100), (64, 32, None), (256, 32, None)],
+)
+def test_mixed_steps_in_cuda_graphs(head_dim: int, block_size: int, window: int | None) -> None:
+    """Graphs of two sizes, recorded over padding; then steps of all kinds, planned one ahead."""
+    heads, layer, scale = 32, 1, head_dim**-0.5
+    limits = StepLimits(tokens=ROOMS[0], decodes=64, chunks=64, width=4352 // block_size)
+    shape = Shape(8, head_dim, block_size, dtype=torch.bfloat16, device="cuda")
+    pool = torch.zeros(
+        40_000 // block_size, 8, 3, 2, block_size, head_dim, dtype=torch.bfloat16, device="cuda"
+    )
+    backend = FlashInferAttention(pool, heads, torch.bfloat16, windows=(window,))
+    if not backend.captures_prompts:
+        pytest.skip("FlashInfer has no FA3 kernels for this device")
+    graphs = {}
+    for room in ROOMS:
+        query, result = torch.zeros(2, room, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+        key = torch.zeros(room, 8, head_dim, dtype=torch.bfloat16, device="cuda")
+        static = over_padding(room, block_size, limits)
+        backend.plan(static)
+        graph = torch.cuda.CUDAGraph()
+        options = {"scale": scale, "sliding_window": window, "written": True, "out": result}
+        backend.forward(layer, query, key, key, **options)
+        with torch.cuda.graph(graph):
+            backend.forward(layer, query, key, key, **options)
+        graphs[room] = graph, static, query, result
+    found: list[tuple[Case, torch.Tensor]] = []
+    ends: list[torch.cuda.Event] = []
+    for room, step in MIXED:
+        graph, static, query, result = graphs[room]
+        blocks = sum(-(-(before + new) // block_size) for before, new in step)
+        case = make_case(layer, replace(shape, num_blocks=blocks), step)
+        write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, layer)
+        pool[:blocks] = case.pool
+        count = len(case.batch.tokens)
+        query[:count] = case.query(heads)
+        static.positions[:count] = case.batch.positions
+        static = replace(
+            case.batch, tokens=static.tokens, positions=static.positions, limits=limits
+        )
+        result.fill_(math.nan)
+        if len(ends) > 1:
+            ends[-2].synchronize()
+        backend.plan(static)
+        graph.replay()
+        found.append((case, result.clone()))
+        ends.append(torch.cuda.Event())
+        ends[-1].record()
+    for case, got in found:
+        count = len(case.batch.tokens)
+        want = definition(case, case.query(heads), scale, window)
+        assert error(got[:count], want) < BFLOAT16_ERROR
+        assert got[count:].isnan().all(), "padding was written"
 
 
 def test_a_pool_beyond_32_bits_of_elements() -> None:

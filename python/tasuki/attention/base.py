@@ -8,9 +8,10 @@ forward, which calls the rest once a layer. CUDA graphs hold the forward alone:
 
 The same model runs once outside of a capture before the first one: kernels are
 compiled then, and what its layers ask for (windows, scales) becomes known.
-`plan` of a batch with a `bucket` writes to buffers that stay where they are for
-that bucket, so that a graph captured after one plan is right after any other
-plan of the same bucket. It launches on the current stream and waits for nothing;
+`plan` of a batch with a `bucket` or with `limits` writes to buffers that stay where
+they are for that bucket or those limits, so that a graph captured after one plan is
+right after any other plan of the same; the first plan of limits is of as many tokens
+as they allow. It launches on the current stream and waits for nothing;
 on the host it reads only the batch's lists, on the device whatever it likes: a
 decode's length is its position and one. Everything that it shares with a
 step still running is kept twice: `plan` for step n + 1 may run on the host
@@ -38,10 +39,13 @@ class AttentionBackend(Protocol):
             writes there.
         capturable: whether `forward` may be captured in a CUDA graph; if not,
             no batch has a `bucket`.
+        captures_prompts: whether it may for steps with prompts too; if not, no batch
+            has `limits`.
     """
 
     pool: torch.Tensor
     capturable: bool
+    captures_prompts: bool
 
     def plan(self, batch: Batch) -> None:
         """Prepare what every layer of this step shares."""
@@ -61,7 +65,7 @@ class AttentionBackend(Protocol):
         """Write key and value to their slots, then attend causally.
 
         Between a `plan` and the next it launches the same kernels with the same
-        arguments whatever the batch's lists hold, if the batch has a `bucket`.
+        arguments whatever the batch's lists hold, if the batch has a `bucket` or `limits`.
 
         A `capturable` backend takes more rows than the batch's lists name: the rest is
         padding and left alone.

@@ -19,7 +19,7 @@ import triton
 
 from tasuki.attention import decode_kernels as kernels
 from tasuki.attention.errors import AttentionError
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, StepLimits
 from tasuki.overlap import overlaps
 
 _PROGRAMS_PER_CORE = 2  # that have room on a multiprocessor together
@@ -47,7 +47,7 @@ class DecodePlan:
     """The tiles of some sequences for layers of one window.
 
     Attributes:
-        sequences: how many; the batch's first rows.
+        sequences: how many at most; the batch's first rows.
         window: tokens that each sees, its own included; None: all.
         buffers: where they lie.
     """
@@ -96,29 +96,27 @@ class DecodeAttention:
         pieces = self._programs * 2 * heads
         self._sums = torch.zeros(pieces * self._head_dim, device=pool.device)
         self._weights = torch.zeros(pieces * 2, device=pool.device)
-        # By window and bucket, and the newest of each window. The largest bucket is
+        # By window and graphs, and the newest of each window. The largest bucket is
         # planned first: the others find room in its buffers.
-        self._held: dict[tuple[int | None, int], _Buffers] = {}
+        self._held: dict[tuple[int | None, int | StepLimits], _Buffers] = {}
         self._newest: dict[int | None, _Buffers] = {}
 
     def plan(self, batch: Batch, window: int | None) -> DecodePlan:
-        """Lay out the batch's decodes, padding included, for layers of one window.
+        """Lay out the batch's decodes for layers of one window; padding gets nothing to do.
 
         Raises:
-            AttentionError: A padded batch has more tiles than its bucket's buffers.
+            AttentionError: A padded batch has more tiles than the buffers of its graphs.
         """
-        sequences = batch.bucket or batch.num_decodes
+        sequences = batch.bucket or (batch.limits.decodes if batch.limits else batch.num_decodes)
         lengths = batch.context_lens[: batch.num_decodes]
         tiles = sum(-(-length // self._tile) for length in lengths)
-        tiles += sequences - len(lengths)
         buffers = self._room(batch, window, sequences, tiles)
         tables = batch.block_tables
         kernels.lay_out[(sequences,)](
             batch.positions,
-            batch.slots,
             tables,
             tables.stride(0),
-            sequences,
+            batch.num_decodes,
             buffers.begins,
             buffers.records,
             window=window or 0,
@@ -191,25 +189,26 @@ class DecodeAttention:
         )
 
     def _room(self, batch: Batch, window: int | None, sequences: int, tiles: int) -> _Buffers:
-        """Buffers for so many tiles, the same for a bucket each time."""
-        held = self._held.get((window, batch.bucket)) if batch.bucket is not None else None
+        """Buffers for so many tiles, the same for the graphs of a bucket or of limits each time."""
+        graphs = batch.bucket or batch.limits
+        held = self._held.get((window, graphs)) if graphs is not None else None
         if held is not None:
             if tiles > (most := self._most_tiles(held)):
                 raise AttentionError(
-                    f"a decode batch of bucket {batch.bucket} has {tiles} tiles of {self._tile}"
-                    f" tokens, the bucket was first planned for {most}: make its block tables as"
-                    f" wide as the longest sequence"
+                    f"a batch's decodes have {tiles} tiles of {self._tile} tokens, the first plan"
+                    f" for its graphs ({graphs}) left room for {most}: make the block tables of a"
+                    f" bucket, or the limits, as wide as the longest sequence"
                 )
             return held
-        if batch.bucket is not None:
-            longest = batch.block_tables.shape[1] * self._block_size
-            tiles = sequences * -(-longest // self._tile)
+        if graphs is not None:
+            width = batch.limits.width if batch.limits else batch.block_tables.shape[1]
+            tiles = sequences * -(-width * self._block_size // self._tile)
         newest = self._newest.get(window)
         small = newest is None or self._most_tiles(newest) < tiles
         if newest is None or small or newest.begins.shape[0] <= sequences:
             newest = self._newest[window] = self._new_buffers(sequences * 3 // 2, tiles * 3 // 2)
-        if batch.bucket is not None:
-            self._held[window, batch.bucket] = newest
+        if graphs is not None:
+            self._held[window, graphs] = newest
         return newest
 
     def _most_tiles(self, buffers: _Buffers) -> int:

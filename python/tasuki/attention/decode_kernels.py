@@ -14,10 +14,11 @@ and whoever comes last merges them, in their order: results do not depend on who
 that was. The rows of a tile's products are the query heads that share the KV
 head, padded to 16.
 
-Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph
-around it stays right, and the host reckons nothing. A plan's records are one for
+Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph of
+what follows stays right, and the host reckons nothing. A plan's records are one for
 each tile: its row of the batch, how many tokens the sequence has from its begin
-on, and the slot of each unit, a run of tokens that lies together.
+on, and the slot of each unit, a run of tokens that lies together. Results of rows
+without tiles are left alone.
 
 Arithmetic is float32 but for the products' operands. Slots beyond a sequence's
 length are not read. Triton's interpreter runs the same code on the CPU (not in
@@ -38,13 +39,12 @@ AHEAD = 4  # tiles of each program that are fetched before the kernel before thi
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
 
 
-@triton.jit(do_not_specialize=["sequences", "table_stride"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["count", "table_stride"])  # type: ignore[untyped-decorator]
 def lay_out(  # type: ignore[no-untyped-def]
     positions,
-    slots,
     tables,
     table_stride,
-    sequences,
+    count,
     begins,
     records,
     window: tl.constexpr,
@@ -57,23 +57,21 @@ def lay_out(  # type: ignore[no-untyped-def]
     units: tl.constexpr = tile // unit
     row = tl.program_id(0)
     at = tl.arange(0, many)
-    inside = at < sequences
-    position = tl.load(positions + at, mask=inside, other=0)
-    is_padding = tl.load(slots + at, mask=inside, other=0) < 0
-    lengths = tl.where(is_padding, 1, position + 1).to(tl.int32)
+    # A row that is padding has no token, and no tile.
+    lengths = (tl.load(positions + at, mask=at < count, other=-1) + 1).to(tl.int32)
     skipped = tl.zeros_like(lengths)
     if window > 0:
         skipped = tl.maximum(lengths - window, 0) // tile
-    counts = tl.where(inside, tl.cdiv(lengths, tile) - skipped, 0)
-    begin = tl.sum(tl.where(at < row, counts, 0), axis=0)
-    count = tl.sum(tl.where(at == row, counts, 0), axis=0)
+    tiles = tl.cdiv(lengths, tile) - skipped
+    begin = tl.sum(tl.where(at < row, tiles, 0), axis=0)
+    own = tl.sum(tl.where(at == row, tiles, 0), axis=0)
     length = tl.sum(tl.where(at == row, lengths, 0), axis=0)
     first = tl.sum(tl.where(at == row, skipped, 0), axis=0)
     tl.store(begins + row, begin)
-    tl.store(begins + row + 1, begin + count)  # the same as the next row's own
-    for done in range(0, count, width):
+    tl.store(begins + row + 1, begin + own)  # the same as the next row's own
+    for done in range(0, own, width):
         which = done + tl.arange(0, width)
-        mask = which < count
+        mask = which < own
         token = (first + which) * tile
         record = records + (begin + which) * (2 + units)
         tl.store(record, row + tl.zeros_like(which), mask=mask)
@@ -217,7 +215,8 @@ def attend(  # type: ignore[no-untyped-def]
     head = tl.program_id(0) % kv_heads
     program = tl.program_id(0) // kv_heads
     total = tl.load(begins + sequences)
-    programs = tl.minimum(programs, tl.cdiv(total, least_tiles))  # the rest has nothing to do
+    # The rest has nothing to do; nor has the first one, where there are no tiles.
+    programs = tl.maximum(tl.minimum(programs, tl.cdiv(total, least_tiles)), 1)
     begin = tl.minimum(program, programs) * total // programs
     end = tl.minimum(program + 1, programs) * total // programs
 

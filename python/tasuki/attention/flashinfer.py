@@ -7,6 +7,11 @@ A step's parts are one call a layer each:
                 them begin their sequences, for then the step's own keys and values
                 are all there is
 
+A step with `limits` is all but planned in a CUDA graph: its chunks are paged, at
+fixed places and with work for one fixed grid. FlashInfer's FA3 kernels allow that:
+they run one program on each multiprocessor, which finds its work on the device and
+splits no sequence; how many tokens and sequences there may be fixes where that lies.
+
 FlashInfer plans on the host: lengths in, a division of the work out, which goes
 to an integer workspace on the device with one copy. What is shared how:
 
@@ -39,7 +44,7 @@ from tasuki.attention.errors import AttentionError
 from tasuki.attention.parts import Chunks, Divider
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, StepLimits
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +95,8 @@ class _Kind:
     scale: float
     window: int | None
     integers: _Integers
-    wrappers: dict[bool, Any] = field(default_factory=dict)  # by whether keys and values are paged
+    # By whether keys and values are paged, and what graphs they are for.
+    wrappers: dict[tuple[bool, StepLimits | None], Any] = field(default_factory=dict)
     call: QuickCall | None = None
     decodes: DecodePlan | None = None
 
@@ -135,8 +141,10 @@ class FlashInferAttention:
         self._heads, self._kv_heads, self._dtype = heads, kv_heads, dtype
         options = FlashInferOptions() if options is None else options
         self._options = options
+        self.captures_prompts = False
         if pool.is_cuda:
             self._compile({window is not None for window in windows})
+            self.captures_prompts = self._kernels(pool.dtype) == "fa3"
         self._layers = [(pool[:, :, i, 0], pool[:, :, i, 1]) for i in range(layers)]
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
@@ -192,23 +200,16 @@ class FlashInferAttention:
         One after another, as FlashInfer does when a kernel is first needed, takes a
         minute or more each.
         """
-        pool, dtype = self.pool, self._dtype
-        backend = self._options.prefill
+        dtype, kv_dtypes = self._dtype, [self.pool.dtype]
+        if self._options.ragged:
+            kv_dtypes.append(dtype)
         specs = {}
         for window in windowed:
             # Positions are not FlashInfer's business (0); no cap on logits, no 16-bit sums.
             shape = (torch.int32, self._head_dim, self._head_dim, 0, window, False)
-            wanted = []
-            for kv_dtype in (pool.dtype, *((dtype,) if self._options.ragged else ())):
-                chosen = backend
-                if chosen == "auto":
-                    chosen = flashinfer.utils.determine_attention_backend(
-                        pool.device, 0, False, False, dtype, kv_dtype
-                    )
-                wanted.append((chosen, kv_dtype))
-            for chosen, kv_dtype in wanted:
+            for kv_dtype in kv_dtypes:
                 spec = flashinfer.jit.gen_batch_prefill_module(
-                    chosen, dtype, kv_dtype, dtype, *shape, False
+                    self._kernels(kv_dtype), dtype, kv_dtype, dtype, *shape, False
                 )
                 specs[spec.name] = spec
         missing = [spec for spec in specs.values() if not (spec.is_compiled or spec.is_aot)]
@@ -219,6 +220,15 @@ class FlashInferAttention:
                 len(specs),
             )
             flashinfer.jit.build_jit_specs(missing)
+
+    def _kernels(self, kv_dtype: torch.dtype) -> str:
+        """Which kernels attend to keys and values of this dtype: "fa2" or "fa3"."""
+        if self._options.prefill != "auto":
+            return self._options.prefill
+        chosen: str = flashinfer.utils.determine_attention_backend(
+            self.pool.device, 0, False, False, self._dtype, kv_dtype
+        )
+        return chosen
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""
@@ -235,11 +245,13 @@ class FlashInferAttention:
     def _plan_kind(self, kind: _Kind) -> None:
         kind.decodes = kind.call = None
         batch, chunks = self._batch, self._chunks
-        if batch is not None and (chunks is None or chunks.rows.start):
+        if batch is None:
+            return
+        if chunks is None or chunks.rows.start or batch.limits is not None:
             kind.decodes = self._decode.plan(batch, kind.window)
         if chunks is not None:
             paged = not (chunks.whole and self._options.ragged)
-            wrapper = self._wrapper(kind, paged)
+            wrapper = self._wrapper(kind, paged, batch.limits)
             kind.integers.lend(wrapper, self._divider.turn)
             shape: dict[str, Any] = {
                 "causal": True,
@@ -274,15 +286,34 @@ class FlashInferAttention:
                 )
             kind.call = QuickCall(wrapper, paged=paged)
 
-    def _wrapper(self, kind: _Kind, paged: bool) -> Any:
-        wrapper = kind.wrappers.get(paged)
+    def _wrapper(self, kind: _Kind, paged: bool, limits: StepLimits | None) -> Any:
+        wrapper = kind.wrappers.get((paged, limits))
         if wrapper is None:
             make, layout = flashinfer.BatchPrefillWithRaggedKVCacheWrapper, "NHD"
             if paged:
                 make, layout = flashinfer.BatchPrefillWithPagedKVCacheWrapper, "HND"
-            wrapper = _checked(make(self._workspace, layout, backend=self._options.prefill))
-            kind.wrappers[paged] = wrapper
+            fixed = {} if limits is None else self._fixed(limits)
+            wrapper = make(self._workspace, layout, backend=self._options.prefill, **fixed)
+            kind.wrappers[paged, limits] = _checked(wrapper)
         return wrapper
+
+    def _fixed(self, limits: StepLimits) -> dict[str, Any]:
+        """What makes a wrapper leave everything at its place.
+
+        How many tokens there may be it takes from its first plan: the largest step's.
+        """
+
+        def zeros(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self.pool.device)
+
+        blocks = max(limits.chunks * limits.width, -(-limits.tokens // self._block_size))
+        return {
+            "use_cuda_graph": True,
+            "qo_indptr_buf": zeros(limits.chunks + 1),
+            "paged_kv_indptr_buf": zeros(limits.chunks + 1),
+            "paged_kv_indices_buf": zeros(blocks),
+            "paged_kv_last_page_len_buf": zeros(limits.chunks),
+        }
 
 
 def why_not(

@@ -1,7 +1,12 @@
 """A step's chunks of prompts, in the arrays that paged attention kernels take.
 
 Lengths are laid out on the host in pinned memory; block ids are laid end to end
-on the device, where their tables are already.
+on the device, where their tables are already. For a CUDA graph the arrays have one
+size, and the tables stay as they are, gaps included:
+
+    queries   | d | d+q0 | d+q0+q1 | same .. |     d decodes come before
+    blocks    | 0 | w    | 2w      | same .. |     tables of width w
+    lengths   | k0 | k1 | 0 ..               |     0: nobody
 
 Owns the pinned memory, of which there is two in turn: a step in flight may still
 have its copies before it. Runs on the engine thread.
@@ -16,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.attention.tables import flatten
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, StepLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,10 @@ class Chunks:
         rows: of the batch's tokens; the rows before are decodes.
         queries: [S + 1] where each sequence's queries begin.
         longest: the most queries of a sequence.
-        blocks: [S + 1] where each sequence's block ids begin.
+        blocks: [S + 1] where each sequence's block ids begin; they may end before the next begin.
         last: [S] slots used in each sequence's last block.
         lengths: [S] tokens in the cache.
-        indices: int32 block ids on the device, end to end.
+        indices: int32 block ids on the device.
         whole: all begin their sequences.
     """
 
@@ -81,8 +86,10 @@ class Divider:
         self.turn = 0
 
     def chunks(self, batch: Batch) -> Chunks | None:
-        """Lay out a step's chunks; None: it has decodes alone."""
+        """Lay out a step's chunks; None: it has decodes alone, and no limits."""
         self.turn ^= 1
+        if batch.limits is not None:
+            return self._fixed(batch, batch.limits)
         begin = batch.num_decodes
         if begin == len(batch.query_lens):
             return None
@@ -106,6 +113,27 @@ class Divider:
             lengths=staging.put(lengths),
             indices=indices,
             whole=contexts == queries,
+        )
+
+    def _fixed(self, batch: Batch, limits: StepLimits) -> Chunks:
+        """Arrays of as many sequences as there may be, and all of the step's tokens."""
+        begin, width = batch.num_decodes, batch.block_tables.shape[1]
+        queries = batch.query_lens[begin:]
+        spare = limits.chunks - len(queries)
+        staging = self._staging[self.turn]
+        staging.restart(4 * limits.chunks + 2)
+        lengths = np.array([*batch.context_lens[begin:], *[0] * spare], dtype=np.int32)
+        steps = np.array([*queries, *[0] * spare], dtype=np.int32)
+        blocks = np.minimum(np.arange(limits.chunks + 1, dtype=np.int32), len(queries)) * width
+        return Chunks(
+            rows=slice(0, len(batch.tokens)),
+            queries=staging.put(begin + _running_sum(steps)),
+            longest=max(queries, default=0),
+            blocks=staging.put(blocks),
+            last=staging.put(np.ones(limits.chunks, dtype=np.int32)),  # what `lengths` says counts
+            lengths=staging.put(lengths),
+            indices=batch.block_tables[begin:].reshape(-1),
+            whole=False,
         )
 
 

@@ -12,6 +12,7 @@ class PoolOnly:
     """`AttentionBackend` that plans nothing and attends for nobody; see attention/base.py."""
 
     capturable = False
+    captures_prompts = False
 
     def __init__(self, pool: torch.Tensor) -> None:
         """Carry `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""

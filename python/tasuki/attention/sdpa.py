@@ -70,6 +70,7 @@ class SdpaAttention:
     """`AttentionBackend` over one pool; see attention/base.py."""
 
     capturable = False
+    captures_prompts = False
 
     def __init__(self, pool: torch.Tensor) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""

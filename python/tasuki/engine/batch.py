@@ -7,6 +7,23 @@ from dataclasses import dataclass
 import torch
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How much a step with prompts in it may have at most, to run in a CUDA graph.
+
+    Attributes:
+        tokens: decodes, prompts and padding.
+        decodes: leading sequences with one token.
+        chunks: the other sequences.
+        width: blocks of a sequence.
+    """
+
+    tokens: int
+    decodes: int
+    chunks: int
+    width: int
+
+
 @dataclass(slots=True)
 class Batch:
     """The input of one forward pass over several sequences, decodes and chunks mixed.
@@ -23,6 +40,10 @@ class Batch:
     position that exist, slot -1 (nothing is written), a table of block 0; what
     comes out for them is read by nobody.
 
+    With `limits` the batch lies so too, but may have prompts in it: T is one of
+    a few numbers, the tokens beyond those of the lists are padding, and sequences,
+    blocks and logits are as many as the step has, up to the limits.
+
     Attributes:
         tokens: [T] int64, device.
         positions: [T] int64, device; position in the sequence.
@@ -34,6 +55,7 @@ class Batch:
         logits_rows: [R] int64, device; rows of [T] whose logits are wanted.
         num_decodes: how many leading sequences have a query length of 1.
         bucket: rows of a padded decode batch; None: not padded.
+        limits: of all steps in graphs that may have prompts in them; None: it is none.
     """
 
     tokens: torch.Tensor
@@ -45,3 +67,4 @@ class Batch:
     logits_rows: torch.Tensor
     num_decodes: int
     bucket: int | None = None
+    limits: StepLimits | None = None

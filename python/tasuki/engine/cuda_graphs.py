@@ -120,7 +120,7 @@ class DecodeGraphs:
             part = self._model.forward(batch, self._attention)
             return part, self._joint.best(part)
 
-        replay, outputs = recorder.whole(work)
+        replay, outputs = recorder.record(work)
         return _Graph(replay, (taken, positions, slots), outputs)
 
     def _batch(

@@ -31,7 +31,7 @@ from tasuki.engine.cuda_graphs import DecodeGraphs
 from tasuki.engine.forward import DivisibleModel, ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, upload
 from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.piecewise import PieceGraphs
+from tasuki.engine.mixed_graphs import MixedGraphs
 from tasuki.engine.recorder import CudaRecorder, Recorder
 from tasuki.engine.step_header import StepHeader
 
@@ -66,7 +66,7 @@ class Executor:
         self._collective = collective
         self._joint = JointLogits(collective, model.spec.vocab_size)
         self._graphs: DecodeGraphs | None = None
-        self._pieces: PieceGraphs | None = None
+        self._mixed: MixedGraphs | None = None
         self.staging = Staging(pool.device)
         self.sampled = torch.zeros(0, dtype=torch.int64, device=pool.device)
 
@@ -98,19 +98,22 @@ class Executor:
         )
         graphs.capture(self.staging, recorder)
         self._graphs = graphs
-        if max_tokens and isinstance(self._model, DivisibleModel):
-            pieces = PieceGraphs(
-                self._model,
-                self._attention,
+        model, attention = self._model, self._attention
+        if max_tokens and attention.captures_prompts and isinstance(model, DivisibleModel):
+            mixed = MixedGraphs(
+                model,
+                attention,
                 self.sampled,
                 self._collective,
                 max_tokens=max_tokens,
-                max_rows=2 * max_rows,
+                max_decodes=2 * max_rows,
                 max_width=max_width,
                 block_size=block_size,
             )
-            pieces.capture(self.staging, recorder)
-            self._pieces = pieces
+            mixed.capture(self.staging, recorder)
+            self._mixed = mixed
+        elif max_tokens:
+            log.info("no CUDA graphs for steps with prompts: attention or model do not allow them")
         taken_bytes = free_bytes - _free_bytes(self._pool.device)
         log.info("CUDA graphs take %.2f GB", taken_bytes / 1e9)
 
@@ -125,8 +128,8 @@ class Executor:
             bucket = self._graphs.bucket_for(header.num_decodes)
             if bucket is not None:
                 return replace(header, bucket=bucket)
-        if self._pieces is not None:
-            return replace(header, room=self._pieces.room_for(header))
+        if self._mixed is not None:
+            return replace(header, room=self._mixed.room_for(header))
         return header
 
     def run(self, header: StepHeader) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -140,16 +143,16 @@ class Executor:
             assert self._graphs is not None
             part, best = self._graphs.run(header, self.staging)
         else:
-            part = self._run_eagerly(header) if header.room is None else self._run_pieces(header)
+            part = self._run_eagerly(header) if header.room is None else self._run_mixed(header)
             if not header.wanted:
                 self._collective.fence()
                 return None, None
             best = self._joint.best(part)
         return None if header.greedy else self._joint.whole(part), best
 
-    def _run_pieces(self, header: StepHeader) -> torch.Tensor:
-        assert self._pieces is not None
-        return self._pieces.run(header, self.staging)
+    def _run_mixed(self, header: StepHeader) -> torch.Tensor:
+        assert self._mixed is not None
+        return self._mixed.run(header, self.staging)
 
     def _run_eagerly(self, header: StepHeader) -> torch.Tensor:
         parts = self.staging.send()

@@ -40,8 +40,8 @@ Body = tuple[torch.Tensor, torch.Tensor]
 class DivisibleModel(ForwardModel, Protocol):
     """A model whose forward is `finish(body(batch, attention), rows)`.
 
-    Graphs hold the body of a step of any kind: between two calls of `attention.forward`
-    its work depends on the number of tokens alone, not on the batch's lists.
+    Graphs hold the body of a step of any kind: but for `attention.forward`, which is
+    planned before, its work depends on the number of tokens alone, not on the batch's lists.
     """
 
     def body(self, batch: Batch, attention: AttentionBackend) -> Body:

@@ -105,7 +105,7 @@ class ModelRunner:
                 that are larger run without a graph.
             max_model_len: Tokens of the longest sequence.
             max_tokens: Of a step with prompts in it, up to which it runs in graphs
-                but for attention (piecewise.py); 0: none does.
+                (mixed_graphs.py); 0: none does.
             recorder: Another than CUDA's.
         """
         with self._here:

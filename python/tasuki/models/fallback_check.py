@@ -34,6 +34,7 @@ class _Recorder:
     """`AttentionBackend` that notes which layers write what before passing them on."""
 
     capturable = False
+    captures_prompts = False
 
     def __init__(self, spec: ModelSpec, pool: torch.Tensor) -> None:
         self.pool = pool

@@ -1,16 +1,16 @@
-"""Steps with prompts in them as CUDA graphs, but for attention.
+"""Steps with prompts in them as CUDA graphs, attention included.
 
-Between two attentions a step's work depends on its number of tokens alone. So
-that is recorded for a few numbers, the rooms, and a step runs in the smallest
-that holds it, padded at the end; attention and what follows the last one (for
-the rows whose logits are wanted) are launched one by one:
+What a step's kernels are launched with depends on its number of tokens alone:
+where attention finds its work is planned before (attention/base.py). So a graph is
+recorded for each of a few numbers of tokens, the rooms, and a step runs in the
+smallest that holds it, padded at the end; what follows the last attention (for the
+rows whose logits are wanted) is launched behind it:
 
     staging ──one copy──▶ slab | tokens sources positions slots | tables rows |
-                                   ▼        ▼                       │ plan
-    sampled tokens ──▶ piece ▶ attend ▶ piece ▶ attend .. ▶ finish ◀┘ ──▶ logits
+                                   ▼        ▼                       │ plan (outside)
+    sampled tokens of the step before ──▶ body ──▶ finish (outside) ◀┘ ──▶ logits
 
-That is two or three launches a layer instead of twelve: a step's host time stays
-below its device's.
+All graphs share the slab: they run one after another on one stream.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, StepLimits
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body, DivisibleModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
 from tasuki.engine.inputs import Places
-from tasuki.engine.recorder import Pieces, Recorder, record_all
+from tasuki.engine.recorder import Recorder, Replay, record_all
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
+
+_MAX_CHUNKS = 64  # of a step: what plans of attention lay out each time
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """A recorded room; tensors are those that its pieces read."""
+    """A recorded room; tensors are those that its kernels read and write."""
 
-    pieces: Pieces
+    replay: Replay
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, positions, slots
+    body: Body
 
 
 def rooms_up_to(max_tokens: int) -> list[int]:
@@ -48,16 +51,16 @@ def rooms_up_to(max_tokens: int) -> list[int]:
     return [*(size for size in sizes if size < max_tokens), max_tokens]
 
 
-class PieceGraphs:
+class MixedGraphs:
     """The graphs of one model on one pool.
 
     Args:
-        model: Its body must be capturable between attentions.
-        attention: Runs between the pieces.
+        model: Its body must be capturable.
+        attention: Planned here, outside of the graphs.
         sampled: Tokens of the step before; stays where it is.
         collective: Joins the ranks, which record and replay alike.
         max_tokens: Of a step; larger ones do not run here.
-        max_rows: Sequences of a step whose tables are as wide as can be.
+        max_decodes: Sequences with one token.
         max_width: Blocks of the longest sequence.
         block_size: Tokens of a block.
     """
@@ -70,7 +73,7 @@ class PieceGraphs:
         collective: Collective,
         *,
         max_tokens: int,
-        max_rows: int,
+        max_decodes: int,
         max_width: int,
         block_size: int,
     ) -> None:
@@ -79,9 +82,10 @@ class PieceGraphs:
         self._sampled = sampled
         self._collective = collective
         self._sizes = rooms_up_to(max_tokens)
+        self._limits = StepLimits(max_tokens, max_decodes, _MAX_CHUNKS, max_width)
         self._block_size = block_size
         self._rooms: dict[int, _Room] = {}
-        size = lay_out(slab_parts(max_tokens, max_rows, max_width, max_tokens))[1]
+        size = lay_out(slab_parts(max_tokens, max_decodes, max_width, max_tokens))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
 
     def capture(self, staging: Staging, recorder: Recorder) -> None:
@@ -92,6 +96,9 @@ class PieceGraphs:
 
     def room_for(self, header: StepHeader) -> int | None:
         """The room for a step; None: there is none for it."""
+        limits, chunks = self._limits, len(header.query_lens) - header.num_decodes
+        if header.num_decodes > limits.decodes or chunks > limits.chunks:
+            return None
         room = next((size for size in self._sizes if size >= header.tokens), None)
         if room is not None:
             padded = replace(header, room=room)
@@ -104,10 +111,9 @@ class PieceGraphs:
         assert header.room is not None
         room = self._rooms[header.room]
         parts = staging.send(self._slab)
-        batch = _batch(room.inputs, parts[4], parts[5], header)
-        self._attention.plan(batch)
-        body = room.pieces.run(self._attention)
-        return self._model.finish(body, batch.logits_rows)
+        self._attention.plan(self._batch(room.inputs, parts[4], parts[5], header))
+        room.replay()
+        return self._model.finish(room.body, parts[5])
 
     def _record(self, size: int, staging: Staging, recorder: Recorder) -> _Room:
         """Record one room over a prompt that is all padding."""
@@ -117,31 +123,33 @@ class PieceGraphs:
         tokens, sources, positions, slots, tables, rows = staging.send(self._slab)
         taken = torch.zeros_like(tokens)
         inputs = (taken, positions, slots)
-        batch = _batch(inputs, tables, rows, header)
+        batch = self._batch(inputs, tables, rows, header)
         self._attention.plan(batch)
 
-        def work(attention: AttentionBackend) -> Body:
+        def work() -> Body:
             known = input_tokens(tokens, sources, self._sampled)
             taken.copy_(self._collective.from_first(known))
-            return self._model.body(batch, attention)
+            return self._model.body(batch, self._attention)
 
-        return _Room(recorder.pieces(work, self._attention), inputs)
+        replay, body = recorder.record(work, warm_ups=1)  # decodes were recorded before
+        return _Room(replay, inputs, body)
 
-
-def _batch(
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    tables: torch.Tensor,
-    rows: torch.Tensor,
-    header: StepHeader,
-) -> Batch:
-    tokens, positions, slots = inputs
-    return Batch(
-        tokens=tokens,
-        positions=positions,
-        slots=slots,
-        block_tables=tables.view(header.rows, header.width),
-        query_lens=header.query_lens,
-        context_lens=header.context_lens,
-        logits_rows=rows,
-        num_decodes=header.num_decodes,
-    )
+    def _batch(
+        self,
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        tables: torch.Tensor,
+        rows: torch.Tensor,
+        header: StepHeader,
+    ) -> Batch:
+        tokens, positions, slots = inputs
+        return Batch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            block_tables=tables.view(header.rows, header.width),
+            query_lens=header.query_lens,
+            context_lens=header.context_lens,
+            logits_rows=rows,
+            num_decodes=header.num_decodes,
+            limits=self._limits,
+        )

@@ -1,4 +1,4 @@
-"""Steps in pieces: a real model, real attention, a recorder that computes what CUDA replays."""
+"""Steps with prompts in graphs: a real model and attention, a recorder that computes again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from recording import Recorder
 from support.models import VOCAB_SIZE, save_tiny_model
 
 from tasuki.attention.sdpa import SdpaAttention
+from tasuki.engine import mixed_graphs
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.batch import Batch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.piecewise import rooms_up_to
+from tasuki.engine.mixed_graphs import rooms_up_to
 from tasuki.engine.runner import ModelRunner
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
@@ -29,6 +30,7 @@ class PaddedSdpa(SdpaAttention):
     """Leaves padding alone, as attention on CUDA does."""
 
     capturable = True
+    captures_prompts = True
 
     def __init__(self, pool: torch.Tensor) -> None:
         super().__init__(pool)
@@ -37,6 +39,11 @@ class PaddedSdpa(SdpaAttention):
     def plan(self, batch: Batch) -> None:
         self._count = count = sum(batch.query_lens)
         self.planned.append(batch)
+        if batch.limits is not None:
+            chunks = len(batch.query_lens) - batch.num_decodes
+            assert len(batch.tokens) <= batch.limits.tokens
+            assert batch.num_decodes <= batch.limits.decodes and chunks <= batch.limits.chunks
+            assert max(batch.context_lens) <= batch.limits.width * BLOCK_SIZE
         assert (batch.slots[count:] == -1).all()
         slots = batch.slots[:count].clamp(min=0)  # recording: padding goes to a block of nobody's
         super().plan(replace(batch, slots=slots))
@@ -97,7 +104,7 @@ def test_rooms():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_tokens_are_those_without_pieces(model: CausalModel, overlap: bool) -> None:
+def test_tokens_are_those_without_graphs(model: CausalModel, overlap: bool) -> None:
     found = []
     recorder = Recorder()
     for used in (None, recorder):
@@ -109,12 +116,11 @@ def test_tokens_are_those_without_pieces(model: CausalModel, overlap: bool) -> N
             {(r.request_id, c): rig.tokens(r.request_id, c) for r in requests() for c in r.choices}
         )
     assert found[0] == found[1]
-    mixed = [batch for batch in attention.planned if batch.bucket is None]
-    assert recorder.pieces_run == model.spec.num_layers * len(mixed)
+    mixed = [batch for batch in attention.planned if batch.limits is not None]
+    assert recorder.replays == len(attention.planned)
     assert any(len(batch.tokens) > sum(batch.query_lens) for batch in mixed), "no padding"
     assert any(0 < batch.num_decodes < len(batch.query_lens) for batch in mixed), "none was mixed"
     assert len({len(batch.tokens) for batch in mixed}) > 1, "one room only"
-    assert recorder.replays == len(attention.planned) - len(mixed)
     if not overlap:
         assert rig.pool.isfinite().all()
 
@@ -130,5 +136,51 @@ def test_a_step_larger_than_every_room_runs_as_before(model: CausalModel) -> Non
         rig.drain()
         first = attention.planned[0]
         assert len(first.tokens) == sum(first.query_lens) > MAX_TOKENS
+        assert first.limits is None
         found.append([rig.tokens("r0"), rig.tokens("r1")])
     assert found[0] == found[1]
+
+
+def test_a_step_of_more_prompts_than_plans_lay_out_runs_as_before(
+    model: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_graphs, "_MAX_CHUNKS", 3)
+    found = []
+    for recorder in (None, Recorder()):
+        rig, attention = make_rig(model, recorder)
+        for i in range(5):
+            rig.engine.submit(spec(f"r{i}", range(9 * i, 9 * i + 7), max_tokens=5))
+        rig.engine.submit(spec("later", range(50, 60), max_tokens=5))
+        rig.drain()
+        assert attention.planned[0].limits is None
+        assert recorder is None or all(
+            batch.limits or batch.bucket for batch in attention.planned[1:]
+        )
+        found.append([rig.tokens(f"r{i}") for i in range(5)])
+    assert found[0] == found[1]
+
+
+def test_a_step_without_prompts_that_is_no_plain_decode(model: CausalModel) -> None:
+    """A prompt of one token with two choices: its only row gives two draws."""
+    found = []
+    for recorder in (None, Recorder()):
+        rig, attention = make_rig(model, recorder)
+        rig.engine.submit(spec("r", [7], choices=(0, 1), temperature=1.0, max_tokens=6))
+        rig.drain()
+        first = attention.planned[0]
+        assert first.num_decodes == len(first.query_lens) == 1
+        assert (first.limits is not None) == (recorder is not None)
+        found.append([rig.tokens("r", choice) for choice in (0, 1)])
+    assert found[0] == found[1]
+
+
+def test_attention_that_looks_at_the_batch_runs_such_steps_without_graphs(
+    model: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PaddedSdpa, "captures_prompts", False)
+    recorder = Recorder()
+    rig, attention = make_rig(model, recorder)
+    rig.engine.submit(spec("r", range(30), max_tokens=8))
+    rig.drain()
+    assert [batch.limits for batch in attention.planned] == [None] * len(attention.planned)
+    assert recorder.replays == sum(batch.bucket is not None for batch in attention.planned) == 7
