@@ -122,11 +122,15 @@ def _with_norm(collective: Distributed, x: torch.Tensor) -> dict[str, Callable[[
     """A sum, the addition to the residual and the norm, as in a layer."""
     from tasuki.models import kernels
 
-    hidden = torch.randn_like(x)
+    hidden, place = torch.randn_like(x), collective.place(*x.shape, x.dtype)
+    placed = x if place is None else place
     weight = torch.ones_like(x[0])
     return {
         "ours + add + norm": lambda: kernels.add_norm(
             hidden, collective.all_reduce(x), weight, 1e-6
+        ),
+        "ours, placed, + add + norm": lambda: kernels.add_norm(
+            hidden, collective.all_reduce(placed), weight, 1e-6
         ),
         "NCCL + add + norm": lambda: (
             dist.all_reduce(x),

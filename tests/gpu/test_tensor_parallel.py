@@ -53,6 +53,11 @@ def collectives(collective: Collective) -> list[str]:
             for name, ways in (("symmetric", collective), ("nccl", plain)):
                 if not torch.equal(ways.all_reduce(static.clone()), want):
                     wrong.append(f"{name} {rows} x {width} {dtype}")
+                place = ways.place(rows, width, dtype)
+                if place is not None and not torch.equal(
+                    ways.all_reduce(place.copy_(static)), want
+                ):
+                    wrong.append(f"{name} {rows} x {width} {dtype} in place")
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.models.layers import make_linear, padded_rows
+from tasuki.engine.collective import Alone
+from tasuki.models.layers import PlainLinear, SummedLinear, make_linear, padded_rows
 
 
 def test_few_row_counts_reach_the_kernels() -> None:
@@ -29,3 +30,37 @@ def test_equals_a_plain_product(rows: int, with_bias: bool) -> None:
         result = make_linear(weight, bias)(x)
         torch.testing.assert_close(result, F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
         assert result.shape == (rows, 96)
+
+
+class Placed(Alone):
+    """A collective with a place for sums of up to two rows; the other rank's part is ones."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.memory = torch.full((2, 3), float("nan"))
+        self.placed: list[bool] = []
+
+    def place(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        assert (width, dtype) == (3, torch.float32)
+        return self.memory[:rows] if rows <= len(self.memory) else None
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self.placed.append(x.data_ptr() == self.memory.data_ptr())
+        return x + 1
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_part_of_a_sum_is_written_where_the_ranks_read_it(biased: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(3, 5)
+    bias = torch.randn(3) if biased else None
+    collective = Placed()
+    product = SummedLinear(PlainLinear(weight, bias), collective)
+    for rows in (1, 2, 4):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(product(x), F.linear(x, weight, bias) + 1)
+    assert collective.placed == [True, True, False]
+    packed = SummedLinear(lambda x: F.linear(x, weight, bias), collective)
+    torch.testing.assert_close(packed(x), F.linear(x, weight, bias) + 1)
+    assert collective.placed[-1] is False

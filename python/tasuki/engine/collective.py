@@ -27,7 +27,16 @@ class Collective(Protocol):
         """Whether this is the rank that plans and samples."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' `x`, of one shape and dtype; may overwrite it."""
+        """The sum of all ranks' `x`, of one shape and dtype; valid until the next call.
+
+        May overwrite `x`.
+        """
+
+    def place(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Where `all_reduce` had best find its argument, [rows, width]; None: anywhere.
+
+        The same at every call, so what was summed last may lie in it.
+        """
 
     def gather(self, x: torch.Tensor, width: int) -> torch.Tensor:
         """All ranks' columns side by side, on the first rank.
@@ -58,6 +67,10 @@ class Alone:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The same."""
         return x
+
+    def place(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Anywhere."""
+        return None
 
     def gather(self, x: torch.Tensor, width: int) -> torch.Tensor:
         """The same."""

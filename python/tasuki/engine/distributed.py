@@ -84,7 +84,7 @@ class Distributed:
 
     Args:
         device: Where this rank computes.
-        all_reduce: On CUDA: `nccl` alone, or `symmetric` memory for small sums (`auto`).
+        all_reduce: On CUDA: `nccl` alone, or also `symmetric` memory (`auto`).
 
     Attributes:
         rank, size, is_first: See `Collective`.
@@ -107,6 +107,10 @@ class Distributed:
             return self._symmetric(x)
         dist.all_reduce(x)
         return x
+
+    def place(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """See `Collective`."""
+        return None if self._symmetric is None else self._symmetric.place(rows, width, dtype)
 
     def gather(self, x: torch.Tensor, width: int) -> torch.Tensor:
         """See `Collective`."""

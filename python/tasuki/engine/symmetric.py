@@ -1,8 +1,14 @@
 """Sums of small tensors over ranks by reading each other's memory: torch's symmetric memory.
 
-One kernel copies a rank's part into memory that all ranks have mapped, waits for
-the others' parts and adds them up, in the same order on every rank. NCCL takes
-longer to begin than such a message takes to arrive. A CUDA graph may hold it.
+A rank's part lies in memory that all ranks have mapped, and one kernel waits for the
+others' parts and adds them up, in the same order on every rank:
+
+    one shot     every rank reads all of every other's part and keeps the sum
+    two shots    every rank sums a stretch and writes it to all, in place
+
+NCCL takes longer to begin than such a message takes to arrive. A CUDA graph may hold
+it. Both kernels end when all ranks have read what they read, so what a rank does next
+with its memory disturbs nobody.
 
 Source: torch.distributed._symmetric_memory and torch.ops.symm_mem, torch 2.11.
 """
@@ -15,10 +21,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Every rank reads all of every other rank's part: beyond this NCCL's way is shorter.
-MAX_BYTES = 1 << 20
+# In a CUDA graph, us for [rows, 2560] in bfloat16 on 2 x H200, parts in place
+# (benchmarks/gpu/tensor_parallel.py):
+#
+#     rows         1     16     96    256  2,048
+#     one shot   6.0    7.3    9.4   14.1   63.3
+#     two shots  6.1    7.1    7.5   10.3   38.9
+#     NCCL      21.0   18.7   20.5   22.2   61.4
+#
+# Of more ranks there is no measurement: there one shot reads more, two shots hardly.
+_ONE_SHOT_BYTES = ((2, 64 << 10), (4, 32 << 10), (math.inf, 16 << 10))  # up to so many ranks
+MAX_BYTES = 10 << 20  # as far as measured
 _ALIGN_BYTES = 16  # of what one thread reads; less divisible messages are read in smaller pieces
 _DTYPES = (torch.bfloat16, torch.float32)
+_ops: Any = torch.ops.symm_mem
 
 
 class SymmetricSum:
@@ -27,11 +43,16 @@ class SymmetricSum:
     Args:
         device: This rank's.
         max_bytes: Of the largest message.
+
+    Attributes:
+        one_shot_bytes: Of the largest message that is summed in one shot.
     """
 
     def __init__(self, device: torch.device, max_bytes: int = MAX_BYTES) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
+        size = dist.get_world_size()
+        self.one_shot_bytes = next(most for ranks, most in _ONE_SHOT_BYTES if size <= ranks)
         self._max_bytes = max_bytes
         self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
         self._buffers: dict[torch.dtype, Any] = {}
@@ -42,20 +63,36 @@ class SymmetricSum:
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether this is a way for `x`: the same on every rank."""
-        size_bytes = x.numel() * x.itemsize
+        return self._fits(x.numel(), x.dtype)
+
+    def place(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """See `Collective.place`."""
+        if not self._fits(rows * width, dtype):
+            return None
+        return self._buffers[dtype][: rows * width].view(rows, width)  # type: ignore[no-any-return]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' `x`, wherever each lies; valid until the next sum."""
+        buffer = self._buffers[x.dtype][: x.numel()]
+        placed = x.data_ptr() == buffer.data_ptr()
+        if x.numel() * x.itemsize > self.one_shot_bytes:
+            if not placed:
+                buffer.copy_(x.reshape(-1))
+            total = _ops.two_shot_all_reduce_(buffer, "sum", self._group)
+        elif placed:
+            total = _ops.one_shot_all_reduce(buffer, "sum", self._group)
+        else:
+            flat = x.contiguous().view(-1)
+            total = _ops.one_shot_all_reduce_copy(buffer, flat, "sum", self._group)
+        return total.view(x.shape)  # type: ignore[no-any-return]
+
+    def _fits(self, numel: int, dtype: torch.dtype) -> bool:
+        size_bytes = numel * dtype.itemsize
         return (
-            x.dtype in self._buffers
+            dtype in self._buffers
             and 0 < size_bytes <= self._max_bytes
             and size_bytes % _ALIGN_BYTES == 0
         )
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """A new tensor: the sum of all ranks' `x`."""
-        buffer = self._buffers[x.dtype][: x.numel()]
-        total = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            buffer, x.contiguous().view(-1), "sum", self._group
-        )
-        return total.view(x.shape)  # type: ignore[no-any-return]
 
 
 def make_symmetric_sum(device: torch.device) -> tuple[SymmetricSum | None, str]:
@@ -68,16 +105,26 @@ def make_symmetric_sum(device: torch.device) -> tuple[SymmetricSum | None, str]:
     found = None
     try:
         found = SymmetricSum(device)
-        ours = torch.arange(64, dtype=torch.float32, device=device) + dist.get_rank()
-        size = dist.get_world_size()
-        want = size * torch.arange(64, dtype=torch.float32, device=device) + math.comb(size, 2)
-        if not torch.equal(found(ours), want):
+        if not adds_up(found, device):
             reason = "its sum is wrong"
     except (RuntimeError, ImportError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
     if not agreed(not reason, device):
         return None, f"NCCL; symmetric memory does not work here: {reason or 'on another rank'}"
     return found, f"symmetric memory up to {MAX_BYTES >> 10} KiB, NCCL beyond"
+
+
+def adds_up(sums: SymmetricSum, device: torch.device) -> bool:
+    """Whether sums are right on this rank, in one shot and in two, in place and not."""
+    size, right = dist.get_world_size(), True
+    for numel in (64, 64 + sums.one_shot_bytes // torch.float32.itemsize):
+        ours = torch.arange(numel, dtype=torch.float32, device=device) + dist.get_rank()
+        want = size * torch.arange(numel, dtype=torch.float32, device=device) + math.comb(size, 2)
+        right &= torch.equal(sums(ours), want)
+        place = sums.place(1, numel, torch.float32)
+        assert place is not None
+        right &= torch.equal(sums(place.copy_(ours))[0], want)
+    return right
 
 
 def agreed(works: bool, device: torch.device) -> bool:

@@ -40,6 +40,12 @@ class PlainLinear:
         """See `Linear`."""
         return F.linear(x, self.weight, self.bias)
 
+    def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Write the product to `out`, [T, out], and return it."""
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
 
 _EXACT_ROWS = 16
 _PACKED_FOR_ROWS = 256  # layout for this many rows was the fastest at 1, 8 and 512 as well
@@ -81,8 +87,13 @@ class SummedLinear:
     collective: Collective
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Linear`."""
-        return self.collective.all_reduce(self.part(x))
+        """See `Linear`; the result is valid until the next sum."""
+        part = self.part
+        if isinstance(part, PlainLinear):
+            place = self.collective.place(x.shape[0], part.weight.shape[0], x.dtype)
+            if place is not None:
+                return self.collective.all_reduce(part.into(place, x))
+        return self.collective.all_reduce(part(x))
 
 
 def summed(product: Linear, collective: Collective) -> Linear:

@@ -57,7 +57,7 @@ class WorkerConfig:
         tensor_parallel: Ranks that the model is divided among, each a process with a
             GPU of its own; on the CPU with a share of the cores.
         all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
-            memory for small sums; `auto`: `symmetric`, and `nccl` where that does not work.
+            memory for sums up to 10 MiB; `auto`: `symmetric`, and `nccl` where that does not work.
         device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
             GPU on).
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
