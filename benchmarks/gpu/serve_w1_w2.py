@@ -8,10 +8,11 @@
 Qwen3-4B's shape with random weights (`--load-format dummy`). W1: 1,000 requests,
 inputs and outputs uniform in 5..1019 tokens, 100 at a time. W2: 300 requests of
 5,000 in and 250 out, 48 at a time. All answers have all their tokens
-(ignore_eos); prompts are random, so no prefix is ever in a cache. Load is sent
-and measured by `tasuki bench serve`, through the router; a few requests of the
-same kind run before, unmeasured. The peer's figures are one run each on 2 x
-H200, client `vllm bench serve`, through vllm-router (see notes in RESULTS.md).
+(ignore_eos); prompts are random, others in each repeat, so no prefix is ever in
+a cache. Load is sent and measured by `tasuki bench serve`, through the router; a
+few requests of the same kind run before, unmeasured. The peer's figures are one
+run each on 2 x H200, client `vllm bench serve`, through vllm-router (see notes in
+RESULTS.md).
 """
 
 from __future__ import annotations
@@ -185,13 +186,15 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def measure(server: Serving, model: Path, workload: Workload, label: str, out: Path) -> None:
+def measure(
+    server: Serving, model: Path, workload: Workload, label: str, seed: int, out: Path
+) -> None:
     """One run of `tasuki bench serve`; the result is in `out`."""
     command = [sys.executable, "-m", "tasuki", "bench", "serve", "--base-url", server.url]
     command += ["--model", server.model, "--tokenizer", str(model), *workload.options]
     command += ["--num-requests", str(workload.requests), "--warmup", str(workload.at_a_time)]
     command += ["--max-concurrency", str(workload.at_a_time), "--answers", "exact", "--quiet"]
-    command += ["--no-chunks", "--label", label, "--output", str(out)]
+    command += ["--no-chunks", "--label", label, "--output", str(out), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
@@ -311,7 +314,8 @@ class Campaign:
     def _measure(self, server: Serving, topology: str, name: str, repeat: int) -> None:
         folder = self._arguments.keep or self._scratch
         out = folder / f"{topology}-{name}-{repeat}.json"
-        measure(server, self._model, self._workloads[name], f"{topology} {name}", out)
+        label = f"{topology} {name}"
+        measure(server, self._model, self._workloads[name], label, repeat, out)
         row = figures(json.loads(out.read_text()))
         self.runs.append({"topology": topology, "workload": name, **row})
         print(json.dumps(self.runs[-1]), flush=True)
