@@ -21,16 +21,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# In a CUDA graph, us for [rows, 2560] in bfloat16 on 2 x H200, parts in place
+# In a CUDA graph, us for [rows, 2560] in bfloat16 on H200s, parts in place
 # (benchmarks/gpu/tensor_parallel.py):
 #
-#     rows         1     16     96    256  2,048
-#     one shot   6.0    7.3    9.4   14.1   63.3
-#     two shots  6.1    7.1    7.5   10.3   38.9
-#     NCCL      21.0   18.7   20.5   22.2   61.4
+#     rows                   1     16     96    256  2,048
+#     2 ranks, one shot    6.0    7.2    9.7   14.2   62.9
+#              two shots   6.1    7.1    7.6   10.5   38.7
+#              NCCL       19.9   19.1   24.6   26.7   63.2
+#     4 ranks, one shot    6.5    8.0   12.9   20.7  106.7
+#              two shots   6.4    8.7    9.5   14.4   59.9
+#              NCCL       23.9   25.4   28.2   31.3   83.0
 #
 # Of more ranks there is no measurement: there one shot reads more, two shots hardly.
-_ONE_SHOT_BYTES = ((2, 64 << 10), (4, 32 << 10), (math.inf, 16 << 10))  # up to so many ranks
+_ONE_SHOT_BYTES = ((2, 64 << 10), (4, 128 << 10), (math.inf, 16 << 10))  # up to so many ranks
 MAX_BYTES = 10 << 20  # as far as measured
 _ALIGN_BYTES = 16  # of what one thread reads; less divisible messages are read in smaller pieces
 _DTYPES = (torch.bfloat16, torch.float32)
