@@ -123,8 +123,8 @@ def test_a_sum_that_is_wrong_on_one_rank_is_used_by_none() -> None:
     assert first == "NCCL; symmetric memory does not work here: on another rank"
 
 
-@pytest.mark.parametrize(("ranks", "kib"), [(2, 64), (3, 32), (4, 32), (8, 16)])
-def test_the_more_ranks_the_less_goes_in_one_shot(
+@pytest.mark.parametrize(("ranks", "kib"), [(2, 64), (3, 128), (4, 128), (8, 16)])
+def test_what_goes_in_one_shot_depends_on_the_ranks(
     ranks: int, kib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group: Any = type("Group", (), {"WORLD": type("World", (), {"group_name": "0"})})
