@@ -17,7 +17,6 @@ from tasuki.engine.api import (
     LegEndReason,
     LegTimings,
     RequestSpec,
-    StepResult,
 )
 
 
@@ -45,6 +44,9 @@ class Relay:
         self.quarantined: list[tuple[int, list[int]]] = []
         self.refused: list[str] = []
         self.returned: list[str] = []
+        self._started: list[str] = []
+        for rig in rigs:
+            rig.engine.on_started = self._started.extend
 
     def submit(self, spec: RequestSpec, source: int, target: int) -> None:
         """Place a request; on one engine when source is target."""
@@ -109,7 +111,7 @@ class Relay:
 
     def _step(self, index: int) -> None:
         result = self.rigs[index].step()
-        self._scheduled(result)
+        self._assign_started()
         for announced in result.announced:
             handoff = self.handoffs[announced.request_id]
             assert announced.first == len(handoff.announced)
@@ -128,8 +130,9 @@ class Relay:
             elif handoff is not None and handoff.state == "started":
                 handoff.state = "over"
 
-    def _scheduled(self, result: StepResult) -> None:
-        for request_id in result.scheduled:
+    def _assign_started(self) -> None:
+        while self._started:
+            request_id = self._started.pop(0)
             handoff = self.handoffs[request_id]
             assert handoff.state == "credited", "prefill began before it was admitted"
             engine = self.rigs[handoff.target].engine

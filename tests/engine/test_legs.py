@@ -42,9 +42,8 @@ def test_prefill_leg_is_told_of_before_its_first_chunk_is_launched(overlap: bool
     rig.engine._runner.launch = launch_and_look
     rig.engine.submit(spec("a", range(15), leg=Leg.PREFILL))
     rig.engine.admit("a")
-    results = [rig.step() for _ in range(3 + overlap)]
+    rig.drain()
     assert known == [["a"]] * 3
-    assert not any(result.scheduled for result in results)
 
 
 def test_prefill_leg_announces_full_blocks_chunk_by_chunk(overlap: bool):
@@ -53,7 +52,6 @@ def test_prefill_leg_announces_full_blocks_chunk_by_chunk(overlap: bool):
     rig.engine.submit(request)
     rig.engine.admit("a")
     results = [rig.step() for _ in range(3 + overlap)]
-    assert [r.scheduled for r in results[:3]] == [["a"], [], []]
     told = [[(a.first, len(a.blocks)) for a in r.announced] for r in results]
     assert told == [*[[]] * overlap, [(0, 1)], [(1, 2)], [(3, 1)]]
     [prefilled] = results[-1].prefilled

@@ -196,11 +196,10 @@ class PrefillNode(Node):
     def step(self, request_id: str) -> None:
         """Compute one block of one request, and tell."""
         leg = self.legs[request_id]
-        scheduled: list[str] = []
         prefilled: list[Prefilled] = []
         if not leg.blocks:
             leg.blocks = [self.free.pop(0) for _ in range(leg.total_blocks)]
-            scheduled = [request_id]
+            self.side.on_started([request_id])
         index = leg.computed
         self.memory[leg.blocks[index]] = (request_id, index)
         leg.computed += 1
@@ -210,7 +209,7 @@ class PrefillNode(Node):
             prefilled = [Prefilled(request_id, leg.total_blocks, (first,))]
         if prefilled and leg.finished_at_once:
             self._end(request_id, LegEndReason.FINISHED, self_ended=True)
-        self.side.on_step(scheduled, announced, prefilled, self.clock_s())
+        self.side.on_step(announced, prefilled, self.clock_s())
         if prefilled and leg.finished_at_once:
             self.side.on_leg_ended(request_id, self.clock_s())
         self.world.flush_prefill(self)

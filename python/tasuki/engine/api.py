@@ -162,11 +162,10 @@ class Prefilled:
 
 @dataclass(slots=True)
 class StepResult:
-    """All that one step brought. The three handoff lists concern PREFILL legs only."""
+    """All that one step brought; `announced` and `prefilled` concern PREFILL legs only."""
 
     outputs: list[Output] = field(default_factory=list)
     ended: list[LegEnd] = field(default_factory=list)
-    scheduled: list[str] = field(default_factory=list)  # first chunk in it; see on_started
     announced: list[Announced] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
 

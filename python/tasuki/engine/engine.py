@@ -82,9 +82,9 @@ class Engine:
         self._legs = Legs(self._pool, self._budget, self._scheduler, self._runner)
         self._booking = Booking(config, self._legs, self._scheduler, self._counters)
         self._stalled = False
-        self.on_started: Callable[[Sequence[str]], None] | None = None
+        self.on_started: Callable[[Sequence[str]], None] = lambda _: None
         """Told of PREFILL legs whose first chunk is about to be computed, within `step`:
-        sooner than by the result, which where the host computes comes after the chunk."""
+        its result, where the host computes, comes after the chunk. Must not call the engine."""
         self._flight: Flight | None = None
         self._landing: Flight | None = None  # launched before it, and not collected
         self._collected_s = 0.0
@@ -330,10 +330,8 @@ class Engine:
             self._stalled = not ahead and self._counters.preemptions == preemptions
             return None
         self._stalled = False
-        if plan.started and self.on_started is not None:
+        if plan.started:
             self.on_started(plan.started)
-        else:
-            self._legs.pending.scheduled += plan.started
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
         launched_s = self._clock()

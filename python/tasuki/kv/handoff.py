@@ -8,10 +8,11 @@ thing: an announcement of blocks that have a place here is read ahead by the loo
 thread, so that their pull does not wait for the engine's step. A lock keeps the two
 apart; the loop's thread never waits for it.
 
-    engine thread:  submit abort retarget on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
-                                                 ▲              ▲                       │
-    inbox  ◀── streams (loop), puller (thread) ──┘              │                       │
-                  └── announced blocks: read ahead ─────────────┘  streams, puller ◀────┘
+    engine thread:  submit abort retarget
+                    on_started on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
+                                        ▲                   ▲                  │
+    inbox  ◀── streams (loop), puller ──┘                   │                  ▼
+                  └── announced blocks: read ahead ─────────┘          streams, puller
 """
 
 from __future__ import annotations
@@ -182,14 +183,13 @@ class Handoffs:
         these are pulled at once. Does not call the engine.
         """
         with self._lock:
-            self._prefill.on_step(request_ids, [], [], self._clock())
+            self._prefill.on_started(request_ids)
             self._carry_out()
 
     def on_step(self, result: StepResult) -> None:
         """What a step brought, whether or not it concerns a handoff."""
         with self._lock:
-            now_s = self._clock()
-            self._prefill.on_step(result.scheduled, result.announced, result.prefilled, now_s)
+            self._prefill.on_step(result.announced, result.prefilled, self._clock())
             for ended in result.ended:
                 self.on_leg_ended(ended.request_id)
             self._carry_out()

@@ -137,18 +137,17 @@ class PrefillSide:
         self._unpark(handoff)
         return True
 
-    def on_step(
-        self,
-        scheduled: Sequence[str],
-        announced: Sequence[Announced],
-        prefilled: Sequence[Prefilled],
-        now_s: float,
-    ) -> None:
-        """What one engine step brought for PREFILL legs."""
-        for request_id in scheduled:
+    def on_started(self, request_ids: Sequence[str]) -> None:
+        """The first chunks of these legs are about to be computed."""
+        for request_id in request_ids:
             if handoff := self._handoffs.get(request_id):
                 handoff.scheduled = True
                 self._peers.say_scheduled(handoff)
+
+    def on_step(
+        self, announced: Sequence[Announced], prefilled: Sequence[Prefilled], now_s: float
+    ) -> None:
+        """What one engine step brought for PREFILL legs."""
         for item in announced:
             if handoff := self._handoffs.get(item.request_id):
                 self._announced(handoff, item, now_s)
