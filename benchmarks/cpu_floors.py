@@ -24,7 +24,8 @@ from engine_vs_peers import EIGHT, SINGLE, Scenario
 
 from tasuki.models.fetch import resolve_model
 from tasuki.models.layers import make_linear
-from tasuki.models.spec import ModelSpec, read_spec
+from tasuki.models.spec import ModelSpec
+from tasuki.models.spec_reader import read_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
 READ_BYTES = 1 << 30

@@ -42,7 +42,7 @@ from tasuki.engine.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 from tasuki.models.shard import Shard
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_tensor_parallel.json"

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from tasuki.models.fallback import FallbackModel, load_fallback
 from tasuki.models.fallback_compile import compile_layers
 from tasuki.models.loader import compile_model, load_model
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel
 from tasuki.models.llama_cpu import CpuLlamaModel, why_not
 from tasuki.models.loader import load_model
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 BFLOAT16 = torch.bfloat16
 Plan = list[list[tuple[int, int]]]  # steps of (sequence, tokens)

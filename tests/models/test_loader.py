@@ -14,7 +14,7 @@ from tiny import save
 
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import choose_dtype, load_model
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 Tensors = dict[str, torch.Tensor]
 

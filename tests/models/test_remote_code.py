@@ -12,7 +12,7 @@ from tiny import save
 
 from tasuki.models.errors import UnsupportedModelError
 from tasuki.models.loader import load_model
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 _CODE = """
 from pathlib import Path

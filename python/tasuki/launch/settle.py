@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
 
     from tasuki.errors import TasukiError
     from tasuki.models.loader import choose_dtype
-    from tasuki.models.spec import read_spec
+    from tasuki.models.spec_reader import read_spec
 
     try:
         dtype, reason = choose_dtype(read_spec(Path(arguments[0])), torch.device("cpu"))

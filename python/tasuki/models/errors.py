@@ -11,3 +11,8 @@ class ModelError(TasukiError):
 
 class UnsupportedModelError(ModelError):
     """A model, or a feature of one, that Tasuki does not run; named."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of somebody else's says; its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,11 +6,11 @@ to the step's `AttentionBackend`, which it finds among the keyword arguments
 that such classes pass down. Tokens of all sequences come in one row, told apart
 by the backend and by their positions.
 
-What a class declares is not taken on trust: `fallback_check` runs every model
-once at start and refuses it by name if it differs from what transformers
-itself computes. `fallback_compile` makes it fast. This module imports
-transformers, which takes seconds: it is imported only when needed. Runs on the
-engine thread.
+`fallback_spec` refuses what its configuration alone speaks against. What a class
+declares is not taken on trust either: `fallback_check` runs every model once at
+start and refuses it by name if it differs from what transformers itself computes.
+`fallback_compile` makes it fast. This module imports transformers, which takes
+seconds: it is imported only when needed. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
-from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.errors import ModelError, UnsupportedModelError, first_line
 from tasuki.models.fallback_check import Trial
 from tasuki.models.packing import pack
 from tasuki.models.paged_op import Slot, paged_attention
-from tasuki.models.spec import ModelSpec, architecture_of, read_config, read_eos
+from tasuki.models.spec import ModelSpec
 
 _IMPLEMENTATION = "tasuki_paged"
-_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 # Keyword tensors that say nothing about the attention itself.
 _HARMLESS = {"position_ids", "cache_position", "position_embeddings"}
 
@@ -119,7 +117,7 @@ def _read(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_c
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"{folder} cannot be loaded: {first_line(error)}") from error
     module, report = loaded
     if missing := sorted(report.get("missing_keys", ())):
         raise ModelError(
@@ -143,93 +141,6 @@ def _make(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_c
             attn_implementation=_IMPLEMENTATION,
             trust_remote_code=trust_remote_code,
         )
-
-
-def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
-    """Describe a model that transformers will run.
-
-    Raises:
-        ModelError: Its configuration cannot be read.
-        UnsupportedModelError: It cannot run on one pool of equal blocks; says why.
-    """
-    raw = read_config(folder)
-    architecture = architecture_of(raw, folder)
-    try:
-        config = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(
-            f"{architecture} is not supported: {_first_line(error)}"
-        ) from error
-    if reason := _why_not(config, architecture, raw, trust_remote_code):
-        raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
-    heads = int(config.num_attention_heads)
-    layers = int(config.num_hidden_layers)
-    return ModelSpec(
-        architecture=architecture,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        hidden_size=int(config.hidden_size),
-        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
-        vocab_size=int(config.vocab_size),
-        max_position=_context(config),
-        sliding_windows=_windows(config, layers),
-        tied_head=bool(config.tie_word_embeddings),
-        eos_token_ids=read_eos(folder, raw),
-        native=False,
-    )
-
-
-def _why_not(
-    config: Any, architecture: str, raw: dict[str, Any], trust_remote_code: bool
-) -> str | None:
-    """What the configuration alone says against a model; None: nothing."""
-    remote = trust_remote_code and "AutoModelForCausalLM" in raw.get("auto_map", {})
-    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    names = {c.__name__ for c in (known if isinstance(known, tuple) else (known,)) if c}
-    if not remote and architecture not in names:
-        have = " or ".join(sorted(names)) or "no causal model"
-        return f"transformers {transformers.__version__} has {have} for {config.model_type}"
-    if not remote and not getattr(transformers, architecture)._supports_attention_backend:
-        return "its class does not declare _supports_attention_backend"
-    if getattr(config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder"
-    if getattr(config, "kv_lora_rank", None):
-        return f"latent attention (kv_lora_rank {config.kv_lora_rank}) needs another cache layout"
-    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES):
-        return f"layers of type {', '.join(odd)} need another cache layout"
-    if softcap := getattr(config, "attn_logit_softcapping", None):
-        return f"attn_logit_softcapping {softcap} is not in our attention"
-    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
-    absent = [name for name in needed if getattr(config, name, None) is None]
-    return f"its configuration lacks {', '.join(absent)}" if absent else None
-
-
-def _context(config: Any) -> int:
-    """Tokens up to which a token's rotation does not depend on the batch around it.
-
-    With "longrope" transformers rotates a whole batch by its longest sequence:
-    one beyond the original context would change all the others.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-    originals = (
-        kind["original_max_position_embeddings"]
-        for kind in kinds
-        if kind.get("rope_type") == "longrope"
-    )
-    return int(min([config.max_position_embeddings, *originals]))
-
-
-def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
-    """What layer types say; classes without them pass the window to the attention themselves."""
-    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if not window or not types:
-        return (None,) * layers
-    return tuple(int(window) if t == "sliding_attention" else None for t in types)
 
 
 def _attend(
@@ -282,7 +193,3 @@ def _why_not_attend(
     if others.get("is_causal", getattr(module, "is_causal", True)) is False:
         return "is not causal"
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

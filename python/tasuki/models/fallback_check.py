@@ -18,7 +18,7 @@ import torch
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.engine.batch import Batch
 from tasuki.models.base import CausalModel
-from tasuki.models.errors import UnsupportedModelError
+from tasuki.models.errors import UnsupportedModelError, first_line
 from tasuki.models.spec import ModelSpec
 
 _BLOCK_SIZE = 4
@@ -145,10 +145,9 @@ def _failures_of(spec: ModelSpec) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
         raise UnsupportedModelError(
             f"{spec.architecture} is not supported: the trial run failed with"
-            f" {type(error).__name__}: {reason}"
+            f" {type(error).__name__}: {first_line(error)}"
         ) from error
 
 

@@ -22,22 +22,10 @@ from tasuki.engine.batch import Batch
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body
 from tasuki.models.layers import Linear, make_head, make_linear, summed
+from tasuki.models.llama_layer import LlamaLayer
 from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
-from tasuki.models.ops import Norms, make_ops
+from tasuki.models.ops_select import make_ops
 from tasuki.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    """One layer's weights. Norms are [hidden]; those of queries and keys [head_dim]."""
-
-    attention_norm: torch.Tensor
-    qkv: Linear
-    head_norms: Norms | None
-    output: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from tasuki.models.checkpoint import Checkpoint
-from tasuki.models.ops import Norms
+from tasuki.models.llama_layer import Norms
 from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
 

@@ -20,7 +20,8 @@ from tasuki.models.llama import LlamaModel, prepare
 from tasuki.models.llama_cpu import CpuLlamaModel, make_product, why_not
 from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
 from tasuki.models.shard import Shard, check_ranks
-from tasuki.models.spec import ModelSpec, read_spec
+from tasuki.models.spec import ModelSpec
+from tasuki.models.spec_reader import read_spec
 
 log = logging.getLogger(__name__)
 

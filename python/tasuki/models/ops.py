@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
-from tasuki.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from tasuki.models.llama import LlamaLayer
+from tasuki.models.llama_layer import LlamaLayer, Norms
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What `Ops.rotation` gives and `Ops.attend` takes; its meaning is the implementation's."""
-
-Norms = tuple[torch.Tensor, torch.Tensor]
-"""Weights [head_dim] of the queries' and the keys' norm."""
 
 
 class Ops(ABC):
@@ -91,14 +84,3 @@ class Ops(ABC):
     @abstractmethod
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[T, 2 x inner] to silu(first half) x second half, [T, inner]; may overwrite."""
-
-
-def make_ops(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Ops:
-    """The implementation for a device: fused kernels on CUDA, PyTorch's operators elsewhere."""
-    if device.type == "cuda":
-        from tasuki.models.ops_cuda import CudaOps
-
-        return CudaOps(spec, device)
-    from tasuki.models.ops_torch import TorchOps
-
-    return TorchOps(spec, dtype, device)

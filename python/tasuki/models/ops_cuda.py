@@ -8,8 +8,6 @@ CUDA graph. Owns the rotation's table, made once for the model's whole context.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from tasuki.attention.base import AttentionBackend
@@ -17,13 +15,11 @@ from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
 from tasuki.models import kernels
 from tasuki.models.layers import Linear
-from tasuki.models.ops import Norms, Ops, Rotation
+from tasuki.models.llama_layer import LlamaLayer, Norms
+from tasuki.models.ops import Ops, Rotation
 from tasuki.models.products import FewRows
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from tasuki.models.llama import LlamaLayer
 
 
 class CudaOps(Ops):

@@ -25,7 +25,8 @@ from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import Transport, create_transport
 from tasuki.models.shard import check_ranks
-from tasuki.models.spec import ModelSpec, read_spec
+from tasuki.models.spec import ModelSpec
+from tasuki.models.spec_reader import read_spec
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import Limits, WorkerConfig
 from tasuki.worker.convert import ROLE_TO_WIRE

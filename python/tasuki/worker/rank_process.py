@@ -25,7 +25,7 @@ from tasuki.errors import TasukiError
 from tasuki.kv.rank_channel import KvRank
 from tasuki.kv.transport import create_transport
 from tasuki.launch.parent_death import follow_parent
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 from tasuki.worker.device import use_device
 from tasuki.worker.rank_messages import (
     CopyOrder,

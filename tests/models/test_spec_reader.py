@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasuki.models.errors import ModelError, UnsupportedModelError
-from tasuki.models.spec import read_spec
+from tasuki.models.spec_reader import read_spec
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

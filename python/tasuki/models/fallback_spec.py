@@ -1,0 +1,107 @@
+"""What a model is that transformers will run, as its configuration class has it.
+
+It also says no, before any weights are read, to what cannot run on one pool of
+equal blocks. This module imports transformers, which takes seconds: it is imported
+only when needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig
+
+from tasuki.models.config_file import architecture_of, read_config, read_eos
+from tasuki.models.errors import UnsupportedModelError, first_line
+from tasuki.models.spec import ModelSpec
+
+_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+
+
+def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
+    """Describe a model that transformers will run.
+
+    Raises:
+        ModelError: Its configuration cannot be read.
+        UnsupportedModelError: It cannot run on one pool of equal blocks; says why.
+    """
+    raw = read_config(folder)
+    architecture = architecture_of(raw, folder)
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(
+            f"{architecture} is not supported: {first_line(error)}"
+        ) from error
+    if reason := _why_not(config, architecture, raw, trust_remote_code):
+        raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
+    heads = int(config.num_attention_heads)
+    layers = int(config.num_hidden_layers)
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        vocab_size=int(config.vocab_size),
+        max_position=_context(config),
+        sliding_windows=_windows(config, layers),
+        tied_head=bool(config.tie_word_embeddings),
+        eos_token_ids=read_eos(folder, raw),
+        native=False,
+    )
+
+
+def _why_not(
+    config: Any, architecture: str, raw: dict[str, Any], trust_remote_code: bool
+) -> str | None:
+    """What the configuration alone says against a model; None: nothing."""
+    remote = trust_remote_code and "AutoModelForCausalLM" in raw.get("auto_map", {})
+    known = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    names = {c.__name__ for c in (known if isinstance(known, tuple) else (known,)) if c}
+    if not remote and architecture not in names:
+        have = " or ".join(sorted(names)) or "no causal model"
+        return f"transformers {transformers.__version__} has {have} for {config.model_type}"
+    if not remote and not getattr(transformers, architecture)._supports_attention_backend:
+        return "its class does not declare _supports_attention_backend"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    if getattr(config, "kv_lora_rank", None):
+        return f"latent attention (kv_lora_rank {config.kv_lora_rank}) needs another cache layout"
+    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES):
+        return f"layers of type {', '.join(odd)} need another cache layout"
+    if softcap := getattr(config, "attn_logit_softcapping", None):
+        return f"attn_logit_softcapping {softcap} is not in our attention"
+    needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
+    absent = [name for name in needed if getattr(config, name, None) is None]
+    return f"its configuration lacks {', '.join(absent)}" if absent else None
+
+
+def _context(config: Any) -> int:
+    """Tokens up to which a token's rotation does not depend on the batch around it.
+
+    With "longrope" transformers rotates a whole batch by its longest sequence:
+    one beyond the original context would change all the others.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    originals = (
+        kind["original_max_position_embeddings"]
+        for kind in kinds
+        if kind.get("rope_type") == "longrope"
+    )
+    return int(min([config.max_position_embeddings, *originals]))
+
+
+def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
+    """What layer types say; classes without them pass the window to the attention themselves."""
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not window or not types:
+        return (None,) * layers
+    return tuple(int(window) if t == "sliding_attention" else None for t in types)

@@ -1,0 +1,136 @@
+"""Describes the model in a Hugging Face folder.
+
+The fast path (models/llama.py) covers the Llama family, which is described here;
+every other architecture is described by models/fallback_spec.py, or refused by
+name. This file owns no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasuki.models.config_file import architecture_of, read_config, read_eos
+from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.rope import context_tokens, read_rope
+from tasuki.models.spec import ModelSpec
+
+# What an absent key of config.json means, by architecture.
+# Source: defaults of the configuration classes in transformers.
+_FAMILY: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "Qwen2ForCausalLM": {
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+    },
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "head_dim": 128,
+    },
+}
+
+
+def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec:
+    """Describe the model in a Hugging Face folder.
+
+    Args:
+        path: Folder with config.json.
+        trust_remote_code: Whether code that comes with the folder may run, for
+            architectures that transformers itself does not know.
+
+    Raises:
+        ModelError: No such folder, or no readable config.json in it.
+        UnsupportedModelError: The architecture or one of its features is not
+            supported; named.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    architecture = architecture_of(config, folder)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"{folder}: quantized weights ({method}) are not supported: give an unquantized model"
+        )
+    if architecture in _FAMILY and _why_not_native(config) is None:
+        return _family_spec(folder, architecture, {**_FAMILY[architecture], **config})
+    from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
+
+    return fallback_spec(folder, trust_remote_code=trust_remote_code)
+
+
+def _why_not_native(config: Mapping[str, Any]) -> str | None:
+    """Why a model of the Llama family cannot take the fast path; None when it can."""
+    if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
+        return f"hidden_act {act}"
+    if config.get("mlp_bias"):
+        return "mlp_bias"
+    try:
+        read_rope(config, int(config.get("max_position_embeddings") or 2048))
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
+def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> ModelSpec:
+    def size(name: str, default: int | None = None) -> int:
+        value = config.get(name)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{folder}/config.json: {name} is {value}, must be a positive integer")
+        return value
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
+    kv_heads, layers = size("num_key_value_heads", heads), size("num_hidden_layers")
+    max_position = size("max_position_embeddings")
+    head_dim = size("head_dim", hidden // heads)
+    if heads % kv_heads or head_dim % 2:
+        raise ModelError(
+            f"{folder}/config.json: {heads} heads over {kv_heads} KV heads of dimension {head_dim}:"
+            f" must divide, and the dimension be even"
+        )
+    bias = bool(config.get("attention_bias", False))
+    rope = read_rope(config, max_position)
+    return ModelSpec(
+        architecture=architecture,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size"),
+        vocab_size=size("vocab_size"),
+        max_position=context_tokens(rope, max_position),
+        sliding_windows=_windows(architecture, config, layers),
+        rope=rope,
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        attention_bias=bias or architecture == "Qwen2ForCausalLM",
+        output_bias=bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        eos_token_ids=read_eos(folder, config),
+    )
+
+
+def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window")
+    if architecture == "LlamaForCausalLM" or window is None:
+        return (None,) * layers
+    if architecture == "MistralForCausalLM":
+        return (int(window),) * layers
+    if not config.get("use_sliding_window"):
+        return (None,) * layers
+    types = config.get("layer_types")
+    if types is None:
+        first = config.get("max_window_layers", 28)
+        types = ["sliding_attention" if i >= first else "" for i in range(layers)]
+    return tuple(int(window) if t == "sliding_attention" else None for t in types)
