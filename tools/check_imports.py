@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 # A library that few modules own; nobody else may import it.
@@ -19,7 +20,7 @@ OWNED_LIBRARIES = {
     "nixl_cu13": ("tasuki.kv.nixl",),
     "flashinfer": ("tasuki.attention.flashinfer",),
     "ray": ("tasuki.launch.ray",),
-    "matplotlib": ("tasuki.plot.png",),
+    "matplotlib": ("tasuki.plot.labels", "tasuki.plot.png"),
     "plotly": ("tasuki.plot.html",),
 }
 
@@ -75,7 +76,7 @@ class Import:
 
 
 def imports_of(source: str, module: str, is_package: bool) -> Iterator[Import]:
-    """Every import in `source`, type-checking-only ones left out.
+    """Every import in `source`.
 
     Args:
         source: Python text.
@@ -94,6 +95,8 @@ def imports_of(source: str, module: str, is_package: bool) -> Iterator[Import]:
             for alias in node.names:  # a name may be a submodule
                 yield Import(f"{origin}.{alias.name}", node.lineno, on_load)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                yield from visit(child, False)
             for child in node.orelse:
                 yield from visit(child, on_load)
         else:
@@ -135,7 +138,21 @@ def check_python(root: Path) -> list[str]:
     for name, forbidden in FORBIDDEN_REACH.items():
         if name in modules:
             found += _reach(name, forbidden, modules)
-    return found
+    return found + _circle(modules)
+
+
+def _circle(modules: dict[str, tuple[Path, list[Import]]]) -> list[str]:
+    """One circle of modules that import each other, in functions and for types too."""
+    graph = {
+        name: {target for i in imports for target in [*_modules_loaded(i.module, modules)][-1:]}
+        for name, (_, imports) in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        path, _ = modules[error.args[1][0]]
+        return [f"{path}: a circle: {' <- '.join(error.args[1])}"]
+    return []
 
 
 def _reach(

@@ -59,6 +59,16 @@ def plant(root: Path, files: dict[str, str]) -> Path:
             {"tasuki/plot/a.py": "from tasuki import engine", "tasuki/engine/__init__.py": ""},
             "tasuki.plot may not import tasuki.engine",
         ),
+        (
+            {
+                "tasuki/kv/a.py": "def late():\n    from .b import f",
+                "tasuki/kv/b.py": "from .c import f",
+                "tasuki/kv/c.py": (
+                    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import f"
+                ),
+            },
+            "a circle: tasuki.kv.",
+        ),
     ],
 )
 def test_violations_are_found(
