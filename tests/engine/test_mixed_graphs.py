@@ -14,10 +14,13 @@ from tasuki.attention.sdpa import SdpaAttention
 from tasuki.engine import mixed_graphs
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.batch import Batch
+from tasuki.engine.collective import ALONE
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.mixed_graphs import rooms_up_to
+from tasuki.engine.host_buffers import Staging
+from tasuki.engine.mixed_graphs import MixedGraphs, rooms_up_to
 from tasuki.engine.runner import ModelRunner
+from tasuki.engine.step_header import StepHeader
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 
@@ -123,6 +126,42 @@ def test_tokens_are_those_without_graphs(model: CausalModel, overlap: bool) -> N
     assert len({len(batch.tokens) for batch in mixed}) > 1, "one room only"
     if not overlap:
         assert rig.pool.isfinite().all()
+
+
+@torch.inference_mode()
+def test_the_largest_step_has_room(model: CausalModel) -> None:
+    """As many decodes and prompts as may be, all of the longest context, all logits wanted."""
+    shape, decodes, chunks = model.spec, 12, (MAX_TOKENS - 12) // 2
+    pool = torch.zeros(32, shape.num_kv_heads, shape.num_layers, 2, BLOCK_SIZE, shape.head_dim)
+    staging = Staging(torch.device("cpu"))
+    graphs = MixedGraphs(
+        model,  # type: ignore[arg-type]
+        PaddedSdpa(pool),
+        torch.zeros(decodes, dtype=torch.int64),
+        ALONE,
+        max_tokens=MAX_TOKENS,
+        max_decodes=decodes,
+        max_width=MAX_LEN // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+    )
+    graphs.capture(staging, Recorder())
+    step = StepHeader(
+        query_lens=[1] * decodes + [2] * chunks,
+        context_lens=[MAX_LEN] * (decodes + chunks),
+        num_decodes=decodes,
+        width=MAX_LEN // BLOCK_SIZE,
+        wanted=MAX_TOKENS,
+    )
+    step = replace(step, room=graphs.room_for(step))
+    assert step.room == MAX_TOKENS
+    tokens, sources, positions, slots, tables, rows = staging.take(*step.parts())
+    for array, value in ((tokens, 1), (sources, -1), (positions, 0), (slots, 0), (tables, 0)):
+        array[:] = value
+    rows[:] = range(MAX_TOKENS)
+    logits = graphs.run(step, staging)
+    assert logits.shape == (MAX_TOKENS, VOCAB_SIZE) and logits.isfinite().all()
+    assert graphs.room_for(replace(step, num_decodes=decodes + 1)) is None
+    assert graphs.room_for(replace(step, query_lens=[*step.query_lens, 1], room=None)) is None
 
 
 def test_a_step_larger_than_every_room_runs_as_before(model: CausalModel) -> None:

@@ -132,4 +132,4 @@ def test_what_goes_in_one_shot_depends_on_the_ranks(
     monkeypatch.setattr(dist, "group", group)
     monkeypatch.setattr(torch_symmetric, "empty", torch.empty)
     monkeypatch.setattr(torch_symmetric, "rendezvous", lambda *_: None)
-    assert SymmetricSum(CPU, max_bytes=1024).one_shot_bytes == kib << 10
+    assert SymmetricSum(CPU).one_shot_bytes == kib << 10

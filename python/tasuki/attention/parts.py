@@ -29,7 +29,7 @@ class Chunks:
     """Some sequences of a step, for one call; arrays are pinned int32 on the host.
 
     Attributes:
-        rows: of the batch's tokens; the rows before are decodes.
+        rows: of the batch's tokens that the call gets; those before them are decodes.
         queries: [S + 1] where each sequence's queries begin.
         longest: the most queries of a sequence.
         blocks: [S + 1] where each sequence's block ids begin; they may end before the next begin.
@@ -49,7 +49,7 @@ class Chunks:
     whole: bool
 
 
-class Staging:
+class _Pinned:
     """Pinned memory for the integers of one step."""
 
     def __init__(self, pinned: bool) -> None:
@@ -76,13 +76,17 @@ class Staging:
 
 
 class Divider:
-    """Takes steps' chunks apart from their decodes."""
+    """Takes steps' chunks apart from their decodes.
+
+    Attributes:
+        turn: 0 and 1, one after the other: which of two things is this step's.
+    """
 
     def __init__(self, block_size: int, device: torch.device, *, joint: bool) -> None:
         """For a pool on `device`; `joint`: where there are chunks, decodes go with them."""
         self._block_size, self._device, self._joint = block_size, device, joint
         pinned = device.type == "cuda"
-        self._staging = (Staging(pinned), Staging(pinned))
+        self._staging = (_Pinned(pinned), _Pinned(pinned))
         self.turn = 0
 
     def chunks(self, batch: Batch) -> Chunks | None:
@@ -130,7 +134,7 @@ class Divider:
             queries=staging.put(begin + _running_sum(steps)),
             longest=max(queries, default=0),
             blocks=staging.put(blocks),
-            last=staging.put(np.ones(limits.chunks, dtype=np.int32)),  # what `lengths` says counts
+            last=staging.put(np.ones(limits.chunks, dtype=np.int32)),  # unread: `lengths` counts
             lengths=staging.put(lengths),
             indices=batch.block_tables[begin:].reshape(-1),
             whole=False,

@@ -35,7 +35,7 @@ class _Graph:
 
     replay: Replay
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, positions, slots
-    outputs: Outputs
+    outputs: Outputs  # as of `run`, of the whole bucket
 
 
 def buckets_up_to(max_rows: int) -> list[int]:
@@ -91,7 +91,11 @@ class DecodeGraphs:
         return next((bucket for bucket in self._buckets if bucket >= rows), None)
 
     def run(self, header: StepHeader, staging: Staging) -> Outputs:
-        """Run the decode batch that `staging` holds: its `Outputs`, of as many rows."""
+        """Run the decode batch that `staging` holds.
+
+        Returns:
+            This rank's part of the logits, [R, w] float32, and `greedy` of all of them.
+        """
         bucket, count = header.rows, header.num_decodes
         graph = self._graphs[bucket]
         tables = staging.send(self._slab)[4].view(bucket, header.width)

@@ -3,8 +3,9 @@
 What a step's kernels are launched with depends on its number of tokens alone:
 where attention finds its work is planned before (attention/base.py). So a graph is
 recorded for each of a few numbers of tokens, the rooms, and a step runs in the
-smallest that holds it, padded at the end; what follows the last attention (for the
-rows whose logits are wanted) is launched behind it:
+smallest that holds it, padded at the end. In the graph are the taking of input tokens
+and the model's body (forward.py); what follows the last attention, for the rows whose
+logits are wanted, is launched behind it:
 
     staging ──one copy──▶ slab | tokens sources positions slots | tables rows |
                                    ▼        ▼                       │ plan (outside)
@@ -15,7 +16,7 @@ All graphs share the slab: they run one after another on one stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -29,7 +30,7 @@ from tasuki.engine.recorder import Recorder, Replay, record_all
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader, slab_parts
 
-_MAX_CHUNKS = 64  # of a step: what plans of attention lay out each time
+_MAX_CHUNKS = 64  # of a step: plans of attention lay out as many each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class MixedGraphs:
         self._limits = StepLimits(max_tokens, max_decodes, _MAX_CHUNKS, max_width)
         self._block_size = block_size
         self._rooms: dict[int, _Room] = {}
-        size = lay_out(slab_parts(max_tokens, max_decodes, max_width, max_tokens))[1]
+        rows = max_decodes + _MAX_CHUNKS
+        size = lay_out(slab_parts(max_tokens, rows, max_width, max_tokens))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
 
     def capture(self, staging: Staging, recorder: Recorder) -> None:
@@ -95,29 +97,30 @@ class MixedGraphs:
         )
 
     def room_for(self, header: StepHeader) -> int | None:
-        """The room for a step; None: there is none for it."""
+        """The room for a step; None: it is too large for any."""
         limits, chunks = self._limits, len(header.query_lens) - header.num_decodes
         if header.num_decodes > limits.decodes or chunks > limits.chunks:
             return None
-        room = next((size for size in self._sizes if size >= header.tokens), None)
-        if room is not None:
-            padded = replace(header, room=room)
-            if lay_out(padded.parts())[1] > self._slab.numel():
-                return None
-        return room
+        return next((size for size in self._sizes if size >= header.tokens), None)
 
     def run(self, header: StepHeader, staging: Staging) -> torch.Tensor:
         """Run the step that `staging` holds: the rank's part of the logits wanted, [R, w]."""
         assert header.room is not None
         room = self._rooms[header.room]
-        parts = staging.send(self._slab)
-        self._attention.plan(self._batch(room.inputs, parts[4], parts[5], header))
+        *_, tables, rows = staging.send(self._slab)
+        self._attention.plan(self._batch(room.inputs, tables, rows, header))
         room.replay()
-        return self._model.finish(room.body, parts[5])
+        return self._model.finish(room.body, rows)
 
     def _record(self, size: int, staging: Staging, recorder: Recorder) -> _Room:
         """Record one room over a prompt that is all padding."""
-        header = StepHeader([size], [size], 0, -(-size // self._block_size), 0, room=size)
+        header = StepHeader(
+            query_lens=[size],
+            context_lens=[size],
+            num_decodes=0,
+            width=-(-size // self._block_size),
+            wanted=0,
+        )
         *arrays, _ = staging.take(*header.parts())
         pad(Places.over(arrays, header.rows), 0)
         tokens, sources, positions, slots, tables, rows = staging.send(self._slab)

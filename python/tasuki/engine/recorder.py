@@ -1,9 +1,8 @@
 """Records work into CUDA graphs.
 
-All graphs share one memory pool: they run one after another on one stream, and
-what one leaves is used on that stream before another one runs. Nothing they
-leave is kept from the graphs recorded after them: the logits and the bodies of
-all of them would take gigabytes.
+All graphs share one memory pool: they run one after another on one stream. What
+one leaves is used on that stream before another one runs, so it is not kept from
+the graphs recorded after it (`unowned`): that of all together would take gigabytes.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ log = logging.getLogger(__name__)
 _Recorded = TypeVar("_Recorded")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
-"""What a graph leaves: this rank's part of the logits, [bucket, w] float32, and `greedy` of all
-of them; or a `Body`."""
+"""What a graph leaves; whoever records it says what they are."""
 
 Replay = Callable[[], None]
 

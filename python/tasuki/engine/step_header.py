@@ -57,7 +57,7 @@ class StepHeader:
 
 
 def slab_parts(tokens: int, rows: int, width: int, wanted: int) -> list[Part]:
-    """The arrays of any step, in their order; a bucket's first four lie at the same place always.
+    """The arrays of any step, in their order; the first four's places hang on `tokens` alone.
 
     Args:
         tokens: Of the batch.

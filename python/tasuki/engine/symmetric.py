@@ -1,4 +1,4 @@
-"""Sums of small tensors over ranks by reading each other's memory: torch's symmetric memory.
+"""Sums over ranks by reading each other's memory: torch's symmetric memory.
 
 A rank's part lies in memory that all ranks have mapped, and one kernel waits for the
 others' parts and adds them up, in the same order on every rank:
@@ -6,9 +6,9 @@ others' parts and adds them up, in the same order on every rank:
     one shot     every rank reads all of every other's part and keeps the sum
     two shots    every rank sums a stretch and writes it to all, in place
 
-NCCL takes longer to begin than such a message takes to arrive. A CUDA graph may hold
-it. Both kernels end when all ranks have read what they read, so what a rank does next
-with its memory disturbs nobody.
+NCCL takes longer, as far as measured. A CUDA graph may hold either kernel. Both end
+when all ranks have read what they read, so what a rank does next with its memory
+disturbs nobody.
 
 Source: torch.distributed._symmetric_memory and torch.ops.symm_mem, torch 2.11.
 """
@@ -45,22 +45,20 @@ class SymmetricSum:
 
     Args:
         device: This rank's.
-        max_bytes: Of the largest message.
 
     Attributes:
         one_shot_bytes: Of the largest message that is summed in one shot.
     """
 
-    def __init__(self, device: torch.device, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
         size = dist.get_world_size()
         self.one_shot_bytes = next(most for ranks, most in _ONE_SHOT_BYTES if size <= ranks)
-        self._max_bytes = max_bytes
         self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
         self._buffers: dict[torch.dtype, Any] = {}
         for dtype in _DTYPES:
-            buffer = symmetric.empty(max_bytes // dtype.itemsize, dtype=dtype, device=device)
+            buffer = symmetric.empty(MAX_BYTES // dtype.itemsize, dtype=dtype, device=device)
             symmetric.rendezvous(buffer, self._group)
             self._buffers[dtype] = buffer
 
@@ -93,7 +91,7 @@ class SymmetricSum:
         size_bytes = numel * dtype.itemsize
         return (
             dtype in self._buffers
-            and 0 < size_bytes <= self._max_bytes
+            and 0 < size_bytes <= MAX_BYTES
             and size_bytes % _ALIGN_BYTES == 0
         )
 
