@@ -38,6 +38,23 @@ def test_a_step_is_split_by_stream() -> None:
     run(case)
 
 
+def test_the_youngest_answers_come_first() -> None:
+    async def case() -> None:
+        sessions, session = Sessions(), Session(asyncio.get_running_loop())
+        sessions.open(session)
+        steps = {"old": 900, "older": 901, "new": 1, "newest": 0, "as old": 900}
+        outputs = []
+        for request_id, position in steps.items():
+            sessions.bind(request_id, session)
+            outputs.append(Output(request_id, choice=0, position=position, tokens=[7]))
+        sessions.publish(1, StepResult(outputs=outputs), pb.Load())
+        (report,) = await received(session)
+        order = [each.request_id for each in report.outputs]
+        assert order == ["newest", "new", "old", "as old", "older"]
+
+    run(case)
+
+
 def test_after_its_end_a_request_is_nobodys() -> None:
     async def case() -> None:
         sessions, session = Sessions(), Session(asyncio.get_running_loop())

@@ -7,6 +7,7 @@ transfer thread (kv/puller.py).
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import queue
@@ -137,6 +138,8 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: R
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, finish, 0)
+    gc.collect()
+    gc.freeze()  # what is here stays: no collection looks at it again in the middle of a step
     engine_loop.start()
     await server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
