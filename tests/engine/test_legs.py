@@ -190,6 +190,16 @@ def test_decode_leg_goes_on_from_the_second_token(prompt: int):
     assert rig.ended["a"].timings.first_decode_s > 0
 
 
+def test_first_decode_begins_when_the_kv_is_usable():
+    rig = make_rig()
+    request = spec("a", range(4), leg=Leg.DECODE, max_tokens=2)
+    rig.engine.submit(request)
+    assert rig.engine.assign("a") is not None
+    rig.engine.start_decode("a", [FirstToken(0, 5, False)], LegTimings(), 100.0)
+    rig.drain()
+    assert 100.0 < rig.ended["a"].timings.first_decode_s < 200.0
+
+
 def test_pulled_blocks_serve_the_next_request_here():
     rig = make_rig()
     request = spec("a", range(16), leg=Leg.DECODE, max_tokens=2)

@@ -304,8 +304,14 @@ class DecodeNode(Node):
         return Assignment(request.prefix_blocks, tuple(blocks))
 
     def start_decode(
-        self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
+        self,
+        request_id: str,
+        first_tokens: Sequence[FirstToken],
+        timings: LegTimings,
+        usable_for_s: float = 0.0,
     ) -> None:
+        if timings.transfer_exposed_s < 0.0 or usable_for_s < 0.0:
+            raise Violation(f"{request_id}: {timings.transfer_exposed_s=} {usable_for_s=}")
         blocks = self.legs.pop(request_id)
         for index, block in enumerate(blocks):
             if self.memory[block] != (request_id, index):

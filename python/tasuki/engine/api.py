@@ -212,13 +212,18 @@ class KvHost(Protocol):
         """Blocks for a DECODE leg's prompt; None when there is no room (nothing is held)."""
 
     def start_decode(
-        self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
+        self,
+        request_id: str,
+        first_tokens: Sequence[FirstToken],
+        timings: LegTimings,
+        usable_for_s: float = 0.0,
     ) -> None:
         """The KV of the whole prompt is in the assigned blocks and valid: decode.
 
         Full blocks enter the prefix cache now. The leg's outputs begin with the
         first tokens themselves (position 0 of the new ones). `timings` brings
-        what the handoff measured.
+        what the handoff measured; `usable_for_s`: since when all that was so,
+        which is when the first decode begins in the account.
         """
 
     def end_decode_leg(

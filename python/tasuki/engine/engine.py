@@ -269,9 +269,13 @@ class Engine:
         return self._inbound.assign(self._legs.decode_leg(request_id, Phase.PARKED))
 
     def start_decode(
-        self, request_id: str, first_tokens: Sequence[FirstToken], timings: LegTimings
+        self,
+        request_id: str,
+        first_tokens: Sequence[FirstToken],
+        timings: LegTimings,
+        usable_for_s: float = 0.0,
     ) -> None:
-        """The KV of the whole context is in the assigned blocks: decode.
+        """The KV of the whole context is in the assigned blocks, for so long already: decode.
 
         Raises:
             UnknownRequestError: No assigned DECODE leg has this id.
@@ -281,7 +285,7 @@ class Engine:
         self._budget.drop(request)
         request.phase = Phase.ACTIVE
         request.timings = timings
-        request.first_token_s = request.last_token_s = self._clock()
+        request.first_token_s = request.last_token_s = self._clock() - usable_for_s
         root.computed = request.num_context_tokens
         self._scheduler.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]

@@ -24,6 +24,7 @@ class DecodeHandoff:
         greeted: the handshake with the peer is done.
         credited_s: when credit was given and the want sent; None: waits for room.
         scheduled: the prefill worker schedules it (heard, or implied).
+        prefilled_s: when prefill's end was heard, whenever it was taken in.
         remote: announced blocks heard, contiguously from 0.
         posted: index up to which pulls are ordered.
         orders: pulls that have not ended.

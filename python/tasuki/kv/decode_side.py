@@ -138,8 +138,14 @@ class DecodeSide:
             self._end(handoff, reason, message, now_s, keep=False)
         self._peers.forget(peer)
 
-    def on_message(self, peer: str, message: pb.FromPrefill, now_s: float) -> None:
-        """A message of a prefill engine, after the handshake."""
+    def on_message(
+        self, peer: str, message: pb.FromPrefill, now_s: float, heard_s: float | None = None
+    ) -> None:
+        """A message of a prefill engine, after the handshake.
+
+        Args:
+            heard_s: when it came, for the account of where the time went; None: now.
+        """
         match message.WhichOneof("message"):
             case "scheduled":
                 if handoff := self._of(peer, message.scheduled.request_id):
@@ -149,7 +155,8 @@ class DecodeSide:
                     self._announce(handoff, message.announce, now_s)
             case "prefilled":
                 if handoff := self._of(peer, message.prefilled.request_id):
-                    self._prefilled(handoff, message.prefilled, now_s)
+                    heard_s = now_s if heard_s is None else heard_s
+                    self._prefilled(handoff, message.prefilled, now_s, heard_s)
             case "renewed":
                 self._renewed(peer, message.renewed, now_s)
             case "gone":
@@ -269,7 +276,9 @@ class DecodeSide:
             elif handoff.request_id in gone:
                 self._lost(handoff, f"prefill worker {peer} has let its blocks go", now_s)
 
-    def _prefilled(self, handoff: DecodeHandoff, prefilled: pb.Prefilled, now_s: float) -> None:
+    def _prefilled(
+        self, handoff: DecodeHandoff, prefilled: pb.Prefilled, now_s: float, heard_s: float
+    ) -> None:
         if handoff.prefilled is not None or handoff.credited_s is None:
             return
         if all(token.finished for token in prefilled.first_tokens):
@@ -278,7 +287,7 @@ class DecodeSide:
         if not self._scheduled(handoff, now_s):
             return
         handoff.prefilled = prefilled
-        handoff.prefilled_s = now_s
+        handoff.prefilled_s = heard_s
         self._check(handoff, now_s)
 
     # Inside: from assigned to the end.
@@ -324,11 +333,14 @@ class DecodeSide:
                 handoff.ask_until_s = now_s + self._config.ask_leases * lease_s
                 self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        handoff.timings.transfer_exposed_s = max(0.0, now_s - handoff.prefilled_s)
+        # Usable since the last pull's end, or prefill's, seen by whichever thread; or proven now.
+        asked = handoff.ask_until_s is not None
+        usable_s = now_s if asked else max(handoff.prefilled_s, handoff.last_done_s)
+        handoff.timings.transfer_exposed_s = usable_s - handoff.prefilled_s
         del self._handoffs[handoff.request_id]
         self._peers.release(handoff, now_s, keep=False)
         first_tokens = first_tokens_from_wire(handoff.prefilled)
-        self._host.start_decode(handoff.request_id, first_tokens, handoff.timings)
+        self._host.start_decode(handoff.request_id, first_tokens, handoff.timings, now_s - usable_s)
 
     def _lost(self, handoff: DecodeHandoff, message: str, now_s: float) -> None:
         self._end(handoff, LegEndReason.KV_LOST, message, now_s, keep=False)

@@ -103,7 +103,7 @@ class Handoffs:
         self._wake = wake
         self._clock = clock
         self._lock = threading.RLock()  # of both machines and their effects
-        self._inbox: deque[_Event] = deque()
+        self._inbox: deque[tuple[_Event, float]] = deque()  # with the time of each
         self._links: dict[str, DialledLink] = {}  # loop's thread only
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
@@ -206,15 +206,16 @@ class Handoffs:
         """Take what the other threads brought, then let time pass.
 
         Events are given the time at which they are taken out, read after that:
-        a lease renewed with a stale time would end before its holder thinks.
+        a lease renewed with a stale time would end before its holder thinks. When
+        they happened is told besides, for the account of where the time went.
 
         Raises:
             HandoffDefectError: a transfer thread is dead.
         """
         with self._lock:
             while self._inbox:
-                event = self._inbox.popleft()
-                self._on_event(event, self._clock())
+                event, heard_s = self._inbox.popleft()
+                self._on_event(event, heard_s, self._clock())
             self._prefill.tick(now_s)
             self._decode.tick(now_s)
             self._carry_out()
@@ -242,15 +243,15 @@ class Handoffs:
 
     def _put(self, event: _Event) -> None:
         """Called from any thread."""
-        self._inbox.append(event)
+        self._inbox.append((event, self._clock()))
         self._wake()
 
-    def _on_event(self, event: _Event, now_s: float) -> None:
+    def _on_event(self, event: _Event, heard_s: float, now_s: float) -> None:
         match event:
             case FromDecodeEngine(peer, message):
                 self._prefill.on_message(peer, message, now_s)
             case FromPrefillEngine(peer, message):
-                self._decode.on_message(peer, message, now_s)
+                self._decode.on_message(peer, message, now_s, heard_s)
             case PullDone():
                 if (whole := self._pullers.ended(event)) is not None:
                     self._decode.on_pull_done(whole, now_s)
