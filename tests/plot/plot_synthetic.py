@@ -51,7 +51,7 @@ def requests(
         f"{name}_ms": []
         for name in (
             *("queue", "prefill", "first_token", "handshake", "transfer"),
-            *("transfer_exposed", "first_decode", "decode", "total"),
+            *("transfer_exposed", "first_decode", "messages", "decode", "total"),
         )
     }
     for i in range(count):
@@ -81,7 +81,7 @@ def requests(
         columns["chunk_tokens"].append([1] * len(chunks))
         account = (
             *(begin - sent, ready - begin, first - sent, 0.001 * split, 0.03 * split),
-            *(exposed, gaps[0], chunks[-1] - chunks[1], chunks[-1] - sent),
+            *(exposed, gaps[0], 0.0, chunks[-1] - chunks[1], chunks[-1] - sent),
         )
         for key, value in zip(phases, account, strict=True):
             phases[key].append(float(value) * 1e3)

@@ -23,6 +23,7 @@ from tasuki.plot.figures.timeline import (
     FAILED,
     FIRST_DECODE,
     FIRST_TOKEN,
+    MESSAGES,
     PREFILL,
     QUEUE,
     phases_of,
@@ -202,15 +203,17 @@ def test_a_requests_phases_touch_and_keep_its_moments() -> None:
         first_s=2.0,
         second_s=2.2,
         end_s=3.0,
-        phases_ms={"queue_ms": 200.0, "prefill_ms": 600.0, "transfer_exposed_ms": 50.0},
+        phases_ms={"queue_ms": 200.0, "prefill_ms": 600.0}
+        | {"messages_ms": 20.0, "transfer_exposed_ms": 50.0},
     )
     expected = [
         (CLIENT, 1.0, 1.1),
         (QUEUE, 1.1, 1.3),
         (PREFILL, 1.3, 1.9),
         (FIRST_TOKEN, 1.9, 2.0),
-        (EXPOSED, 2.0, 2.05),
-        (FIRST_DECODE, 2.05, 2.2),
+        (MESSAGES, 2.0, 2.02),
+        (EXPOSED, 2.02, 2.07),
+        (FIRST_DECODE, 2.07, 2.2),
         (DECODE, 2.2, 3.0),
     ]
     found = list(phases_of(request))

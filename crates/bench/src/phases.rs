@@ -13,12 +13,13 @@ pub struct Phases {
     pub transfer_ms: Option<f64>,
     pub transfer_exposed_ms: Option<f64>,
     pub first_decode_ms: Option<f64>,
+    pub messages_ms: Option<f64>,
     pub decode_ms: Option<f64>,
     pub total_ms: Option<f64>,
 }
 
 /// How many phases there are.
-pub const PHASES: usize = 9;
+pub const PHASES: usize = 10;
 
 impl Phases {
     /// Every phase: its name in results, its name in the report, its time.
@@ -39,6 +40,7 @@ impl Phases {
                 self.transfer_exposed_ms,
             ),
             ("first_decode_ms", "First decode", self.first_decode_ms),
+            ("messages_ms", "Messages", self.messages_ms),
             ("decode_ms", "Decode", self.decode_ms),
             ("total_ms", "Total (server)", self.total_ms),
         ]

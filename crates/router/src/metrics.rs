@@ -174,7 +174,7 @@ impl Metrics {
         let moved = timings.transfer_bytes > 0;
         // A worker that is lost gives no account of its time.
         let told = !timings.prefill.is_zero();
-        let phases: [(&str, Duration, bool); 8] = [
+        let phases: [(&str, Duration, bool); 9] = [
             ("queue", timings.queue, told),
             ("prefill", timings.prefill, told),
             ("first_token", timings.first_token, true),
@@ -186,6 +186,7 @@ impl Metrics {
                 timings.first_decode,
                 !timings.first_decode.is_zero(),
             ),
+            ("messages", timings.messages, moved),
             ("decode", timings.decode, !timings.decode.is_zero()),
         ];
         for (phase, time, _) in phases.into_iter().filter(|(.., occurred)| *occurred) {

@@ -25,6 +25,7 @@ _PHASES = (
     ("transfer", "transfer_ms", "the KV moves to the decode worker"),
     ("  exposed", "transfer_exposed_ms", "the part of it that prefill did not hide"),
     ("first decode", "first_decode_ms", "from usable KV to the second token"),
+    ("messages", "messages_ms", "what else lies between the first two tokens, at the router"),
     ("decode", "decode_ms", "from the second token to the last"),
     ("total", "total_ms", "received to done"),
 )

@@ -31,7 +31,10 @@ _LINES = (
 )
 _GREY = Look("#8A8A8A", "o", "circle")
 # Phases of a request, in the order of its life: waiting is pale, work is strong.
-_PHASES = ("#D9D9D9", "#B8B8B8", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#000000")
+_PHASES = (
+    *("#D9D9D9", "#B8B8B8", "#0072B2", "#56B4E9", "#CC79A7"),
+    *("#D55E00", "#E69F00", "#009E73", "#000000"),
+)
 
 INK = "#1F2328"
 FAINT_INK = "#636C76"

@@ -33,7 +33,7 @@ impl Usage {
 }
 
 /// The phases of [`Timings`] under the names that clients see.
-fn phases(timings: &Timings) -> [(&'static str, Duration); 9] {
+fn phases(timings: &Timings) -> [(&'static str, Duration); 10] {
     [
         ("queue", timings.queue),
         ("prefill", timings.prefill),
@@ -42,6 +42,7 @@ fn phases(timings: &Timings) -> [(&'static str, Duration); 9] {
         ("transfer", timings.transfer),
         ("transfer_exposed", timings.transfer_exposed),
         ("first_decode", timings.first_decode),
+        ("messages", timings.messages),
         ("decode", timings.decode),
         ("total", timings.total),
     ]
@@ -94,6 +95,7 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 transfer: a.transfer.max(b.transfer),
                 transfer_exposed: a.transfer_exposed.max(b.transfer_exposed),
                 first_decode: a.first_decode.max(b.first_decode),
+                messages: a.messages.max(b.messages),
                 decode: a.decode.max(b.decode),
                 total: a.total.max(b.total),
                 transfer_bytes: a.transfer_bytes + b.transfer_bytes,

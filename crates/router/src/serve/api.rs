@@ -67,6 +67,9 @@ pub struct Timings {
     pub transfer_exposed: Duration,
     /// KV usable to second token.
     pub first_decode: Duration,
+    /// From the first to the second token at the router, what neither of these is: messages
+    /// between the workers, and from them to the router.
+    pub messages: Duration,
     /// Second token to last.
     pub decode: Duration,
     pub total: Duration,

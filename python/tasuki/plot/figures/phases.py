@@ -15,6 +15,7 @@ _PARTS = (
     (timeline.CLIENT, "client queue", "client_queue_ms"),
     (timeline.QUEUE, "queue", "queue_ms"),
     (timeline.PREFILL, "prefill", "prefill_ms"),
+    (timeline.MESSAGES, "messages", "messages_ms"),
     (timeline.EXPOSED, "transfer exposed", "transfer_exposed_ms"),
     (timeline.FIRST_DECODE, "first decode", "first_decode_ms"),
 )

@@ -12,12 +12,13 @@ from tasuki.plot.options import Options
 from tasuki.plot.run import Request, Results, Run
 
 # In the order of a request's life; the place is the colour.
-CLIENT, QUEUE, PREFILL, FIRST_TOKEN, EXPOSED, FIRST_DECODE, DECODE, FAILED = range(8)
+CLIENT, QUEUE, PREFILL, FIRST_TOKEN, MESSAGES, EXPOSED, FIRST_DECODE, DECODE, FAILED = range(9)
 NAMES = (
     "client queue",
     "queue",
     "prefill",
     "until first token",
+    "messages",
     "transfer exposed",
     "until second token",
     "decode",
@@ -61,9 +62,12 @@ def phases_of(request: Request) -> Iterator[tuple[int, float, float]]:
     yield FIRST_TOKEN, now, first_s
     end_s = first_s if request.end_s is None else request.end_s
     second_s = min(end_s, first_s if request.second_s is None else request.second_s)
-    exposed_s = min(second_s, first_s + account.get("transfer_exposed_ms", 0.0) / 1e3)
-    yield EXPOSED, first_s, exposed_s
-    yield FIRST_DECODE, exposed_s, second_s
+    now = first_s
+    for which, name in ((MESSAGES, "messages_ms"), (EXPOSED, "transfer_exposed_ms")):
+        end = min(second_s, now + account.get(name, 0.0) / 1e3)
+        yield which, now, end
+        now = end
+    yield FIRST_DECODE, now, second_s
     yield DECODE, second_s, end_s
 
 

@@ -24,7 +24,7 @@ mod setbacks;
 mod tests;
 mod timing;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tasuki_wire::v1;
 
@@ -46,6 +46,8 @@ pub struct Machine {
     prompt_scored: bool,
     received: Instant,
     timings: Timings,
+    /// Since `received`.
+    second_token: Option<Duration>,
     over: bool,
     effects: Vec<Effect>,
 }
@@ -66,6 +68,7 @@ impl Machine {
             next_attempt: 0,
             prompt_scored: false,
             timings: Timings::default(),
+            second_token: None,
             over: false,
             effects: Vec::new(),
         }
@@ -148,11 +151,15 @@ impl Machine {
         let cached = &mut self.timings.cached_prompt_tokens;
         *cached = (*cached).max(output.cached_prompt_tokens);
         let mut events = Vec::new();
-        self.choices[output.choice as usize].accept(output, &mut events);
+        let index = output.choice as usize;
+        self.choices[index].accept(output, &mut events);
         if !events.is_empty() {
             self.groups[group].setbacks.progress();
             if self.timings.first_token.is_zero() {
                 self.timings.first_token = now - self.received;
+            }
+            if self.second_token.is_none() && self.choices[index].tokens.len() > 1 {
+                self.second_token = Some(now - self.received);
             }
         }
         self.effects.extend(events.into_iter().map(Effect::Emit));
@@ -192,6 +199,7 @@ impl Machine {
             .retain(|group| !matches!(group.state, GroupState::Landed));
         if self.groups.is_empty() {
             self.timings.total = now - self.received;
+            timing::add_messages(&mut self.timings, self.second_token);
             let timings = std::mem::take(&mut self.timings);
             self.effects.push(Effect::Emit(Event::Done(timings)));
             self.over = true;

@@ -60,6 +60,16 @@ pub fn add_prefill(timings: &mut Timings, leg: &v1::LegTimings, before_submit: D
     }
 }
 
+/// What is known once all legs have told: what lies between the first two tokens besides.
+pub fn add_messages(timings: &mut Timings, second_token: Option<Duration>) {
+    if let Some(second_token) = second_token {
+        timings.messages = second_token
+            .saturating_sub(timings.first_token)
+            .saturating_sub(timings.transfer_exposed)
+            .saturating_sub(timings.first_decode);
+    }
+}
+
 /// A worker's number of seconds; nonsense counts as none.
 fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
@@ -99,6 +109,23 @@ mod tests {
         assert_eq!(timings.first_decode, Duration::from_millis(500));
         assert_eq!(timings.decode, Duration::from_secs(4));
         assert_eq!(timings.transfer_bytes, 200);
+    }
+
+    #[test]
+    fn what_the_decode_worker_cannot_know_is_messages() {
+        let ms = Duration::from_millis;
+        let mut timings = Timings {
+            first_token: ms(40),
+            transfer_exposed: ms(1),
+            first_decode: ms(12),
+            ..Default::default()
+        };
+        add_messages(&mut timings, None);
+        assert_eq!(timings.messages, Duration::ZERO);
+        add_messages(&mut timings, Some(ms(56)));
+        assert_eq!(timings.messages, ms(3));
+        add_messages(&mut timings, Some(ms(50))); // clocks do not run alike
+        assert_eq!(timings.messages, Duration::ZERO);
     }
 
     #[test]

@@ -60,6 +60,8 @@ async fn a_split_request_from_both_workers() {
     );
     assert_eq!(timings.replacements, 0);
     assert!(!timings.first_token.is_zero() && timings.total >= timings.first_token);
+    assert!(!timings.messages.is_zero());
+    assert!(timings.first_token + timings.messages <= timings.total);
 
     until("the count", || {
         service
