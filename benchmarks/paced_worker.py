@@ -127,7 +127,7 @@ def _spin(for_s: float) -> None:
 def observe(note: Note) -> None:
     """Write down what the handoff does, where it does it."""
     _before(Handoffs, "_put", lambda _, event: _on_event(note, event))
-    _before(DecodeSide, "on_message", lambda _, peer, message, at_s: _on_message(note, message))
+    _before(DecodeSide, "on_message", lambda _, peer, message, *times: _on_message(note, message))
     _before(Engine, "start_decode", lambda _, name, *rest: note(name, "usable", now_s()))
 
 
