@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
 
 TILE_ELEMENTS = 8192  # of a tile's keys, and of its values: 32 KB together in bfloat16
 LOADS = 3  # depth of the loop's pipeline
@@ -154,26 +154,34 @@ def _fetch(  # type: ignore[no-untyped-def]
     tile: tl.constexpr,
     ahead: tl.constexpr,
 ):
-    """Bring the first tiles of a program, whole units, from memory to the cache.
+    """Bring the first tiles of a program from memory to the cache.
 
-    One thread asks for one token's keys and for its values.
+    A request is for the keys or the values of a unit: the threads of a warp make theirs one
+    after another. So few of them do, and each warp its share.
     """
-    token = tl.arange(0, ahead * tile)
-    which = tl.minimum(begin + token // tile, tl.maximum(end - 1, 0))
-    slot = tl.load(records + which * fields + 2 + token % tile // unit) + token % unit
+    units: tl.constexpr = tile // unit
+    threads: tl.constexpr = num_threads()
+    thread = tl.arange(0, threads)
+    request = thread % 32 * (threads // 32) + thread // 32
+    side = request % 2
+    index = request // 2 % units
+    which = begin + request // (2 * units)
+    mine = (request < ahead * units * 2) & (which < end)
+    record = records + which * fields
+    left = tl.load(record + 1, mask=mine, other=0) - index * unit
+    slot = tl.load(record + 2 + index, mask=mine, other=0)
     place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
+    address = (keys + side * side_stride + place).to(tl.int64)
     head_bytes: tl.constexpr = head_dim * keys.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.full([ahead * tile], head_bytes, tl.int32)
-    for side in tl.static_range(2):
-        address = (keys + side * side_stride + place).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [address, size],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [address, tl.minimum(tl.maximum(left, 0), unit) * head_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(do_not_specialize=["sequences", "programs"])  # type: ignore[untyped-decorator]
