@@ -236,11 +236,6 @@ def attend(  # type: ignore[no-untyped-def]
     top = tl.full([rows], float("-inf"), tl.float32)
     weight = tl.zeros([rows], tl.float32)
     sum_ = tl.zeros([rows, head_dim], tl.float32)
-    if dependent:
-        # Plan and cache are older than the kernel before this one, but for one token.
-        _fetch(keys, block_stride, side_stride, records, fields, begin, end,
-               head_dim, block_size, unit, tile, ahead)  # fmt: skip
-        gdc_wait()
     # A tile's record is read while the one before is under way: its addresses are
     # known when its turn to be loaded comes.
     record = records + begin * fields
@@ -248,6 +243,11 @@ def attend(  # type: ignore[no-untyped-def]
     next_left = tl.load(record + 1)
     next_low = tl.load(record + 2)
     next_high = tl.load(record + fields - 1)
+    if dependent:
+        # Plan and cache are older than the kernel before this one, but for one token.
+        _fetch(keys, block_stride, side_stride, records, fields, begin, end,
+               head_dim, block_size, unit, tile, ahead)  # fmt: skip
+        gdc_wait()
     for t in tl.range(begin, end, num_stages=loads):
         row, left, low, high = next_row, next_left, next_low, next_high
         record += fields
