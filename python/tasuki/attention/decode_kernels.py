@@ -87,9 +87,8 @@ def lay_out(  # type: ignore[no-untyped-def]
 def _merge(  # type: ignore[no-untyped-def]
     row,
     head,
-    programs,
-    total,
-    begins,
+    first,
+    last,
     sums,
     weights,
     arrived,
@@ -100,43 +99,37 @@ def _merge(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     at_once: tl.constexpr,
 ):
-    """Count a piece of this row as there; the last one merges them all."""
-    # The program of a tile t is the last whose run begins at t or before.
-    first = ((tl.load(begins + row) + 1) * programs - 1) // total
-    last = (tl.load(begins + row + 1) * programs - 1) // total
-    tl.debug_barrier()  # what every thread left is left before one of them tells
-    before = tl.atomic_add(arrived + row * kv_heads + head, 1, sem="acq_rel", scope="gpu")
-    if before == last - first:
-        query = tl.arange(0, rows)
-        at = tl.arange(0, head_dim)
-        top = tl.full([rows], float("-inf"), tl.float32)
-        weight = tl.zeros([rows], tl.float32)
-        sum_ = tl.zeros([rows, head_dim], tl.float32)
-        for done in range(first, last + 1, at_once):
-            program = done + tl.arange(0, at_once)
-            mask = (program <= last)[:, None] & (query < share)[None, :]
-            side = (program == first).to(tl.int32)
-            piece = ((program * 2 + side) * kv_heads + head)[:, None] * share + query[None, :]
-            its_top = tl.load(weights + piece * 2, mask, float("-inf"), cache_modifier=".cg")
-            its_weight = tl.load(weights + piece * 2 + 1, mask, 0.0, cache_modifier=".cg")
-            its_sum = tl.load(
-                sums + piece[:, :, None] * head_dim + at[None, None, :],
-                mask[:, :, None],
-                0.0,
-                cache_modifier=".cg",
-            )
-            new_top = tl.where(query < share, tl.maximum(top, tl.max(its_top, axis=0)), 0.0)
-            kept = tl.exp2(top - new_top)
-            factor = tl.exp2(its_top - new_top[None, :])
-            weight = weight * kept + tl.sum(its_weight * factor, axis=0)
-            sum_ = sum_ * kept[:, None] + tl.sum(its_sum * factor[:, :, None], axis=0)
-            top = new_top
-        mask = (query < share)[:, None]
-        weight = tl.where(query < share, weight, 1.0)
-        target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
-        target += query[:, None] * head_dim + at[None, :]
-        tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=mask)
-        tl.store(arrived + row * kv_heads + head, 0)
+    """Merge the pieces that these programs left of a row."""
+    query = tl.arange(0, rows)
+    at = tl.arange(0, head_dim)
+    top = tl.full([rows], float("-inf"), tl.float32)
+    weight = tl.zeros([rows], tl.float32)
+    sum_ = tl.zeros([rows, head_dim], tl.float32)
+    for done in range(first, last + 1, at_once):
+        program = done + tl.arange(0, at_once)
+        mask = (program <= last)[:, None] & (query < share)[None, :]
+        side = (program == first).to(tl.int32)
+        piece = ((program * 2 + side) * kv_heads + head)[:, None] * share + query[None, :]
+        its_top = tl.load(weights + piece * 2, mask, float("-inf"), cache_modifier=".cg")
+        its_weight = tl.load(weights + piece * 2 + 1, mask, 0.0, cache_modifier=".cg")
+        its_sum = tl.load(
+            sums + piece[:, :, None] * head_dim + at[None, None, :],
+            mask[:, :, None],
+            0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.where(query < share, tl.maximum(top, tl.max(its_top, axis=0)), 0.0)
+        kept = tl.exp2(top - new_top)
+        factor = tl.exp2(its_top - new_top[None, :])
+        weight = weight * kept + tl.sum(its_weight * factor, axis=0)
+        sum_ = sum_ * kept[:, None] + tl.sum(its_sum * factor[:, :, None], axis=0)
+        top = new_top
+    mask = (query < share)[:, None]
+    weight = tl.where(query < share, weight, 1.0)
+    target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
+    target += query[:, None] * head_dim + at[None, :]
+    tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=mask)
+    tl.store(arrived + row * kv_heads + head, 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -243,11 +236,25 @@ def attend(  # type: ignore[no-untyped-def]
     next_left = tl.load(record + 1)
     next_low = tl.load(record + 2)
     next_high = tl.load(record + fields - 1)
+    # The rows of the first and of the last tile, and whether others have pieces of them; a row
+    # that is both counts as the first.
+    side = tl.arange(0, 2)
+    ends = tl.where(side == 0, begin, tl.maximum(end - 1, begin))
+    ends_row = tl.load(records + ends * fields)
     if dependent:
         # Plan and cache are older than the kernel before this one, but for one token.
         _fetch(keys, block_stride, side_stride, records, fields, begin, end,
                head_dim, block_size, unit, tile, ahead)  # fmt: skip
+    row_begin = tl.load(begins + ends_row)
+    row_end = tl.load(begins + ends_row + 1)
+    if dependent:
         gdc_wait()
+    divided = (side == 0) & (row_begin < begin)
+    divided |= (side == 1) & (row_begin >= begin) & (row_end > end)
+    divided &= ends < end
+    # The program of a tile is the last one whose run begins there or before.
+    ends_first = ((row_begin + 1) * programs - 1) // tl.maximum(total, 1)
+    ends_last = (row_end * programs - 1) // tl.maximum(total, 1)
     for t in tl.range(begin, end, num_stages=loads):
         row, left, low, high = next_row, next_left, next_low, next_high
         record += fields
@@ -297,12 +304,15 @@ def attend(  # type: ignore[no-untyped-def]
             weight = tl.zeros([rows], tl.float32)
             sum_ = tl.zeros([rows, head_dim], tl.float32)
 
-    if begin < end:
-        row = tl.load(records + begin * fields)
-        if tl.load(begins + row) < begin:
-            _merge(row, head, programs, total, begins, sums, weights, arrived, result,
-                   kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip
-        row = tl.load(records + (end - 1) * fields)
-        if (tl.load(begins + row) >= begin) & (tl.load(begins + row + 1) > end):
-            _merge(row, head, programs, total, begins, sums, weights, arrived, result,
+    tl.debug_barrier()  # what every thread left is left before one of them tells
+    counts = arrived + ends_row * kv_heads + head
+    before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
+    complete = divided & (before == ends_last - ends_first)
+    for which in tl.static_range(2):
+        mine = complete & (side == which)
+        if tl.max(mine.to(tl.int32), axis=0) > 0:
+            row = tl.sum(tl.where(mine, ends_row, 0), axis=0)
+            first = tl.sum(tl.where(mine, ends_first, 0), axis=0)
+            last = tl.sum(tl.where(mine, ends_last, 0), axis=0)
+            _merge(row, head, first, last, sums, weights, arrived, result,
                    kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip
