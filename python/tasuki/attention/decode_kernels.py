@@ -227,7 +227,7 @@ def attend(  # type: ignore[no-untyped-def]
     query += head * (share * head_dim)
     keys = pool + head.to(tl.int64) * head_stride
     top = tl.full([rows], float("-inf"), tl.float32)
-    weight = tl.zeros([rows], tl.float32)
+    each_weight = tl.zeros([rows, tile], tl.float32)  # added up at a piece's end only
     sum_ = tl.zeros([rows, head_dim], tl.float32)
     # A tile's record is read while the one before is under way: its addresses are
     # known when its turn to be loaded comes.
@@ -283,12 +283,13 @@ def attend(  # type: ignore[no-untyped-def]
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         chances = tl.exp2(scores - new_top[:, None])
         kept = tl.exp2(top - new_top)
-        weight = weight * kept + tl.sum(chances, axis=1)
+        each_weight = each_weight * kept[:, None] + chances
         sum_ = tl.dot(chances.to(q.dtype), v.to(q.dtype), sum_ * kept[:, None])
         top = new_top
 
         is_last = left <= tile
         if is_last | (t + 1 == end):
+            weight = tl.sum(each_weight, axis=1)
             has_first = tl.load(begins + row) >= begin
             whole = has_first & is_last
             to_result = (group < tl.where(whole, share, 0))[:, None]
@@ -301,7 +302,7 @@ def attend(  # type: ignore[no-untyped-def]
             tl.store(weights + piece * 2, top, mask=to_piece)
             tl.store(weights + piece * 2 + 1, weight, mask=to_piece)
             top = tl.full([rows], float("-inf"), tl.float32)
-            weight = tl.zeros([rows], tl.float32)
+            each_weight = tl.zeros([rows, tile], tl.float32)
             sum_ = tl.zeros([rows, head_dim], tl.float32)
 
     tl.debug_barrier()  # what every thread left is left before one of them tells
