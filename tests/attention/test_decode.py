@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from support.attention_cases import Case, Shape, definition, make_case, pad
 from support.kernels import DEVICE
+from triton.runtime.interpreter import interpreter_builder
 
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
@@ -63,6 +65,32 @@ def attend(
 def test_any_division_of_the_work(lengths: list[int], programs: int) -> None:
     case = make(lengths)
     assert attend(tiled(case.pool, 6, programs), case, 6, again=2) < ERROR
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a device's programs end in any order")
+@pytest.mark.parametrize("lengths", [UNEVEN, [400], [64] * 6, [100, 3, 90, 65]], ids=str)
+def test_any_order_of_the_programs(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
+    """Whichever program comes last merges a row: its first piece's, its last one's, or both."""
+    case, heads = make(lengths), 4
+    query = case.query(heads)
+    attention = tiled(case.pool, heads, 4)
+    plan = attention.plan(case.batch, None)
+
+    def run() -> torch.Tensor:
+        result = torch.full_like(query, math.nan)
+        attention.forward(plan, 1, query, 0.25, result)
+        assert not plan.buffers.arrived.any()
+        return result
+
+    want = run()
+    assert (want.double() - definition(case, query, 0.25, None)).norm() < ERROR * want.norm()
+    programs = list(range(4 * case.shape.kv_heads))
+    as_told, draw = interpreter_builder.set_grid_idx, random.Random(0)
+    for order in (programs[::-1], *(draw.sample(programs, len(programs)) for _ in "abc")):
+        monkeypatch.setattr(
+            interpreter_builder, "set_grid_idx", lambda x, y, z, o=order: as_told(o[x], y, z)
+        )
+        assert torch.equal(run(), want)
 
 
 def test_a_plan_has_a_record_for_each_tile() -> None:
