@@ -10,7 +10,8 @@ log=${1:-benchmarks/results/gpu_suite.log}
 python=${PYTHON:-python}
 LIMIT_S=${LIMIT_S:-240}
 together=(
-  "test_attention"
+  "test_attention -k not(256)"
+  "test_attention -k 256"
   "test_gpu_engine test_products"
   "test_models"
   "test_fallback"
@@ -43,12 +44,14 @@ assert torch.cuda.is_available(), "there is no GPU that torch can use"
 PYTHON
 }
 
-# Runs the tests of some files.
+# Runs the tests of some files, with options of pytest.
 part() {
-  local files=() line
-  for name in "$@"; do files+=("tests/gpu/$name.py"); done
+  local words=() line
+  for word in "$@"; do
+    case $word in test_*) words+=("tests/gpu/$word.py") ;; *) words+=("$word") ;; esac
+  done
   PYTHONUNBUFFERED=1 timeout --kill-after=5 "$((LIMIT_S - SECONDS))" \
-    "$python" -m pytest "${files[@]}" --confcutdir tests/gpu -m gpu -p no:cacheprovider \
+    "$python" -m pytest "${words[@]}" --confcutdir tests/gpu -m gpu -p no:cacheprovider \
     -o faulthandler_timeout=60 --no-header -v -ra --tb=short --durations=8 2>&1 |
     while IFS= read -r line; do printf '%3d %s %s\n' "$SECONDS" "${1#test_}" "$line"; done
 }
@@ -57,7 +60,7 @@ suite() {
   local status=0 jobs=() took
   about || return 1
   for names in "${together[@]}"; do
-    # shellcheck disable=SC2086  # several names
+    # shellcheck disable=SC2086  # several words
     part $names &
     jobs+=("$!")
   done

@@ -35,7 +35,7 @@ TILE_ELEMENTS = 8192  # of a tile's keys, and of its values: 32 KB together in b
 LOADS = 3  # depth of the loop's pipeline
 WARPS = 4
 RECORDS_AT_ONCE = 512
-AHEAD = 4  # tiles of each program that are fetched before the kernel before this one is over
+AHEAD = 1  # tiles of each program fetched before the kernel before is over; more is slower
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
 
 
