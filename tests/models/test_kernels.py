@@ -13,7 +13,7 @@ from paged import Paged, Sequence
 from support.kernels import DEVICE
 from tiny import save
 
-from tasuki.models import layers, products
+from tasuki.models import kernels, layers, products
 from tasuki.models.kernels import add_norm, gated, norm
 from tasuki.models.loader import load_model
 from tasuki.models.ops_cuda import CudaOps
@@ -102,3 +102,34 @@ def test_model_on_products_of_few_rows_equals_transformers(
     want = torch.cat((wants[0], wants[1]))
     assert len(taken) >= 2 * 3 * model.spec.num_layers
     assert float((torch.cat(parts) - want).abs().max() / want.abs().max()) < 1e-4
+
+
+def test_model_whose_norms_are_its_products_equals_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps in 16 bits. Of 19 rows a kernel norms what goes to the first product and the head, of
+    2 what goes to each product.
+    """
+    half = torch.float16  # the interpreter's product knows no bfloat16
+    normed: list[int] = []
+    run = kernels.norm
+    monkeypatch.setattr(kernels, "norm", lambda x, *a: (normed.append(x.shape[0]), run(x, *a))[1])
+    monkeypatch.setattr(products, "_COLUMNS", 16)
+    monkeypatch.setattr(products, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(products, "_WEIGHTED", (half,))
+    monkeypatch.setattr(layers, "_packing_works", lambda _: False)
+    reference = save("qwen3", tmp_path).to(DEVICE)
+    model = load_model(tmp_path, dtype=half, device=DEVICE)
+    model._ops = CudaOps(model.spec, DEVICE)  # type: ignore[attr-defined]
+    draw = random.Random(4)
+    sequences = [Sequence([draw.randrange(3, 256) for _ in range(n)]) for n in (9, 12)]
+    paged = Paged(model, half, DEVICE)
+    parts = [paged.step([(s, len(s.tokens) - 1) for s in sequences])]
+    parts.append(paged.step([(s, 1) for s in sequences]))
+    with torch.inference_mode():
+        first, second = (
+            reference(torch.tensor([s.tokens]), use_cache=False).logits[0] for s in sequences
+        )
+    want = torch.cat((first[:8], second[:11], first[8:], second[11:]))
+    assert normed == [19, 19] + [2] * (2 * model.spec.num_layers + 1)
+    assert float((torch.cat(parts) - want).norm() / want.norm()) < 5e-3

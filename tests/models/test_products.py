@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from support.kernels import DEVICE
 
+from tasuki.models import products
 from tasuki.models.layers import PlainLinear
-from tasuki.models.products import MAX_ROWS, FewRows, row_groups
+from tasuki.models.products import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows, _stages, row_groups
 
 SIZE, OUT = 1024, 144
 EPS = 1e-5
@@ -84,6 +85,49 @@ def test_add_touches_its_rows_only(few: FewRows, rows: int, biased: bool) -> Non
     torch.testing.assert_close(hidden.float(), want, atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
 
 
+@pytest.mark.parametrize("rows", [MIN_ROWS_WEIGHTED, 17, 40])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_norm_between_two_products(
+    few: FewRows, rows: int, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun by the one that adds, ended by the one after it, without a kernel between."""
+    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    adding, norm = linear(SIZE, biased=True), torch.randn(SIZE).to(HALF)
+    x, hidden = torch.randn(2, rows, SIZE).to(HALF)
+    want = hidden + exact(adding, x)
+    monkeypatch.setattr(products.kernels, "norm", None)
+    weighted = few.add(adding, x, hidden, norm)
+    check(hidden, want)
+    assert weighted is not None
+    squares = weighted.squares.sum(0)[:rows]
+    torch.testing.assert_close(squares, hidden.float().square().sum(1))
+    after = linear(2 * OUT, biased=not gated)
+    want = exact(after, norm_of(hidden, norm))
+    if gated:
+        gate, up = want.chunk(2, -1)
+        check(few.gated(after, weighted, norm), F.silu(gate) * up)
+    else:
+        check(few.normed(after, weighted, norm), want)
+
+
+def test_what_is_not_weighted(few: FewRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16, which has no room for it; too few rows; too large rows; rows no norm follows."""
+    product, norm = linear(SIZE), torch.randn(SIZE).to(HALF)
+
+    def is_weighted(rows: int, norm: torch.Tensor | None = norm) -> bool:
+        x = torch.randn(rows, SIZE).to(HALF)
+        return few.add(product, x, x.clone(), norm) is not None
+
+    assert not is_weighted(MIN_ROWS_WEIGHTED)
+    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    assert is_weighted(MIN_ROWS_WEIGHTED)
+    assert not is_weighted(MIN_ROWS_WEIGHTED, None)
+    assert not is_weighted(MIN_ROWS_WEIGHTED - 1)
+    assert not is_weighted(1)
+    monkeypatch.setattr(products, "_MAX_STRETCHES", 15)
+    assert not is_weighted(MIN_ROWS_WEIGHTED)
+
+
 def test_one_row_in_float32(few: FewRows) -> None:
     product, norm = linear(OUT, torch.float32, biased=True), torch.randn(SIZE)
     x = 3 * torch.randn(1, SIZE)
@@ -104,3 +148,9 @@ def test_what_is_not_taken(few: FewRows) -> None:
 def test_row_groups_hold_the_rows_and_waste_little() -> None:
     assert [row_groups(n) for n in (2, 16, 17, 32)] == [(16, 0), (16, 0), (32, 0), (32, 0)]
     assert [row_groups(n) for n in (33, 48, 49, 64)] == [(32, 16), (32, 16), (64, 0), (64, 0)]
+
+
+def test_what_is_being_loaded_fits() -> None:
+    assert [_stages(n, gated=False) for n in (16, 64, 80, 96, 128)] == [6, 6, 6, 5, 4]
+    assert [_stages(n, gated=True) for n in (16, 64, 128, 256)] == [4, 4, 4, 4]
+    assert _stages(512, gated=True) < 4

@@ -87,12 +87,12 @@ class LlamaModel:
         ops, layers = self._ops, self._weights.layers
         rotation = ops.rotation(batch)
         hidden = F.embedding(batch.tokens, self._weights.embedding)
-        normed = None
+        ahead = None
         for index, layer in enumerate(layers):
-            qkv = ops.qkv(layer, hidden, normed)
+            qkv = ops.qkv(layer, hidden, ahead)
             attended = ops.attend(index, qkv, layer.head_norms, rotation, batch, attention)
             if index + 1 < len(layers):
-                normed = ops.rest(layer, hidden, attended, layers[index + 1].attention_norm)
+                ahead = ops.rest(layer, hidden, attended, layers[index + 1].attention_norm)
         return hidden, attended
 
     @torch.inference_mode()
@@ -104,5 +104,5 @@ class LlamaModel:
                 return hidden.new_empty(0, self.spec.vocab_size, dtype=torch.float32)
             hidden, attended = hidden[rows], attended[rows]
         ops, weights = self._ops, self._weights
-        normed = ops.rest(weights.layers[-1], hidden, attended, weights.norm)
-        return weights.head(ops.norm(hidden, weights.norm) if normed is None else normed)
+        ahead = ops.rest(weights.layers[-1], hidden, attended, weights.norm)
+        return weights.head(ops.normed(hidden, weights.norm, ahead))

@@ -9,9 +9,13 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.llama_layer import LlamaLayer, Norms
+from tasuki.models.weighted import Weighted
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What `Ops.rotation` gives and `Ops.attend` takes; its meaning is the implementation's."""
+
+Ahead = torch.Tensor | Weighted | None
+"""What `Ops.rest` leaves for what comes next: `hidden` normed, or on its way there, or nothing."""
 
 
 class Ops(ABC):
@@ -21,25 +25,27 @@ class Ops(ABC):
     normed, which is made where it was last added to, if not by the product itself.
     """
 
-    def qkv(
-        self, layer: LlamaLayer, hidden: torch.Tensor, normed: torch.Tensor | None
-    ) -> torch.Tensor:
+    def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """Queries, keys and values, [T, (heads + 2 x kv_heads) x head_dim].
 
         Args:
             layer: whose.
             hidden: what the layers before it made.
-            normed: what `rest` of the layer before gave; None in the first one.
+            ahead: what `rest` of the layer before gave; None in the first one.
         """
-        return layer.qkv(self.norm(hidden, layer.attention_norm) if normed is None else normed)
+        return layer.qkv(self.normed(hidden, layer.attention_norm, ahead))
+
+    def normed(self, hidden: torch.Tensor, weight: torch.Tensor, ahead: Ahead) -> torch.Tensor:
+        """`norm` of `hidden`, which may be there already: `ahead`, that `rest` gave for it."""
+        return ahead if isinstance(ahead, torch.Tensor) else self.norm(hidden, weight)
 
     def rest(
         self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
-    ) -> torch.Tensor | None:
+    ) -> Ahead:
         """What follows attention: its output and the MLP, added to `hidden` in place.
 
         Returns:
-            `hidden` normed with `norm`, the weight of what comes next; None: not done here.
+            For the norm whose weight is `norm`, that of what comes next.
         """
         normed = self.add_norm(hidden, layer.output(attended), layer.mlp_norm)
         inner = self.gated(layer.gate_up(normed))

@@ -16,10 +16,11 @@ from tasuki.engine.batch import Batch
 from tasuki.models import kernels
 from tasuki.models.layers import Linear
 from tasuki.models.llama_layer import LlamaLayer, Norms
-from tasuki.models.ops import Ops, Rotation
+from tasuki.models.ops import Ahead, Ops, Rotation
 from tasuki.models.products import FewRows
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
+from tasuki.models.weighted import Weighted
 
 
 class CudaOps(Ops):
@@ -36,32 +37,33 @@ class CudaOps(Ops):
         table = rope_table(spec.rope, spec.head_dim, spec.max_position, torch.float32)
         self._table = table[:, :, half:].contiguous().to(device)
 
-    def qkv(
-        self, layer: LlamaLayer, hidden: torch.Tensor, normed: torch.Tensor | None
-    ) -> torch.Tensor:
+    def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """See `Ops.qkv`."""
         product = layer.qkv
-        if normed is None and self._few.takes(product, hidden.shape[0]):
-            return self._few.normed(product, hidden, layer.attention_norm)
-        return super().qkv(layer, hidden, normed)
+        if not isinstance(ahead, torch.Tensor) and self._few.takes(product, hidden.shape[0]):
+            x = hidden if ahead is None else ahead
+            return self._few.normed(product, x, layer.attention_norm)
+        return super().qkv(layer, hidden, ahead)
 
     def rest(
         self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
-    ) -> torch.Tensor | None:
+    ) -> Ahead:
         """See `Ops.rest`."""
         product = layer.gate_up
         if not self._few.takes(product, hidden.shape[0]):
             return super().rest(layer, hidden, attended, norm)
-        self._add(hidden, attended, layer.output)
-        inner = self._few.gated(product, hidden, layer.mlp_norm)
-        self._add(hidden, inner, layer.down)
-        return None
+        ahead = self._add(hidden, attended, layer.output, layer.mlp_norm)
+        x = hidden if ahead is None else ahead
+        inner = self._few.gated(product, x, layer.mlp_norm)
+        return self._add(hidden, inner, layer.down, norm)
 
-    def _add(self, hidden: torch.Tensor, x: torch.Tensor, product: Linear) -> None:
+    def _add(
+        self, hidden: torch.Tensor, x: torch.Tensor, product: Linear, norm: torch.Tensor
+    ) -> Weighted | None:
         if self._few.takes(product, x.shape[0]):
-            self._few.add(product, x, hidden)
-        else:
-            hidden += product(x)
+            return self._few.add(product, x, hidden, norm)
+        hidden += product(x)
+        return None
 
     def rotation(self, batch: Batch) -> Rotation:
         """The table, and which of its rows."""

@@ -5,9 +5,13 @@ the ends of kernels. So the norm before it, the gate and the residual behind it 
 part of its kernel, and kernels overlap at their ends (overlap.py).
 
     one_row    x ──norm?──▶ sums in registers, float32, over columns ──▶ bias? gate? add?
-    few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ bias? gate? add?
+    few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ norm? bias? gate? add?
                  a weight of few rows is divided by columns as well: each program leaves
                  its part, and whoever comes last adds them up, in their order
+
+A norm is a factor for each column, its weight, and one for each row. A product that adds may
+leave what it made times the next norm's weight (weighted.py), and each tile's squares of it,
+[tiles, rows]; the product after it adds these up in their order, and has the rows' factors.
 
 Results do not depend on who was last. Triton's interpreter runs both on the CPU
 (TRITON_INTERPRET=1). This file owns no state.
@@ -82,46 +86,97 @@ def _summed(part, split: tl.constexpr, step: tl.constexpr, mask):  # type: ignor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _finish(  # type: ignore[no-untyped-def]
-    total,
-    up,
-    bias,
+def _ask(  # type: ignore[no-untyped-def]
     result,
     result_stride,
+    squares,
     own,
     row,
     mask,
+    width: tl.constexpr,
+    stretches: tl.constexpr,
+    added: tl.constexpr,
+):
+    """What the end needs of the rows is asked for at the beginning: their sums of squares, and
+    what is added to.
+    """
+    at = result + row.to(tl.int64)[None, :] * result_stride + own[:, None]
+    before, sums = 0.0, 0.0
+    if added:
+        before = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    if stretches:
+        stretch = tl.arange(0, triton.next_power_of_2(stretches))[:, None]
+        sums_at = squares + stretch * width + row[None, :]
+        sums = tl.load(sums_at, mask=stretch < stretches, other=0.0, cache_modifier=".cg")
+    return at, before, sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish(  # type: ignore[no-untyped-def]
+    total,
+    up,
+    sums,
+    before,
+    bias,
+    norms,
+    at,
+    weighted,
+    left_squares,
+    own,
+    row,
+    out,
+    mask,
+    eps,
+    size: tl.constexpr,
+    stretches: tl.constexpr,
     biased: tl.constexpr,
     gated: tl.constexpr,
     added: tl.constexpr,
+    weighing: tl.constexpr,
 ):
-    at = result + row.to(tl.int64)[None, :] * result_stride + own[:, None]
+    if stretches:
+        factor = tl.rsqrt(tl.sum(sums, axis=0) / size + eps)[None, :]
+        total *= factor
+        up *= factor
     if biased:
         total += tl.load(bias + own[:, None], mask=mask, other=0.0).to(tl.float32)
     if gated:
         total = total / (1.0 + tl.exp(-total)) * up
     if added:
-        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, total.to(result.dtype.element_ty), mask=mask)
+        total += before.to(tl.float32)
+    rounded = total.to(at.dtype.element_ty)
+    tl.store(at, rounded, mask=mask)
+    if weighing:
+        values = tl.where(mask, rounded.to(tl.float32), 0.0)
+        tl.store(left_squares + row, tl.sum(values * values, axis=0))
+        place = weighted + row[None, :] * out + own[:, None]
+        tl.store(place, (values * norms[:, None]).to(weighted.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def few_rows(  # type: ignore[no-untyped-def]
     x,
     x_stride,
+    squares,
     weight,
     bias,
     result,
     result_stride,
+    norm,
+    weighted,
+    left_squares,
     parts,
     counters,
     rows,
     out,
+    eps,
     size: tl.constexpr,
     split: tl.constexpr,
+    stretches: tl.constexpr,
     biased: tl.constexpr,
     gated: tl.constexpr,
     added: tl.constexpr,
+    weighing: tl.constexpr,
     first: tl.constexpr,
     second: tl.constexpr,
     outs: tl.constexpr,
@@ -130,6 +185,7 @@ def few_rows(  # type: ignore[no-untyped-def]
     dependent: tl.constexpr,
 ):
     # Rows are taken in two groups of powers of two, the second of which may be empty.
+    # With `stretches` x is weighted: so many sums of squares each row has.
     share: tl.constexpr = size // split
     held: tl.constexpr = outs * (first + second)
     if dependent:
@@ -142,11 +198,22 @@ def few_rows(  # type: ignore[no-untyped-def]
     gates = weight + read[:, None] * size + column[None, :]
     ups = weight + (read + out)[:, None] * size + column[None, :]
     row = tl.arange(0, first)
+    mask = (own < out)[:, None] & (row < rows)[None, :]
+    result_at, before, sums = _ask(
+        result, result_stride, squares, own, row, mask, first + second, stretches, added
+    )
+    norms = 0.0
+    if weighing:
+        norms = tl.load(norm + own, mask=own < out, other=0.0).to(tl.float32)
     x_at = x + row[:, None] * x_stride + column[None, :]
     total = tl.zeros((outs, first), tl.float32)
     up = tl.zeros((outs, first), tl.float32)
     if second:
         row_2 = first + tl.arange(0, second)
+        mask_2 = (own < out)[:, None] & (row_2 < rows)[None, :]
+        result_2_at, before_2, sums_2 = _ask(
+            result, result_stride, squares, own, row_2, mask_2, first + second, stretches, added
+        )
         x_2_at = x + row_2[:, None] * x_stride + column[None, :]
         total_2 = tl.zeros((outs, second), tl.float32)
         up_2 = tl.zeros((outs, second), tl.float32)
@@ -165,11 +232,9 @@ def few_rows(  # type: ignore[no-untyped-def]
     if dependent:
         gdc_launch_dependents()
 
-    mask = (own < out)[:, None] & (row < rows)[None, :]
-    at = tl.arange(0, outs)[:, None] * (first + second) + row[None, :]
+    at = row[None, :] * outs + tl.arange(0, outs)[:, None]
     if second:
-        mask_2 = (own < out)[:, None] & (row_2 < rows)[None, :]
-        at_2 = tl.arange(0, outs)[:, None] * (first + second) + row_2[None, :]
+        at_2 = row_2[None, :] * outs + tl.arange(0, outs)[:, None]
     is_last = True
     if split > 1:
         step: tl.constexpr = 2 * held if gated else held
@@ -194,8 +259,49 @@ def few_rows(  # type: ignore[no-untyped-def]
                 if gated:
                     up_2 = _summed(part + held + at_2, split, step, mask_2)
     if is_last:
-        _finish(total, up, bias, result, result_stride, own, row, mask, biased, gated, added)
+        left_squares += tile * (first + second)
+        _finish(
+            total,
+            up,
+            sums,
+            before,
+            bias,
+            norms,
+            result_at,
+            weighted,
+            left_squares,
+            own,
+            row,
+            out,
+            mask,
+            eps,
+            size,
+            stretches,
+            biased,
+            gated,
+            added,
+            weighing,
+        )
         if second:
             _finish(
-                total_2, up_2, bias, result, result_stride, own, row_2, mask_2, biased, gated, added
+                total_2,
+                up_2,
+                sums_2,
+                before_2,
+                bias,
+                norms,
+                result_2_at,
+                weighted,
+                left_squares,
+                own,
+                row_2,
+                out,
+                mask_2,
+                eps,
+                size,
+                stretches,
+                biased,
+                gated,
+                added,
+                weighing,
             )

@@ -12,8 +12,15 @@ additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a cop
       96     2.89                              3.04
 
 With more rows what counts is that neighbours share what they read, which these kernels
-cannot: that is cuBLAS's. Norms before more than one row are kernels of their own: a
-tensor core's operand goes there without passing through registers.
+cannot: that is cuBLAS's.
+
+A tensor core's operand goes there without passing through registers, so that the norm before
+more than one row is a kernel of its own, as in the table above. Or it is begun by the product
+that adds to `hidden` and ended by the one after it (product_kernels.py). On an H200, whole
+decode steps of a 4B model at 850 tokens in CUDA graphs then take so much more (microseconds):
+
+    rows       2    16    32    50    64
+            +204   -29  -118  -249  -188
 """
 
 from __future__ import annotations
@@ -26,14 +33,19 @@ import triton
 from tasuki.models import kernels
 from tasuki.models.layers import PlainLinear
 from tasuki.models.product_kernels import few_rows, one_row
+from tasuki.models.weighted import Weighted
 from tasuki.overlap import overlaps
 
 MAX_ROWS = 64
+MIN_ROWS_WEIGHTED = 16
 
 _OUTS_OF_ONE, _COLUMNS_OF_ONE = 4, 512
 _OUTS, _COLUMNS, _COLUMNS_OF_GATED = 64, 128, 64
 _HALF = (torch.bfloat16, torch.float16)
 _MAX_TILES = 8192  # of a product: rows of the largest weight / _OUTS
+_WEIGHTED = (torch.bfloat16,)  # float16 has no room for what is not normed
+_MAX_LOADING_BYTES = 224 << 10  # of a program, at any time: Hopper's shared memory
+_MAX_STRETCHES = 128  # beyond these sums of squares would not stay in registers
 
 
 class FewRows:
@@ -62,22 +74,55 @@ class FewRows:
         half = product.weight.dtype in _HALF
         return half and size % _COLUMNS == 0 and out <= _MAX_TILES * _OUTS
 
-    def normed(self, product: PlainLinear, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        """The product of `x`, [rows, in] with adjacent elements, after `kernels.norm`."""
-        result = x.new_empty(x.shape[0], product.weight.shape[0])
-        self._run(product, x, result, norm=norm)
-        return result
+    def normed(
+        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
+    ) -> torch.Tensor:
+        """The product of `x`, [rows, in] with adjacent elements, after `kernels.norm`.
 
-    def gated(self, product: PlainLinear, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        Where `x` is weighted, it is so with `norm`.
+        """
+        return self._normed(product, x, norm, product.weight.shape[0])
+
+    def gated(
+        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
+    ) -> torch.Tensor:
         """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias."""
         assert product.bias is None
-        result = x.new_empty(x.shape[0], product.weight.shape[0] // 2)
-        self._run(product, x, result, norm=norm, gated=True)
-        return result
+        return self._normed(product, x, norm, product.weight.shape[0] // 2, gated=True)
 
-    def add(self, product: PlainLinear, x: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Add the product of `x`, [rows, in] with adjacent elements, to `hidden` in place."""
-        self._run(product, x, hidden, added=True)
+    def add(
+        self,
+        product: PlainLinear,
+        x: torch.Tensor,
+        hidden: torch.Tensor,
+        norm: torch.Tensor | None = None,
+    ) -> Weighted | None:
+        """Add the product of `x`, [rows, in] with adjacent elements, to `hidden` in place.
+
+        Returns:
+            `hidden` weighted with `norm`; None: without one, or of rows that are not weighted.
+        """
+        left = None if norm is None else _room(hidden)
+        self._run(product, x, hidden, norm=norm, added=True, left=left)
+        return left
+
+    def _normed(
+        self,
+        product: PlainLinear,
+        x: torch.Tensor | Weighted,
+        norm: torch.Tensor,
+        out: int,
+        *,
+        gated: bool = False,
+    ) -> torch.Tensor:
+        squares = None
+        if isinstance(x, Weighted):
+            rows, squares = x.x, x.squares
+        else:
+            rows = x if x.shape[0] == 1 else kernels.norm(x, norm, self._eps)
+        result = rows.new_empty(rows.shape[0], out)
+        self._run(product, rows, result, norm=norm, gated=gated, squares=squares)
+        return result
 
     def _run(
         self,
@@ -88,6 +133,8 @@ class FewRows:
         norm: torch.Tensor | None = None,
         gated: bool = False,
         added: bool = False,
+        squares: torch.Tensor | None = None,
+        left: Weighted | None = None,
     ) -> None:
         rows, size = x.shape
         out = result.shape[1]
@@ -95,27 +142,27 @@ class FewRows:
         what = {"biased": bias is not None, "gated": gated, "added": added}
         launch = {"dependent": self._dependent, "launch_pdl": self._dependent}
         bias = weight if bias is None else bias
+        normed = norm is not None and not added
+        norm = weight if norm is None else norm
         if rows == 1:
             one_row[(triton.cdiv(out, _OUTS_OF_ONE),)](
                 x,
-                weight if norm is None else norm,
+                norm,
                 weight,
                 bias,
                 result,
                 out,
                 self._eps,
                 size=size,
-                normed=norm is not None,
+                normed=normed,
                 outs=_OUTS_OF_ONE,
                 columns=_COLUMNS_OF_ONE,
-                stages=1 if norm is not None else 5,
+                stages=1 if normed else 5,
                 num_warps=2,
                 **what,
                 **launch,
             )
             return
-        if norm is not None:
-            x = kernels.norm(x, norm, self._eps)
         first, second = row_groups(rows)
         tiles = triton.cdiv(out, _OUTS)
         columns = _COLUMNS_OF_GATED if gated else _COLUMNS
@@ -124,21 +171,28 @@ class FewRows:
         few_rows[(tiles * split,)](
             x,
             x.stride(0),
+            self._counters if squares is None else squares,
             weight,
             bias,
             result,
             result.stride(0),
+            norm,
+            x if left is None else left.x,
+            self._counters if left is None else left.squares,
             x.new_empty(sums, dtype=torch.float32),
             self._counters,
             rows,
             out,
+            self._eps,
             size=size,
             split=split,
+            stretches=0 if squares is None else squares.shape[0],
+            weighing=left is not None,
             first=first,
             second=second,
             outs=_OUTS,
             columns=columns,
-            stages=4 if gated else 6,
+            stages=_stages(first + second, gated=gated),
             num_warps=4,
             **what,
             **launch,
@@ -150,6 +204,22 @@ class FewRows:
         while tiles * split * 2 <= self._programs and steps % (split * 2) == 0:
             split *= 2
         return split
+
+
+def _stages(rows: int, *, gated: bool) -> int:
+    """Steps whose weights and rows, in 16 bits, are on their way at a time."""
+    weights, columns, most = (2 * _OUTS, _COLUMNS_OF_GATED, 4) if gated else (_OUTS, _COLUMNS, 6)
+    return min(most, _MAX_LOADING_BYTES // (2 * columns * (weights + rows)))
+
+
+def _room(hidden: torch.Tensor) -> Weighted | None:
+    """For `hidden` weighted; None: it is better not, or cannot be."""
+    rows, out = hidden.shape
+    tiles = triton.cdiv(out, _OUTS)
+    if rows < MIN_ROWS_WEIGHTED or hidden.dtype not in _WEIGHTED or tiles > _MAX_STRETCHES:
+        return None
+    squares = hidden.new_empty(tiles, sum(row_groups(rows)), dtype=torch.float32)
+    return Weighted(hidden.new_empty(rows, out), squares)
 
 
 def row_groups(rows: int) -> tuple[int, int]:
