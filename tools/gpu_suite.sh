@@ -10,8 +10,9 @@ log=${1:-benchmarks/results/gpu_suite.log}
 python=${PYTHON:-python}
 LIMIT_S=${LIMIT_S:-240}
 together=(
-  "test_attention -k not(256)"
-  "test_attention -k 256"
+  "test_attention -k not(other_head_dims)and(not(mixed_steps_in))"
+  "test_attention -k other_head_dims"
+  "test_attention -k mixed_steps_in"
   "test_gpu_engine test_products"
   "test_models"
   "test_fallback"
