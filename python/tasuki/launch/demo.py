@@ -23,7 +23,7 @@ _PHASES = (
     ("first token", "first_token_ms", "all of it until the first token, at the router"),
     ("handshake", "handshake_ms", "the two workers get to know each other"),
     ("transfer", "transfer_ms", "the KV moves to the decode worker"),
-    ("  exposed", "transfer_exposed_ms", "the part of it that prefill did not hide"),
+    ("  exposed", "transfer_exposed_ms", "from prefill's end to usable KV"),
     ("first decode", "first_decode_ms", "from usable KV to the second token"),
     ("messages", "messages_ms", "what else lies between the first two tokens, at the router"),
     ("decode", "decode_ms", "from the second token to the last"),
