@@ -63,7 +63,7 @@ pub struct Timings {
     pub handshake: Duration,
     /// First block posted to last block there.
     pub transfer: Duration,
-    /// From prefill's end, as the decode worker hears of it, to usable KV: what prefill did not hide.
+    /// From prefill's end, as the decode worker hears of it, to usable KV.
     pub transfer_exposed: Duration,
     /// KV usable to second token.
     pub first_decode: Duration,
