@@ -23,7 +23,6 @@ import itertools
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -31,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dummy import dummy_model, pool_for
 from kernel_times import trace
-from shapes import QWEN3_4B, TINY, write_model
 
 from tasuki.attention.select import make_attention
 from tasuki.bench.header import header, own_command, write_result
@@ -41,9 +40,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import StepPlan
 from tasuki.engine.runner import Launched, ModelRunner
-from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
-from tasuki.models.loader import load_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_load.json"
@@ -302,20 +299,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     device = torch.device(args.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_model(Path(folder), TINY if args.tiny else QWEN3_4B)
-        model = load_model(path, dtype=dtype, device=device, weights="dummy")
-    spec = model.spec
-    layout = CacheLayout(
-        (8192 if args.tiny else args.pool_tokens) // args.block_size,
-        spec.num_kv_heads,
-        spec.num_layers,
-        args.block_size,
-        spec.head_dim,
-        dtype,
-    )
-    bench = Bench(model, layout.allocate(device), args.rows, not args.eager, args.budget)
+    model = dummy_model(device, args.tiny)
+    tokens = 8192 if args.tiny else args.pool_tokens
+    pool = pool_for(model, device, tokens, args.block_size)
+    bench = Bench(model, pool, args.rows, not args.eager, args.budget)
     workloads = TINY_WORKLOADS if args.tiny else WORKLOADS
     traced = args.traced if device.type == "cuda" else 0
     rows = [

@@ -16,14 +16,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import QWEN3_4B, TINY, write_model
+from dummy import dummy_model
 from step_bench import Bench, Work
 
 from tasuki.bench.header import header, own_command, write_result
@@ -31,7 +30,6 @@ from tasuki.engine.executor import Executor
 from tasuki.engine.inputs import Places
 from tasuki.engine.step_builder import pad
 from tasuki.engine.step_header import StepHeader
-from tasuki.models.loader import load_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_mixed_steps.json"
@@ -161,10 +159,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
     device = torch.device(args.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_model(Path(folder), TINY if args.tiny else QWEN3_4B)
-        model = load_model(path, dtype=dtype, device=device, weights="dummy")
+    model = dummy_model(device, args.tiny)
     steps = Steps(Bench(model, device, 1024 if args.tiny else args.pool_tokens))
     print(f"graphs recorded in {steps.capture_s:.1f} s", file=sys.stderr, flush=True)
     rows = []
