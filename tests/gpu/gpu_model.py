@@ -15,9 +15,6 @@ from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
 
 HEAD_DIM = 64
-# Of tokens' log-probabilities: sums over ranks round differently in bfloat16 (0.2 was seen);
-# wrong KV is off by several.
-NEAR = 0.5
 
 
 def save_model(folder: Path, family: str = "qwen3") -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from gpu_model import NEAR, save_model, serving
+from gpu_model import save_model, serving
 from support.client import Client, request_body
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
@@ -25,6 +25,9 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
+# Of a token's log-probability: sums over ranks round differently in bfloat16, wrong KV
+# is off by several.
+NEAR = 0.5
 LENGTHS = (1, 31, 32, 33, 500, 2_049, 3_900)
 MAX_TOKENS = 40
 

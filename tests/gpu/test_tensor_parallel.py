@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_model import NEAR, save_model, serving
+from gpu_model import save_model, serving
 from support.client import Client
 from support.models import VOCAB_SIZE
 from support.ranks import on_ranks
@@ -27,6 +28,9 @@ from tasuki.launch.config import Topology
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+# Of tokens' log-probabilities: bfloat16 sums over ranks round differently. Four ranks on the
+# CPU are off by 0.03 in the middle and by 0.2 at most; a wrong sum is off by several.
+NEAR, MIDDLE = 0.3, 0.1
 OUTPUT_TOKENS = 24
 SIZES = [
     pytest.param(size, marks=pytest.mark.skipif(size > GPUS, reason=f"needs {size} GPUs"))
@@ -161,15 +165,17 @@ def test_tokens_are_those_of_one_gpu(size: int, model: Path, alone: Any, tmp_pat
     text = log.read_text()
     assert "all-reduce: symmetric memory" in text
     assert f"rank={size - 1}" in text
-    same = 0
+    same, off = 0, []
     for (got, scores), (want, best) in zip(itertools.chain(*found), alone + alone, strict=True):
         assert len(got) == OUTPUT_TOKENS
         for place, (token, other) in enumerate(zip(got, want, strict=True)):
             ours, theirs = scores[place] if scores else {}, best[place]
             for text in ours.keys() & theirs.keys():
-                assert abs(ours[text] - theirs[text]) < NEAR, (place, ours, theirs)
+                off.append(abs(ours[text] - theirs[text]))
+                assert off[-1] < NEAR, (place, ours, theirs)
             if token != other:  # the two best are near, and the sequences different from here on
                 assert max(theirs.values()) - min(theirs.values()) < NEAR, (place, ours, theirs)
                 break
             same += 1
+    assert statistics.median(off) < MIDDLE
     assert same > 0.6 * OUTPUT_TOKENS * 2 * len(alone)
