@@ -12,6 +12,7 @@ from paged import Paged, Sequence
 from tiny import save
 from torch._dynamo.testing import CompileCounter
 
+from tasuki.models import one_row_op
 from tasuki.models.fallback import FallbackModel, load_fallback
 from tasuki.models.fallback_compile import compile_layers
 from tasuki.models.loader import compile_model, load_model
@@ -76,6 +77,30 @@ def test_what_inductor_makes_of_it_is_right(
         compile_model(model)
     assert "torch compiled its layers" in caplog.text
     assert error(run(model), want) < 1e-4
+
+
+def test_one_row_is_multiplied_by_our_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer's four products of a single token, and no others."""
+    products = pytest.importorskip("tasuki.models.products", reason="there is no Triton here")
+    monkeypatch.setattr(one_row_op, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(products, "_COLUMNS_OF_ONE", 16)
+    rows: list[int] = []
+    plain = products.FewRows.plain
+
+    def counted(few: Any, product: Any, x: torch.Tensor) -> torch.Tensor:
+        rows.append(x.shape[0])
+        return plain(few, product, x)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(products.FewRows, "plain", counted)
+    model = load("olmo2", tmp_path)
+    want = run(model)
+    assert not rows, "it is not compiled"
+    assert compile_layers(model, CompileCounter())
+    rows.clear()
+    assert error(run(model), want) < 1e-5
+    assert rows == [1] * 4 * model.spec.num_layers
 
 
 def test_two_models_do_not_meet(tmp_path: Path) -> None:

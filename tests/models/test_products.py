@@ -57,6 +57,13 @@ def check(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
+def test_plain(few: FewRows, rows: int, biased: bool) -> None:
+    product, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
+    check(few.plain(product, x), exact(product, x))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("biased", [False, True])
 def test_normed(few: FewRows, rows: int, biased: bool) -> None:
     product, norm = linear(OUT, biased=biased), torch.randn(SIZE).to(HALF)
     x = (3 * torch.randn(rows, SIZE + 16)).to(HALF)[:, :SIZE]  # rows that lie apart

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,7 +199,8 @@ class FlashInferAttention:
         """Compile what is missing for layers with a window, without one, or both.
 
         One after another, as FlashInfer does when a kernel is first needed, takes a
-        minute or more each.
+        minute or more each. Not by its `build_jit_specs`: that leaves ninja's log where
+        loading a kernel does not look for it, and compiles it again.
         """
         dtype, kv_dtypes = self._dtype, [self.pool.dtype]
         if self._options.ragged:
@@ -219,7 +221,8 @@ class FlashInferAttention:
                 len(missing),
                 len(specs),
             )
-            flashinfer.jit.build_jit_specs(missing)
+            with ThreadPoolExecutor(len(missing)) as threads:
+                list(threads.map(lambda spec: spec.build(verbose=False), missing))
 
     def _kernels(self, kv_dtype: torch.dtype) -> str:
         """Which kernels attend to keys and values of this dtype: "fa2" or "fa3"."""

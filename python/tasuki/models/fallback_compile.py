@@ -3,8 +3,8 @@
 A whole model as one graph takes minutes to compile and gains little on it. What
 would tell layers apart (their index, their weights) is kept out of a layer's
 graph, so there are two graphs for each kind of layer: one for any number of
-tokens, and one for a single token, where inductor tunes products as well: they
-are hardly more than the reading of weights then.
+tokens, and one for a single token. There products are our own kernel's (`one_row_op`);
+inductor tunes those that it does not take, hardly more than the reading of weights.
 """
 
 from __future__ import annotations

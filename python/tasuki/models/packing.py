@@ -6,8 +6,8 @@ better: at few rows that is a tenth of a decode step. Weights are put together
 once; modules in the old ones' places hand out their parts of the product.
 
 A part is taken from the last product if it was of the very same tensor. Under
-torch.compile that is decided while tracing: what is left is one product. Runs on
-the engine thread.
+torch.compile that is decided while tracing: what is left is one product. All products,
+packed or not, are those of `one_row_op`. Runs on the engine thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+
+from tasuki.models.one_row_op import Linear, product_with
 
 # Names under which modules hold products of one input.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -30,6 +32,7 @@ class _Product:
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
         self.sizes = [linear.out_features for linear in linears]
+        self._multiply = product_with(self.weight)
         self._input: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
@@ -37,7 +40,7 @@ class _Product:
         """Columns of `linears[index]`, [..., out_features]."""
         if self._input is not x:
             self._input = x
-            product = F.linear(x, self.weight, self.bias)
+            product = self._multiply(x, self.weight, self.bias)
             self._parts = torch.split_with_sizes(product, self.sizes, -1)
         part = self._parts[index]
         if index == len(self.sizes) - 1:
@@ -80,8 +83,14 @@ def pack(module: nn.Module) -> Callable[[], None]:
         product = _Product([getattr(parent, name) for name in group])
         for index, name in enumerate(group):
             setattr(parent, name, _Part(product, index))
+    plain = [each for each in module.modules() if type(each) is nn.Linear]
+    quick = [each for each in plain if product_with(each.weight) is not F.linear]
+    for each in quick:
+        each.__class__ = Linear
 
     def undo() -> None:
+        for each in quick:
+            each.__class__ = nn.Linear
         for parent, group in packed:
             for name in group:
                 setattr(parent, name, _plain(getattr(parent, name)))

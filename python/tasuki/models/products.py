@@ -68,11 +68,17 @@ class FewRows:
         """Whether the methods below take a product of so many rows."""
         if not isinstance(product, PlainLinear) or not 0 < rows <= MAX_ROWS:
             return False
-        out, size = product.weight.shape
         if rows == 1:
-            return size % _COLUMNS_OF_ONE == 0
+            return takes_one_row(product.weight)
+        out, size = product.weight.shape
         half = product.weight.dtype in _HALF
         return half and size % _COLUMNS == 0 and out <= _MAX_TILES * _OUTS
+
+    def plain(self, product: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+        """The product of `x`, [rows, in] with adjacent elements."""
+        result = x.new_empty(x.shape[0], product.weight.shape[0])
+        self._run(product, x, result)
+        return result
 
     def normed(
         self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
@@ -204,6 +210,11 @@ class FewRows:
         while tiles * split * 2 <= self._programs and steps % (split * 2) == 0:
             split *= 2
         return split
+
+
+def takes_one_row(weight: torch.Tensor) -> bool:
+    """Whether `FewRows` takes products of one row by `weight`, [out, in]."""
+    return weight.shape[1] % _COLUMNS_OF_ONE == 0
 
 
 def _stages(rows: int, *, gated: bool) -> int:
