@@ -60,7 +60,9 @@ MaxModelLen = Annotated[
     _option("Longest request, prompt and output, in tokens [the lesser of model and pool].", min=1),
 ]
 BlockSize = Annotated[int | None, _option("Tokens in a KV block [CPU 16, GPU 32].")]
-MaxBatchedTokens = Annotated[int | None, _option("Tokens in one engine step [CPU 1024, GPU 2048].")]
+MaxBatchedTokens = Annotated[
+    int | None, _option("Tokens in one engine step [CPU 1024, GPU 2048, for prefill 4096].")
+]
 MaxRunningRequests = Annotated[
     int | None, _option("Requests decoding at once in a worker [CPU 64, GPU 256].")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasuki.errors import TasukiError
@@ -39,9 +39,11 @@ _CPU_LIMITS = Limits(block_size=16, max_batched_tokens=1_024, max_running_reques
 
 # A block of 32 tokens is megabytes: copying it over NVLink then takes as long as
 # posting its descriptor (8.5 us), so posting hides behind copying. 2,048 rows fill
-# a GPU's matrix products; more would only make a step, and with it everybody's
-# next token and the part of a handoff that prefill does not hide, longer.
+# a GPU's matrix products; more would make a step, and with it everybody's next
+# token, longer. Where nobody decodes, twice as many bring 3% more prompts of 5,000
+# tokens through, and their KV comes 0.3 ms later.
 _CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=2_048, max_running_requests=256)
+_CUDA_PREFILL_LIMITS = replace(_CUDA_LIMITS, max_batched_tokens=4_096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class WorkerConfig:
             pool; the rest is for CUDA graphs and what else runs there.
         max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
         block_size, max_batched_tokens, max_running_requests: See `Limits`; None: what
-            is good on the device.
+            is good for the role on the device.
         lease_s: How long announced blocks are kept for a silent decode worker.
         transport: Name of the KV transport.
         trust_remote_code: Run code that came with the model folder.
@@ -113,8 +115,10 @@ class WorkerConfig:
         _in_range("lease", self.lease_s, 0.2, 3_600.0)
 
     def limits(self, on_cuda: bool) -> Limits:
-        """What was asked for, the rest as is good on the device."""
-        good = _CUDA_LIMITS if on_cuda else _CPU_LIMITS
+        """What was asked for, the rest as is good for the role on the device."""
+        good = _CPU_LIMITS
+        if on_cuda:
+            good = _CUDA_PREFILL_LIMITS if self.role == "prefill" else _CUDA_LIMITS
         return Limits(
             block_size=self.block_size or good.block_size,
             max_batched_tokens=self.max_batched_tokens or good.max_batched_tokens,
