@@ -1,9 +1,9 @@
 """Products of models that we did not write: of a single row, under torch.compile, our own kernel.
 
-What the compiler makes of such products reads the weights of a 4B model at two thirds of
-the speed of a copy, `product_kernels.one_row` at more than four fifths. As an operator
-that kernel is opaque to the compiler, and the choice is made while it traces: a graph for
-one token has it, a graph for many has not.
+On an H200 the kernels that the compiler makes and tunes read the weights of a 4B model at
+62% of the speed of a copy, `product_kernels.one_row` at 71%. As an operator that kernel is
+opaque to the compiler, and the choice is made while it traces: a graph for one token has
+it, a graph for many has not.
 """
 
 from __future__ import annotations

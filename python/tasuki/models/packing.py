@@ -68,7 +68,7 @@ class _Part(nn.Module):
 
 
 def pack(module: nn.Module) -> Callable[[], None]:
-    """Let products of one input be one, wherever `module` has such.
+    """Let products of one input be one, wherever `module` has such, and all be `one_row_op`'s.
 
     Returns:
         What undoes it.
