@@ -104,9 +104,10 @@ def stop_decode_between(system: Deployment, references: list[Reference]) -> Crow
     """Decode has asked for the KV of these and sleeps when prefill begins with them.
 
     Prefill is held back meanwhile, on streams that one request before has opened,
-    so that nothing depends on how soon anybody looks.
+    so that nothing depends on how soon anybody looks. That request's prompt is none of
+    theirs: decode would hold its KV already.
     """
-    system.http.complete(references[0].prompt_tokens, max_tokens=2)
+    system.http.complete(references[0].prompt_tokens[::-1], max_tokens=2)
     system.wait_idle()
     crowd = Crowd(system, references)
     system.stop_process("prefill-0")
