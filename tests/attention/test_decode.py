@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import mmap
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from support.attention_cases import Case, Shape, definition, make_case, pad
+from support.attention_cases import Case, Shape, definition, make_case, pad, spread
 from support.kernels import DEVICE
 from triton.runtime.interpreter import interpreter_builder
 
@@ -20,6 +21,7 @@ from tasuki.engine.batch import StepLimits
 
 ERROR = 2e-3  # |got - want| / |want|; float16 alone gives 2e-4
 UNEVEN = [5, 40, 1, 17, 90]
+MAP_NORESERVE = 0x4000  # Linux; Python has had a name for it since 3.13
 
 
 def make(
@@ -215,3 +217,23 @@ def test_rows_of_the_query_may_lie_apart() -> None:
     attention.forward(plan, 1, query, 0.25, results[0])
     attention.forward(plan, 1, apart[:, :4], 0.25, results[1])
     assert torch.equal(*results)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="tests/gpu has a full pool on the device")
+def test_a_full_pool() -> None:
+    """Sequences all over a pool of 110 GB, of which only what they take is ever in memory."""
+    shape = Shape(8, head_dim=128, block_size=32, num_blocks=40, dtype=torch.float16)
+    case, layers, heads = make_case(1, shape, [(700, 1), (33, 1), (0, 1)]), 36, 16
+    block = shape.kv_heads * layers * 2 * shape.block_size * shape.head_dim
+    num_blocks = 110_000_000_000 // (2 * block)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, 2 * block * num_blocks, flags=flags)
+    pool = torch.frombuffer(memory, dtype=torch.float16)
+    pool = pool.view(num_blocks, shape.kv_heads, layers, 2, shape.block_size, shape.head_dim)
+    spread(case, pool, layer=1, into=layers - 1)
+    write(case.new(case.keys), case.new(case.values), case.batch.slots, pool, layers - 1)
+    query, scale = case.query(heads), shape.head_dim**-0.5
+    attention, result = DecodeAttention(pool, heads), torch.full_like(query, math.nan)
+    attention.forward(attention.plan(case.batch, None), layers - 1, query, scale, result)
+    want = definition(case, query, scale, None)
+    assert float((result.double() - want).norm() / want.norm()) < ERROR

@@ -115,6 +115,25 @@ def make_case(
     return Case(shape, pool.to(kv_dtype).to(device), batch, keys, values)
 
 
+def spread(case: Case, pool: torch.Tensor, layer: int, into: int) -> None:
+    """Move what `layer` of a case's pool holds to layer `into` of `pool`, its blocks all over it.
+
+    Both ends of the larger pool are among those in use; nothing else of it is touched.
+    """
+    count, size = case.pool.shape[0], case.shape.block_size
+    used = case.batch.block_tables.unique().tolist()
+    order = [*used, *(block for block in range(count) if block not in used)]
+    drawn = random.Random(6).sample(range(1, pool.shape[0] - 1), count - 2)
+    homes = torch.empty(count, dtype=torch.int64, device=pool.device)
+    homes[order] = torch.tensor([0, pool.shape[0] - 1, *drawn], device=pool.device)
+    for block, home in enumerate(homes.tolist()):
+        pool[home, :, into] = case.pool[block, :, layer]
+    batch = case.batch
+    batch.block_tables = homes[batch.block_tables.long()].int()
+    batch.slots = homes[batch.slots // size] * size + batch.slots % size
+    case.pool = pool
+
+
 def definition(case: Case, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
     """[T, heads, head_dim] float64: one sequence at a time, K and V as the cache rounds them."""
     kv_dtype = case.shape.kv_dtype or case.shape.dtype
