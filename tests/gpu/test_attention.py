@@ -316,21 +316,3 @@ def test_mixed_steps_in_cuda_graphs(head_dim: int, block_size: int, window: int 
         want = definition(case, case.query(heads), scale, window)
         assert error(got[:count], want) < BFLOAT16_ERROR
         assert got[count:].isnan().all(), "padding was written"
-
-
-def test_a_pool_beyond_32_bits_of_elements() -> None:
-    """Blocks at the far end of a pool of more than 2^32 elements."""
-    layers, size = 36, 16
-    block = 8 * layers * 2 * size * 128
-    num_blocks = 2**32 // block + 512
-    if torch.cuda.mem_get_info()[0] < num_blocks * block * 2 + (4 << 30):
-        pytest.skip("less free GPU memory than such a pool takes")
-    step = [(700, 1), (90, 1), (0, 300), (200, 64)]
-    case = make(step)
-    pool = torch.zeros(num_blocks, 8, layers, 2, size, 128, dtype=torch.bfloat16, device="cuda")
-    last = case.pool.shape[0]
-    pool[-last:, :, :3] = case.pool
-    case.batch.block_tables += num_blocks - last
-    case.batch.slots += (num_blocks - last) * size
-    case.pool = pool
-    assert run(case, 32) < BFLOAT16_ERROR

@@ -29,10 +29,12 @@ STEPS = {
 
 
 @pytest.mark.gpu
-def test_every_kind_of_step() -> None:
+def test_every_kind_of_step(capsys: pytest.CaptureFixture[str]) -> None:
     free = torch.cuda.mem_get_info()[0]
     num_blocks = min(MOST_BYTES, free - LEFT_BYTES) // BLOCK_BYTES
-    assert num_blocks * BLOCK_BYTES > 2**34, f"{free / 1e9:.0f} GB are free: too little to tell"
+    pool_bytes = num_blocks * BLOCK_BYTES
+    if pool_bytes < 2**34:
+        pytest.skip(f"{free / 1e9:.0f} GB are free: such a pool has no offsets beyond 32 bits")
     size = (num_blocks, SHAPE.kv_heads, LAYERS, 2, SHAPE.block_size, SHAPE.head_dim)
     pool = torch.zeros(size, dtype=SHAPE.dtype, device="cuda")
     backend = FlashInferAttention(pool, HEADS, SHAPE.dtype)
@@ -48,4 +50,7 @@ def test_every_kind_of_step() -> None:
         errors[name] = float((got.double() - want).norm() / want.norm())
     del pool, backend, case
     torch.cuda.empty_cache()  # servers of later tests measure what is free
-    assert max(errors.values()) < BFLOAT16_ERROR, errors
+    worst = max(errors.values())
+    with capsys.disabled():
+        print(f"a pool of {pool_bytes / 1e9:.0f} GB, error of at most {worst:.1e} ", end="")
+    assert worst < BFLOAT16_ERROR, errors
