@@ -46,6 +46,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "serve_w1_w2.json"
 TOPOLOGIES = {
     "1p1d": Topology(1, 1, 0),
+    "1mixed1d": Topology(0, 1, 1),
     "2mixed": Topology(0, 0, 2),
     "1mixed": Topology(0, 0, 1),
     "tp2": Topology(0, 0, 1),
