@@ -80,25 +80,15 @@ impl CostModel {
 
     /// From the first token to the last expected one, on a worker that decodes the request.
     ///
-    /// `ready_s`: from now to the moment at which the KV is there. Prompts still
-    /// waiting there then share its steps; `shared_prefill` tells that those, and
-    /// the prompt's blocks, were counted by [`Self::first_token_s`] already.
-    pub fn decode_s(
-        &self,
-        worker: &WorkerView,
-        request: &RequestView,
-        ready_s: f64,
-        shared_prefill: bool,
-    ) -> f64 {
+    /// Prompts are computed between its steps. Those that wait there now may be done when
+    /// it begins, but others come: as many are taken to wait then. `whole`: the worker
+    /// prefills the request too, and its prompt's blocks were counted there.
+    pub fn decode_s(&self, worker: &WorkerView, request: &RequestView, whole: bool) -> f64 {
         let steps = request.max_tokens.saturating_sub(1);
         let steps = f64::from(steps.min(self.config.expected_output_tokens));
         let batch = worker.requests() + request.choices;
-        let stall_s = if shared_prefill {
-            0.0
-        } else {
-            (self.prefill_s(worker, worker.prefill_backlog_tokens()) - ready_s).max(0.0)
-        };
-        let blocks = if shared_prefill {
+        let stall_s = self.prefill_s(worker, worker.prefill_backlog_tokens());
+        let blocks = if whole {
             self.growth_blocks(worker, request)
         } else {
             self.decode_blocks(worker, request)
@@ -249,15 +239,15 @@ mod tests {
     fn missing_blocks_cost_time() {
         let model = alone(&worker());
         let request = RequestView::new(160, 16);
-        let roomy = model.decode_s(&worker(), &request, 0.0, false);
+        let roomy = model.decode_s(&worker(), &request, false);
         let mut full = worker();
         full.load.free_blocks = 5;
-        assert!(model.decode_s(&full, &request, 0.0, false) > roomy);
+        assert!(model.decode_s(&full, &request, false) > roomy);
         let mut promised = worker();
         promised.outstanding.promised_blocks = 995;
         assert_eq!(
-            model.decode_s(&full, &request, 0.0, false),
-            model.decode_s(&promised, &request, 0.0, false)
+            model.decode_s(&full, &request, false),
+            model.decode_s(&promised, &request, false)
         );
     }
 
@@ -271,14 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn prefills_waiting_on_the_decode_worker_stall_it() {
+    fn prompts_stall_decodes_of_the_worker_on_which_they_wait() {
         let model = alone(&worker());
         let request = RequestView::new(100, 10);
         let mut busy = worker();
         busy.load.waiting_prefill_tokens = 1_000;
-        let alone = model.decode_s(&worker(), &request, 0.1, false);
-        let stalled = model.decode_s(&busy, &request, 0.1, false);
-        assert!((stalled - alone - 0.9).abs() < 1e-9);
-        assert!((model.decode_s(&busy, &request, 0.1, true) - alone).abs() < 1e-9);
+        for whole in [false, true] {
+            let undisturbed = model.decode_s(&worker(), &request, whole);
+            let stalled = model.decode_s(&busy, &request, whole);
+            assert!((stalled - undisturbed - 1.0).abs() < 1e-9);
+        }
     }
 }

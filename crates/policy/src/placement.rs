@@ -68,7 +68,7 @@ pub fn place_decode(
         worker.id != prefill && worker.identity == identity && !tried.contains(&worker.id)
     });
     let costs = candidates.map(|worker| {
-        let cost_s = model.decode_s(worker, request, 0.0, false);
+        let cost_s = model.decode_s(worker, request, false);
         (worker.id, cost_s)
     });
     least(costs.collect(), tie).map(|(id, _)| id)
@@ -203,12 +203,9 @@ fn pair_cost_s(
     decode: &WorkerView,
     request: &RequestView,
 ) -> f64 {
-    let first_s = model.first_token_s(prefill, request);
-    if prefill.id == decode.id {
-        return first_s + model.decode_s(decode, request, first_s, true);
-    }
-    let ready_s = first_s + model.handoff_s(request);
-    ready_s + model.decode_s(decode, request, ready_s, false)
+    let whole = prefill.id == decode.id;
+    let handoff_s = if whole { 0.0 } else { model.handoff_s(request) };
+    model.first_token_s(prefill, request) + handoff_s + model.decode_s(decode, request, whole)
 }
 
 /// The cheapest candidate; among equals the one that `tie` points at.

@@ -139,6 +139,17 @@ fn a_heavy_prefill_backlog_sends_the_prefill_elsewhere() {
 }
 
 #[test]
+fn a_mixed_worker_decodes_while_few_prompts_wait_there() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Decode)];
+    workers[0].load.running_requests = 10;
+    workers[1].load.running_requests = 20;
+    for (waiting_tokens, decode) in [(0, 0), (100, 0), (10_000, 1)] {
+        workers[0].load.waiting_prefill_tokens = waiting_tokens;
+        assert_eq!(pair(&workers, &RequestView::new(500, 200)), (0, decode));
+    }
+}
+
+#[test]
 fn too_large_is_told_from_down() {
     let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
     workers[1].capacity.max_model_len_tokens = 100;
