@@ -44,10 +44,11 @@ def settled(system: Deployment) -> Iterator[None]:
     system.restore()
 
 
-def wait_in_flight(system: Deployment, count: int) -> None:
+def wait_in_flight(system: Deployment, crowd: Crowd) -> None:
+    """Until the router has taken all that nobody has answered yet."""
     until(
-        lambda: system.metrics().sum("tasuki_requests_in_flight") == count,
-        f"{count} requests in flight",
+        lambda: system.metrics().sum("tasuki_requests_in_flight") == crowd.unfinished(),
+        "the crowd's requests in flight",
     )
 
 
@@ -56,20 +57,16 @@ def replacements(answers: list[Answer]) -> int:
     return sum(answer.timings["replacements"] for answer in answers if answer.timings)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_before_any_token(system: Deployment, sixteen: list[Reference], role: str) -> None:
-    """All workers of a role are frozen first: none of the sixteen can have a token.
-
-    Not for want of time: a frozen decode worker gives no credit.
-    """
-    frozen = [name for name in system.workers if name.startswith(role)]
+def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Reference]) -> None:
+    """Prefill workers are frozen first, so none of the sixteen can have a token."""
+    prefill = [name for name in system.workers if name.startswith("prefill")]
     crowd = Crowd(system, sixteen)  # before: after 4 s of silence they would get nothing
-    for name in frozen:
+    for name in prefill:
         system.stop_process(name)
     crowd.start()
-    wait_in_flight(system, len(sixteen))
-    system.kill(f"{role}-0")
-    for name in frozen[1:]:
+    wait_in_flight(system, crowd)
+    system.kill("prefill-0")
+    for name in prefill[1:]:
         system.continue_process(name)
     assert replacements(crowd.finish()) > 0
 
@@ -83,6 +80,16 @@ def test_prefill_after_first_tokens(
     crowd.wait_received(requests=with_token, tokens=1)
     system.kill("prefill-0")
     crowd.finish()
+
+
+def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
+    """A decode worker that has been frozen and then dies has given no credit at all."""
+    crowd = Crowd(system, sixteen)
+    system.stop_process("decode-0")
+    crowd.start()
+    wait_in_flight(system, crowd)
+    system.kill("decode-0")
+    assert replacements(crowd.finish()) > 0
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(1, 1), (1, 40), (16, 5)])
