@@ -9,7 +9,7 @@ const LINE_BYTES: usize = 64;
 const HUGE_BYTES: usize = 2 << 20;
 
 /// Numbers whose bytes may all be zero.
-pub trait Element: Copy + Send + Sync + 'static {}
+pub trait Element: Copy + Default + Send + Sync + 'static {}
 impl Element for u16 {}
 impl Element for f32 {}
 

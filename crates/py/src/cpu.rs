@@ -1,9 +1,9 @@
-//! `tasuki._native.CpuModel`: tensors come as buffers, are checked, and go on.
+//! `tasuki._native.CpuModel`: tensors come as buffers, are checked, and are passed on.
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tasuki_cpu::{Batch, LayerWeights, Model, Pool, Product, Shape};
+use tasuki_cpu::{Batch, Format, Instance, LayerWeights, Linear, Model, Pool, Shape};
 
 /// The shape of a Llama-family model; `windows` has an entry for each layer.
 #[pyclass(frozen)]
@@ -36,10 +36,18 @@ impl CpuShape {
         })
     }
 
-    /// Why a model of this shape cannot run here; None: it can.
+    /// Why the kernels cannot run a model of this shape; None: they can.
     fn why_not(&self) -> Option<String> {
-        tasuki_cpu::why_not(&self.0)
+        self.0.why_not()
     }
+}
+
+/// Name and missing instructions of each set of CPU kernels, the quickest last.
+#[pyfunction]
+pub fn cpu_kernels() -> Vec<(&'static str, Vec<&'static str>)> {
+    let all = Instance::ALL.into_iter();
+    all.map(|instance| (instance.name(), instance.missing()))
+        .collect()
 }
 
 /// A model with packed weights; bfloat16 arrays come as int16.
@@ -51,13 +59,18 @@ impl CpuModel {
     #[new]
     fn new(
         py: Python<'_>,
+        kernels: &str,
+        int8: bool,
         shape: &CpuShape,
         embedding: PyBuffer<i16>,
         norm: PyBuffer<i16>,
         head: PyBuffer<i16>,
     ) -> PyResult<Self> {
         let weights = (bits(&embedding)?, bits(&norm)?, bits(&head)?);
-        let model = py.detach(|| Model::new(shape.0.clone(), weights.0, weights.1, weights.2));
+        let instance = Instance::named(kernels).map_err(refused)?;
+        let (format, shape) = (format(int8), shape.0.clone());
+        let (embedding, norm, head) = weights;
+        let model = py.detach(|| Model::new(instance, format, shape, embedding, norm, head));
         model.map(Self).map_err(refused)
     }
 
@@ -143,15 +156,16 @@ impl CpuModel {
     }
 }
 
-/// One product with a packed weight, on the calling thread.
+/// One GEMM with a packed weight, on the calling thread.
 #[pyclass]
-pub struct CpuProduct(Product);
+pub struct CpuLinear(Linear);
 
 #[pymethods]
-impl CpuProduct {
+impl CpuLinear {
     #[new]
-    fn new(weight: PyBuffer<i16>, inputs: usize) -> PyResult<Self> {
-        Product::new(bits(&weight)?, inputs)
+    fn new(kernels: &str, int8: bool, weight: PyBuffer<i16>, inputs: usize) -> PyResult<Self> {
+        let instance = Instance::named(kernels).map_err(refused)?;
+        Linear::new(instance, format(int8), bits(&weight)?, inputs)
             .map(Self)
             .map_err(refused)
     }
@@ -187,6 +201,10 @@ pub fn greedy(
         *token = tasuki_cpu::greedy(row).map_or(none, |index| index as i64);
     }
     Ok(())
+}
+
+fn format(int8: bool) -> Format {
+    if int8 { Format::Int8 } else { Format::Bfloat16 }
 }
 
 fn refused(error: tasuki_cpu::CpuError) -> PyErr {

@@ -50,8 +50,9 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(run_bench, m)?)?;
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
+    m.add_function(wrap_pyfunction!(cpu::cpu_kernels, m)?)?;
     m.add_class::<cpu::CpuShape>()?;
     m.add_class::<cpu::CpuModel>()?;
-    m.add_class::<cpu::CpuProduct>()?;
+    m.add_class::<cpu::CpuLinear>()?;
     Ok(())
 }

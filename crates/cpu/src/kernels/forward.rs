@@ -11,19 +11,20 @@ use super::step::{BLOCK_ROWS, Matrix, Places, Segment, Share, blocks};
 use super::weights::{Ends, Layer};
 use crate::batch::{Batch, Pool};
 use crate::shape::Shape;
+use crate::simd::Simd;
 use crate::team::Barrier;
 
 /// Rows that go through layers: a step's, or those of them whose logits are wanted.
-pub struct Flow {
+pub struct Flow<S: Simd> {
     pub rows: usize,
     pub hidden: Matrix<f32>,
     /// `[kv_heads, rows, group, head_dim]`.
-    pub queries: Matrix<u16>,
+    pub queries: Matrix<S::Number>,
     pub segments: Vec<Segment>,
 }
 
 /// A step, the same for all threads.
-pub struct Forward<'a> {
+pub struct Forward<'a, S: Simd> {
     pub shape: &'a Shape,
     pub layers: &'a [Layer],
     pub ends: &'a Ends,
@@ -31,24 +32,23 @@ pub struct Forward<'a> {
     pub batch: Batch<'a>,
     /// By position: cosines, then sines, `head_dim` numbers.
     pub rotations: &'a [f32],
-    pub all: Flow,
+    pub all: Flow<S>,
     /// `None`: all rows' logits are wanted, in order.
-    pub wanted: Option<Flow>,
+    pub wanted: Option<Flow<S>>,
     /// One for each thread.
-    pub places: Vec<Places>,
+    pub places: Vec<Places<S>>,
     pub logits: Matrix<f32>,
     pub barrier: Barrier,
     /// Blocks that threads have taken, by layer; and in the last one's second half.
     pub taken: Vec<AtomicUsize>,
 }
 
-impl Forward<'_> {
+impl<S: Simd> Forward<'_, S> {
     /// One thread's part of the step.
     ///
     /// # Safety
-    /// The batch was checked; all places are large enough; as many threads run it, with
+    /// The processor runs the instance. The batch was checked; all places are large enough; as many threads run it, with
     /// indices of their own, as there are places.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     pub unsafe fn run(&self, thread: usize) {
         let share = Share {
             index: thread,
@@ -59,7 +59,7 @@ impl Forward<'_> {
             let hidden = self.shape.hidden;
             let from = &self.ends.embedding[token * hidden..][..hidden];
             // SAFETY: the row is this thread's; so below, for every part.
-            unsafe { widen_row(from, self.all.hidden.row(row)) };
+            unsafe { widen_row::<S>(from, self.all.hidden.row(row)) };
         }
         self.barrier.wait();
         let last = self.layers.len() - 1;
@@ -93,7 +93,7 @@ impl Forward<'_> {
     }
 
     /// Do something with all rows of a flow: together, or block by block.
-    fn each<'f>(&self, flow: &'f Flow, turn: usize, share: Share, work: impl Fn(Part<'f>)) {
+    fn each<'f>(&self, flow: &'f Flow<S>, turn: usize, share: Share, work: impl Fn(Part<'f, S>)) {
         let own = self.places[share.index];
         let part = |first, rows, share, places| Part {
             flow,
@@ -120,7 +120,7 @@ impl Forward<'_> {
     }
 
     /// Copy residuals and queries of the rows whose logits are wanted.
-    unsafe fn choose(&self, flow: &Flow, share: Share) {
+    unsafe fn choose(&self, flow: &Flow<S>, share: Share) {
         let queries = flow.queries.stride;
         for to in share.range(flow.rows) {
             let from = self.batch.logits_rows[to] as usize;
@@ -140,8 +140,7 @@ impl Forward<'_> {
     }
 
     /// The last norm, and this share of the vocabulary's logits.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn finish(&self, flow: &Flow, share: Share) {
+    unsafe fn finish(&self, flow: &Flow<S>, share: Share) {
         let places = self.places[share.index];
         for first in (0..flow.rows).step_by(BLOCK_ROWS) {
             let rows = BLOCK_ROWS.min(flow.rows - first);

@@ -13,6 +13,7 @@ use super::panels::WIDTH;
 use crate::batch::Batch;
 use crate::memory::{Buffer, Element};
 use crate::shape::Shape;
+use crate::simd::Simd;
 
 /// Most rows of a block, and of a step that all threads share.
 pub const BLOCK_ROWS: usize = 128;
@@ -148,21 +149,21 @@ pub fn blocks(rows: usize, threads: usize) -> Vec<Range<usize>> {
 }
 
 /// What one thread needs for a block of rows.
-pub struct Work {
-    pub normed: Buffer<u16>,
+pub struct Work<S: Simd> {
+    pub normed: Buffer<S::Number>,
     pub qkv: Buffer<f32>,
-    pub attended: Buffer<u16>,
-    pub inner: Buffer<u16>,
-    pub scratch: Scratch,
+    pub attended: Buffer<S::Number>,
+    pub inner: Buffer<S::Number>,
+    pub scratch: Scratch<S>,
     context: usize,
 }
 
-/// Room for a row that is an input of a product: rows begin at different cache sets.
+/// Numbers from one input row of a GEMM to the next: rows begin at different cache sets.
 fn spaced(len: usize) -> usize {
     len.next_multiple_of(WIDTH).next_multiple_of(32) + 32
 }
 
-impl Work {
+impl<S: Simd> Work<S> {
     /// For a model, and contexts of so many tokens.
     pub fn new(shape: &Shape, context: usize) -> Self {
         let context = context.next_power_of_two();
@@ -182,7 +183,7 @@ impl Work {
     }
 
     /// Where its rows are.
-    pub fn places(&mut self, shape: &Shape) -> Places {
+    pub fn places(&mut self, shape: &Shape) -> Places<S> {
         Places {
             normed: over(&mut self.normed, spaced(shape.hidden)),
             qkv: over(&mut self.qkv, shape.qkv_dim().next_multiple_of(WIDTH)),
@@ -194,30 +195,37 @@ impl Work {
 }
 
 /// `Work` as pointers.
-#[derive(Clone, Copy)]
-pub struct Places {
-    pub normed: Matrix<u16>,
+pub struct Places<S: Simd> {
+    pub normed: Matrix<S::Number>,
     pub qkv: Matrix<f32>,
-    pub attended: Matrix<u16>,
-    pub inner: Matrix<u16>,
-    pub scratch: *mut Scratch,
+    pub attended: Matrix<S::Number>,
+    pub inner: Matrix<S::Number>,
+    pub scratch: *mut Scratch<S>,
 }
 
+impl<S: Simd> Clone for Places<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Simd> Copy for Places<S> {}
+
 // SAFETY: each thread uses the scratch of its own; for the rest see `Matrix`.
-unsafe impl Sync for Places {}
+unsafe impl<S: Simd> Sync for Places<S> {}
 
 fn over<T: Element>(buffer: &mut Buffer<T>, stride: usize) -> Matrix<T> {
     Matrix::over(buffer.as_mut_ptr(), stride)
 }
 
 /// Residuals and queries of rows; grows with the largest step.
-pub struct Space {
+pub struct Space<S: Simd> {
     hidden: Buffer<f32>,
-    queries: Buffer<u16>,
+    queries: Buffer<S::Number>,
     rows: usize,
 }
 
-impl Space {
+impl<S: Simd> Space<S> {
     /// For no rows yet.
     pub fn new() -> Self {
         Self {
@@ -228,7 +236,7 @@ impl Space {
     }
 
     /// Places of `rows` rows; queries are `[kv_heads, rows, group, head_dim]`.
-    pub fn places(&mut self, shape: &Shape, rows: usize) -> (Matrix<f32>, Matrix<u16>) {
+    pub fn places(&mut self, shape: &Shape, rows: usize) -> (Matrix<f32>, Matrix<S::Number>) {
         let stride = shape.hidden.next_multiple_of(WIDTH);
         if rows > self.rows {
             self.rows = rows.next_multiple_of(BLOCK_ROWS);

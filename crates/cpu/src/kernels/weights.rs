@@ -1,6 +1,6 @@
 //! A model's weights as the kernels read them.
 
-use super::panels::Panels;
+use super::panels::{Format, Panels};
 use crate::memory::{Arena, Buffer};
 use crate::shape::{LayerWeights, Shape};
 
@@ -21,18 +21,18 @@ pub struct Layer {
 
 impl Layer {
     /// Pack the weights of a layer, whose lengths have been checked.
-    pub fn new(arena: &mut Arena, shape: &Shape, given: &LayerWeights<'_>) -> Self {
+    pub fn new(arena: &mut Arena, format: Format, shape: &Shape, given: &LayerWeights<'_>) -> Self {
         let norms = given.head_norms;
         Self {
             attention_norm: wide(given.attention_norm),
-            qkv: Panels::pack(arena, given.qkv, shape.hidden),
+            qkv: Panels::pack(arena, format, given.qkv, shape.hidden),
             qkv_bias: given.qkv_bias.map(wide),
             head_norms: norms.map(|(query, key)| (wide(query), wide(key))),
-            output: Panels::pack(arena, given.output, shape.query_dim()),
+            output: Panels::pack(arena, format, given.output, shape.query_dim()),
             output_bias: given.output_bias.map(wide),
             mlp_norm: wide(given.mlp_norm),
-            gate_up: Panels::interleave(arena, given.gate, given.up, shape.hidden),
-            down: Panels::pack(arena, given.down, shape.intermediate),
+            gate_up: Panels::interleave(arena, format, given.gate, given.up, shape.hidden),
+            down: Panels::pack(arena, format, given.down, shape.intermediate),
         }
     }
 }
@@ -49,6 +49,7 @@ impl Ends {
     /// Pack; lengths have been checked.
     pub fn new(
         arena: &mut Arena,
+        format: Format,
         shape: &Shape,
         embedding: &[u16],
         norm: &[u16],
@@ -59,7 +60,7 @@ impl Ends {
         Self {
             embedding: table,
             norm: wide(norm),
-            head: Panels::pack(arena, head, shape.hidden),
+            head: Panels::pack(arena, format, head, shape.hidden),
         }
     }
 }

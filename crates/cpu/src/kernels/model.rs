@@ -3,45 +3,59 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::forward::{Flow, Forward};
+use super::panels::Format;
 use super::step::{Matrix, Space, Work, chosen, whole};
-use super::supported;
 use super::weights::{Ends, Layer};
 use crate::batch::{Batch, Pool};
 use crate::error::CpuError;
 use crate::memory::Arena;
 use crate::shape::{LayerWeights, Shape, check_length};
+use crate::simd::Simd;
 use crate::team::{Barrier, Team};
+
+/// What a model does, whatever its instance; `crate::Model` documents it.
+pub trait Steps: Send + Sync {
+    fn push_layer(&mut self, weights: &LayerWeights<'_>) -> Result<(), CpuError>;
+
+    /// # Safety
+    /// See `crate::Model`.
+    unsafe fn forward(
+        &mut self,
+        pool: Pool,
+        batch: Batch<'_>,
+        rotations: &[f32],
+        threads: usize,
+        logits: &mut [f32],
+    ) -> Result<(), CpuError>;
+}
 
 /// By which the memory of weights grows; what is not used of it costs nothing.
 const WEIGHTS_BYTES: usize = 64 << 20;
 
-/// A Llama-family model with packed weights. Layers are pushed one by one, so that
-/// whoever reads them holds one at a time; then it runs steps.
-pub struct Model {
+/// A model of one instance; `crate::Model` documents the methods.
+pub struct Packed<S: Simd> {
     shape: Shape,
+    format: Format,
     arena: Arena,
     ends: Ends,
     layers: Vec<Layer>,
     team: Team,
-    all: Space,
-    wanted: Space,
-    work: Vec<Work>,
+    all: Space<S>,
+    wanted: Space<S>,
+    work: Vec<Work<S>>,
 }
 
-impl Model {
-    /// A model without layers yet.
-    ///
-    /// Args: `embedding` and `head` are `[vocab, hidden]`, bfloat16 bits as all weights.
-    ///
-    /// # Errors
-    /// The kernels do not run it here, or a length is wrong.
+impl<S: Simd> Packed<S> {
+    /// A model without layers yet; the processor runs the instance.
     pub fn new(
+        format: Format,
         shape: Shape,
         embedding: &[u16],
         norm: &[u16],
         head: &[u16],
     ) -> Result<Self, CpuError> {
-        if let Some(reason) = supported().or_else(|| shape.why_not()) {
+        S::INSTANCE.check()?;
+        if let Some(reason) = shape.why_not() {
             return Err(CpuError::Unavailable(reason));
         }
         let table = shape.vocab * shape.hidden;
@@ -50,7 +64,8 @@ impl Model {
         check_length("head", head.len(), table)?;
         let mut arena = Arena::new(WEIGHTS_BYTES);
         Ok(Self {
-            ends: Ends::new(&mut arena, &shape, embedding, norm, head),
+            ends: Ends::new(&mut arena, format, &shape, embedding, norm, head),
+            format,
             arena,
             layers: Vec::with_capacity(shape.windows.len()),
             team: Team::new(1),
@@ -60,17 +75,10 @@ impl Model {
             shape,
         })
     }
+}
 
-    /// Its shape.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
-    /// Add the next layer.
-    ///
-    /// # Errors
-    /// A length is wrong, or all layers are there.
-    pub fn push_layer(&mut self, weights: &LayerWeights<'_>) -> Result<(), CpuError> {
+impl<S: Simd> Steps for Packed<S> {
+    fn push_layer(&mut self, weights: &LayerWeights<'_>) -> Result<(), CpuError> {
         weights.check(&self.shape)?;
         let layers = self.shape.windows.len();
         if self.layers.len() == layers {
@@ -81,23 +89,16 @@ impl Model {
                 limit: layers,
             });
         }
-        self.layers
-            .push(Layer::new(&mut self.arena, &self.shape, weights));
+        self.layers.push(Layer::new(
+            &mut self.arena,
+            self.format,
+            &self.shape,
+            weights,
+        ));
         Ok(())
     }
 
-    /// Run one step on `threads` threads; the same numbers on any number of them.
-    ///
-    /// `rotations` holds, by position, half a head of cosines, then of sines; `logits`
-    /// gets `[logits_rows, vocab]`.
-    ///
-    /// # Errors
-    /// Layers are missing, or the batch is wrong; nothing is computed.
-    ///
-    /// # Safety
-    /// `pool.data` points to `pool.len` numbers that nobody else writes meanwhile; of
-    /// their blocks others may read those that this batch does not write to.
-    pub unsafe fn forward(
+    unsafe fn forward(
         &mut self,
         pool: Pool,
         batch: Batch<'_>,

@@ -5,58 +5,57 @@
 //! leave   attention ▶ output ▶ norm ▶ gate, up ▶ down
 //! ```
 //!
-//! The residual is float32; what products read is bfloat16.
+//! The residual is float32. GEMMs read numbers of the instance (`Simd::Number`).
 
 use super::attention::{Item, MOST_ROWS, Queries, Target, attend};
 use super::forward::{Flow, Forward};
+use super::gemm::{MOST_ROWS as TILE_ROWS, gemm};
 use super::keys::Plane;
 use super::panels::{Panels, WIDTH};
-use super::product::{Rows, product};
-use super::rows::{Turn, gated, narrow_row, norm, put, turn};
+use super::rows::{Rotation, add_row, gated, narrow_row, norm, rotate};
 use super::step::{Matrix, Places, Share, pieces};
+use super::tile::Rows;
+use crate::simd::Simd;
 use crate::team::Barrier;
 
 /// Rows `first ..` of a flow, and a thread's share of the work on them.
-#[derive(Clone, Copy)]
-pub struct Part<'f> {
-    pub flow: &'f Flow,
+pub struct Part<'f, S: Simd> {
+    pub flow: &'f Flow<S>,
     pub first: usize,
     pub rows: usize,
     pub share: Share,
-    pub places: Places,
+    pub places: Places<S>,
 }
 
-impl Forward<'_> {
+impl<S: Simd> Forward<'_, S> {
     /// What comes before attention.
     ///
     /// # Safety
     /// As `run`; the part's residuals are there.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    pub unsafe fn enter(&self, index: usize, part: &Part<'_>) {
+    pub unsafe fn enter(&self, index: usize, part: &Part<'_, S>) {
         let layer = &self.layers[index];
         let qkv = part.places.qkv;
         // SAFETY: the part's rows, this share's columns; so below.
         unsafe {
             self.norm(part, &layer.attention_norm);
             let bias = bias(layer.qkv_bias.as_deref());
-            linear(part.places.normed, part, &layer.qkv, qkv, bias, false);
+            linear::<S>(part.places.normed, part, &layer.qkv, qkv, bias, false);
             part.sync(&self.barrier);
             for row in 0..part.rows {
-                self.rotate(index, part, row);
+                self.rotate_row(index, part, row);
             }
         }
     }
 
     /// This share's heads of one row: queries aside, keys and values to the pool.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn rotate(&self, index: usize, part: &Part<'_>, row: usize) {
+    unsafe fn rotate_row(&self, index: usize, part: &Part<'_, S>, row: usize) {
         let shape = self.shape;
         let (dim, group, heads) = (shape.head_dim, shape.group(), shape.heads);
         let (norms, eps) = (&self.layers[index].head_norms, shape.norm_eps);
         let flow_row = part.first + row;
         let position = self.batch.positions[flow_row] as usize;
         let slot = usize::try_from(self.batch.slots[flow_row]).ok();
-        let rotation = &self.rotations[position * dim..][..dim];
+        let table = &self.rotations[position * dim..][..dim];
         let scale = std::f32::consts::LOG2_E / (dim as f32).sqrt();
         for head in part.share.range(heads + 2 * shape.kv_heads) {
             let x = part.places.qkv.at(row, head * dim);
@@ -66,15 +65,12 @@ impl Forward<'_> {
                     let norm = norms.as_ref().map(|(query, _)| (&query[..], eps));
                     let place = head / group * part.flow.rows + flow_row;
                     let to = part.flow.queries.at(place, head % group * dim);
-                    turn(
-                        x,
-                        Turn {
-                            norm,
-                            rotation,
-                            factor: scale,
-                        },
-                        to,
-                    );
+                    let rotation = Rotation {
+                        norm,
+                        table,
+                        factor: scale,
+                    };
+                    rotate::<S>(x, rotation, |at, count, x| S::put(to.add(at), count, x));
                 } else if let Some(slot) = slot {
                     let side = (head - heads) / shape.kv_heads;
                     let to = self.plane(index, (head - heads) % shape.kv_heads, side);
@@ -82,17 +78,14 @@ impl Forward<'_> {
                     let to = to.add(block + slot % self.pool.block_size * dim);
                     if side == 0 {
                         let norm = norms.as_ref().map(|(_, key)| (&key[..], eps));
-                        turn(
-                            x,
-                            Turn {
-                                norm,
-                                rotation,
-                                factor: 1.0,
-                            },
-                            to,
-                        );
+                        let rotation = Rotation {
+                            norm,
+                            table,
+                            factor: 1.0,
+                        };
+                        rotate::<S>(x, rotation, |at, count, x| S::narrow(to.add(at), count, x));
                     } else {
-                        narrow_row(x, dim, 1.0, to);
+                        narrow_row::<S>(x, dim, to);
                     }
                 }
             }
@@ -110,8 +103,7 @@ impl Forward<'_> {
     ///
     /// # Safety
     /// As `run`; all rows of the step have entered.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    pub unsafe fn leave(&self, index: usize, part: &Part<'_>) {
+    pub unsafe fn leave(&self, index: usize, part: &Part<'_, S>) {
         let layer = &self.layers[index];
         let hidden = part.flow.hidden.skip(part.first);
         let inner = part.places.inner;
@@ -120,7 +112,7 @@ impl Forward<'_> {
             self.attend(index, part);
             part.sync(&self.barrier);
             let bias = bias(layer.output_bias.as_deref());
-            linear(
+            linear::<S>(
                 part.places.attended,
                 part,
                 &layer.output,
@@ -131,8 +123,8 @@ impl Forward<'_> {
             part.sync(&self.barrier);
             self.norm(part, &layer.mlp_norm);
             let groups = part.share.range(layer.gate_up.count() / 2);
-            let input = rows_of(part.places.normed);
-            product::<2>(
+            let input = rows_of::<S>(part.places.normed);
+            gemm::<S, 2>(
                 input,
                 part.rows,
                 &layer.gate_up,
@@ -141,17 +133,16 @@ impl Forward<'_> {
                     for row in 0..rows {
                         let columns = row * WIDTH..(row + 1) * WIDTH;
                         let to = inner.at(first + row, group * WIDTH);
-                        gated(&sums[0][columns.clone()], &sums[1][columns], to);
+                        gated::<S>(&sums[0][columns.clone()], &sums[1][columns], to);
                     }
                 },
             );
             part.sync(&self.barrier);
-            linear(inner, part, &layer.down, hidden, std::ptr::null(), true);
+            linear::<S>(inner, part, &layer.down, hidden, std::ptr::null(), true);
         }
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn attend(&self, layer: usize, part: &Part<'_>) {
+    unsafe fn attend(&self, layer: usize, part: &Part<'_, S>) {
         let shape = self.shape;
         let (dim, group) = (shape.head_dim, shape.group());
         let rows = part.first..part.first + part.rows;
@@ -168,7 +159,7 @@ impl Forward<'_> {
                 head_dim: dim,
                 table: self.batch.table(piece.sequence),
             };
-            let queries = Queries {
+            let queries = Queries::<S> {
                 data: part.flow.queries.row(kv_head * part.flow.rows + piece.row),
                 tokens: piece.rows,
                 group,
@@ -191,7 +182,7 @@ impl Forward<'_> {
         for index in (part.share.index..items).step_by(part.share.of) {
             let next = (index + part.share.of).min(items - 1);
             // SAFETY: the batch was checked, the scratch made for its longest context.
-            unsafe { attend(&item(index), &item(next), scratch) };
+            unsafe { attend::<S>(&item(index), &item(next), scratch) };
         }
     }
 
@@ -199,13 +190,12 @@ impl Forward<'_> {
     ///
     /// # Safety
     /// As `enter`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    pub unsafe fn norm(&self, part: &Part<'_>, weight: &[f32]) {
+    pub unsafe fn norm(&self, part: &Part<'_, S>, weight: &[f32]) {
         for row in 0..part.rows {
             let from = part.flow.hidden.row(part.first + row);
             // SAFETY: `normed` is this thread's own.
             unsafe {
-                norm(
+                norm::<S>(
                     from,
                     weight,
                     self.shape.norm_eps,
@@ -216,7 +206,7 @@ impl Forward<'_> {
     }
 }
 
-impl Part<'_> {
+impl<S: Simd> Part<'_, S> {
     /// Wait for those who share it.
     pub fn sync(&self, barrier: &Barrier) {
         if self.share.of > 1 {
@@ -225,7 +215,7 @@ impl Part<'_> {
     }
 }
 
-fn rows_of(matrix: Matrix<u16>) -> Rows {
+fn rows_of<S: Simd>(matrix: Matrix<S::Number>) -> Rows<S::Number> {
     Rows {
         data: matrix.row(0),
         stride: matrix.stride,
@@ -240,17 +230,16 @@ fn bias(bias: Option<&[f32]>) -> *const f32 {
 ///
 /// # Safety
 /// `input` and `to` hold the part's rows; `bias` is null or holds a number per output.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub unsafe fn linear(
-    input: Matrix<u16>,
-    part: &Part<'_>,
+pub unsafe fn linear<S: Simd>(
+    input: Matrix<S::Number>,
+    part: &Part<'_, S>,
     weight: &Panels,
     to: Matrix<f32>,
     bias: *const f32,
     add: bool,
 ) {
     let panels = part.share.range(weight.count());
-    let put = |first: usize, rows: usize, panel: usize, sums: &[[f32; 8 * WIDTH]; 1]| {
+    let put = |first: usize, rows: usize, panel: usize, sums: &[[f32; TILE_ROWS * WIDTH]; 1]| {
         let column = panel * WIDTH;
         let width = WIDTH.min(weight.outputs() - column);
         let bias = if bias.is_null() {
@@ -261,9 +250,9 @@ pub unsafe fn linear(
         for row in 0..rows {
             let sums = &sums[0][row * WIDTH..][..width];
             // SAFETY: the caller's promise.
-            unsafe { put(sums, bias, to.at(first + row, column), add) };
+            unsafe { add_row::<S>(sums, bias, to.at(first + row, column), add) };
         }
     };
     // SAFETY: the caller's promise.
-    unsafe { product::<1>(rows_of(input), part.rows, weight, panels, put) };
+    unsafe { gemm::<S, 1>(rows_of::<S>(input), part.rows, weight, panels, put) };
 }

@@ -1,23 +1,24 @@
 //! Causal attention of a few tokens of one sequence, one KV head, over the pool.
 //!
-//! The query heads that share the KV head are rows beside one another. Both products
-//! are tiles (product.rs) over panels packed stretch by stretch (keys.rs), the second of
-//! one token alone over the pool as it is (weigh.rs); between them all scores of a row
-//! are there at once, so its softmax needs no second thoughts.
+//! The query heads that share the KV head are rows beside one another. Both GEMMs are
+//! tiles (tile.rs) over panels packed stretch by stretch (keys.rs). The second GEMM of one
+//! token alone reads the pool as it is (values.rs). Between them all scores of a row are
+//! in memory, so the softmax sees them all.
 //! Stretches begin at multiples of 64 tokens, and a hidden key adds 0: a row's result
 //! does not depend on the rows computed with it.
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::keys::{COLUMNS, Plane, pack_keys};
-use super::product::{Rows, Sums, multiply, tiles};
-use super::rows::narrow_row;
-use super::vector::{LANES, exp2, narrow};
-use super::weigh::{weigh, weigh_packed};
+use super::panels::Panel;
+use super::rows::scale_row;
+use super::tile::{Rows, Sums, multiply, tiles};
+use super::values::{weigh, weigh_packed};
 use crate::memory::Buffer;
+use crate::simd::functions::exp2;
+use crate::simd::{Floats, Simd, vectors};
 
-/// Rows of a tile, for 4 vectors beside one another.
+/// Most rows of a tile of 64 columns.
 pub const TILE_ROWS: usize = 6;
 
 /// Tokens packed at a time.
@@ -27,17 +28,17 @@ pub const STRETCH: usize = 512;
 pub const MOST_ROWS: usize = crate::shape::MOST_GROUP;
 
 /// What one thread needs.
-pub struct Scratch {
+pub struct Scratch<S: Simd> {
     panels: Buffer<u16>,
     scores: Buffer<f32>,
-    weights: Buffer<u16>,
+    weights: Buffer<S::Number>,
     output: Buffer<f32>,
     /// Numbers from a row of scores or weights to the next.
     stride: usize,
     width: usize,
 }
 
-impl Scratch {
+impl<S: Simd> Scratch<S> {
     /// For at most `rows` rows of heads of `head_dim`, in contexts up to `context` tokens.
     pub fn new(rows: usize, head_dim: usize, context: usize) -> Self {
         let stride = context.next_multiple_of(COLUMNS) + COLUMNS + 32;
@@ -54,10 +55,9 @@ impl Scratch {
 }
 
 /// Tokens of one sequence, at positions `first ..`, with `group` query heads each.
-#[derive(Clone, Copy)]
-pub struct Queries {
+pub struct Queries<S: Simd> {
     /// `[tokens, group, head_dim]`, scaled by log2(e) too.
-    pub data: *const u16,
+    pub data: *const S::Number,
     pub tokens: usize,
     pub group: usize,
     /// Position of the first.
@@ -66,7 +66,15 @@ pub struct Queries {
     pub window: Option<usize>,
 }
 
-impl Queries {
+impl<S: Simd> Clone for Queries<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Simd> Copy for Queries<S> {}
+
+impl<S: Simd> Queries<S> {
     /// Positions that all tokens of the call see, from a multiple of 64 on.
     fn reach(&self) -> (usize, usize) {
         let begin = self.seen(0).start / COLUMNS * COLUMNS;
@@ -82,33 +90,32 @@ impl Queries {
 
 /// Where the result goes: token by token, `stride` numbers apart, `group` heads each.
 #[derive(Clone, Copy)]
-pub struct Target {
-    pub data: *mut u16,
+pub struct Target<N> {
+    pub data: *mut N,
     pub stride: usize,
 }
 
 /// What one call attends for.
-#[derive(Clone, Copy)]
-pub struct Item<'a> {
-    pub queries: Queries,
+pub struct Item<'a, S: Simd> {
+    pub queries: Queries<S>,
     pub keys: Plane<'a>,
     pub values: Plane<'a>,
-    pub target: Target,
+    pub target: Target<S::Number>,
 }
 
 /// Attend; of `next`, whose turn comes then, keys are prefetched.
 ///
 /// # Safety
-/// The planes hold all positions up to the last query's; `scratch` was made for as
-/// many rows and so long a context; queries and target hold what they say.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
-    let Item {
+/// The processor runs the instance. The planes hold all positions up to the last query's;
+/// `scratch` was made for as many rows and so long a context; queries and target hold what
+/// they say.
+pub unsafe fn attend<S: Simd>(item: &Item<'_, S>, next: &Item<'_, S>, scratch: &mut Scratch<S>) {
+    let &Item {
         queries,
         keys,
         values,
         target,
-    } = *item;
+    } = item;
     let head_dim = keys.head_dim;
     let (group, rows) = (queries.group, queries.tokens * queries.group);
     let (begin, end) = queries.reach();
@@ -134,16 +141,19 @@ pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
             if alone && (from - begin).is_multiple_of(STRETCH) {
                 keys.fetch(from, end.min(from + STRETCH));
             }
-            pack_keys(keys, from, to, panels, |at| values.token(at));
-            for panel in 0..(to - from).div_ceil(COLUMNS) {
+            pack_keys::<S>(keys, from, to, panels, |at| values.token(at));
+            for index in 0..(to - from).div_ceil(COLUMNS) {
+                let panel: Panel<COLUMNS> = Panel {
+                    data: panels.add(index * head_dim * COLUMNS),
+                    ahead_bytes: 0,
+                };
                 for (row, count) in tiles(rows, TILE_ROWS) {
                     let a = Rows {
                         data: queries.data.add(row * head_dim),
                         stride: head_dim,
                     };
-                    let sums = scores.at(row, from - begin + panel * COLUMNS);
-                    let panel = panels.add(panel * head_dim * COLUMNS);
-                    multiply::<4, false>(a, count, panel, head_dim / 2, sums, false);
+                    let sums = scores.at(row, from - begin + index * COLUMNS);
+                    multiply::<S, _>(a, count, &panel, head_dim / 2, sums, false);
                 }
             }
         }
@@ -152,28 +162,22 @@ pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
     for (row, total) in totals.iter_mut().enumerate().take(rows) {
         let seen = queries.seen(row / group);
         let seen = seen.start - begin..seen.end - begin;
-        // SAFETY: both rows hold `end - begin` numbers, and a vector more.
-        *total = unsafe {
-            soften(
-                scores.at(row, 0).data,
-                seen,
-                end - begin,
-                weights.add(row * stride),
-            )
-        };
+        let scores = scores.at(row, 0).data;
+        // SAFETY: both rows hold `end - begin` numbers, and a panel more.
+        *total = unsafe { soften::<S>(scores, seen, end - begin, weights.add(row * stride)) };
     }
     let weights = Rows {
-        data: weights,
+        data: weights.cast_const(),
         stride,
     };
     // SAFETY: as above; `soften` wrote whole vectors of weights.
     unsafe {
-        if alone {
+        if alone && head_dim.is_multiple_of(S::Floats::LANES) {
             let (first, last) = next.queries.reach();
             let ahead = |at: usize| next.keys.token((at - begin + first).min(last - 1));
-            weigh(weights, rows, values, begin..end, sums, ahead);
+            weigh::<S>(weights, rows, values, begin..end, sums, &ahead);
         } else {
-            weigh_packed(weights, rows, values, begin..end, sums, panels);
+            weigh_packed::<S>(weights, rows, values, begin..end, sums, panels);
         }
     }
     for (row, &total) in totals.iter().enumerate().take(rows) {
@@ -182,7 +186,7 @@ pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
             let to = target
                 .data
                 .add(row / group * target.stride + row % group * head_dim);
-            narrow_row(sums.at(row, 0).data, head_dim, 1.0 / total, to);
+            scale_row::<S>(sums.at(row, 0).data, head_dim, 1.0 / total, to);
         }
     }
 }
@@ -190,45 +194,43 @@ pub unsafe fn attend(item: &Item<'_>, next: &Item<'_>, scratch: &mut Scratch) {
 /// Powers of 2 of one row's scores less their maximum, 0 outside of `seen`; their sum.
 ///
 /// # Safety
-/// `scores` and `weights` hold `len` numbers, rounded up to whole vectors.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn soften(scores: *const f32, seen: Range<usize>, len: usize, weights: *mut u16) -> f32 {
-    let (from, to) = (
-        _mm512_set1_epi32(seen.start as i32),
-        _mm512_set1_epi32(seen.end as i32),
-    );
-    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let visible = |at: usize| {
-        let places = _mm512_add_epi32(_mm512_set1_epi32(at as i32), lanes);
-        _mm512_mask_cmplt_epi32_mask(_mm512_cmpge_epi32_mask(places, from), places, to)
-    };
-    let hidden = _mm512_set1_ps(f32::NEG_INFINITY);
-    let mut most = hidden;
-    for at in (0..len).step_by(LANES) {
-        // SAFETY: the caller's promise.
-        let x = unsafe { _mm512_mask_loadu_ps(hidden, visible(at), scores.add(at)) };
-        most = _mm512_max_ps(most, x);
-    }
-    let most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    let mut sum = _mm512_setzero_ps();
-    for at in (0..len).step_by(LANES) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mask = visible(at);
-            let x = _mm512_maskz_loadu_ps(mask, scores.add(at));
-            let power = _mm512_maskz_mov_ps(mask, exp2(_mm512_sub_ps(x, most)));
-            sum = _mm512_add_ps(sum, power);
-            narrow(weights.add(at), !0, power);
+/// As `attend`; `scores` and `weights` hold `len` numbers, rounded up to whole vectors.
+unsafe fn soften<S: Simd>(
+    scores: *mut f32,
+    seen: Range<usize>,
+    len: usize,
+    weights: *mut S::Number,
+) -> f32 {
+    let whole = len.next_multiple_of(S::Floats::LANES);
+    // SAFETY: the caller's promise.
+    let run = || unsafe {
+        for hidden in (0..seen.start).chain(seen.end..whole) {
+            *scores.add(hidden) = f32::NEG_INFINITY;
         }
-    }
-    _mm512_reduce_add_ps(sum)
+        let mut most = S::Floats::splat(f32::NEG_INFINITY);
+        for (at, left) in vectors::<S::Floats>(whole) {
+            most = S::Floats::max(most, S::Floats::load(scores.add(at), left));
+        }
+        let most = S::Floats::splat(S::Floats::largest(most));
+        let mut sum = S::Floats::splat(0.0);
+        for (at, left) in vectors::<S::Floats>(whole) {
+            let score = S::Floats::load(scores.add(at), left);
+            let power = exp2::<S::Floats>(S::Floats::sub(score, most));
+            sum = S::Floats::add(sum, power);
+            S::put(weights.add(at), left, power);
+        }
+        S::Floats::sum(sum)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { S::vectorize(run) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Numbers, wide};
-    use crate::x86::supported;
+    use crate::testing::{Numbers, each_instance, numbers_of, wide, widened};
+
+    each_instance!(rows_agree_with_float64_alone_and_together);
 
     /// A pool of one head: keys and values of a block side by side.
     struct Pool {
@@ -276,9 +278,9 @@ mod tests {
         (0..query.len()).map(output).collect()
     }
 
-    fn run(pool: &Pool, queries: Queries, scratch: &mut Scratch) -> Vec<u16> {
+    fn run<S: Simd>(pool: &Pool, queries: Queries<S>, scratch: &mut Scratch<S>) -> Vec<f32> {
         let stride = queries.group * pool.head_dim + 3;
-        let mut output = vec![0; queries.tokens * stride];
+        let mut output = vec![S::Number::default(); queries.tokens * stride];
         let item = Item {
             queries,
             keys: pool.plane(0),
@@ -289,15 +291,11 @@ mod tests {
             },
         };
         // SAFETY: the caller looked whether the machine can; all sizes are as they should be.
-        unsafe { attend(&item, &item, scratch) };
-        output
+        unsafe { attend::<S>(&item, &item, scratch) };
+        widened::<S>(&output)
     }
 
-    #[test]
-    fn rows_agree_with_float64_alone_and_together() {
-        if supported().is_some() {
-            return;
-        }
+    fn rows_agree_with_float64_alone_and_together<S: Simd>() {
         let mut numbers = Numbers::new(3);
         for (head_dim, group, block_size) in [(64, 3, 16), (80, 1, 8), (6, 5, 4), (128, 8, 32)] {
             let blocks = 1200usize.div_ceil(block_size);
@@ -318,7 +316,7 @@ mod tests {
                 block_size,
                 head_dim,
             };
-            let mut scratch = Scratch::new(MOST_ROWS, head_dim, 1200);
+            let mut scratch = Scratch::<S>::new(MOST_ROWS, head_dim, 1200);
             for (first, window) in [
                 (0, None),
                 (37, None),
@@ -328,8 +326,9 @@ mod tests {
             ] {
                 let tokens = MOST_ROWS / group;
                 let query = numbers.bits(tokens * group * head_dim);
-                let data = query.as_ptr();
-                let all = Queries {
+                let rows = numbers_of::<S>(&query);
+                let data = rows.as_ptr();
+                let all = Queries::<S> {
                     data,
                     tokens,
                     group,
@@ -338,7 +337,7 @@ mod tests {
                 };
                 let together = run(&pool, all, &mut scratch);
                 for token in [0, tokens / 2, tokens - 1] {
-                    let data = query[token * group * head_dim..].as_ptr();
+                    let data = rows[token * group * head_dim..].as_ptr();
                     let one = Queries {
                         data,
                         tokens: 1,
@@ -352,7 +351,7 @@ mod tests {
                         let query = &query[(token * group + head) * head_dim..][..head_dim];
                         let want = expected(&pool, query, all.seen(token));
                         for (got, want) in alone[head * head_dim..].iter().zip(want) {
-                            let error = (f64::from(wide(*got)) - want).abs();
+                            let error = (f64::from(*got) - want).abs();
                             assert!(error < 0.01, "{head_dim}, at {first}: {error}");
                         }
                     }
