@@ -15,6 +15,8 @@ from support.deployment import Deployment
 from support.processes import Process
 from support.waiting import free_port, until
 
+pytestmark = pytest.mark.system
+
 START_DEADLINE_S = 30.0
 
 
@@ -42,9 +44,8 @@ def test_without_workers_it_lives_but_is_not_ready(
     start: Callable[[Sequence[str]], tuple[Process, str]], tiny_model: Path
 ) -> None:
     port = free_port()
-    process, url = start(
-        ["--model", str(tiny_model), "--worker", f"127.0.0.1:{port}", "--port", "0"]
-    )
+    arguments = ["--model", str(tiny_model), "--worker", f"127.0.0.1:{port}", "--port", "0"]
+    process, url = start([*arguments, "--readiness-grace-s", "0"])
     assert url.startswith("http://127.0.0.1:")
     assert get(f"{url}/live").status_code == 200
     body = {"prompt": "x", "max_tokens": 2}
@@ -74,9 +75,10 @@ def test_a_port_that_is_taken_is_named(tiny_model: Path, tmp_path: Path) -> None
     assert port in process.output() and "cannot listen" in process.output()
 
 
-def beside(tiny: Deployment, *more: str) -> list[str]:
+def beside(tiny: Deployment, *more: str, grace_s: str = "0") -> list[str]:
     """Arguments of a further router in front of the workers of `tiny`."""
     arguments = ["--model", str(tiny.model_path), "--served-model-name", tiny.model, "--port", "0"]
+    arguments += ["--readiness-grace-s", grace_s]
     for worker in tiny.workers.values():
         arguments += ["--worker", f"127.0.0.1:{worker.port}"]
     return [*arguments, *more]
@@ -103,6 +105,35 @@ def ready_client(url: str, tiny: Deployment) -> Client:
         deadline_s=START_DEADLINE_S,
     )
     return client
+
+
+def test_sigterm_turns_readiness_off_and_serves_for_the_grace(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny: Deployment
+) -> None:
+    process, url = start(beside(tiny, grace_s="3"))
+    client = ready_client(url, tiny)
+    process.signal(signal.SIGTERM)
+    until(
+        lambda: client.http.get("/ready").status_code == 503,
+        lambda: "the router to be no longer ready",
+        deadline_s=10,
+    )
+    body = {"model": tiny.model, "prompt": "x", "max_tokens": 1}
+    assert client.http.post("/v1/completions", json=body).status_code == 200
+    until(
+        lambda: refuses_or_is_gone(client, body),
+        lambda: "the end of the grace",
+        deadline_s=20,
+    )
+    client.close()
+    assert process.wait() == 0
+
+
+def refuses_or_is_gone(client: Client, body: dict[str, object]) -> bool:
+    try:
+        return client.http.post("/v1/completions", json=body).status_code == 503
+    except httpx.TransportError:
+        return True
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(
@@ -172,7 +203,7 @@ def test_too_many_at_once_are_turned_away(
     body = {"model": tiny.model, "prompt": "x", "max_tokens": 1}
     refused = client.http.post("/v1/completions", json=body)
     assert refused.status_code == 503 and "retry-after" in refused.headers
-    assert "1 requests are running" in refused.json()["error"]["message"]
+    assert "1 sequences are running" in refused.json()["error"]["message"]
     response.close()
     until(
         lambda: client.http.post("/v1/completions", json=body).status_code == 200,

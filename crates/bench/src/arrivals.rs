@@ -263,8 +263,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig {
+            cases: tasuki_searches::count(256),
             failure_persistence: None,
-            rng_seed: RngSeed::Fixed(7),
+            rng_seed: RngSeed::Fixed(tasuki_searches::seed(7)),
             ..ProptestConfig::default()
         })]
 

@@ -292,9 +292,9 @@ fn find(workers: &[WorkerView], id: WorkerId) -> &WorkerView {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 2_000,
+        cases: tasuki_searches::count(2_000),
         failure_persistence: None,
-        rng_seed: RngSeed::Fixed(7),
+        rng_seed: RngSeed::Fixed(tasuki_searches::seed(7)),
         ..ProptestConfig::default()
     })]
 

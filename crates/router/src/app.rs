@@ -1,15 +1,14 @@
 //! What every handler shares.
 
-use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tasuki_text::ModelText;
-use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::gate::Gate;
-use crate::openai::{self, Generator, TextLimit};
+use crate::openai::{self, BodyLimits, Generator, TextLimit};
+use crate::pool::Pool;
 use crate::serve::api::ModelLimits;
 
 /// What the HTTP side was configured with.
@@ -18,11 +17,18 @@ pub struct HttpSettings {
     /// The model's names, the preferred one first; never empty.
     pub model_names: Vec<String>,
     pub max_body_bytes: usize,
+    /// From a request's headers to the last byte of its body.
+    pub body_timeout: Duration,
+    /// Sequences that may be generated at once.
     pub max_concurrent_requests: u32,
+    /// From the last byte of a request's body to the end of its answer.
+    pub request_timeout: Duration,
+    /// Of an answer that is not streamed, and of an echoed prompt.
+    pub max_answer_bytes: usize,
+    /// A stream that waits for so long sends a comment.
+    pub heartbeat: Duration,
     /// Let a request bring its own chat template.
     pub allow_chat_template: bool,
-    /// A streamed answer that its client does not read for so long is given up.
-    pub client_patience: Duration,
 }
 
 /// Shared by all handlers.
@@ -32,8 +38,8 @@ pub struct App {
     pub settings: HttpSettings,
     pub gate: Gate,
     pub text_limit: TextLimit,
-    /// Permits to tokenize huge bodies, fewer than there are cores.
-    pub huge_bodies: Arc<Semaphore>,
+    pub bodies: BodyLimits,
+    pub pool: Pool,
     pub started_unix_s: u64,
 }
 
@@ -46,11 +52,11 @@ impl App {
         text: Arc<ModelText>,
         settings: HttpSettings,
     ) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         Self {
             gate: Gate::new(settings.max_concurrent_requests),
             text_limit: TextLimit::new(&text),
-            huge_bodies: Arc::new(Semaphore::new((cores / 2).max(1))),
+            bodies: BodyLimits::new(settings.max_body_bytes, settings.body_timeout),
+            pool: Pool::new(settings.max_concurrent_requests as usize),
             generator,
             text,
             settings,

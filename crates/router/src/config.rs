@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::app::HttpSettings;
+use crate::connections::ConnectionLimits;
 use crate::serve::{self, OnKvLoss};
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
@@ -44,24 +45,62 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub recover_s: f64,
 
+    /// Connections that may be open at once. Further ones are answered with 503, or if they
+    /// send a GET, and closed.
+    #[arg(long, value_name = "N", default_value_t = 4096,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_connections: u32,
+
+    /// A connection on which no request's headers are complete for so long is closed, whether
+    /// it is idle or sends them slowly. Set it above the idle limit of a proxy in front.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = positive_seconds)]
+    pub idle_timeout_s: f64,
+
     /// Largest request body; 413 beyond.
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
     pub max_body_bytes: usize,
 
-    /// Generating requests that may run at once; 503 beyond.
+    /// A request whose body is not complete so long after its headers gets 408.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = positive_seconds)]
+    pub body_timeout_s: f64,
+
+    /// From the end of a request's body to the end of its answer: 504 beyond, or an error
+    /// event where a stream has begun. No limit of inactivity: long answers take long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800.0, value_parser = positive_seconds)]
+    pub request_timeout_s: f64,
+
+    /// Sequences (a request's prompts times its `n`) that may be generated at once; 503 beyond.
+    /// A request counts once its body is complete.
     #[arg(long, value_name = "N", default_value_t = 1024,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_concurrent_requests: u32,
 
-    /// A streamed answer that its client does not read for so long is given up.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    /// Largest answer that is not streamed, estimated from choices, tokens and logprobs; 400
+    /// beyond. It limits echoed prompts with their logprobs in streams too.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
+          value_parser = clap::value_parser!(u32).range(1 << 16..=128 << 20))]
+    pub max_answer_bytes: u32,
+
+    /// A stream that has nothing to send for so long sends a comment, and before it its
+    /// headers: proxies cut connections that are silent.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = positive_seconds)]
+    pub heartbeat_s: f64,
+
+    /// A client that reads nothing of its answer for so long loses its connection, and a
+    /// streamed answer is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = positive_seconds)]
     pub client_stall_s: f64,
 
     /// Accept the field `chat_template` in requests.
     #[arg(long)]
     pub allow_request_chat_template: bool,
 
-    /// How long running requests may go on after the first SIGINT or SIGTERM.
+    /// SIGTERM turns readiness (/ready, /health) off; so much later no new requests are taken.
+    /// Load balancers notice meanwhile. SIGINT does not wait.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    pub readiness_grace_s: f64,
+
+    /// How long running requests may go on once no new ones are taken.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub drain_s: f64,
 
@@ -104,9 +143,21 @@ impl RouterArgs {
         HttpSettings {
             model_names,
             max_body_bytes: self.max_body_bytes,
+            body_timeout: Duration::from_secs_f64(self.body_timeout_s),
             max_concurrent_requests: self.max_concurrent_requests,
+            request_timeout: Duration::from_secs_f64(self.request_timeout_s),
+            max_answer_bytes: self.max_answer_bytes as usize,
+            heartbeat: Duration::from_secs_f64(self.heartbeat_s),
             allow_chat_template: self.allow_request_chat_template,
-            client_patience: Duration::from_secs_f64(self.client_stall_s),
+        }
+    }
+
+    /// What the connections need to know.
+    pub fn connections(&self) -> ConnectionLimits {
+        ConnectionLimits {
+            max_connections: self.max_connections as usize,
+            idle: Duration::from_secs_f64(self.idle_timeout_s),
+            client_stall: Duration::from_secs_f64(self.client_stall_s),
         }
     }
 
@@ -118,6 +169,10 @@ impl RouterArgs {
             strict_roles: self.strict_roles,
             recover: Duration::from_secs_f64(self.recover_s),
         }
+    }
+
+    pub fn readiness_grace(&self) -> Duration {
+        Duration::from_secs_f64(self.readiness_grace_s)
     }
 
     pub fn drain(&self) -> Duration {
@@ -141,6 +196,14 @@ fn seconds(given: &str) -> Result<f64, String> {
     match given.parse::<f64>() {
         Ok(seconds) if (0.0..=MAX_SECONDS).contains(&seconds) => Ok(seconds),
         _ => Err(format!("it must be between 0 and {MAX_SECONDS}")),
+    }
+}
+
+/// A limit that nothing could keep to is a mistake.
+fn positive_seconds(given: &str) -> Result<f64, String> {
+    match seconds(given)? {
+        0.0 => Err("it must be more than 0".to_owned()),
+        seconds => Ok(seconds),
     }
 }
 
@@ -175,6 +238,8 @@ mod tests {
             "--model m --worker a:1 --drain-s -1",
             "--model m --worker a:1 --drain-s nan",
             "--model m --worker a:1 --max-concurrent-requests 0",
+            "--model m --worker a:1 --idle-timeout-s 0",
+            "--model m --worker a:1 --max-answer-bytes 1000",
         ] {
             assert!(parse(words).is_err(), "{words}");
         }

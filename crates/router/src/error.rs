@@ -3,6 +3,8 @@
 //! Messages are for clients: they name the value and the limit, and never an
 //! internal address.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -33,9 +35,41 @@ pub enum ApiError {
     /// 413.
     #[error("The request body has {received} bytes, the limit is {limit} bytes.")]
     TooLarge { received: String, limit: usize },
-    /// 503: as many requests as allowed are running.
-    #[error("{limit} requests are running, which is the limit; try again in a moment.")]
-    Busy { limit: usize },
+    /// 408: the body did not arrive in time.
+    #[error(
+        "The request body was not complete after {limit:?}, the limit (--body-timeout-s); \
+         {received} bytes had arrived."
+    )]
+    SlowBody { received: usize, limit: Duration },
+    /// 503: as many sequences as allowed are running.
+    #[error(
+        "{running} sequences are running and this request has {asked}; the limit is {limit} \
+         (--max-concurrent-requests). Try again in a moment."
+    )]
+    Busy {
+        asked: usize,
+        running: usize,
+        limit: usize,
+    },
+    /// 503: other bodies take the room or the processors.
+    #[error("{what} {used}; the limit is {limit}. Try again in a moment.")]
+    Crowded {
+        what: &'static str,
+        used: usize,
+        limit: usize,
+    },
+    /// 503: as many connections as allowed are open.
+    #[error(
+        "{limit} connections are open, which is the limit (--max-connections). Try again in a \
+         moment, and reuse connections."
+    )]
+    Connections { limit: usize },
+    /// 504: it took too long.
+    #[error(
+        "The request was not finished after {limit:?}, the limit (--request-timeout-s). Ask for \
+         fewer tokens."
+    )]
+    Deadline { limit: Duration },
     /// 503: shutting down.
     #[error("The server is shutting down and takes no new requests.")]
     Draining,
@@ -47,7 +81,7 @@ pub enum ApiError {
     Failed(String),
 }
 
-/// How long a client turned away by [`ApiError::Busy`] is asked to wait.
+/// How long a client is asked to wait when the server has too much to do.
 const BUSY_RETRY_AFTER_S: u32 = 1;
 /// Likewise by [`ApiError::Draining`]: about a restart.
 const DRAINING_RETRY_AFTER_S: u32 = 10;
@@ -69,16 +103,22 @@ impl ApiError {
             Self::UnknownModel { .. } | Self::UnknownPath { .. } => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Busy { .. } | Self::Draining | Self::Unavailable { .. } => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::Busy { .. }
+            | Self::Crowded { .. }
+            | Self::Connections { .. }
+            | Self::Draining
+            | Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Deadline { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     fn retry_after_s(&self) -> Option<u32> {
         match self {
-            Self::Busy { .. } => Some(BUSY_RETRY_AFTER_S),
+            Self::Busy { .. } | Self::Crowded { .. } | Self::Connections { .. } => {
+                Some(BUSY_RETRY_AFTER_S)
+            }
             Self::Draining => Some(DRAINING_RETRY_AFTER_S),
             Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
             _ => None,
@@ -92,14 +132,17 @@ impl ApiError {
             Self::Invalid { param, code, .. } => (param.clone(), *code),
             Self::UnknownModel { .. } => (Some("model".to_owned()), Some("model_not_found")),
             Self::TooLarge { .. } => (None, Some("body_too_large")),
-            Self::Busy { .. } => (None, Some("too_many_requests")),
+            Self::SlowBody { .. } => (None, Some("body_timeout")),
+            Self::Busy { .. } | Self::Crowded { .. } => (None, Some("too_many_requests")),
+            Self::Connections { .. } => (None, Some("too_many_connections")),
+            Self::Deadline { .. } => (None, Some("request_timeout")),
             Self::Draining => (None, Some("shutting_down")),
             Self::Unavailable { .. } => (None, Some("no_worker")),
             _ => (None, None),
         };
         let kind = match status {
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
-            StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+            StatusCode::INTERNAL_SERVER_ERROR | StatusCode::GATEWAY_TIMEOUT => "server_error",
             _ => "invalid_request_error",
         };
         ErrorBody {

@@ -1,17 +1,24 @@
-//! Who may come in: at most so many requests at a time, none while draining.
+//! Which requests may run: a limited number of sequences at a time, none while draining.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
-/// Counts requests from their acceptance to the end of their answer's body.
+/// Open, to the end of the router's life.
+const OPEN: u8 = 0;
+/// Requests still come in, but readiness is off so that no more are sent.
+const LEAVING: u8 = 1;
+const DRAINING: u8 = 2;
+
+/// Counts sequences (`n` times prompts) from their acceptance to the end of their
+/// answer's body.
 #[derive(Debug)]
 pub struct Gate {
-    draining: AtomicBool,
+    phase: AtomicU8,
     permits: Arc<Semaphore>,
     limit: u32,
 }
@@ -23,35 +30,84 @@ pub struct Permit {
 }
 
 impl Gate {
-    /// `limit`: requests that may run at once.
+    /// `limit`: sequences that may run at once.
     pub fn new(limit: u32) -> Self {
         Self {
-            draining: AtomicBool::new(false),
+            phase: AtomicU8::new(OPEN),
             permits: Arc::new(Semaphore::new(limit as usize)),
             limit,
         }
     }
 
-    /// Lets a request in, or says why not.
-    pub fn enter(&self) -> Result<Permit, ApiError> {
-        if self.is_draining() {
+    /// Refuses early what [`Gate::enter`] would refuse in any case.
+    ///
+    /// # Errors
+    /// `Draining`, or `Busy` when nothing at all may come in.
+    pub fn check_open(&self) -> Result<(), ApiError> {
+        if self.phase() == DRAINING {
             return Err(ApiError::Draining);
         }
-        match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => Ok(Permit { _permit: permit }),
-            Err(_) => Err(ApiError::Busy {
-                limit: self.limit as usize,
-            }),
+        match self.permits.available_permits() {
+            0 => Err(self.busy(1)),
+            _ => Ok(()),
         }
     }
 
-    /// From now on nobody enters.
-    pub fn close(&self) {
-        self.draining.store(true, Ordering::Release);
+    /// Lets a request of so many sequences in.
+    ///
+    /// # Errors
+    /// `Draining`; `Busy` when too many run; `Invalid` when it could never run.
+    pub fn enter(&self, sequences: usize) -> Result<Permit, ApiError> {
+        let limit = self.limit;
+        let asked = u32::try_from(sequences).unwrap_or(u32::MAX);
+        if asked > limit {
+            return Err(ApiError::invalid(
+                "n",
+                format!(
+                    "n times the number of prompts is {asked}; the limit is {limit} \
+                     (--max-concurrent-requests). Send several requests instead."
+                ),
+            ));
+        }
+        if self.phase() == DRAINING {
+            return Err(ApiError::Draining);
+        }
+        match Arc::clone(&self.permits).try_acquire_many_owned(asked) {
+            Ok(permit) => Ok(Permit { _permit: permit }),
+            Err(_) => Err(self.busy(sequences)),
+        }
     }
 
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+    fn busy(&self, asked: usize) -> ApiError {
+        let limit = self.limit as usize;
+        ApiError::Busy {
+            asked,
+            running: limit - self.permits.available_permits(),
+            limit,
+        }
+    }
+
+    /// From now on readiness is off; requests still come in.
+    pub fn leave(&self) {
+        self.phase.fetch_max(LEAVING, Ordering::AcqRel);
+    }
+
+    /// From now on no request comes in.
+    pub fn close(&self) {
+        self.phase.store(DRAINING, Ordering::Release);
+    }
+
+    /// # Errors
+    /// `Draining` once [`Gate::leave`] or [`Gate::close`] was called.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        match self.phase() {
+            OPEN => Ok(()),
+            _ => Err(ApiError::Draining),
+        }
+    }
+
+    fn phase(&self) -> u8 {
+        self.phase.load(Ordering::Acquire)
     }
 
     /// Waits until all who entered have left. Returns whether they did in time.
@@ -67,13 +123,26 @@ mod tests {
 
     #[tokio::test]
     async fn turns_away_beyond_the_limit_and_while_draining() {
-        let gate = Gate::new(1);
-        let permit = gate.enter().unwrap();
-        assert!(matches!(gate.enter(), Err(ApiError::Busy { limit: 1 })));
+        let gate = Gate::new(4);
+        let permit = gate.enter(3).unwrap();
+        let busy = gate.enter(2).unwrap_err().to_string();
+        assert!(busy.contains("3 sequences are running"), "{busy}");
+        assert!(
+            busy.contains("limit is 4") && busy.contains("has 2"),
+            "{busy}"
+        );
+        let never = gate.enter(5).unwrap_err();
+        assert_eq!(never.status(), axum::http::StatusCode::BAD_REQUEST);
+        let last = gate.enter(1).unwrap();
+        assert!(matches!(gate.check_open(), Err(ApiError::Busy { .. })));
+        drop(last);
+        gate.leave();
+        assert!(gate.check_ready().is_err());
+        drop(gate.enter(1).expect("it still serves"));
         gate.close();
+        assert!(matches!(gate.enter(1), Err(ApiError::Draining)));
         assert!(!gate.wait_empty(Duration::from_millis(1)).await);
         drop(permit);
         assert!(gate.wait_empty(Duration::from_secs(5)).await);
-        assert!(matches!(gate.enter(), Err(ApiError::Draining)));
     }
 }

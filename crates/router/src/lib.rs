@@ -6,12 +6,14 @@
 
 mod app;
 mod config;
+mod connections;
 mod error;
 mod gate;
 mod metrics;
 mod openai;
 #[cfg(test)]
 mod openai_tests;
+mod pool;
 mod routes;
 mod run;
 mod serve;

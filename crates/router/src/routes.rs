@@ -1,14 +1,16 @@
 //! Every path that is served, and the answers that need no model.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::http::{HeaderValue, Method, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures::FutureExt;
 
 use crate::app::{App, MAX_QUOTED_CHARS};
 use crate::error::ApiError;
@@ -16,6 +18,35 @@ use crate::openai;
 
 /// Everything that is served.
 pub fn routes(app: Arc<App>) -> Router {
+    observed(paths(), app)
+}
+
+/// What a connection beyond the limit of `max_connections` gets: one answer, a refusal
+/// unless it is a GET. Health and metrics stay visible that way.
+pub fn routes_beyond_the_limit(app: Arc<App>, max_connections: usize) -> Router {
+    let refuse = move |request: Request, next: Next| async move {
+        let mut response = if request.method() == Method::GET {
+            next.run(request).await
+        } else {
+            let limit = max_connections;
+            ApiError::Connections { limit }.into_response()
+        };
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+        response
+    };
+    observed(paths().layer(from_fn(refuse)), app)
+}
+
+/// Counts errors, those of panics too.
+fn observed(paths: Router<Arc<App>>, app: Arc<App>) -> Router {
+    paths
+        .layer(from_fn(catch_panic))
+        .layer(from_fn_with_state(Arc::clone(&app), count_errors))
+        .with_state(app)
+}
+
+fn paths() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/chat/completions", post(openai::chat_completions))
         .route("/v1/completions", post(openai::completions))
@@ -29,8 +60,16 @@ pub fn routes(app: Arc<App>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), count_errors))
-        .with_state(app)
+}
+
+/// A handler's panic is an answer with status 500; other requests do not notice it. The
+/// panic's message and place are on stderr.
+async fn catch_panic(request: Request, next: Next) -> Response {
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    answer.unwrap_or_else(|_| {
+        tracing::error!("a handler panicked");
+        ApiError::Failed("The server failed on this request.".into()).into_response()
+    })
 }
 
 /// Most refusals come before there is a generation to count.
@@ -46,9 +85,7 @@ async fn count_errors(State(app): State<Arc<App>>, request: Request, next: Next)
 }
 
 async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
-    if app.gate.is_draining() {
-        return Err(ApiError::Draining);
-    }
+    app.gate.check_ready()?;
     app.generator.readiness().map_err(|_| app.no_worker())?;
     Ok(Json(serde_json::json!({"status": "ok"})))
 }

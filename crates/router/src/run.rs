@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use clap::Parser;
 use tasuki_text::{ModelText, TextError};
 use tokio::net::TcpListener;
@@ -14,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::app::App;
 use crate::config::RouterArgs;
-use crate::routes::routes;
+use crate::connections::{self, ConnectionLimits};
 use crate::serve;
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.
@@ -110,27 +109,25 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         args.http(),
     ));
 
+    let limits = args.connections();
+    let limits = ConnectionLimits {
+        max_connections: connections::connections_allowed(limits.max_connections),
+        ..limits
+    };
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "cannot set TCP_NODELAY");
-        }
-    });
-    let server = axum::serve(listener, routes(Arc::clone(&app))).with_graceful_shutdown(async {
+    let server = connections::serve(listener, Arc::clone(&app), limits, async {
         let _ = closed.await;
     });
-    let server = tokio::spawn(server.into_future());
+    let server = tokio::spawn(server);
     announce(&url)?;
 
-    signals.next().await;
-    tracing::info!(
-        drain_s = args.drain_s,
-        "draining; a second signal exits at once"
-    );
-    app.gate.close();
+    let grace = match signals.next().await {
+        Told::Terminate => args.readiness_grace(),
+        Told::Interrupt => Duration::ZERO,
+    };
     tokio::select! {
-        () = drain(&app, &service, args.drain()) => {}
-        () = signals.next() => std::process::exit(INTERRUPTED),
+        () = end(&app, &service, grace, args.drain()) => {}
+        _ = signals.next() => std::process::exit(INTERRUPTED),
     }
     let _ = close.send(());
     let _ = tokio::time::timeout(CLOSING, server).await;
@@ -138,8 +135,16 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Waits for running requests, up to the deadline; then ends what is left.
-async fn drain(app: &App, service: &serve::Service, deadline: Duration) {
+/// Turns readiness off and goes on serving for `grace`, while load balancers notice. Then
+/// takes no new requests, waits for those that run up to the deadline, and ends the rest.
+async fn end(app: &App, service: &serve::Service, grace: Duration, deadline: Duration) {
+    app.gate.leave();
+    if !grace.is_zero() {
+        tracing::info!(?grace, "not ready any more; still serving");
+        tokio::time::sleep(grace).await;
+    }
+    tracing::info!(?deadline, "draining; a second signal exits at once");
+    app.gate.close();
     if !app.gate.wait_empty(deadline).await {
         tracing::warn!("requests were still running when the drain deadline passed");
     }
@@ -162,10 +167,15 @@ fn url(host: &str, bound: SocketAddr) -> String {
     }
 }
 
-/// SIGINT and SIGTERM, which mean the same.
+/// SIGINT, of a person, and SIGTERM, of whatever supervises the process.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+}
+
+enum Told {
+    Interrupt,
+    Terminate,
 }
 
 impl Signals {
@@ -176,10 +186,10 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => Told::Interrupt,
+            _ = self.terminate.recv() => Told::Terminate,
         }
     }
 }

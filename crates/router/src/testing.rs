@@ -203,9 +203,12 @@ pub fn settings() -> HttpSettings {
     HttpSettings {
         model_names: vec![MODEL.to_owned()],
         max_body_bytes: 4096,
+        body_timeout: Duration::from_secs(30),
         max_concurrent_requests: 4,
+        request_timeout: Duration::from_secs(600),
+        max_answer_bytes: 1 << 20,
+        heartbeat: Duration::from_secs(600),
         allow_chat_template: false,
-        client_patience: Duration::from_secs(30),
     }
 }
 

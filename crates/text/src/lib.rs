@@ -19,4 +19,4 @@ pub use chat::{ChatInput, CivilTime};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use model::{GenerationDefaults, ModelText};
-pub use stop::{StopMatcher, StopOutcome};
+pub use stop::{StopMatcher, StopOutcome, StopStrings};

@@ -3,7 +3,10 @@
 //! One Knuth-Morris-Pratt automaton per stop string runs over the bytes, so the
 //! cost per byte does not depend on what came before, and the outcome does not
 //! depend on where the pieces were cut. What may still become a stop string is
-//! held back; everything else is given out at once.
+//! held back; everything else is given out at once. The automata are built once per
+//! request and shared by all its choices; a choice keeps only its states.
+
+use std::sync::Arc;
 
 /// What a piece of text led to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -16,53 +19,73 @@ pub struct StopOutcome {
 
 #[derive(Debug)]
 struct Automaton {
+    /// Which of the stop strings this is.
+    index: usize,
     pattern: Vec<u8>,
     /// `fallback[k]`: length of the longest proper border of `pattern[..=k]`.
-    fallback: Vec<usize>,
-    /// How much of `pattern` the text so far ends with.
-    matched: usize,
+    fallback: Vec<u32>,
 }
 
 impl Automaton {
-    fn new(pattern: String) -> Self {
-        let pattern = pattern.into_bytes();
+    fn new(index: usize, pattern: &str) -> Self {
+        let pattern = pattern.as_bytes().to_vec();
         let mut fallback = vec![0; pattern.len()];
         let mut border = 0;
         for k in 1..pattern.len() {
             while border > 0 && pattern[k] != pattern[border] {
-                border = fallback[border - 1];
+                border = fallback[border - 1] as usize;
             }
             if pattern[k] == pattern[border] {
                 border += 1;
             }
-            fallback[k] = border;
+            fallback[k] = u32::try_from(border).expect("a stop string is shorter than 4 GiB");
         }
         Self {
+            index,
             pattern,
             fallback,
-            matched: 0,
         }
     }
 
-    /// Takes one byte; true when the pattern ends with it.
-    fn step(&mut self, byte: u8) -> bool {
-        while self.matched > 0 && self.pattern[self.matched] != byte {
-            self.matched = self.fallback[self.matched - 1];
+    /// Takes one byte; true when the pattern ends with it. `matched`: how much of the
+    /// pattern the text so far ends with.
+    fn step(&self, matched: &mut usize, byte: u8) -> bool {
+        while *matched > 0 && self.pattern[*matched] != byte {
+            *matched = self.fallback[*matched - 1] as usize;
         }
-        if self.pattern[self.matched] == byte {
-            self.matched += 1;
+        if self.pattern[*matched] == byte {
+            *matched += 1;
         }
-        self.matched == self.pattern.len()
+        *matched == self.pattern.len()
     }
 }
 
-/// Watches one choice's text for its stop strings.
+/// The stop strings of a request, compiled: 5 bytes for each of theirs.
+#[derive(Debug, Default)]
+pub struct StopStrings(Vec<Automaton>);
+
+impl StopStrings {
+    /// Empty strings never match.
+    #[must_use]
+    pub fn new(stops: &[String]) -> Self {
+        let stops = stops.iter().enumerate();
+        let stops = stops.filter(|(_, stop)| !stop.is_empty());
+        Self(
+            stops
+                .map(|(index, stop)| Automaton::new(index, stop))
+                .collect(),
+        )
+    }
+}
+
+/// Watches one choice's text for the stop strings.
 ///
 /// The match that ends first wins; of those that end together, the longest.
-/// Empty stop strings never match.
 #[derive(Debug)]
 pub struct StopMatcher {
-    automata: Vec<(usize, Automaton)>,
+    stops: Arc<StopStrings>,
+    /// How much of each stop string the text so far ends with.
+    matched: Vec<usize>,
     include: bool,
     /// Text that may be the beginning of a stop string.
     held: String,
@@ -72,15 +95,10 @@ pub struct StopMatcher {
 impl StopMatcher {
     /// A matcher for `stops`; with `include` the stop string itself is given out.
     #[must_use]
-    pub fn new(stops: Vec<String>, include: bool) -> Self {
-        let automata = stops
-            .into_iter()
-            .enumerate()
-            .filter(|(_, stop)| !stop.is_empty())
-            .map(|(index, stop)| (index, Automaton::new(stop)))
-            .collect();
+    pub fn new(stops: Arc<StopStrings>, include: bool) -> Self {
         Self {
-            automata,
+            matched: vec![0; stops.0.len()],
+            stops,
             include,
             held: String::new(),
             stopped: false,
@@ -92,7 +110,7 @@ impl StopMatcher {
         if self.stopped {
             return StopOutcome::default();
         }
-        if self.automata.is_empty() {
+        if self.matched.is_empty() {
             return StopOutcome {
                 text: text.to_owned(),
                 stopped: None,
@@ -100,10 +118,11 @@ impl StopMatcher {
         }
         for (offset, byte) in text.bytes().enumerate() {
             let mut found: Option<(usize, usize)> = None;
-            for (index, automaton) in &mut self.automata {
+            for (automaton, matched) in self.stops.0.iter().zip(&mut self.matched) {
                 let length = automaton.pattern.len();
-                if automaton.step(byte) && found.is_none_or(|(_, longest)| length > longest) {
-                    found = Some((*index, length));
+                let ends = automaton.step(matched, byte);
+                if ends && found.is_none_or(|(_, longest)| length > longest) {
+                    found = Some((automaton.index, length));
                 }
             }
             if let Some((index, length)) = found {
@@ -111,7 +130,7 @@ impl StopMatcher {
             }
         }
         self.held.push_str(text);
-        let pending = self.automata.iter().map(|(_, a)| a.matched).max();
+        let pending = self.matched.iter().copied().max();
         let safe = self.held.len() - pending.unwrap_or(0);
         let rest = self.held.split_off(safe);
         StopOutcome {
@@ -142,11 +161,17 @@ impl StopMatcher {
 
 #[cfg(test)]
 mod tests {
-    use super::{StopMatcher, StopOutcome};
+    use std::sync::Arc;
+
+    use super::{StopMatcher, StopOutcome, StopStrings};
+
+    fn matcher(stops: &[&str], include: bool) -> StopMatcher {
+        let stops: Vec<_> = stops.iter().map(ToString::to_string).collect();
+        StopMatcher::new(Arc::new(StopStrings::new(&stops)), include)
+    }
 
     fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<usize>) {
-        let stops = stops.iter().map(ToString::to_string).collect();
-        let mut matcher = StopMatcher::new(stops, include);
+        let mut matcher = matcher(stops, include);
         let mut text = String::new();
         for piece in pieces {
             let outcome = matcher.push(piece);
@@ -161,7 +186,7 @@ mod tests {
 
     #[test]
     fn holds_back_only_what_may_be_a_stop_string() {
-        let mut matcher = StopMatcher::new(vec!["\n\nUser:".into()], false);
+        let mut matcher = matcher(&["\n\nUser:"], false);
         let out = |text: &str| StopOutcome {
             text: text.into(),
             stopped: None,
@@ -220,9 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn matchers_of_one_request_do_not_disturb_each_other() {
+        let stops = Arc::new(StopStrings::new(&["END".to_owned()]));
+        let mut first = StopMatcher::new(Arc::clone(&stops), false);
+        let mut second = StopMatcher::new(stops, false);
+        assert_eq!(first.push("EN").text, "");
+        assert_eq!(second.push("D").text, "D");
+        assert_eq!(first.push("D").stopped, Some(0));
+        assert_eq!(second.push("END").stopped, Some(0));
+    }
+
+    #[test]
     fn long_periodic_stop_strings_stay_linear() {
         let stop = format!("{}b", "a".repeat(4096));
-        let mut matcher = StopMatcher::new(vec![stop], false);
+        let mut matcher = matcher(&[&stop], false);
         let mut text = 0;
         for _ in 0..200_000 {
             text += matcher.push("a").text.len();

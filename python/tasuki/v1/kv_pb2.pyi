@@ -148,14 +148,18 @@ class Announce(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("request_id", "total_blocks", "first_tokens")
+    __slots__ = ("request_id", "total_blocks", "first_tokens", "computed_s", "machine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     total_blocks: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
-    def __init__(self, request_id: _Optional[str] = ..., total_blocks: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
+    computed_s: float
+    machine: bytes
+    def __init__(self, request_id: _Optional[str] = ..., total_blocks: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., computed_s: _Optional[float] = ..., machine: _Optional[bytes] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token", "finished", "logprob")

@@ -269,7 +269,7 @@ class LegEnd(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[LegEndReason, str]] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
 
 class LegTimings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks")
+    __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks", "transfer_tail_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     HANDSHAKE_S_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class LegTimings(_message.Message):
     TRANSFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_TAIL_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     handshake_s: float
@@ -290,10 +291,11 @@ class LegTimings(_message.Message):
     transfer_bytes: int
     transfer_blocks: int
     prefix_blocks: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
+    transfer_tail_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("role", "waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters")
+    __slots__ = ("role", "waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +307,7 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    STUCK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     waiting_requests: int
     running_requests: int
@@ -316,10 +319,11 @@ class Load(_message.Message):
     prefill_tokens_per_s: float
     decode_step_s: float
     counters: Counters
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ...) -> None: ...
+    stuck_blocks: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired")
+    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts")
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +335,7 @@ class Counters(_message.Message):
     KV_PULL_FAILURES_FIELD_NUMBER: _ClassVar[int]
     LEASES_GRANTED_FIELD_NUMBER: _ClassVar[int]
     LEASES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    KV_PULL_TIMEOUTS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens_computed: int
     prompt_tokens_cached: int
     output_tokens: int
@@ -342,4 +347,5 @@ class Counters(_message.Message):
     kv_pull_failures: int
     leases_granted: int
     leases_expired: int
-    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ...) -> None: ...
+    kv_pull_timeouts: int
+    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ..., kv_pull_timeouts: _Optional[int] = ...) -> None: ...

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use tokio::time::timeout;
 
 use super::choice::Piece;
 use super::running::Running;
@@ -34,30 +35,30 @@ impl<S: Shape> Running<S> {
     }
 
     async fn stream(mut self) -> Result<Response, ApiError> {
-        // Until the first output the status can still tell of an error.
-        let first = self.outputs.next().await;
-        if let Some(Err(error)) = first {
+        // Until the first output the status can still tell of an error. A longer wait needs
+        // the headers: proxies cut connections that stay silent.
+        let first = timeout(self.heartbeat, self.next()).await.ok();
+        if let Some(Some(Err(error))) = first {
             self.log.outcome = "failed";
-            return Err(error.into());
+            return Err(error);
         }
         let headers = [
             (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
             (header::CACHE_CONTROL, "no-cache"),
             (NO_BUFFERING, "no"),
         ];
-        let patience = self.patience;
-        let body = Body::from_stream(stream::events(self, first, patience));
+        let body = Body::from_stream(stream::events(self, first));
         Ok((headers, body).into_response())
     }
 
     async fn whole(mut self) -> Result<Response, ApiError> {
         let mut pieces = vec![Piece::default(); self.outputs.choices()];
-        while let Some(output) = self.outputs.next().await {
+        while let Some(output) = self.next().await {
             match output {
                 Ok(output) => pieces[output.index].append(output.piece),
                 Err(error) => {
                     self.log.outcome = "failed";
-                    return Err(error.into());
+                    return Err(error);
                 }
             }
         }

@@ -1,11 +1,13 @@
 //! From the bytes of a request to typed fields, with errors a person can use.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use futures::StreamExt;
 use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::error::ApiError;
@@ -14,63 +16,125 @@ use crate::error::ApiError;
 /// limit, so that the client has sent all and sees the 413 and no reset.
 const DISCARD_FACTOR: usize = 8;
 
-/// A client that stops in the middle of its body must not keep its place for ever.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Bodies of this size are always taken; larger ones share [`BodyLimits::budget`].
+const FREE_BYTES: usize = 64 << 10;
 
-/// Reads a whole body of at most `limit` bytes.
-///
-/// # Errors
-/// [`ApiError::TooLarge`] above the limit; `Invalid` if the client breaks off or stalls.
-pub async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    read_within(headers, body, limit, LONGEST_PAUSE).await
+/// What request bodies may cost.
+#[derive(Debug)]
+pub struct BodyLimits {
+    /// Of one body.
+    max_bytes: usize,
+    /// From the headers to the body's last byte.
+    timeout: Duration,
+    /// Bytes of all bodies that are larger than [`FREE_BYTES`] and not yet worked up.
+    budget: Arc<Semaphore>,
+    budget_bytes: usize,
 }
 
-async fn read_within(
-    headers: &HeaderMap,
-    body: Body,
-    limit: usize,
-    longest_pause: Duration,
-) -> Result<Bytes, ApiError> {
-    let announced: Option<usize> = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse().ok());
-    let discard_limit = limit.saturating_mul(DISCARD_FACTOR);
-    if let Some(received) = announced.filter(|length| *length > discard_limit) {
-        return Err(too_large(received.to_string(), limit));
+/// So many bodies of the largest size may be held at once.
+const LARGEST_BODIES: usize = 32;
+
+/// A whole body, and its part of the budget.
+#[derive(Debug)]
+pub struct Received {
+    pub bytes: Bytes,
+    _held: Option<OwnedSemaphorePermit>,
+}
+
+impl BodyLimits {
+    pub fn new(max_bytes: usize, timeout: Duration) -> Self {
+        let budget_bytes = max_bytes
+            .saturating_mul(LARGEST_BODIES)
+            .min(Semaphore::MAX_PERMITS);
+        Self {
+            max_bytes,
+            timeout,
+            budget: Arc::new(Semaphore::new(budget_bytes)),
+            budget_bytes,
+        }
     }
-    let mut stream = body.into_data_stream();
-    let mut kept = Vec::with_capacity(announced.unwrap_or(0).min(limit));
-    let mut received = 0;
-    loop {
-        let chunk = match timeout(longest_pause, stream.next()).await {
-            Ok(Some(chunk)) => chunk,
-            Ok(None) => break,
-            Err(_) => {
-                return Err(malformed(format!(
-                    "Nothing came of the request body for {longest_pause:?}, the limit; \
-                     {received} bytes had come."
-                )));
+
+    /// Reads a whole body.
+    ///
+    /// # Errors
+    /// `TooLarge`, `SlowBody`, `Crowded` when other bodies take all the memory that there
+    /// is for them, `Invalid` if the client breaks off.
+    pub async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Received, ApiError> {
+        let mut reading = Reading::default();
+        let done = timeout(self.timeout, self.take(headers, body, &mut reading)).await;
+        done.unwrap_or(Err(ApiError::SlowBody {
+            received: reading.received,
+            limit: self.timeout,
+        }))?;
+        Ok(Received {
+            bytes: reading.kept.into(),
+            _held: reading.held,
+        })
+    }
+
+    async fn take(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        reading: &mut Reading,
+    ) -> Result<(), ApiError> {
+        let limit = self.max_bytes;
+        let announced: Option<usize> = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let discard_limit = limit.saturating_mul(DISCARD_FACTOR);
+        if let Some(received) = announced.filter(|length| *length > discard_limit) {
+            return Err(too_large(received.to_string(), limit));
+        }
+        let mut stream = body.into_data_stream();
+        while let Some(chunk) = stream.next().await {
+            let chunk = chunk
+                .map_err(|_| malformed("The request body could not be read to its end.".into()))?;
+            reading.received += chunk.len();
+            if reading.received > discard_limit {
+                return Err(too_large(format!("more than {discard_limit}"), limit));
             }
-        };
-        let chunk = chunk.map_err(|_| ApiError::Invalid {
-            message: "The request body could not be read to its end.".to_owned(),
-            param: None,
-            code: None,
-        })?;
-        received += chunk.len();
-        if received > discard_limit {
-            return Err(too_large(format!("more than {discard_limit}"), limit));
+            if reading.received > limit {
+                *reading = Reading {
+                    received: reading.received,
+                    ..Reading::default()
+                };
+                continue;
+            }
+            if reading.received > FREE_BYTES {
+                self.hold(chunk.len(), &mut reading.held)?;
+            }
+            reading.kept.extend_from_slice(&chunk);
         }
-        if received <= limit {
-            kept.extend_from_slice(&chunk);
-        } else {
-            kept = Vec::new();
+        if reading.received > limit {
+            return Err(too_large(reading.received.to_string(), limit));
         }
+        Ok(())
     }
-    if received > limit {
-        return Err(too_large(received.to_string(), limit));
+
+    fn hold(&self, bytes: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
+        let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let more = Arc::clone(&self.budget)
+            .try_acquire_many_owned(wanted)
+            .map_err(|_| ApiError::Crowded {
+                what: "Bytes of request bodies in memory:",
+                used: self.budget_bytes - self.budget.available_permits(),
+                limit: self.budget_bytes,
+            })?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
     }
-    Ok(kept.into())
+}
+
+/// A body so far.
+#[derive(Default)]
+struct Reading {
+    kept: Vec<u8>,
+    received: usize,
+    held: Option<OwnedSemaphorePermit>,
 }
 
 fn too_large(received: String, limit: usize) -> ApiError {
@@ -158,30 +222,61 @@ mod tests {
         assert!(message(b"{\"n\":\"\xff\"}").contains("byte 6"));
     }
 
+    const LONG: Duration = Duration::from_secs(20);
+
+    async fn read(limits: &BodyLimits, body: Body) -> Result<Received, ApiError> {
+        limits.read(&HeaderMap::new(), body).await
+    }
+
     #[tokio::test]
     async fn reads_up_to_the_limit() {
-        let headers = HeaderMap::new();
-        let body = read(&headers, Body::from(vec![1; 8]), 8).await.unwrap();
-        assert_eq!(body.len(), 8);
-        let error = read(&headers, Body::from(vec![1; 9]), 8).await.unwrap_err();
+        let limits = BodyLimits::new(8, LONG);
+        let body = read(&limits, Body::from(vec![1; 8])).await.unwrap();
+        assert_eq!(body.bytes.len(), 8);
+        let error = read(&limits, Body::from(vec![1; 9])).await.unwrap_err();
         assert_eq!(
             error.to_string(),
             "The request body has 9 bytes, the limit is 8 bytes."
         );
-        let error = read(&headers, Body::from(vec![1; 65]), 8)
-            .await
-            .unwrap_err();
+        let error = read(&limits, Body::from(vec![1; 65])).await.unwrap_err();
         assert!(error.to_string().contains("more than 64"));
     }
 
     #[tokio::test]
-    async fn gives_a_stalled_body_up() {
-        let begun = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from("{\"n\""))]);
-        let body = Body::from_stream(begun.chain(futures::stream::pending()));
-        let headers = HeaderMap::new();
-        let read = read_within(&headers, body, 8, Duration::from_millis(10));
-        let error = timeout(Duration::from_secs(20), read).await.unwrap();
-        let text = error.unwrap_err().to_string();
-        assert!(text.contains("10ms") && text.contains("4 bytes"), "{text}");
+    async fn a_body_that_trickles_in_is_given_up() {
+        let drop_by_drop = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from(" ")), ()))
+        });
+        let limits = BodyLimits::new(1 << 20, Duration::from_millis(50));
+        let read = timeout(LONG, read(&limits, Body::from_stream(drop_by_drop))).await;
+        let error = read.expect("it ends").unwrap_err();
+        assert_eq!(error.status(), axum::http::StatusCode::REQUEST_TIMEOUT);
+        let text = error.to_string();
+        assert!(
+            text.contains("50ms") && text.contains("bytes had arrived"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn large_bodies_share_a_budget_and_give_it_back() {
+        let limits = BodyLimits::new(FREE_BYTES + 1, LONG);
+        let large = || read(&limits, Body::from(vec![b' '; FREE_BYTES + 1]));
+        let mut held = Vec::new();
+        let refused = loop {
+            match large().await {
+                Ok(body) => held.push(body),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(held.len(), LARGEST_BODIES);
+        assert_eq!(
+            refused.status(),
+            axum::http::StatusCode::SERVICE_UNAVAILABLE
+        );
+        assert!(read(&limits, Body::from("small")).await.is_ok());
+        held.pop();
+        assert!(large().await.is_ok());
     }
 }

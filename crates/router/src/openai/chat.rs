@@ -10,7 +10,7 @@ use super::intake::{self, Common, Prepared};
 use super::outputs::Job;
 use super::types::{ChatFields, CommonFields, TemplateFields};
 use super::validate::{DefaultOutput, integer, output_tokens};
-use super::{body, conversation, limits};
+use super::{answer_size, body, conversation, limits};
 use crate::app::App;
 use crate::error::ApiError;
 
@@ -32,7 +32,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let continues_prompt = template.continue_final_message.unwrap_or(false);
 
     let prompt = conversation::tokens(app, template, Some(common.limits.max_model_len))?;
-    let max_tokens = output_tokens(
+    let mut max_tokens = output_tokens(
         prompt.len(),
         requested,
         DefaultOutput::Fill {
@@ -40,6 +40,13 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
         },
         common.limits.max_model_len,
     )?;
+    if requested.is_none() {
+        max_tokens = max_tokens.min(answer_size::tokens_that_fit::<ChatShape>(
+            &common.delivery,
+            common.sampling.logprobs,
+            app.settings.max_answer_bytes,
+        ));
+    }
     let generation = common.generation(None, "messages", prompt, max_tokens)?;
     Ok(Prepared {
         shape: ChatShape::new(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use tasuki_text::ModelText;
 
-use super::choice::Piece;
+use super::choice::{Piece, PlacedToken};
 use super::delivery::Delivery;
-use super::logprobs::{ChatLogprobs, chat_logprobs};
+use super::logprobs::ChatLogprobs;
 use super::shape::{Shape, finish_reason};
 
 pub struct ChatShape {
@@ -25,9 +25,11 @@ impl ChatShape {
         }
     }
 
-    fn logprobs(&self, piece: &Piece) -> Option<ChatLogprobs> {
-        self.logprobs
-            .then(|| chat_logprobs(&self.text, &piece.logprobs))
+    fn logprobs(&self, tokens: Vec<PlacedToken>) -> Option<ChatLogprobs> {
+        self.logprobs.then(|| ChatLogprobs {
+            text: Arc::clone(&self.text),
+            tokens,
+        })
     }
 }
 
@@ -73,6 +75,7 @@ impl Shape for ChatShape {
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
     const PROMPT_IDS_ON_TOP: bool = true;
+    const LOGPROB_BYTES: usize = 80;
     type Chunk = ChatChunk;
     type Whole = ChatChoice;
 
@@ -99,7 +102,7 @@ impl Shape for ChatShape {
         if !content.is_empty(self.token_ids) {
             chunks.push(ChatChunk {
                 index,
-                logprobs: self.logprobs(&content),
+                logprobs: self.logprobs(content.logprobs),
                 delta: Delta {
                     role: None,
                     content: Some(content.text),
@@ -123,7 +126,7 @@ impl Shape for ChatShape {
     fn whole(&self, index: usize, piece: Piece, _prompt_ids: Option<Vec<u32>>) -> ChatChoice {
         ChatChoice {
             index,
-            logprobs: self.logprobs(&piece),
+            logprobs: self.logprobs(piece.logprobs),
             message: Message {
                 role: ROLE,
                 content: piece.text,

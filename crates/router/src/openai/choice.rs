@@ -2,6 +2,7 @@
 //! bookkeeping of which token stands where in the text.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tasuki_text::{Detokenizer, StopMatcher};
 use tasuki_wire::v1::TokenLogprob;
@@ -81,7 +82,7 @@ impl Choice {
     pub fn new(detokenizer: Detokenizer, delivery: &Delivery, beginning: Beginning) -> Self {
         Self {
             detokenizer,
-            stops: StopMatcher::new(delivery.stops.clone(), delivery.include_stop),
+            stops: StopMatcher::new(Arc::clone(&delivery.stops), delivery.include_stop),
             include_stop: delivery.include_stop,
             min_tokens: delivery.min_tokens as usize,
             output_tokens: 0,
@@ -190,12 +191,15 @@ impl Choice {
 
 #[cfg(test)]
 mod tests {
+    use tasuki_text::StopStrings;
+
     use super::*;
     use crate::testing::{EOS, TestModel, logprob, tokens_of};
 
     fn choice(model: &TestModel, stops: &[&str], include_stop: bool, min_tokens: u32) -> Choice {
+        let stops: Vec<_> = stops.iter().map(ToString::to_string).collect();
         let delivery = Delivery {
-            stops: stops.iter().map(ToString::to_string).collect(),
+            stops: Arc::new(StopStrings::new(&stops)),
             include_stop,
             min_tokens,
             ..Delivery::plain()

@@ -7,7 +7,7 @@ use tasuki_text::ModelText;
 
 use super::choice::Piece;
 use super::delivery::Delivery;
-use super::logprobs::{CompletionLogprobs, completion_logprobs};
+use super::logprobs::CompletionLogprobs;
 use super::shape::{Shape, finish_reason};
 
 pub struct CompletionShape {
@@ -44,6 +44,7 @@ impl Shape for CompletionShape {
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
     const PROMPT_IDS_ON_TOP: bool = false;
+    const LOGPROB_BYTES: usize = 32;
     type Chunk = CompletionChoice;
     type Whole = CompletionChoice;
 
@@ -66,9 +67,10 @@ impl Shape for CompletionShape {
     fn whole(&self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> CompletionChoice {
         CompletionChoice {
             index,
-            logprobs: self
-                .logprobs
-                .then(|| completion_logprobs(&self.text, &piece.logprobs)),
+            logprobs: self.logprobs.then(|| CompletionLogprobs {
+                text: Arc::clone(&self.text),
+                tokens: piece.logprobs,
+            }),
             text: piece.text,
             finish_reason: piece.finish.map(finish_reason),
             token_ids: self.token_ids.then_some(piece.tokens),

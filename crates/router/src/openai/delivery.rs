@@ -1,12 +1,16 @@
 //! What is to be done with the generated tokens on their way to the client.
 
+use std::sync::Arc;
+
+use tasuki_text::StopStrings;
+
 use super::limits;
 use super::types::{CommonFields, OneOrMany};
 use super::validate::{count, integer};
 use crate::error::ApiError;
 
 /// How a request wants its answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Delivery {
     pub n: u32,
     pub stream: bool,
@@ -16,7 +20,8 @@ pub struct Delivery {
     pub return_token_ids: bool,
     /// Timings in the body of an answer that is not streamed.
     pub timings: bool,
-    pub stops: Vec<String>,
+    /// Shared by all choices.
+    pub stops: Arc<StopStrings>,
     pub include_stop: bool,
     pub skip_special_tokens: bool,
     /// Stop strings in the text of the first tokens do not count.
@@ -46,7 +51,7 @@ impl Delivery {
             continuous_usage: include_usage && continuous.unwrap_or(false),
             return_token_ids: fields.return_token_ids.unwrap_or(false),
             timings: fields.timings.unwrap_or(false),
-            stops: stops(fields.stop.as_ref())?,
+            stops: Arc::new(stops(fields.stop.as_ref())?),
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
             min_tokens,
@@ -81,10 +86,10 @@ fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
     }
 }
 
-fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>, ApiError> {
-    let stops = stop.map(|stop| stop.0.clone()).unwrap_or_default();
+fn stops(stop: Option<&OneOrMany>) -> Result<StopStrings, ApiError> {
+    let stops = stop.map_or(&[][..], |stop| &stop.0);
     count("stop", stops.len(), limits::MAX_STOPS)?;
-    for stop in &stops {
+    for stop in stops {
         if stop.is_empty() || stop.len() > limits::MAX_STOP_BYTES {
             return Err(ApiError::invalid(
                 "stop",
@@ -96,7 +101,7 @@ fn stops(stop: Option<&OneOrMany>) -> Result<Vec<String>, ApiError> {
             ));
         }
     }
-    Ok(stops)
+    Ok(StopStrings::new(stops))
 }
 
 #[cfg(test)]
@@ -114,7 +119,7 @@ mod tests {
             (plain.n, plain.stream, plain.include_usage),
             (1, false, false)
         );
-        assert!(plain.skip_special_tokens && plain.stops.is_empty());
+        assert!(plain.skip_special_tokens);
         let equal = delivery(r#"{"n":2,"best_of":2,"response_format":{"type":"text"}}"#);
         assert_eq!(equal.unwrap().n, 2);
     }

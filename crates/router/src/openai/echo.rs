@@ -55,6 +55,10 @@ impl Echo {
         self.text.chars().count()
     }
 
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
     pub fn set_logprobs(&mut self, logprobs: Vec<TokenLogprob>) {
         self.logprobs = logprobs;
     }

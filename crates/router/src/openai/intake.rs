@@ -1,16 +1,17 @@
-//! What both generating endpoints do before and after wording their request:
-//! let it in, read it, prepare it off the event loop when it is large, run it.
+//! What both generating endpoints do around their own fields: read the body, prepare it
+//! on the pool, admit the request by its number of sequences, run it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::body::Bytes;
 use axum::extract::Request;
 use axum::response::Response;
 use tasuki_wire::v1::SamplingParams;
 
-use super::body;
+use super::answer_size;
+use super::body::Received;
 use super::clock;
+use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::limits;
 use super::outputs::{Job, Outputs};
@@ -21,14 +22,8 @@ use super::shape::{Identity, Shape};
 use super::types::CommonFields;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::pool::Purpose;
 use crate::serve::api::{Generation, ModelLimits};
-
-/// Larger bodies are parsed and tokenized on a thread of their own, so that
-/// nobody else's tokens wait for it.
-const INLINE_BODY_BYTES: usize = 2 * 1024;
-
-/// These take seconds and much memory; only a few are worked on at a time.
-const HUGE_BODY_BYTES: usize = 256 * 1024;
 
 /// A request that is ready to run.
 pub struct Prepared<S> {
@@ -49,7 +44,10 @@ pub struct Common {
     pub tenant: String,
 }
 
-/// Serves one generating request; `prepare` words it.
+/// Serves one generating request; `prepare` reads the endpoint's own fields.
+///
+/// A permit is taken only when the whole body is there and the number of sequences is
+/// known: a slow client holds nothing but its connection.
 ///
 /// # Errors
 /// Whatever prevents an answer from beginning.
@@ -60,14 +58,23 @@ pub async fn serve<S: Shape>(
     prepare: fn(&App, &[u8]) -> Result<Prepared<S>, ApiError>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let permit = app.gate.enter()?;
+    app.gate.check_open()?;
     let (parts, body) = request.into_parts();
-    let bytes = body::read(&parts.headers, body, app.settings.max_body_bytes).await?;
+    let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
-    let mut prepared = off_loop(&app, bytes, prepare).await?;
+    let deadline = Deadline::after(received, app.settings.request_timeout);
+    let purpose = Purpose::Prompt {
+        bytes: body.bytes.len(),
+    };
+    let prepared = deadline.limit(work_up(&app, purpose, body, prepare));
+    let mut prepared = prepared.await??;
     for job in &mut prepared.jobs {
         job.generation.received = received;
     }
+    answer_size::check(&prepared, app.settings.max_answer_bytes)?;
+    let permit = app
+        .gate
+        .enter(prepared.jobs.len() * prepared.delivery.n as usize)?;
     let outputs = Outputs::start(
         app.generator.as_ref(),
         &app.text,
@@ -81,37 +88,26 @@ pub async fn serve<S: Shape>(
         delivery: prepared.delivery,
         outputs,
         log,
-        patience: app.settings.client_patience,
+        deadline,
+        heartbeat: app.settings.heartbeat,
         _permit: permit,
     };
     running.answer().await
 }
 
-/// Runs `work` on a body, elsewhere if it is large.
+/// Runs `work` on a body, on the pool.
 ///
 /// # Errors
-/// Those of `work`.
-pub async fn off_loop<T: Send + 'static>(
+/// Those of `work`, and of a pool that is full.
+pub async fn work_up<T: Send + 'static>(
     app: &Arc<App>,
-    bytes: Bytes,
+    purpose: Purpose,
+    body: Received,
     work: fn(&App, &[u8]) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    if bytes.len() <= INLINE_BODY_BYTES {
-        return work(app, &bytes);
-    }
-    let permit = if bytes.len() > HUGE_BODY_BYTES {
-        Arc::clone(&app.huge_bodies).acquire_owned().await.ok()
-    } else {
-        None
-    };
-    let app = Arc::clone(app);
-    tokio::task::spawn_blocking(move || {
-        // Here, as the work goes on when the client has hung up.
-        let _permit = permit;
-        work(&app, &bytes)
-    })
-    .await
-    .unwrap_or_else(|_| Err(ApiError::Failed("The request could not be read.".into())))
+    let owned = Arc::clone(app);
+    let work = move || work(&owned, &body.bytes);
+    app.pool.run(purpose, work).await
 }
 
 impl Common {

@@ -1,6 +1,12 @@
 //! The two shapes in which OpenAI gives logprobs.
+//!
+//! They are written as JSON straight from the tokens: strings and maps for each
+//! alternative, all at once, would take several times the memory of the answer.
 
-use serde::Serialize;
+use std::sync::Arc;
+
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use tasuki_text::ModelText;
 use tasuki_wire::v1::TokenLogprob;
@@ -10,76 +16,89 @@ use super::choice::PlacedToken;
 /// JSON has no minus infinity; this stands for it, as elsewhere.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// `choices[].logprobs` of a chat.
-#[derive(Debug, Serialize)]
+/// `choices[].logprobs` of a chat: `content` with an object per token.
+#[derive(Debug)]
 pub struct ChatLogprobs {
-    pub content: Vec<ChatToken>,
+    pub text: Arc<ModelText>,
+    pub tokens: Vec<PlacedToken>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct ChatToken {
+struct ChatToken {
     #[serde(flatten)]
-    pub token: ChatAlternative,
-    pub top_logprobs: Vec<ChatAlternative>,
+    token: ChatAlternative,
+    top_logprobs: Vec<ChatAlternative>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct ChatAlternative {
-    pub token: String,
-    pub logprob: f32,
-    pub bytes: Vec<u8>,
+struct ChatAlternative {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
 }
 
-/// `choices[].logprobs` of a completion.
-#[derive(Debug, Default, Serialize)]
-pub struct CompletionLogprobs {
-    pub tokens: Vec<String>,
-    pub token_logprobs: Vec<Option<f32>>,
-    pub top_logprobs: Vec<Option<Map<String, Value>>>,
-    pub text_offset: Vec<usize>,
-}
-
-/// Of tokens that all have a logprob.
-pub fn chat_logprobs(text: &ModelText, tokens: &[PlacedToken]) -> ChatLogprobs {
-    let alternative = |token: u32, logprob: f32| {
-        let bytes = text.token_bytes(token);
-        ChatAlternative {
-            token: token_string(&bytes, ""),
-            logprob: finite(logprob),
-            bytes,
-        }
-    };
-    let content = tokens
-        .iter()
-        .filter_map(|placed| placed.logprob.as_ref())
-        .map(|logprob| ChatToken {
-            token: alternative(logprob.token, logprob.logprob),
-            top_logprobs: logprob
-                .top
-                .iter()
-                .map(|top| alternative(top.token, top.logprob))
-                .collect(),
-        })
-        .collect();
-    ChatLogprobs { content }
-}
-
-/// Of the output's tokens, and of the prompt's if they were echoed.
-pub fn completion_logprobs(text: &ModelText, tokens: &[PlacedToken]) -> CompletionLogprobs {
-    let name = |token: u32| token_string(&text.token_bytes(token), "bytes:");
-    let mut columns = CompletionLogprobs::default();
-    for placed in tokens {
-        columns.tokens.push(name(placed.token));
-        columns.text_offset.push(placed.text_offset);
-        let logprob = placed.logprob.as_ref();
-        columns
-            .token_logprobs
-            .push(logprob.map(|logprob| finite(logprob.logprob)));
-        columns
-            .top_logprobs
-            .push(logprob.map(|logprob| alternatives(logprob, name)));
+impl Serialize for ChatLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let alternative = |token: u32, logprob: f32| {
+            let bytes = self.text.token_bytes(token);
+            ChatAlternative {
+                token: token_string(&bytes, ""),
+                logprob: finite(logprob),
+                bytes,
+            }
+        };
+        let known = || self.tokens.iter().filter_map(|t| t.logprob.as_ref());
+        let mut object = serializer.serialize_struct("ChatLogprobs", 1)?;
+        let content = Column(|| {
+            known().map(|logprob| ChatToken {
+                token: alternative(logprob.token, logprob.logprob),
+                top_logprobs: logprob
+                    .top
+                    .iter()
+                    .map(|top| alternative(top.token, top.logprob))
+                    .collect(),
+            })
+        });
+        object.serialize_field("content", &content)?;
+        object.end()
     }
-    columns
+}
+
+/// `choices[].logprobs` of a completion: four columns with an item per token, those of
+/// an echoed prompt first.
+#[derive(Debug)]
+pub struct CompletionLogprobs {
+    pub text: Arc<ModelText>,
+    pub tokens: Vec<PlacedToken>,
+}
+
+impl Serialize for CompletionLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let name = |token: u32| token_string(&self.text.token_bytes(token), "bytes:");
+        let placed = || self.tokens.iter();
+        let known = || placed().map(|placed| placed.logprob.as_ref());
+        let own = |logprob: &TokenLogprob| finite(logprob.logprob);
+        let mut object = serializer.serialize_struct("CompletionLogprobs", 4)?;
+        object.serialize_field("tokens", &Column(|| placed().map(|t| name(t.token))))?;
+        object.serialize_field("token_logprobs", &Column(|| known().map(|l| l.map(own))))?;
+        let top = Column(|| known().map(|l| l.map(|l| alternatives(l, name))));
+        object.serialize_field("top_logprobs", &top)?;
+        object.serialize_field("text_offset", &Column(|| placed().map(|t| t.text_offset)))?;
+        object.end()
+    }
+}
+
+/// A list whose items are made while it is written.
+struct Column<F>(F);
+
+impl<F, I> Serialize for Column<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item: Serialize>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
 }
 
 /// The most likely tokens, and the chosen one in any case.
@@ -147,20 +166,28 @@ mod tests {
         let model = TestModel::new();
         let mut first = placed(u32::from(b'a'), 0);
         first.logprob = None;
-        let columns = completion_logprobs(&model.text, &[first, placed(u32::from(b'b'), 1)]);
-        assert_eq!(columns.tokens, ["a", "b"]);
-        assert_eq!(columns.text_offset, [0, 1]);
-        assert_eq!(columns.token_logprobs, [None, Some(-1.0)]);
-        let top = columns.top_logprobs[1].as_ref().unwrap();
-        assert_eq!(top["q"], -9999.0);
-        assert_eq!(top["b"], -1.0);
-        assert!(columns.top_logprobs[0].is_none());
+        let columns = CompletionLogprobs {
+            text: Arc::clone(&model.text),
+            tokens: vec![first, placed(u32::from(b'b'), 1)],
+        };
+        assert_eq!(
+            serde_json::to_value(columns).unwrap(),
+            serde_json::json!({
+                "tokens": ["a", "b"],
+                "token_logprobs": [null, -1.0],
+                "top_logprobs": [null, {"q": -9999.0, "b": -1.0}],
+                "text_offset": [0, 1],
+            })
+        );
     }
 
     #[test]
     fn chat_has_bytes_and_alternatives() {
         let model = TestModel::new();
-        let logprobs = chat_logprobs(&model.text, &[placed(u32::from(b'b'), 0)]);
+        let logprobs = ChatLogprobs {
+            text: Arc::clone(&model.text),
+            tokens: vec![placed(u32::from(b'b'), 0)],
+        };
         assert_eq!(
             serde_json::to_value(logprobs).unwrap(),
             serde_json::json!({"content": [{

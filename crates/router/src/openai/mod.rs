@@ -4,6 +4,7 @@
 //! [`outputs`] and leaves through `answer`, whole or by `stream`.
 
 mod answer;
+mod answer_size;
 mod body;
 mod chat;
 mod chat_shape;
@@ -12,6 +13,7 @@ mod clock;
 mod completion_shape;
 mod completions;
 mod conversation;
+mod deadline;
 mod delivery;
 mod echo;
 mod generator;
@@ -32,6 +34,7 @@ mod types;
 mod usage;
 mod validate;
 
+pub use body::BodyLimits;
 pub use chat::chat_completions;
 pub use clock::unix_seconds;
 pub use completions::completions;

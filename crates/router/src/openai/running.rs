@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use super::deadline::Deadline;
 use super::delivery::Delivery;
-use super::outputs::Outputs;
+use super::outputs::{Output, Outputs};
 use super::request_log::RequestLog;
 use super::shape::Identity;
+use crate::error::ApiError;
 use crate::gate::Permit;
 
 /// Everything that its answer needs.
@@ -15,8 +17,9 @@ pub struct Running<S> {
     pub delivery: Delivery,
     pub outputs: Outputs,
     pub log: RequestLog,
-    /// How long a client may leave its stream unread.
-    pub patience: Duration,
+    pub deadline: Deadline,
+    /// A stream that has nothing to say for so long says at least that.
+    pub heartbeat: Duration,
     pub _permit: Permit,
 }
 
@@ -27,6 +30,15 @@ impl<S> Drop for Running<S> {
 }
 
 impl<S> Running<S> {
+    /// The next piece of any choice; `None` when all have ended. After an error nothing
+    /// follows.
+    pub async fn next(&mut self) -> Option<Result<Output, ApiError>> {
+        match self.deadline.limit(self.outputs.next()).await {
+            Ok(next) => next.map(|next| next.map_err(ApiError::from)),
+            Err(late) => Some(Err(late)),
+        }
+    }
+
     /// The prompt's ids if they were asked for and belong `here`.
     pub fn prompt_ids(&self, index: usize, here: bool) -> Option<Vec<u32>> {
         (self.delivery.return_token_ids && here).then(|| self.outputs.prompt_tokens(index).to_vec())

@@ -14,6 +14,8 @@ pub trait Shape: Send + 'static {
     /// Where `return_token_ids` puts the prompt's ids: beside the choices (a
     /// chat has one prompt) or into each.
     const PROMPT_IDS_ON_TOP: bool;
+    /// JSON of one alternative of one token, about.
+    const LOGPROB_BYTES: usize;
     type Chunk: Serialize + Send;
     type Whole: Serialize + Send;
 

@@ -1,104 +1,58 @@
 //! An answer as server-sent events: chunks, then the usage if asked for, then
 //! `[DONE]`; a failure is an `error` event and the end.
 //!
-//! A client that stops reading is not asked for by anybody: between two events
-//! the request lies in a [`Shelf`], from where it is taken and aborted when that
-//! takes too long.
+//! While there is nothing to send a comment goes out at each heartbeat. Clients ignore
+//! it, and proxies see that the connection is alive.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::convert::Infallible;
 
 use axum::body::Bytes;
 use futures::Stream;
 use serde::Serialize;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::timeout;
 
 use super::outputs::Output;
 use super::running::Running;
 use super::shape::{Envelope, Shape};
 use super::usage::timings_json;
 use crate::error::ApiError;
-use crate::serve::api::ServeError;
 
-type Next = Option<Result<Output, ServeError>>;
+type Next = Option<Result<Output, ApiError>>;
 
-/// The client read nothing for too long; its connection is to be cut.
-#[derive(Debug, thiserror::Error)]
-#[error("the client did not read its stream for {0:?}")]
-pub struct Stalled(Duration);
+const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
-/// The events of a request whose first output is there already. The request
-/// is aborted when the stream is dropped, or not read for as long as `patience`.
+/// The events of a request. `first` is its first output; `None`: it waits for that
+/// still, and a comment comes first. The request is aborted when the stream is dropped.
 pub fn events<S: Shape>(
     running: Running<S>,
-    first: Next,
-    patience: Duration,
-) -> impl Stream<Item = Result<Bytes, Stalled>> + Send {
-    let shelf = Arc::new(Shelf::default());
-    shelf.put(State {
+    first: Option<Next>,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let state = State {
         running,
-        first: Some(first),
+        next: first.map_or(Pending::Late, Pending::There),
+        opened: false,
         ended: false,
-    });
-    let mut watcher = JoinSet::new(); // ends with the stream, not with its patience
-    watcher.spawn(watch(Arc::downgrade(&shelf), patience));
-    futures::stream::try_unfold((shelf, watcher), move |(shelf, watcher)| async move {
-        let mut state = shelf.take().ok_or(Stalled(patience))?;
-        let frames = state.frames().await;
-        Ok(frames.map(|frames| {
-            shelf.put(state);
-            (frames, (shelf, watcher))
-        }))
+    };
+    futures::stream::unfold(state, |mut state| async move {
+        let frames = state.frames().await?;
+        Some((Ok(frames), state))
     })
 }
 
-/// A request between two events, and since when it waits to be asked for more.
-struct Shelf<S>(Mutex<Option<(State<S>, Instant)>>);
-
-impl<S> Default for Shelf<S> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<S> Shelf<S> {
-    fn put(&self, state: State<S>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((state, Instant::now()));
-    }
-
-    fn take(&self) -> Option<State<S>> {
-        let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.map(|(state, _)| state)
-    }
-
-    /// When the client will have been too slow, if it asks for nothing; `None`: it waits for us.
-    fn due(&self, patience: Duration) -> Option<Instant> {
-        let lying = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lying.as_ref().map(|(_, since)| *since + patience)
-    }
-}
-
-/// Gives the request up once its client has been too slow; ends with the stream.
-async fn watch<S: Shape>(shelf: Weak<Shelf<S>>, patience: Duration) {
-    loop {
-        let Some(due) = shelf.upgrade().map(|shelf| shelf.due(patience)) else {
-            return;
-        };
-        let now = Instant::now();
-        if due.is_some_and(|due| due <= now) {
-            if let Some(mut state) = shelf.upgrade().and_then(|shelf| shelf.take()) {
-                state.running.log.outcome = "stalled";
-            }
-            return;
-        }
-        sleep(due.map_or(patience, |due| due - now)).await;
-    }
+/// What a stream begins with.
+enum Pending {
+    There(Next),
+    /// The first output is late: its place is taken by a comment.
+    Late,
+    /// Nothing: the next output is to be waited for.
+    Awaited,
 }
 
 struct State<S> {
     running: Running<S>,
-    first: Option<Next>,
+    next: Pending,
+    /// The chunks that open the choices were sent.
+    opened: bool,
     ended: bool,
 }
 
@@ -109,24 +63,23 @@ impl<S: Shape> State<S> {
             return None;
         }
         let mut frames = Frames::default();
-        let mut next = match self.first.take() {
-            Some(first) => {
-                self.open(&mut frames);
-                first
-            }
-            None => self.running.outputs.next().await,
-        };
-        loop {
+        while frames.0.is_empty() {
+            let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
+                Pending::There(next) => Some(next),
+                Pending::Late => None,
+                Pending::Awaited => {
+                    let wait = self.running.heartbeat;
+                    timeout(wait, self.running.next()).await.ok()
+                }
+            };
             match next {
-                Some(Ok(output)) => self.output(output, &mut frames),
-                Some(Err(error)) => self.fail(error, &mut frames),
-                None => self.close(&mut frames),
+                Some(Some(Ok(output))) => self.output(output, &mut frames),
+                Some(Some(Err(error))) => self.fail(&error, &mut frames),
+                Some(None) => self.close(&mut frames),
+                None => frames.0.extend_from_slice(HEARTBEAT),
             }
-            if !frames.0.is_empty() {
-                return Some(frames.0.into());
-            }
-            next = self.running.outputs.next().await;
         }
+        Some(frames.0.into())
     }
 
     fn open(&self, frames: &mut Frames) {
@@ -141,7 +94,10 @@ impl<S: Shape> State<S> {
         }
     }
 
-    fn output(&self, output: Output, frames: &mut Frames) {
+    fn output(&mut self, output: Output, frames: &mut Frames) {
+        if !std::mem::replace(&mut self.opened, true) {
+            self.open(frames);
+        }
         let Output {
             index,
             first,
@@ -159,11 +115,11 @@ impl<S: Shape> State<S> {
         }
     }
 
-    fn fail(&mut self, error: ServeError, frames: &mut Frames) {
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
         self.ended = true;
         self.running.log.outcome = "failed";
         frames.0.extend_from_slice(b"event: error\n");
-        frames.event(&ApiError::from(error).body());
+        frames.event(&error.body());
     }
 
     fn close(&mut self, frames: &mut Frames) {

@@ -1,6 +1,7 @@
 //! `POST /tokenize` and `POST /detokenize`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -8,11 +9,13 @@ use serde::Serialize;
 
 use super::body;
 use super::conversation::{self, text_error};
-use super::intake::off_loop;
+use super::deadline::Deadline;
+use super::intake::work_up;
 use super::types::{DetokenizeFields, TemplateFields, TokenizeFields};
-use super::validate::token_ids;
+use super::validate::{count, token_ids};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::pool::Purpose;
 
 #[derive(Debug, Serialize)]
 pub struct Tokenized {
@@ -33,9 +36,7 @@ pub async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Tokenized>, ApiError> {
-    let (parts, body) = request.into_parts();
-    let bytes = body::read(&parts.headers, body, app.settings.max_body_bytes).await?;
-    off_loop(&app, bytes, tokenize_body).await.map(Json)
+    work(&app, request, tokenize_body).await
 }
 
 /// Text of tokens.
@@ -43,9 +44,20 @@ pub async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Detokenized>, ApiError> {
+    work(&app, request, detokenize_body).await
+}
+
+async fn work<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    work: fn(&App, &[u8]) -> Result<T, ApiError>,
+) -> Result<Json<T>, ApiError> {
+    app.gate.check_open()?;
     let (parts, body) = request.into_parts();
-    let bytes = body::read(&parts.headers, body, app.settings.max_body_bytes).await?;
-    off_loop(&app, bytes, detokenize_body).await.map(Json)
+    let body = app.bodies.read(&parts.headers, body).await?;
+    let deadline = Deadline::after(Instant::now(), app.settings.request_timeout);
+    let done = deadline.limit(work_up(app, Purpose::Text, body, work));
+    done.await?.map(Json)
 }
 
 fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
@@ -53,11 +65,13 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
     let template: TemplateFields = body::parse(bytes)?;
     app.model_name(fields.model.as_deref())?;
     let tokens = match (fields.prompt, &template.messages) {
-        (Some(prompt), None) => app
-            .text
-            .encode(&prompt, template.add_special_tokens.unwrap_or(true))
-            .map_err(|error| text_error("prompt", &error))?,
-        (None, Some(_)) => conversation::tokens(app, template, None)?,
+        (Some(prompt), None) => {
+            check_length(app, "prompt", &prompt)?;
+            app.text
+                .encode(&prompt, template.add_special_tokens.unwrap_or(true))
+                .map_err(|error| text_error("prompt", &error))?
+        }
+        (None, Some(_)) => conversation::tokens(app, template, app.max_model_len())?,
         (None, None) => {
             return Err(ApiError::invalid("prompt", "prompt or messages is needed."));
         }
@@ -80,12 +94,23 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
     })
 }
 
+/// A text that no request could have as its prompt is not tokenized either.
+fn check_length(app: &App, param: &str, text: &str) -> Result<(), ApiError> {
+    match app.max_model_len() {
+        Some(limit) => app.text_limit.check(param, text, limit),
+        None => Ok(()),
+    }
+}
+
 fn detokenize_body(app: &App, bytes: &[u8]) -> Result<Detokenized, ApiError> {
     let fields: DetokenizeFields = body::parse(bytes)?;
     app.model_name(fields.model.as_deref())?;
     let ids = fields
         .tokens
         .ok_or_else(|| ApiError::invalid("tokens", "tokens is missing."))?;
+    if let Some(limit) = app.max_model_len() {
+        count("tokens", ids.len(), limit as usize)?;
+    }
     let tokens = token_ids("tokens", &ids, app.vocab_size())?;
     let prompt = app
         .text

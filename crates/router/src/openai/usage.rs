@@ -33,7 +33,7 @@ impl Usage {
 }
 
 /// The phases of [`Timings`] under the names that clients see.
-fn phases(timings: &Timings) -> [(&'static str, Duration); 10] {
+fn phases(timings: &Timings) -> [(&'static str, Duration); 11] {
     [
         ("queue", timings.queue),
         ("prefill", timings.prefill),
@@ -41,6 +41,7 @@ fn phases(timings: &Timings) -> [(&'static str, Duration); 10] {
         ("handshake", timings.handshake),
         ("transfer", timings.transfer),
         ("transfer_exposed", timings.transfer_exposed),
+        ("transfer_tail", timings.transfer_tail),
         ("first_decode", timings.first_decode),
         ("messages", timings.messages),
         ("decode", timings.decode),
@@ -94,6 +95,7 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 handshake: a.handshake.max(b.handshake),
                 transfer: a.transfer.max(b.transfer),
                 transfer_exposed: a.transfer_exposed.max(b.transfer_exposed),
+                transfer_tail: a.transfer_tail.max(b.transfer_tail),
                 first_decode: a.first_decode.max(b.first_decode),
                 messages: a.messages.max(b.messages),
                 decode: a.decode.max(b.decode),

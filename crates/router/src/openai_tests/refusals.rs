@@ -100,6 +100,73 @@ async fn values_and_limits_are_named() {
     assert!(generator.seen.lock().unwrap().is_empty());
 }
 
+/// An app that allows 10,000 bytes an answer and 128 sequences.
+fn narrow() -> (Arc<FakeGenerator>, Arc<App>) {
+    let generator = Arc::new(FakeGenerator::saying("x"));
+    let settings = HttpSettings {
+        max_answer_bytes: 10_000,
+        max_concurrent_requests: 128,
+        ..settings()
+    };
+    let model = TestModel::new();
+    let fake = Arc::clone(&generator);
+    let app = App::new(fake, Arc::clone(&model.text), settings);
+    (generator, Arc::new(app))
+}
+
+#[tokio::test]
+async fn an_answer_that_would_be_too_large_is_refused() {
+    let (generator, app) = narrow();
+    let prompt = "y".repeat(20);
+    for (body, size) in [
+        // 128 x 20 x 8 of text.
+        (json!({"prompt": "y", "n": 128, "max_tokens": 20}), 20_480),
+        // 20 x (8 + 21 x 32).
+        (
+            json!({"prompt": "y", "max_tokens": 20, "logprobs": 20}),
+            13_600,
+        ),
+        // 20 bytes and 20 x 21 x 32 of prompt, in a stream too.
+        (
+            json!({"prompt": prompt, "max_tokens": 1, "logprobs": 20, "echo": true, "stream": true}),
+            13_460,
+        ),
+    ] {
+        let message = refusal(&app, COMPLETIONS, body, StatusCode::BAD_REQUEST).await;
+        let size = format!("{size} bytes");
+        for part in [
+            size.as_str(),
+            "10000",
+            "--max-answer-bytes",
+            "fewer choices",
+        ] {
+            assert!(message.contains(part), "{part:?} is not in {message:?}");
+        }
+    }
+    assert!(generator.seen.lock().unwrap().is_empty());
+    let streamed = json!({"prompt": "y", "n": 128, "max_tokens": 20, "stream": true});
+    assert_eq!(
+        post(&app, COMPLETIONS, streamed).await.status,
+        StatusCode::OK
+    );
+}
+
+#[tokio::test]
+async fn a_chat_without_max_tokens_gets_as_many_as_fit_an_answer() {
+    let (generator, app) = narrow();
+    let body = json!({"messages": [{"role": "user", "content": "y"}], "logprobs": true,
+        "top_logprobs": 20});
+    let answer = post(&app, CHAT, body.clone()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    assert_eq!(post(&app, CHAT, streamed).await.status, StatusCode::OK);
+    let seen = generator.seen.lock().unwrap();
+    // 10,000 / (8 + 21 x 80), and the rest of the context.
+    assert_eq!(seen[0].sampling.max_tokens, 5);
+    assert_eq!(seen[1].sampling.max_tokens, 57);
+}
+
 #[tokio::test]
 async fn bodies_that_are_no_json_object() {
     let (_, app) = saying("x");

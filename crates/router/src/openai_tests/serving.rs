@@ -1,3 +1,4 @@
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -5,14 +6,13 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures::StreamExt;
 use serde_json::json;
-use tokio::time::timeout;
 use tower::ServiceExt;
 
 use super::{get, post, saying};
 use crate::app::{App, HttpSettings};
 use crate::openai::Generator;
 use crate::routes::routes;
-use crate::serve::api::Event;
+use crate::serve::api::{Event, ServeError};
 use crate::testing::{FakeGenerator, TestModel, app, settings, tokens_of};
 
 const PATH: &str = "/v1/completions";
@@ -80,39 +80,101 @@ async fn a_client_that_hangs_up_aborts_the_generation() {
     assert!(events.is_closed());
 }
 
-#[tokio::test]
-async fn a_client_that_stops_reading_loses_its_place() {
+/// An endless generation behind settings of the test's own.
+fn endless_with(change: impl FnOnce(&mut HttpSettings)) -> (Arc<FakeGenerator>, Arc<App>) {
     let generator = endless();
+    let mut settings = settings();
+    change(&mut settings);
     let model = TestModel::new();
-    let patience = Duration::from_millis(50);
-    let app = Arc::new(App::new(
-        Arc::clone(&generator) as Arc<dyn Generator>,
-        Arc::clone(&model.text),
-        HttpSettings {
-            client_patience: patience,
-            ..settings()
-        },
-    ));
-    let mut stream = open_stream(&app).await;
+    let fake = Arc::clone(&generator) as Arc<dyn Generator>;
+    let app = App::new(fake, Arc::clone(&model.text), settings);
+    (generator, Arc::new(app))
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_sends_its_headers_and_comments() {
+    let generator = Arc::new(FakeGenerator::new(|_| Vec::new()));
+    let model = TestModel::new();
+    let settings = HttpSettings {
+        heartbeat: Duration::from_millis(20),
+        ..settings()
+    };
+    let fake = Arc::clone(&generator) as Arc<dyn Generator>;
+    let app = Arc::new(App::new(fake, Arc::clone(&model.text), settings));
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": true});
+    let request = Request::post("/v1/chat/completions").body(Body::from(body.to_string()));
+    let response = routes(Arc::clone(&app))
+        .oneshot(request.unwrap())
+        .await
+        .unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let mut stream = response.into_body().into_data_stream();
+    for _ in 0..2 {
+        let comment = stream.next().await.unwrap().unwrap();
+        assert!(
+            comment.starts_with(b": ") && comment.ends_with(b"\n\n"),
+            "{comment:?}"
+        );
+    }
     let events = generator.started.lock().unwrap()[0].0.clone();
-    // It waits for us: however long that takes, it is not slow.
-    let waits = timeout(3 * patience, stream.next());
-    assert!(waits.await.is_err(), "nothing more was said");
-    assert!(!events.is_closed());
-    let more = Event::Tokens {
+    let tokens = |text| Event::Tokens {
         choice: 0,
-        tokens: tokens_of("b"),
+        tokens: tokens_of(text),
         logprobs: Vec::new(),
         finish: None,
     };
-    events.send(more).unwrap();
-    stream.next().await.unwrap().unwrap();
-    // It has been served and asks for nothing more.
-    let aborted = timeout(Duration::from_secs(20), events.closed());
-    assert!(aborted.await.is_ok(), "the generation goes on");
+    events.send(tokens("a")).unwrap();
+    let mut text = String::new();
+    while !text.contains("\"content\":\"a\"") {
+        let frame = stream.next().await.unwrap().unwrap();
+        text.push_str(std::str::from_utf8(&frame).unwrap());
+    }
+    assert_eq!(text.matches("\"role\":\"assistant\"").count(), 1, "{text}");
+    let comment = stream.next().await.unwrap().unwrap();
+    assert!(comment.starts_with(b": "), "{comment:?}");
+}
+
+#[tokio::test]
+async fn an_error_before_the_first_heartbeat_has_its_status() {
+    let generator = FakeGenerator::new(|_| vec![Event::Failed(ServeError::Rejected("no".into()))]);
+    let app = app(Arc::new(generator));
+    let answer = post(&app, PATH, json!({"prompt": "x", "stream": true})).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_request_that_takes_too_long_is_ended() {
+    let limit = Duration::from_millis(50);
+    let (generator, app) = endless_with(|settings| settings.request_timeout = limit);
+    let whole = post(&app, PATH, json!({"prompt": "x"})).await;
+    assert_eq!(whole.status, StatusCode::GATEWAY_TIMEOUT, "{}", whole.text);
+    assert!(whole.text.contains("--request-timeout-s"), "{}", whole.text);
+    let stream = post(&app, PATH, json!({"prompt": "x", "stream": true})).await;
+    assert_eq!(stream.status, StatusCode::OK);
+    let last = stream.raw_events().pop().unwrap();
+    assert!(
+        last.starts_with("event: error\n") && last.contains("50ms"),
+        "{last}"
+    );
+    let started = generator.started.lock().unwrap();
+    assert!(started.iter().all(|(events, _)| events.is_closed()));
+}
+
+#[tokio::test]
+async fn a_handlers_panic_is_an_answer() {
+    let generator = FakeGenerator::new(|_| panic!("planted"));
+    let (generator, app) = {
+        let generator = Arc::new(generator);
+        (Arc::clone(&generator), app(generator))
+    };
+    let answer = post(&app, PATH, json!({"prompt": "x"})).await;
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(answer.json()["error"]["type"], "server_error");
+    assert_eq!(
+        generator.http_errors.lock().unwrap()[0],
+        (PATH.to_owned(), 500)
+    );
     assert!(app.gate.wait_empty(Duration::from_secs(20)).await);
-    let cut = stream.next().await.unwrap();
-    assert!(cut.unwrap_err().to_string().contains("50ms"));
 }
 
 #[tokio::test]
@@ -149,9 +211,48 @@ async fn running_streams_count_against_the_limit_until_they_end() {
     let body = json!({"prompt": "x"});
     let answer = post(&app, PATH, body).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(answer.text.contains("4 requests are running"));
+    assert!(
+        answer.text.contains("4 sequences are running"),
+        "{}",
+        answer.text
+    );
     streams.pop();
     streams.push(open_stream(&app).await);
+}
+
+#[tokio::test]
+async fn sequences_count_and_bodies_do_not() {
+    let (_, app) = endless_with(|_| {});
+    // Bodies that never end hold no place.
+    let slow: Vec<_> = (0..64)
+        .map(|_| {
+            let body = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, Infallible>>());
+            let request = Request::post(PATH).body(body).unwrap();
+            tokio::spawn(routes(Arc::clone(&app)).oneshot(request))
+        })
+        .collect();
+    let three = json!({"prompt": ["x", "y", "z"], "stream": true});
+    let request = Request::post(PATH)
+        .body(Body::from(three.to_string()))
+        .unwrap();
+    let stream = routes(Arc::clone(&app)).oneshot(request).await.unwrap();
+    assert_eq!(stream.status(), StatusCode::OK);
+    let answer = post(&app, PATH, json!({"prompt": "x", "n": 2})).await;
+    assert_eq!(
+        answer.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "{}",
+        answer.text
+    );
+    assert!(
+        answer
+            .text
+            .contains("3 sequences are running and this request has 2")
+    );
+    let never = post(&app, PATH, json!({"prompt": "x", "n": 5})).await;
+    assert_eq!(never.status, StatusCode::BAD_REQUEST, "{}", never.text);
+    let _fourth = open_stream(&app).await;
+    slow.iter().for_each(|request| request.abort());
 }
 
 #[tokio::test]

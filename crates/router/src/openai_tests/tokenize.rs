@@ -39,6 +39,28 @@ async fn ids_outside_the_vocabulary_and_nothing_at_all_are_refused() {
 }
 
 #[tokio::test]
+async fn texts_that_no_prompt_could_have_are_refused() {
+    let (_, app) = saying("");
+    let long = "y".repeat(3000);
+    let chat = json!([{"role": "user", "content": long}]);
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": long})),
+        ("/tokenize", json!({"messages": chat})),
+        (
+            "/detokenize",
+            json!({"tokens": vec![65; MAX_MODEL_LEN as usize + 1]}),
+        ),
+    ] {
+        let answer = post(&app, path, body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        assert!(answer.text.contains("64"), "{}", answer.text);
+    }
+    app.gate.close();
+    let answer = post(&app, "/tokenize", json!({"prompt": "x"})).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
 async fn models_are_listed_by_name() {
     let (_, app) = saying("");
     let list = get(&app, "/v1/models").await.json();

@@ -63,9 +63,11 @@ pub struct Timings {
     pub handshake: Duration,
     /// First block posted to last block there.
     pub transfer: Duration,
-    /// From prefill's end, as the decode worker hears of it, to usable KV.
+    /// From the end of the prefill worker's last chunk until the decode worker may schedule.
     pub transfer_exposed: Duration,
-    /// KV usable to second token.
+    /// From the decode worker's hearing of prefill's end to the last block read.
+    pub transfer_tail: Duration,
+    /// From the moment at which the decode worker may schedule to the second token.
     pub first_decode: Duration,
     /// From the first to the second token at the router, what neither of these is: messages
     /// between the workers, and from them to the router.

@@ -1,8 +1,10 @@
 //! The handle that the HTTP side holds.
 
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use tasuki_core::WorkerId;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -11,7 +13,7 @@ use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use crate::metrics::Metrics;
-use crate::workers::{Registry, keep_connected};
+use crate::workers::{NotReady, Registry, keep_connected};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
 #[derive(Clone)]
@@ -25,7 +27,13 @@ struct Inner {
     shutdown: watch::Sender<bool>,
     /// Requests running, and whether new ones are refused.
     running: watch::Sender<Running>,
+    /// The last answer to whether there is a placement, and when it was found.
+    readiness: Mutex<Option<(Instant, Result<(), NotReady>)>>,
 }
+
+/// Probes within this time get the same answer: the placement behind it takes long with
+/// hundreds of workers.
+const READINESS_AGE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Running {
@@ -74,6 +82,7 @@ impl Service {
                 shared: Arc::new(shared),
                 shutdown,
                 running: watch::Sender::new(Running::default()),
+                readiness: Mutex::default(),
             }),
         }
     }
@@ -105,7 +114,13 @@ impl Service {
         };
         tokio::spawn(async move {
             let _ticket = ticket;
-            drive(request, client, shared).await;
+            let request_id = request.request_id.clone();
+            let task = AssertUnwindSafe(drive(request, client, Arc::clone(&shared)));
+            if task.catch_unwind().await.is_err() {
+                // Its machine is gone, so nothing else would stop its workers.
+                let aborted = shared.registry.abort_orphans();
+                tracing::error!(request_id, aborted, "the task of a request panicked");
+            }
         });
         generating
     }
@@ -131,7 +146,20 @@ impl Service {
         if self.inner.running.borrow().draining {
             return Err("the server is shutting down".to_owned());
         }
-        let placed = self.inner.shared.registry.readiness(Instant::now());
+        let now = Instant::now();
+        let mut last = self
+            .inner
+            .readiness
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let placed = match *last {
+            Some((found, placed)) if now < found + READINESS_AGE => placed,
+            _ => {
+                let placed = self.inner.shared.registry.readiness(now);
+                *last = Some((now, placed));
+                placed
+            }
+        };
         placed.map_err(|reason| reason.to_string())
     }
 

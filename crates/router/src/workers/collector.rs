@@ -19,7 +19,7 @@ type Labels = [(&'static str, String); 2];
 /// Name, help, and where the value is.
 type Reading<From, To> = (&'static str, &'static str, fn(&From) -> To);
 
-const GAUGES: [Reading<v1::Load, f64>; 9] = [
+const GAUGES: [Reading<v1::Load, f64>; 10] = [
     ("waiting", "Requests that are not scheduled yet", |l| {
         f64::from(l.waiting_requests)
     }),
@@ -45,6 +45,11 @@ const GAUGES: [Reading<v1::Load, f64>; 9] = [
         "KV blocks that an ended request's transfer may still write",
         |l| f64::from(l.quarantined_blocks),
     ),
+    (
+        "stuck_blocks",
+        "KV blocks in quarantine by pulls that made no progress",
+        |l| f64::from(l.stuck_blocks),
+    ),
     ("prefill_tokens_per_second", "Measured prefill speed", |l| {
         l.prefill_tokens_per_s
     }),
@@ -53,7 +58,7 @@ const GAUGES: [Reading<v1::Load, f64>; 9] = [
     }),
 ];
 
-const COUNTERS: [Reading<v1::Counters, u64>; 11] = [
+const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
     ("prompt_tokens_computed", "Prompt tokens computed", |c| {
         c.prompt_tokens_computed
     }),
@@ -71,6 +76,11 @@ const COUNTERS: [Reading<v1::Counters, u64>; 11] = [
     }),
     ("kv_pulls", "Pulls completed", |c| c.kv_pulls),
     ("kv_pull_failures", "Pulls failed", |c| c.kv_pull_failures),
+    (
+        "kv_pull_timeouts",
+        "Handoffs given up because a pull made no progress",
+        |c| c.kv_pull_timeouts,
+    ),
     ("leases_granted", "Leases on KV given to peers", |c| {
         c.leases_granted
     }),

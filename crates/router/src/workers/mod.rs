@@ -23,4 +23,4 @@ pub use collector::WorkerCollector;
 pub use key::{Seat, WorkerKey};
 pub use link::{Liveness, keep_connected};
 pub use mail::Mail;
-pub use registry::Registry;
+pub use registry::{NotReady, Registry};

@@ -269,15 +269,44 @@ impl Registry {
 
     /// Whether a request could be placed now, without placing one, and every worker
     /// has answered, could not be reached or was given its time.
+    ///
+    /// The placement is tried on a copy of the workers' state: requests and reports do not
+    /// wait for it.
     pub fn readiness(&self, now: Instant) -> Result<(), NotReady> {
-        let slots = self.lock();
-        place(&views(&slots), &RequestView::new(1, 2), &self.policy, 0)?;
-        let waiting = slots.iter().filter(|slot| !slot.was_asked).count();
+        let (views, waiting) = self.read(|slots| {
+            let waiting = slots.iter().filter(|slot| !slot.was_asked).count();
+            (views(slots), waiting)
+        });
+        place(&views, &RequestView::new(1, 2), &self.policy, 0)?;
         if waiting > 0 && now.saturating_duration_since(self.began) < FIRST_ANSWERS {
-            let workers = slots.len();
+            let workers = self.read(<[Slot]>::len);
             return Err(NotReady::Starting { waiting, workers });
         }
         Ok(())
+    }
+
+    /// Aborts the legs whose request has no task any more. Returns how many there were.
+    pub fn abort_orphans(&self) -> usize {
+        let mut aborted = 0;
+        for slot in self.lock().iter_mut() {
+            let Some(connection) = &mut slot.connection else {
+                continue;
+            };
+            connection.legs.retain(|request_id, leg| {
+                if leg.mail.is_closed() {
+                    let abort = v1::router_message::Message::Abort(v1::Abort {
+                        request_id: request_id.clone(),
+                        choices: Vec::new(),
+                    });
+                    // A closed channel means that the worker is lost, and its legs with it.
+                    let _ = connection.messages.send(wrap(abort));
+                    aborted += 1;
+                }
+                !leg.mail.is_closed()
+            });
+            slot.recount();
+        }
+        aborted
     }
 
     /// Reads every slot, for metrics and limits.

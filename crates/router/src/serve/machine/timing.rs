@@ -13,6 +13,7 @@ pub struct Account {
     handshake: Duration,
     transfer: Duration,
     transfer_exposed: Duration,
+    transfer_tail: Duration,
     decode: Duration,
 }
 
@@ -22,6 +23,7 @@ impl Account {
         timings.handshake = timings.handshake.max(self.handshake);
         timings.transfer = timings.transfer.max(self.transfer);
         timings.transfer_exposed = timings.transfer_exposed.max(self.transfer_exposed);
+        timings.transfer_tail = timings.transfer_tail.max(self.transfer_tail);
         timings.decode = timings.decode.max(self.decode);
     }
 }
@@ -43,6 +45,7 @@ pub fn add(
         account.handshake += seconds(leg.handshake_s);
         account.transfer += seconds(leg.transfer_s);
         account.transfer_exposed += seconds(leg.transfer_exposed_s);
+        account.transfer_tail += seconds(leg.transfer_tail_s);
         account.decode += seconds(leg.decode_s);
         account.count(timings);
         timings.transfer_bytes += leg.transfer_bytes;

@@ -121,3 +121,25 @@ async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
     other.ended(&submit.request_id, R::LegEndFinished, LegTimings::default());
     assert_eq!(hear(generating).await.tokens, [5]);
 }
+
+#[tokio::test]
+async fn a_panic_of_the_requests_task_aborts_its_legs() {
+    let roles = [Role::Prefill, Role::Decode];
+    let (service, mut workers, mut sessions) = serve(&roles, |tuning| {
+        tuning.policy.strict_roles = true;
+        // No time is so far away: adding it overflows when the decode worker is lost.
+        tuning.machine.recover = Duration::MAX;
+    })
+    .await;
+    let generating = service.generate(generation(4));
+    let prefill = sessions[0].submit().await;
+    sessions[1].submit().await;
+    workers.truncate(1);
+    sessions.truncate(1);
+    assert_eq!(sessions[0].abort().await.request_id, prefill.request_id);
+    let mut generating = generating;
+    while let Some(event) = soon("the end", generating.next()).await {
+        assert!(!matches!(event, Event::Done(_)), "{event:?}");
+    }
+    soon("the drain", service.drain(Duration::from_secs(60))).await;
+}

@@ -1,0 +1,103 @@
+//! How large an answer can become, as far as the request tells: a body of some kilobytes
+//! must not ask for gigabytes.
+//!
+//! An answer that is not streamed is in memory as a whole. Of a stream only what a choice
+//! begins with counts, the echoed prompt.
+
+use super::delivery::Delivery;
+use super::intake::Prepared;
+use super::outputs::Job;
+use super::shape::Shape;
+use crate::error::ApiError;
+
+/// JSON of a token's text, about; special characters are escaped.
+const TEXT_BYTES: usize = 8;
+/// JSON of a token id.
+const ID_BYTES: usize = 7;
+
+/// # Errors
+/// `Invalid` when the answer may have more than `limit` bytes.
+pub fn check<S: Shape>(prepared: &Prepared<S>, limit: usize) -> Result<(), ApiError> {
+    let delivery = &prepared.delivery;
+    let jobs = prepared.jobs.iter();
+    let bytes: usize = jobs
+        .map(|job| {
+            let copies = if delivery.stream {
+                1
+            } else {
+                delivery.n as usize
+            };
+            let output = if delivery.stream || job.muted {
+                0
+            } else {
+                let tokens = job.generation.sampling.max_tokens as usize;
+                tokens.saturating_mul(output_token_bytes::<S>(
+                    delivery,
+                    job.generation.sampling.logprobs,
+                ))
+            };
+            copies.saturating_mul(output.saturating_add(prompt_bytes::<S>(delivery, job)))
+        })
+        .fold(0, usize::saturating_add);
+    if bytes <= limit {
+        return Ok(());
+    }
+    let sampling = &prepared.jobs[0].generation.sampling;
+    let echoed = if prepared.jobs[0].echo.is_some() {
+        ", each with its prompt echoed"
+    } else {
+        ""
+    };
+    let remedy = if delivery.stream {
+        ""
+    } else {
+        ", or for a stream"
+    };
+    Err(ApiError::invalid(
+        "n",
+        format!(
+            "The answer may have about {bytes} bytes ({} choices of up to {} tokens with {} \
+             logprobs each{echoed}); the limit is {limit} (--max-answer-bytes). Ask for fewer \
+             choices, tokens or logprobs{remedy}.",
+            prepared.jobs.len() * delivery.n as usize,
+            sampling.max_tokens,
+            sampling.logprobs.map_or(0, |top| top + 1),
+        ),
+    ))
+}
+
+/// How many output tokens each choice may have so that the answer stays below `limit`:
+/// for requests that do not say how many they want.
+pub fn tokens_that_fit<S: Shape>(delivery: &Delivery, logprobs: Option<u32>, limit: usize) -> u32 {
+    if delivery.stream {
+        return u32::MAX;
+    }
+    let token = output_token_bytes::<S>(delivery, logprobs) * delivery.n as usize;
+    u32::try_from(limit / token).unwrap_or(u32::MAX).max(1)
+}
+
+fn output_token_bytes<S: Shape>(delivery: &Delivery, logprobs: Option<u32>) -> usize {
+    TEXT_BYTES + id_bytes(delivery) + logprob_bytes::<S>(logprobs)
+}
+
+fn prompt_bytes<S: Shape>(delivery: &Delivery, job: &Job) -> usize {
+    let tokens = job.generation.prompt.len();
+    let ids = tokens * id_bytes(delivery);
+    let Some(echo) = &job.echo else {
+        return ids;
+    };
+    let logprobs = logprob_bytes::<S>(job.generation.sampling.prompt_logprobs);
+    ids + echo.bytes() + tokens.saturating_mul(logprobs)
+}
+
+fn id_bytes(delivery: &Delivery) -> usize {
+    if delivery.return_token_ids {
+        ID_BYTES
+    } else {
+        0
+    }
+}
+
+fn logprob_bytes<S: Shape>(logprobs: Option<u32>) -> usize {
+    logprobs.map_or(0, |top| (top as usize + 1) * S::LOGPROB_BYTES)
+}
