@@ -8,18 +8,13 @@ waits for all before it, so it does not matter which of its neighbours know of t
 
 from __future__ import annotations
 
-import functools
-
 import torch
+
+from tasuki.device_limits import limits_of
 
 _FIRST_CAPABILITY = (9, 0)
 
 
 def overlaps(device: torch.device) -> bool:
     """Whether kernels can be launched so on this device."""
-    return device.type == "cuda" and _capability(device) >= _FIRST_CAPABILITY
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return limits_of(device).capability >= _FIRST_CAPABILITY

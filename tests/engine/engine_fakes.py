@@ -29,7 +29,7 @@ from tasuki.engine.engine import Engine
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
 from tasuki.engine.runner import ModelRunner
-from tasuki.engine.sampler import sample
+from tasuki.engine.sampler import Sampler
 from tasuki.engine.validate import finish_reason
 
 VOCAB = 48
@@ -200,7 +200,8 @@ def expected(
     tokens: list[int] = []
     while True:
         logits = logits_of(ideal_kv(sequence.tokens))[None]
-        [token] = sample(logits, [0], [Draw.next(sequence, choice)]).tokens.tolist()
+        sampler = Sampler(logits.device)
+        [token] = sampler.sample(logits, [0], [Draw.next(sequence, choice)]).tokens.tolist()
         tokens.append(token)
         sequence.tokens.append(token)
         finish = finish_reason(

@@ -27,6 +27,7 @@ class Handoff:
     source: int
     target: int
     state: str = "wanted"  # credited, assigned, started, over
+    computing: bool = False  # before credit or after
     blocks: list[int] = field(default_factory=list)  # on the decode side
     prefix: int = 0
     announced: list[int] = field(default_factory=list)  # on the prefill side
@@ -37,14 +38,16 @@ class Handoff:
 class Relay:
     """Rigs and the handoffs between them."""
 
-    def __init__(self, rigs: list[Rig], seed: int) -> None:
+    def __init__(self, rigs: list[Rig], seed: int, impatience: float = 0.01) -> None:
         self.rigs = rigs
+        self.impatience = impatience  # how often a prefill is admitted without credit
         self.random = random.Random(seed)
         self.handoffs: dict[str, Handoff] = {}
         self.quarantined: list[tuple[int, list[int]]] = []
         self.refused: list[str] = []
         self.returned: list[str] = []
         self._started: list[str] = []
+        self.started_ahead = 0
         for rig in rigs:
             rig.engine.on_started = self._started.extend
 
@@ -134,26 +137,33 @@ class Relay:
         while self._started:
             request_id = self._started.pop(0)
             handoff = self.handoffs[request_id]
-            assert handoff.state == "credited", "prefill began before it was admitted"
-            engine = self.rigs[handoff.target].engine
-            assignment = engine.assign(request_id)
-            if assignment is None:
-                self.refused.append(request_id)
-                self.drop(request_id, handoff, LegEndReason.REFUSED)
-                continue
-            handoff.state = "assigned"
-            handoff.blocks = list(assignment.blocks)
-            handoff.prefix = assignment.prefix_blocks
+            handoff.computing = True
+            if handoff.state == "credited":
+                self._assign(request_id, handoff)
+            else:
+                self.started_ahead += 1
+
+    def _assign(self, request_id: str, handoff: Handoff) -> None:
+        assignment = self.rigs[handoff.target].engine.assign(request_id)
+        if assignment is None:
+            self.refused.append(request_id)
+            self.drop(request_id, handoff, LegEndReason.REFUSED)
+            return
+        handoff.state = "assigned"
+        handoff.blocks = list(assignment.blocks)
+        handoff.prefix = assignment.prefix_blocks
 
     def _advance(self, request_id: str) -> None:
         """The next thing that this handoff waits for, if it can happen."""
         handoff = self.handoffs[request_id]
         target, source = self.rigs[handoff.target], self.rigs[handoff.source]
         if handoff.state == "wanted" and (
-            target.engine.may_credit(request_id) or self.random.random() < 0.01
+            target.engine.may_credit(request_id) or self.random.random() < self.impatience
         ):  # a prefill that starts without credit may be refused
             handoff.state = "credited"
             source.engine.admit(request_id)
+            if handoff.computing:
+                self._assign(request_id, handoff)
         elif handoff.state == "assigned":
             index = handoff.prefix + handoff.pulled
             if index < len(handoff.announced):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_fakes import make_rig, spec
 
 from tasuki.engine.api import Leg
@@ -21,6 +22,25 @@ def test_prefill_legs_that_are_held_leave_room_for_pulls():
     rig.engine.submit(spec("d", [9] * 63, leg=Leg.DECODE, max_tokens=1))
     assert credit_all(rig, ["d"]) == ["d"]
     assert rig.engine.assign("d") is not None
+
+
+@pytest.mark.parametrize("num_blocks", [32, 40, 64, 100])
+def test_legs_computed_ahead_leave_room_for_a_pull_and_for_a_leg_with_credit(num_blocks: int):
+    rig = make_rig(num_blocks=num_blocks, max_batched_tokens=64)  # 16 blocks each at most
+    for index in range(20):
+        rig.engine.submit(spec(f"ahead{index}", [index] * 16, leg=Leg.PREFILL))
+    rig.drain()
+    ahead = rig.engine.referenced_blocks
+    assert ahead == min(num_blocks - 32, num_blocks // 2) // 4 * 4
+    names = [f"d{index}" for index in range(10)]
+    for name in names:
+        rig.engine.submit(spec(name, [9] * 63, leg=Leg.DECODE, max_tokens=1))
+    credited = credit_all(rig, names)
+    assert len(credited) == (num_blocks - 16 - ahead) // 16 > 0
+    rig.engine.submit(spec("wanted", [8] * 63, leg=Leg.PREFILL))
+    rig.engine.admit("wanted")
+    rig.drain()
+    assert ("wanted", 0) in rig.outputs
 
 
 def test_credits_leave_room_for_own_prefills():

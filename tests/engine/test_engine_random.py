@@ -7,10 +7,13 @@ import random
 import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 from engine_relay import Relay
+from support import searches
 
 from tasuki.engine.api import LegEndReason, RequestSpec
 
 MAX_LEN = 40
+# Seeds of traffic that failed once; a failure prints what to add here.
+REGRESSIONS: tuple[int, ...] = ()
 
 
 def random_spec(rng: random.Random, name: str) -> RequestSpec:
@@ -48,8 +51,14 @@ def random_spec(rng: random.Random, name: str) -> RequestSpec:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.search
+@pytest.mark.parametrize("seed", searches.seeds(60, REGRESSIONS))
 def test_one_engine(seed: int):
+    with searches.case(seed):
+        run_one_engine(seed)
+
+
+def run_one_engine(seed: int) -> None:
     rng = random.Random(seed)
     rig = make_rig(
         num_blocks=rng.randint(20, 40),
@@ -84,19 +93,26 @@ def test_one_engine(seed: int):
     assert rig.engine.load().free_blocks == rig.engine.load().total_blocks
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.search
+@pytest.mark.parametrize("seed", searches.seeds(80, REGRESSIONS))
 def test_crossed_handoffs_between_tiny_pools(seed: int):
+    with searches.case(seed):
+        run_crossed_handoffs(seed)
+
+
+def run_crossed_handoffs(seed: int) -> None:
     rng = random.Random(1000 + seed)
+    most_blocks = 26 if seed % 2 else 64  # of two longest requests and some, or of six
     rigs = [
         make_rig(
-            num_blocks=rng.randint(20, 26),
+            num_blocks=rng.randint(20, most_blocks),
             max_model_len=MAX_LEN,
             max_batched_tokens=rng.choice([3, 8, 32]),
             max_running_requests=rng.choice([3, 8]),
         )
         for _ in range(rng.choice([2, 2, 3]))
     ]
-    relay = Relay(rigs, seed)
+    relay = Relay(rigs, seed, impatience=0.01 if seed % 4 < 2 else 0.0)
     requests = [random_spec(rng, f"r{i}") for i in range(12)]
     waiting = requests.copy()
     aborted: set[str] = set()

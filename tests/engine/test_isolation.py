@@ -6,6 +6,7 @@ import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
 from tasuki.engine.api import LegEndReason
+from tasuki.engine.errors import NotFiniteError
 
 
 @pytest.mark.parametrize("choices", [(0,), (0, 1)])
@@ -39,6 +40,28 @@ def test_when_every_request_raises_the_error_goes_on():
         rig.engine.submit(spec(name, range(5)))
     with pytest.raises(RuntimeError, match="cursed"):
         rig.drain()
+
+
+def test_a_worker_whose_logits_are_never_finite_ends():
+    rig = make_rig(poison=40)
+    with pytest.raises(NotFiniteError, match="last 10 requests"):
+        for index in range(20):
+            rig.engine.submit(spec(f"r{index}", [*range(5), 40]))
+            rig.drain()
+    assert len(rig.ended) == 9
+
+
+def test_requests_that_are_not_finite_among_others_end_no_worker():
+    rig = make_rig(poison=40)
+    for index in range(30):
+        bad = index % 9 != 0
+        ban = {40: -100.0}
+        request = spec(f"r{index}", [*range(5), 40 if bad else 7], max_tokens=2, logit_bias=ban)
+        rig.engine.submit(request)
+        rig.drain()
+    reasons = [end.reason for end in rig.ended.values()]
+    assert reasons.count(LegEndReason.FAILED) == 26
+    assert reasons.count(LegEndReason.FINISHED) == 4
 
 
 def test_a_worker_that_only_raises_does_not_go_on_for_ever():

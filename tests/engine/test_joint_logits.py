@@ -214,6 +214,7 @@ def ranks(request: pytest.FixtureRequest) -> list[tuple[list[list[int]], Served]
     return on_ranks(request.param, run)
 
 
+@pytest.mark.system
 def test_the_best_of_the_parts_is_the_best_of_the_whole(ranks: list[Any]) -> None:
     want = [greedy(cases(vocab)).tolist() for vocab in VOCABS]
     for row in want:
@@ -221,6 +222,7 @@ def test_the_best_of_the_parts_is_the_best_of_the_whole(ranks: list[Any]) -> Non
     assert [chosen for chosen, _ in ranks] == [want] * len(ranks)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "mixed"])
 def test_ranks_answer_as_one_does(

@@ -19,13 +19,50 @@ from tasuki.engine.api import (
 from tasuki.engine.errors import UnknownRequestError
 
 
-def test_prefill_leg_waits_for_credit():
-    rig = make_rig()
+def test_prefill_leg_waits_for_credit_in_a_small_pool():
+    rig = make_rig(num_blocks=32)  # two requests of 16 blocks
     rig.engine.submit(spec("a", range(10), leg=Leg.PREFILL))
-    assert not rig.engine.has_work()
+    rig.drain()
     assert rig.engine.load().waiting_prefill_tokens == 10
+    assert rig.engine.counters().prompt_tokens_computed == 0
     rig.engine.admit("a")
-    assert rig.engine.has_work()
+    rig.drain()
+    assert rig.engine.counters().prompt_tokens_computed == 10
+
+
+def test_prefill_legs_are_computed_ahead_of_credit_where_there_is_room():
+    rig = make_rig(num_blocks=64)  # four requests of 16 blocks: half of the pool is free
+    for index in range(5):
+        rig.engine.submit(spec(f"p{index}", [index] * 40, leg=Leg.PREFILL, max_tokens=4))
+    rig.drain()
+    assert rig.engine.counters().prompt_tokens_computed == 3 * 40
+    assert {name for name, _ in rig.outputs} == {"p0", "p1", "p2"}, "first tokens are out"
+    rig.engine.admit("p4")
+    rig.drain()
+    assert ("p4", 0) in rig.outputs, "credit overtakes those who have none"
+    rig.engine.end_prefill_leg("p0", LegEndReason.HANDED_OFF)
+    rig.drain()
+    assert ("p3", 0) not in rig.outputs, "half of the pool is not free any more"
+    for index in range(5):
+        rig.engine.abort(f"p{index}")
+        rig.engine.end_prefill_leg(f"p{index}", LegEndReason.ABORTED)
+    rig.drain()
+    assert rig.engine.referenced_blocks == 0
+
+
+def test_nothing_is_computed_ahead_while_pulls_are_denied():
+    rig = make_rig(num_blocks=64)
+    for index in range(4):
+        rig.engine.submit(spec(f"d{index}", [index] * 60, leg=Leg.DECODE, max_tokens=4))
+    assert [rig.engine.may_credit(f"d{index}") for index in range(4)] == [True, True, True, False]
+    for index in range(3):
+        rig.engine.end_decode_leg(f"d{index}", LegEndReason.ABORTED)
+    rig.engine.submit(spec("p", range(10), leg=Leg.PREFILL))
+    rig.drain()
+    assert rig.engine.counters().prompt_tokens_computed == 0
+    assert rig.engine.may_credit("d3")
+    rig.drain()
+    assert rig.engine.counters().prompt_tokens_computed == 10
 
 
 def test_prefill_leg_is_told_of_before_its_first_chunk_is_launched(overlap: bool):
@@ -190,14 +227,15 @@ def test_decode_leg_goes_on_from_the_second_token(prompt: int):
     assert rig.ended["a"].timings.first_decode_s > 0
 
 
-def test_first_decode_begins_when_the_kv_is_usable():
+def test_first_decode_begins_when_the_request_may_be_scheduled():
     rig = make_rig()
     request = spec("a", range(4), leg=Leg.DECODE, max_tokens=2)
     rig.engine.submit(request)
     assert rig.engine.assign("a") is not None
-    rig.engine.start_decode("a", [FirstToken(0, 5, False)], LegTimings(), 100.0)
+    before_s = time.monotonic()
+    rig.engine.start_decode("a", [FirstToken(0, 5, False)], LegTimings())
     rig.drain()
-    assert 100.0 < rig.ended["a"].timings.first_decode_s < 200.0
+    assert 0.0 < rig.ended["a"].timings.first_decode_s <= time.monotonic() - before_s
 
 
 def test_pulled_blocks_serve_the_next_request_here():
@@ -240,6 +278,27 @@ def test_ended_decode_leg_leaves_its_targets_quarantined():
     rig.engine.free_quarantined(busy)
     rig.engine.check()
     assert rig.engine.load().free_blocks == 64
+
+
+def test_what_was_pulled_and_not_accepted_leaves_nothing_behind():
+    rig = make_rig()
+    shared = list(range(8))  # two blocks
+    rig.engine.submit(spec("first", [*shared, 9], max_tokens=2))
+    rig.drain()
+    rig.engine.submit(spec("a", [*shared, *range(20, 32)], leg=Leg.DECODE))
+    assignment = rig.engine.assign("a")
+    assert assignment is not None and assignment.prefix_blocks == 2
+    prefix, pulled = list(assignment.blocks[:2]), list(assignment.blocks[2:])
+    rig.pool[pulled] = float("nan")  # torn, or of a prefill worker that is broken
+    kept, busy = rig.pool[prefix].clone(), pulled[-1:]
+    rig.engine.end_decode_leg("a", LegEndReason.KV_LOST, quarantine=busy)
+    assert rig.pool.isfinite().all(dim=(1, 2, 3, 4, 5)).logical_not().nonzero() == busy[0]
+    rig.engine.free_quarantined(busy)
+    assert rig.pool.isfinite().all()
+    assert rig.pool[prefix].equal(kept), "the prefix is valid, and shared"
+    rig.drain()
+    rig.engine.submit(spec("again", [*shared, 9], leg=Leg.DECODE))
+    assert rig.engine.prefix_hint("again") == 2
 
 
 def test_aborted_pull_ends_only_when_the_handoff_says_so():

@@ -16,6 +16,7 @@ from hashlib import blake2b
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import searches
 
 from tasuki.engine.api import (
     FinishReason,
@@ -272,7 +273,7 @@ def play(world: World, specs: list[RequestSpec], events: list[Event]) -> set[str
 
 
 @pytest.mark.timeout(240)
-@settings(max_examples=150)
+@settings(max_examples=searches.count(150))
 @given(data=st.data())
 def test_overlapping_steps_tell_what_steps_in_turn_tell(data: st.DataObject):
     specs = [data.draw(requests(f"r{i}")) for i in range(data.draw(st.integers(1, 9)))]

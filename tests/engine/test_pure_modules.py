@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 CODE = """
 import sys
 import tasuki.engine.scheduler, tasuki.engine.block_pool, tasuki.engine.prefix_cache

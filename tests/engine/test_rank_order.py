@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support.ranks import on_ranks
 
@@ -19,6 +20,8 @@ from tasuki.engine.executor import Executor
 from tasuki.engine.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
+
+pytestmark = pytest.mark.system
 
 BLOCK_SIZE, CHUNK = 8, 6
 SLOW_S = 0.05

@@ -10,10 +10,9 @@ import torch
 from engine_fakes import spec
 
 from tasuki.engine.plan import Draw
-from tasuki.engine.randomness import uniform
+from tasuki.engine.randomness import uniform, uniforms
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import NOT_FINITE, greedy
-from tasuki.engine.sampler import sample as sample_tensors
+from tasuki.engine.sampler import NOT_FINITE, Sampler, greedy
 
 VOCAB = 200
 
@@ -27,7 +26,7 @@ def draw(choice: int = 0, outputs: tuple[int, ...] = (), prompt=(1, 2), **params
 
 def sample(logits, rows, draws):
     """Tokens and log-probabilities, as lists."""
-    result = sample_tensors(logits, rows, draws)
+    result = Sampler(logits.device).sample(logits, rows, draws)
     tokens = result.tokens.tolist()
     return tokens, None if result.scores is None else result.scores.entries(tokens)
 
@@ -58,6 +57,11 @@ def test_uniform_numbers_never_change():
     """Workers of different versions go on with one another's requests."""
     assert uniform(0, 0, 0) == 0.6886830611311145
     assert uniform(12345, 1, 99) == 0.8566847636028806
+
+
+def test_uniform_numbers_of_many_are_those_of_each():
+    keys = [(0, 0, 0), (12345, 1, 99), (2**64 - 1, 3, 7)]
+    assert uniforms(keys).tolist() == [uniform(*key) for key in keys]
 
 
 def test_greedy_takes_the_largest(logits):
@@ -157,17 +161,6 @@ def test_banning_every_token_still_draws_one():
     banned = draw(min_tokens=1, stop_token_ids=every, temperature=1.0)
     [token] = tokens_of(torch.ones(1, 4), [banned])
     assert token in every
-
-
-def test_penalties_follow_a_growing_sequence():
-    logits = torch.tensor([[1.0, 0.9, 0.8, 0.0]])
-    one = draw(presence_penalty=5.0, repetition_penalty=1.01)
-    told = []
-    for _ in range(4):
-        [token] = tokens_of(logits, [one])
-        one.sequence.tokens.append(token)
-        told.append(token)
-    assert told == [0, 1, 2, 3]
 
 
 def test_min_tokens_masks_stop_tokens_until_then(logits):

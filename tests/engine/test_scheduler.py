@@ -8,15 +8,15 @@ from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
-from tasuki.engine.request import Phase, Request, SequenceState, Stage
+from tasuki.engine.request import Request, SequenceState, Stage
 from tasuki.engine.scheduler import Scheduler
-from tasuki.engine.stats import EngineCounters
+from tasuki.engine.stats import EngineCounters, StepRates
 
 
 class Bench:
     """A scheduler whose steps are computed by counting."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: float) -> None:
         values = {"num_blocks": 32, "max_model_len": 64, "block_size": 4, "vocab_size": 10**6}
         self.config = EngineConfig(**({"max_batched_tokens": 16} | values | settings))  # type: ignore[arg-type]
         self.pool = BlockPool(self.config.num_blocks, PrefixCache())
@@ -24,6 +24,7 @@ class Bench:
         budget = Budget(self.config, self.pool)
         self.scheduler = Scheduler(self.config, self.pool, budget, self.counters)
         self.arrivals = 0
+        self.rates = StepRates()
 
     def add(self, tokens: int, leg: Leg = Leg.COLOCATED) -> SequenceState:
         self.arrivals += 1
@@ -35,7 +36,7 @@ class Bench:
             SamplingParams(seed=0, max_tokens=1000),
         )
         request = Request(spec, self.arrivals, b"", 0.0)
-        request.phase = Phase.ACTIVE
+        request.credited = True
         self.scheduler.enqueue(request.sequences[0])
         return request.sequences[0]
 
@@ -46,7 +47,7 @@ class Bench:
         return plan
 
     def plan(self, *, ahead: bool = False) -> StepPlan:
-        plan = self.scheduler.plan(0.0, ahead=ahead)
+        plan = self.scheduler.plan(0.0, self.rates, ahead=ahead)
         assert plan is not None
         return plan
 
@@ -65,19 +66,19 @@ def rows(plan: StepPlan) -> list[tuple[SequenceState, int]]:
 
 def test_decodes_come_first_and_chunks_share_what_is_left():
     bench = Bench()
-    a, b, c = bench.add(10), bench.add(20), bench.add(5)
+    a, b, c = bench.add(10), bench.add(20), bench.add(11)
     assert rows(bench.step()) == [(a, 10), (b, 6)]
     plan = bench.step()
     assert rows(plan) == [(a, 1), (c, 1), (b, 14)]
     assert (plan.num_decodes, plan.prefill_tokens) == (2, 15)
     plan = bench.step()
-    assert rows(plan) == [(a, 1), (b, 1), (c, 4)]
+    assert rows(plan) == [(a, 1), (b, 1), (c, 10)]
 
 
 def test_single_token_chunks_stand_with_the_decodes():
     bench = Bench()
-    a, b = bench.add(15), bench.add(3)
-    assert rows(bench.step()) == [(b, 1), (a, 15)]
+    a, b, c = bench.add(7), bench.add(8), bench.add(5)
+    assert rows(bench.step()) == [(c, 1), (a, 7), (b, 8)]
 
 
 def test_prefill_never_stops_however_many_decode():
@@ -91,27 +92,14 @@ def test_prefill_never_stops_however_many_decode():
 
 
 def test_prompts_come_in_small_chunks_where_somebody_decodes():
-    bench = Bench(num_blocks=64, max_batched_tokens=32, mixed_step_tokens=8)
+    bench = Bench(num_blocks=64, max_batched_tokens=32, itl_target_s=0.012)
+    bench.rates.decode_step_s, bench.rates.prefill_tokens_per_s = 0.006, 2_000.0
     first, second = bench.add(40), bench.add(20)
-    assert rows(bench.step()) == [(first, 32)], "nobody decodes yet"
-    assert rows(bench.step()) == [(first, 8), (second, 20)]
-    third = bench.add(10)
-    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 6)]
-    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 4)]
-    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 1)]
-
-
-def test_chunks_grow_with_what_waits():
-    settings = {"max_model_len": 50_000, "max_batched_tokens": 512, "mixed_step_tokens": 100}
-    bench = Bench(num_blocks=30_000, **settings)
-    first = bench.add(4)
-    bench.step()
-    long = bench.add(96 * 250)
-    assert rows(bench.step()) == [(first, 1), (long, 127)]
-    bench.add(96 * 50)
-    assert rows(bench.step()) == [(first, 1), (long, 255)]
-    bench.add(96 * 450)
-    assert rows(bench.step()) == [(first, 1), (long, 511)], "max_batched_tokens at most"
+    assert rows(bench.step()) == [(first, 16), (second, 16)], "nobody decodes yet"
+    assert rows(bench.step()) == [(first, 24), (second, 4)]
+    third = bench.add(14)
+    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 12)], "6 ms of 2,000 a second"
+    assert rows(bench.step()) == [(first, 1), (second, 1), (third, 2)]
 
 
 def test_all_blocks_of_a_prompt_are_taken_at_admission():
@@ -204,7 +192,7 @@ def test_a_step_ahead_preempts_nobody():
     a, b, c = bench.add(40), bench.add(40), bench.add(36)
     flying = bench.plan()
     bench.scheduler.launched(flying)
-    while (ahead := bench.scheduler.plan(0.0, ahead=True)) is not None:
+    while (ahead := bench.scheduler.plan(0.0, bench.rates, ahead=True)) is not None:
         bench.scheduler.launched(ahead)
         bench.land(flying)
         flying = ahead

@@ -56,3 +56,16 @@ def test_the_lead_grows_when_the_device_waited_and_shrinks_slowly_else():
         rates.record_lead(late=False)
     assert most_s <= 5e-3
     assert 0.0 < rates.lead_s < first_s
+
+
+def test_a_step_is_hung_after_the_timeout_or_far_beyond_what_was_measured():
+    rates = StepRates()
+    assert rates.limit_s(100, 0, 30.0, compiled=False) == 300.0  # the first may compile kernels
+    assert rates.limit_s(100, 0, 30.0, compiled=True) == 30.0
+    rates.record(100, 0, 1e-3)
+    assert rates.limit_s(100, 0, 30.0, compiled=False) == 30.0
+    rates.record(0, 8, 2.0)
+    assert rates.limit_s(0, 8, 30.0, compiled=True) == 100.0
+    rates = StepRates()
+    rates.record(100, 0, 1.0)  # another size, at the same rate
+    assert rates.limit_s(1000, 0, 30.0, compiled=False) == pytest.approx(500.0)

@@ -113,10 +113,12 @@ def sum_wrongly(collective: Collective) -> str:
     return how
 
 
+@pytest.mark.system
 def test_every_sum_is_right_and_goes_its_way() -> None:
     assert on_ranks(2, sum_up) == [[]] * 2
 
 
+@pytest.mark.system
 def test_a_sum_that_is_wrong_on_one_rank_is_used_by_none() -> None:
     first, second = on_ranks(2, sum_wrongly)
     assert second == "NCCL; symmetric memory does not work here: its sum is wrong"

@@ -115,6 +115,7 @@ class LegTimings:
     handshake_s: float = 0.0
     transfer_s: float = 0.0
     transfer_exposed_s: float = 0.0
+    transfer_tail_s: float = 0.0
     first_decode_s: float = 0.0
     decode_s: float = 0.0
     transfer_bytes: int = 0
@@ -185,16 +186,16 @@ class Assignment:
 class KvHost(Protocol):
     """The engine as the handoff sees it. Called on the engine thread only.
 
-    Life of a PREFILL leg: `Engine.submit` holds it back; `admit` lets the
-    scheduler see it; the step results name its chunks; its blocks stay until
-    `end_prefill_leg`. Life of a DECODE leg: `Engine.submit` parks it without
-    blocks; `assign` gives it blocks; then either `start_decode`, or
-    `end_decode_leg`, after which still-quarantined blocks come back one by one
-    through `free_quarantined`.
+    Life of a PREFILL leg: `Engine.submit` lets it wait; it is computed when `admit`
+    tells of its peer's credit, or before, where there is ample room; the step results
+    name its chunks; its blocks stay until `end_prefill_leg`. Life of a DECODE leg:
+    `Engine.submit` parks it without blocks; `assign` gives it blocks; then either
+    `start_decode`, or `end_decode_leg`, after which still-quarantined blocks come back
+    one by one through `free_quarantined`.
     """
 
     def admit(self, request_id: str) -> None:
-        """Credit for a PREFILL leg is there: schedule it."""
+        """Credit for a PREFILL leg is there: schedule it. No-op when repeated."""
 
     def end_prefill_leg(self, request_id: str, reason: LegEndReason, message: str = "") -> None:
         """Released, expired or failed: stop computing, drop its blocks, report LegEnd."""
@@ -216,14 +217,12 @@ class KvHost(Protocol):
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
-        usable_for_s: float = 0.0,
     ) -> None:
         """The KV of the whole prompt is in the assigned blocks and valid: decode.
 
         Full blocks enter the prefix cache now. The leg's outputs begin with the
         first tokens themselves (position 0 of the new ones). `timings` brings
-        what the handoff measured; `usable_for_s`: since when all that was so,
-        which is when the first decode begins in the account.
+        what the handoff measured; the first decode begins now in the account.
         """
 
     def end_decode_leg(

@@ -6,12 +6,18 @@
     | until a peer releases | sequences             | or quarantined     |
 
 X and Y leave only when a peer acts; what generates ends, or can be preempted,
-by itself. With M the blocks of one request of maximal length and N >= 2M:
+by itself. A PREFILL leg may be computed ahead, before its peer has given credit;
+A of X are such blocks: no peer has promised to take them. With M the blocks of one
+request of maximal length and N >= 2M:
 
-- X <= N - M and Y <= N - M, always: two workers whose pools are full of blocks
+- X <= N - M and A + Y <= N - M, always: two workers whose pools are full of blocks
   for one another still each have room for one more request of any length.
-- While inbound legs are denied, own work leaves M - Y free for them; while own
-  work waits, credits leave it what it lacks to M.
+- A <= N - 2M: so that one more leg with credit fits into X, and one more inbound
+  leg into Y, whatever is computed ahead.
+- While inbound legs are denied, own work leaves M - Y free for them, and nothing
+  more is computed ahead; while own work waits that needs no credit or has it, credits
+  leave it what it lacks to M.
+- To compute ahead is for a worker with room: half of the pool stays free.
 
 Blocks that sequences share count once for each: the limits hold all the more.
 """
@@ -34,6 +40,7 @@ class Budget:
 
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self._pool = pool
+        self._half_blocks = config.num_blocks // 2
         self._reach_blocks = config.num_blocks - config.max_request_blocks
         self._floor_blocks = config.max_request_blocks
         self.inbound: dict[str, Request] = {}
@@ -60,6 +67,29 @@ class Budget:
         )
 
     @property
+    def ahead_blocks(self) -> int:
+        """A: held by PREFILL legs without credit."""
+        return sum(
+            len(sequence.blocks)
+            for request in self.outbound.values()
+            if not request.credited
+            for sequence in request.sequences
+        )
+
+    @property
+    def ahead_room(self) -> int:
+        """Blocks that further PREFILL legs without credit may hold."""
+        if self._inbound_denied:
+            return 0
+        ahead = self.ahead_blocks
+        free = self._pool.available - self.reserved_blocks
+        return min(
+            self._reach_blocks - self._floor_blocks - ahead,
+            self._reach_blocks - self.inbound_blocks - ahead,
+            free - self._half_blocks,
+        )
+
+    @property
     def outbound_room(self) -> int:
         """Blocks that further PREFILL legs may hold."""
         return self._reach_blocks - self.outbound_blocks
@@ -68,7 +98,7 @@ class Budget:
     def own_room(self) -> int:
         """Blocks that own work may take now at admission."""
         room = self._pool.available - self.reserved_blocks
-        if any(request.denied for request in self.inbound.values()):
+        if self._inbound_denied:
             room -= max(0, self._floor_blocks - self.inbound_blocks)
         return room
 
@@ -76,13 +106,18 @@ class Budget:
         """Blocks that a new credit may promise.
 
         Args:
-            own_blocks: Held by own requests while others of them wait; None when none waits.
+            own_blocks: Held by own requests while others of them wait, but for what is
+                computed ahead; None when none waits.
             headroom_blocks: To leave for the growth of what generates.
         """
         room = self._pool.available - self.reserved_blocks - headroom_blocks
         if own_blocks is not None:
             room -= max(0, self._floor_blocks - own_blocks)
-        return min(room, self._reach_blocks - self.inbound_blocks)
+        return min(room, self._reach_blocks - self.inbound_blocks - self.ahead_blocks)
+
+    @property
+    def _inbound_denied(self) -> bool:
+        return any(request.denied for request in self.inbound.values())
 
     @property
     def reach_blocks(self) -> int:

@@ -20,11 +20,13 @@ class EngineConfig:
         max_model_len: Tokens of a sequence, prompt plus output.
         vocab_size: Token ids are below it.
         block_size: Tokens in a block.
-        max_batched_tokens: Aim for the tokens of one step. Decodes always run;
+        max_batched_tokens: Tokens of one step, at most. Decodes always run;
             prefill chunks get what they leave, and never less than a block.
-        mixed_step_tokens: The same for a step that decodes as well, while few prompt
-            tokens wait: what does not make everybody's next token late, and
-            lets prompts ride on the weights that decodes read anyway.
+        itl_target_s: Duration of a step that decodes and computes prompts, so of the
+            gap between two tokens; four times that while many prompts wait
+            (`step_size.py`). None: steps are bounded in tokens only.
+        longest_step_s: Duration of a step that only computes prompts, at most; applies
+            with `itl_target_s`.
         max_running_requests: Sequences (choices count one each) that may
             generate here at once, own ones and pulled ones each.
         growth_headroom_tokens: Room for output that a decode leg's credit
@@ -34,6 +36,8 @@ class EngineConfig:
         overlap: Launch a step before the one before it is collected. Hides the
             host's work where a device computes; where the host itself does, a
             row that turns out void is wasted, and nothing is gained.
+        step_timeout_s: After so long a step counts as hung, unless it is expected to
+            take long (`StepRates.limit_s`).
     """
 
     num_blocks: int
@@ -41,12 +45,14 @@ class EngineConfig:
     vocab_size: int
     block_size: int = 16
     max_batched_tokens: int = 512
-    mixed_step_tokens: int = 512
+    itl_target_s: float | None = None
+    longest_step_s: float = 1.0
     max_running_requests: int = 128
     growth_headroom_tokens: int = 64
     identity: bytes = bytes(IDENTITY_BYTES)
     prefix_caching: bool = True
     overlap: bool = False
+    step_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse settings that could not serve one request.
@@ -59,11 +65,13 @@ class EngineConfig:
             "vocab_size",
             "block_size",
             "max_batched_tokens",
-            "mixed_step_tokens",
             "max_running_requests",
         ):
             if getattr(self, name) < 1:
                 raise EngineConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("itl_target_s", "longest_step_s"):
+            if (seconds := getattr(self, name)) is not None and not seconds > 0.0:
+                raise EngineConfigError(f"{name} is {seconds}: it must be above 0")
         if self.max_model_len < 2:
             raise EngineConfigError(
                 f"max_model_len is {self.max_model_len}: one prompt token and one output token "

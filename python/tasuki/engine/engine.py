@@ -1,7 +1,7 @@
 """The engine: legs of requests in, one `StepResult` a step out.
 
     submit ─▶ waiting ─▶ prefill chunks ─▶ decode ─▶ LegEnd        (colocated)
-    submit ─▶ held ─admit─▶ prefill chunks ─▶ kept ─end─▶ LegEnd    (PREFILL leg)
+    submit ─▶ waiting ─▶ prefill chunks ─▶ kept ─end─▶ LegEnd       (PREFILL leg)
     submit ─▶ parked ─assign─▶ pulling ─start─▶ decode ─▶ LegEnd    (DECODE leg)
 
 Owns the step in flight and its timing. `legs.py` has the legs and how they end,
@@ -46,7 +46,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.inbound import Inbound
 from tasuki.engine.isolation import Flight, IsolatingRunner
 from tasuki.engine.legs import Legs
-from tasuki.engine.plan import Runner
+from tasuki.engine.plan import Runner, StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
@@ -88,11 +88,16 @@ class Engine:
         self._flight: Flight | None = None
         self._landing: Flight | None = None  # launched before it, and not collected
         self._collected_s = 0.0
+        self._flight_limit_s = 0.0
+        self.step_limit_s = config.step_timeout_s
+        """After how long without progress the engine counts as hung; any thread may read it."""
 
     # --- the worker's side
 
     def submit(self, spec: RequestSpec, arrived_s: float | None = None) -> None:
-        """Take a leg. A PREFILL leg is held until `admit`, a DECODE leg parked until `assign`.
+        """Take a leg. A DECODE leg is parked until `assign`.
+
+        A PREFILL leg is computed before `admit` only where there is ample room.
 
         It came at `arrived_s` by the engine's clock; None: now. One that can
         never run here ends REJECTED with the next step's result. A second leg
@@ -108,11 +113,11 @@ class Engine:
         root = root_hash(self.config.identity, spec.tenant)
         arrived_s = self._clock() if arrived_s is None else arrived_s
         request = self._legs.add(spec, root, arrived_s)
-        if spec.leg is Leg.COLOCATED:
+        if spec.leg is Leg.DECODE:
+            self._budget.inbound[spec.request_id] = request
+        else:
             self._scheduler.enqueue(request.sequences[0])
             self._stalled = False
-        elif spec.leg is Leg.DECODE:
-            self._budget.inbound[spec.request_id] = request
 
     def abort(self, request_id: str, choices: Sequence[int] = ()) -> bool:
         """Stop the whole request, or some of its choices; no-op for an unknown id.
@@ -139,10 +144,15 @@ class Engine:
             self._legs.end(request, LegEndReason.ABORTED)
         return True
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a launched step is not collected."""
+        return self._flight is not None or self._landing is not None
+
     def has_work(self) -> bool:
         """Whether `step` would bring anything now."""
         pending = self._legs.pending
-        if self._flight is not None or self._landing is not None:
+        if self.in_flight:
             return True
         if pending.ended or pending.outputs:
             return True
@@ -191,9 +201,6 @@ class Engine:
         """How busy the engine is."""
         running = {id(sequence.request) for sequence in self._scheduler.running}
         uncomputed = 0
-        for request in self._legs.requests.values():
-            if request.phase is Phase.HELD:
-                uncomputed += len(request.sequences[0].tokens)
         for sequence in self._scheduler.waiting:
             uncomputed += len(sequence.tokens)
         for sequence in self._scheduler.running:
@@ -233,11 +240,10 @@ class Engine:
     # --- the handoff's side: KvHost
 
     def admit(self, request_id: str) -> None:
-        """Credit for a PREFILL leg is there: schedule it. No-op if it is not held."""
+        """Credit for a PREFILL leg is there: it may take blocks as own work does."""
         request = self._legs.requests.get(request_id)
-        if request is not None and request.phase is Phase.HELD:
-            request.phase = Phase.ACTIVE
-            self._scheduler.enqueue(request.sequences[0])
+        if request is not None and request.leg is Leg.PREFILL:
+            request.credited = True
             self._stalled = False
 
     def end_prefill_leg(self, request_id: str, reason: LegEndReason, message: str = "") -> None:
@@ -273,9 +279,8 @@ class Engine:
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
-        usable_for_s: float = 0.0,
     ) -> None:
-        """The KV of the whole context is in the assigned blocks, for so long already: decode.
+        """The KV of the whole context is in the assigned blocks: decode.
 
         Raises:
             UnknownRequestError: No assigned DECODE leg has this id.
@@ -285,7 +290,7 @@ class Engine:
         self._budget.drop(request)
         request.phase = Phase.ACTIVE
         request.timings = timings
-        request.first_token_s = request.last_token_s = self._clock() - usable_for_s
+        request.first_token_s = request.last_token_s = self._clock()
         root.computed = request.num_context_tokens
         self._scheduler.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]
@@ -309,13 +314,15 @@ class Engine:
             return
         if timings is not None:
             request.timings = timings
-        if quarantine and request.phase is Phase.ASSIGNED:
+        if request.phase is Phase.ASSIGNED:
             self._inbound.quarantine(request, quarantine)
+            self._runner.scrub(self._inbound.unaccepted(request))
         self._legs.end(request, reason, message)
         self._stalled = False
 
     def free_quarantined(self, blocks: Sequence[int]) -> None:
         """No transfer writes to these any more: back to the pool."""
+        self._runner.scrub(list(blocks))
         self._pool.free_quarantined(blocks)
         self._stalled = False
 
@@ -325,7 +332,7 @@ class Engine:
         """Plan a step and send it on its way, if there is anything to do."""
         started_s = self._clock()
         preemptions = self._counters.preemptions
-        plan = self._scheduler.plan(started_s, ahead=ahead)
+        plan = self._scheduler.plan(started_s, self._rates, ahead=ahead)
         if plan is None:
             return None
         for request in plan.returned:
@@ -336,8 +343,12 @@ class Engine:
         self._stalled = False
         if plan.started:
             self.on_started(plan.started)
+        landing_limit_s = self._flight_limit_s if ahead else 0.0
+        self.step_limit_s = max(landing_limit_s, self._limit_s(plan, compiled=False))
         flight = self._runner.launch(plan, started_s)
         self._scheduler.launched(plan)
+        self._flight_limit_s = self._limit_s(plan, compiled=True)
+        self.step_limit_s = max(landing_limit_s, self._flight_limit_s)
         launched_s = self._clock()
         self._rates.record_launch(launched_s - started_s, bool(plan.prefill_tokens))
         if self.config.overlap:
@@ -346,6 +357,11 @@ class Engine:
             self._rates.record_lead(late=self._runner.landed(self._landing))
         return flight
 
+    def _limit_s(self, plan: StepPlan, compiled: bool) -> float:
+        return self._rates.limit_s(
+            plan.prefill_tokens, plan.num_decodes, self.config.step_timeout_s, compiled
+        )
+
     def _collect(self, flight: Flight) -> None:
         """Wait for a step and book it."""
         plan = flight.plan
@@ -353,6 +369,9 @@ class Engine:
         now_s = self._clock()
         self._scheduler.landed(plan)
         self._booking.commit(plan.rows, outcome, now_s)
+        if outcome.in_parts:
+            for request in self._scheduler.relieve(plan):
+                self._legs.end(request, LegEndReason.RETURNED, "preempted: out of memory")
         self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1

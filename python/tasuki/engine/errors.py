@@ -21,5 +21,13 @@ class PoolImbalanceError(TasukiError):
     """Block accounting is wrong: a defect. Names the first blocks concerned."""
 
 
+class DeviceMemoryError(TasukiError):
+    """A step does not fit into the memory that is left."""
+
+
+class NotFiniteError(TasukiError):
+    """A worker has computed nothing but NaN or infinity for several requests."""
+
+
 class OutOfStepError(TasukiError):
     """Some ranks of a worker computed what others did not: they cannot go on together."""

@@ -82,7 +82,9 @@ def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     """A tensor of these values on the device; the host does not wait for the copy."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    # Not `pin_memory=True` at once: torch 2.11 refuses it for arrays of NumPy.
+    host = torch.tensor(values, dtype=dtype).pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 def write_tables(out: NDArray[np.int32], tables: Sequence[array[int]]) -> NDArray[np.int32]:

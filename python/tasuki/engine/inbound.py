@@ -55,7 +55,8 @@ class Inbound:
         hits = self._match(request)
         taken = total - len(hits) + self._pool.unreferenced(hits)
         others = self._budget.reserved_blocks - request.reserved_blocks
-        reach = self._budget.reach_blocks - (self._budget.inbound_blocks - request.reserved_blocks)
+        reach = self._budget.reach_blocks - self._budget.ahead_blocks
+        reach -= self._budget.inbound_blocks - request.reserved_blocks
         if taken > self._pool.available - others or total > reach:
             return None
         self._budget.reserve(request, max(0, request.reserved_blocks - total))
@@ -72,12 +73,19 @@ class Inbound:
         for block in leaving:
             sequence.blocks.remove(block)
 
+    def unaccepted(self, request: Request) -> list[int]:
+        """Blocks of an assigned leg that pulls may have written to: all but the cached prefix."""
+        return [b for b in request.sequences[0].blocks if not self._pool.cache.holds(b)]
+
     def _match(self, request: Request) -> list[int]:
         full = request.num_context_tokens // self._config.block_size
         return self._scheduler.match(request.sequences[0], full)
 
     def _wanted_blocks(self, request: Request) -> int:
-        """Blocks of the context, and for each choice those that its first output will fill."""
+        """Blocks of the context, and for each choice those that its first output will fill.
+
+        No more than one request of maximal length takes: so many are sure to become free.
+        """
         context = request.num_context_tokens
         output = min(
             request.spec.sampling.max_tokens - len(request.spec.resumed_tokens),
@@ -87,7 +95,7 @@ class Inbound:
         shared = context // self._config.block_size
         own = self._config.blocks_for(length) - shared
         wanted = shared + own * request.num_choices
-        return min(max(wanted, self._config.blocks_for(context)), self._budget.reach_blocks)
+        return min(max(wanted, self._config.blocks_for(context)), self._config.max_request_blocks)
 
     def _slots(self) -> int:
         """Further choices that pulled requests may generate."""
@@ -101,8 +109,9 @@ class Inbound:
 
     def _credit_room(self) -> int:
         own_blocks = None
-        if self._scheduler.waiting:
-            own_blocks = self._budget.outbound_blocks + sum(
+        if any(s.request.credited for s in self._scheduler.waiting):
+            own_blocks = self._budget.outbound_blocks - self._budget.ahead_blocks
+            own_blocks += sum(
                 len(s.blocks) for s in self._scheduler.running if s.request.leg is Leg.COLOCATED
             )
         return self._budget.credit_room(own_blocks, self._scheduler.num_decoding)

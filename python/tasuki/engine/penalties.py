@@ -1,48 +1,57 @@
-"""Changes to one row's logits before sampling: penalties, bias, min_tokens.
+"""Changes of logits before sampling, for all rows at once: penalties, bias, min_tokens.
 
-Dense memories of what a sequence contains live in its `scratch` on the device,
-made when first needed (also after a fork) and brought up to date token by
-token. A token that is still on its way to the host is counted where it is, on
-the device: penalties do not keep steps from overlapping.
+    seen   [slots, V] int32, on the logits' device
+           bit 30: the token is in the prompt; below it: how often it is in the output
+
+A sequence with penalties has a slot of `seen`. A step adds its new tokens, all sequences' at
+once; a token that is still on its way to the host is added where it is, on the device, so
+penalties do not keep steps from overlapping. What a slot holds follows from the sequence's
+tokens: a slot is taken from the sequence that was used least recently, and filled anew when
+that one returns. There are as many slots as the largest step needed so far.
+
+`Penalties` owns `seen` and which sequence has which slot. Engine thread only.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tasuki.engine.api import SamplingParams
+from tasuki.engine.forward import input_tokens
 from tasuki.engine.host_buffers import upload
+from tasuki.engine.penalty_torch import IN_PROMPT, LEAST, penalize
 from tasuki.engine.plan import Draw
+from tasuki.engine.request import SequenceState
 
-# Finite bounds, so that no difference of two logits is NaN.
-_LEAST, _MOST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+SLOTS_AT_ONCE = 16
+_TICKETS = itertools.count()  # of all instances: a ticket means one sequence
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What a sequence contains, on the logits' device.
+class _Slot:
+    """A sequence's row of `seen`.
 
     Attributes:
-        counts: [V] float32, occurrences among output tokens.
-        present: [V] bool, in prompt or output; None without repetition penalty.
-        outputs: How many output tokens are in both.
+        index: The row.
+        epoch: The sequence's when the row was filled; at another one what was added may be void.
+        outputs: How many output tokens were added.
     """
 
-    counts: torch.Tensor
-    present: torch.Tensor | None
+    index: int
+    epoch: int
     outputs: int = 0
 
-    def add(self, tokens: torch.Tensor) -> None:
-        """Count further output tokens, [n] int64."""
-        self.counts.index_add_(0, tokens, torch.ones_like(tokens, dtype=self.counts.dtype))
-        if self.present is not None:
-            self.present.index_fill_(0, tokens, True)
-        self.outputs += tokens.shape[0]
 
-
-def _penalized(params: SamplingParams) -> bool:
+def penalized(params: SamplingParams) -> bool:
+    """Whether logits depend on the tokens that the sequence holds."""
     return (
         params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
@@ -51,62 +60,202 @@ def _penalized(params: SamplingParams) -> bool:
 
 
 def needs_adjusting(draw: Draw) -> bool:
-    """Whether `adjust` would change this draw's logits."""
+    """Whether `Penalties.adjust` would change this draw's logits."""
     params = draw.sequence.request.spec.sampling
-    return _penalized(params) or bool(params.logit_bias) or draw.position < params.min_tokens
+    return penalized(params) or bool(params.logit_bias) or draw.position < params.min_tokens
 
 
-def adjust(logits: torch.Tensor, draw: Draw, sampled: torch.Tensor | None) -> None:
-    """Apply penalties, then logit bias, then the ban on early stop tokens.
+class _Uploaded:
+    """What a step sent to the device, for the next step if it needs the same: most do."""
 
-    Repetition divides positive and multiplies negative logits of tokens in
-    prompt or output; frequency and presence subtract, over output tokens only.
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._key: object = None
+        self.tensors: list[torch.Tensor] = []
 
-    Args:
-        logits: [V] float32, changed in place.
-        draw: Whose they are.
-        sampled: The tokens of the step in flight, on the device.
-    """
-    params = draw.sequence.request.spec.sampling
-    device = logits.device
-    if _penalized(params):
-        seen = _seen(draw, logits, sampled)
-        if seen.present is not None:
-            scaled = torch.where(
-                logits > 0,
-                logits / params.repetition_penalty,
-                logits * params.repetition_penalty,
-            )
-            torch.where(seen.present, scaled.clamp_(_LEAST, _MOST), logits, out=logits)
-        if params.frequency_penalty != 0.0:
-            logits.sub_(seen.counts, alpha=params.frequency_penalty)
-        if params.presence_penalty != 0.0:
-            logits.sub_((seen.counts > 0).to(logits.dtype), alpha=params.presence_penalty)
-    if params.logit_bias:
-        ids = upload(list(params.logit_bias.keys()), torch.int64, device)
-        logits.index_add_(0, ids, upload(list(params.logit_bias.values()), logits.dtype, device))
-    if draw.position < params.min_tokens:
-        stops = [token for token in params.stop_token_ids if token < logits.shape[0]]
-        if stops:
-            logits.index_fill_(0, upload(stops, torch.int64, device), _LEAST)
+    def refresh(
+        self, key: object, arrays: Callable[[], list[tuple[NDArray[Any], torch.dtype]]]
+    ) -> None:
+        """Send `arrays()`, unless what was sent last had an equal key."""
+        if key != self._key:
+            self._key = None  # while it is not there
+            self.tensors = [
+                upload(np.ascontiguousarray(array), dtype, self._device)
+                for array, dtype in arrays()
+            ]
+            self._key = key
 
 
-def _seen(draw: Draw, logits: torch.Tensor, sampled: torch.Tensor | None) -> _Seen:
-    """The sequence's memory, made or brought up to date with all before the draw."""
-    sequence = draw.sequence
-    request = sequence.request
-    seen = sequence.scratch
-    if not isinstance(seen, _Seen):
-        present = None
-        if request.spec.sampling.repetition_penalty != 1.0:
-            present = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
-            prompt = upload(list(request.spec.prompt_tokens), torch.int64, logits.device)
-            present.index_fill_(0, prompt, True)
-        seen = sequence.scratch = _Seen(torch.zeros_like(logits), present)
-    known = sequence.tokens[request.num_prompt_tokens + seen.outputs :]
-    if known:
-        seen.add(upload(list(known), torch.int64, logits.device))
-    if seen.outputs < draw.position:
-        assert sampled is not None
-        seen.add(sampled[sequence.drawn : sequence.drawn + 1].clamp(min=0))
-    return seen
+class Penalties:
+    """Adjusts logits on one device; remembers there what sequences contain."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._seen = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self._free: list[int] = []
+        self._slots: OrderedDict[int, _Slot] = OrderedDict()  # by ticket, least recent first
+        self._table, self._bias = _Uploaded(device), _Uploaded(device)
+
+    def adjust(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        draws: Sequence[Draw],
+        sampled: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Copies of logits after penalties, then logit bias, then the ban on early stop tokens.
+
+        Repetition divides positive and multiplies negative logits of tokens in
+        prompt or output; frequency and presence subtract, over output tokens only.
+
+        Args:
+            logits: [R, V] float32, adjacent in a row; not changed.
+            rows: Row of `logits` for each draw.
+            draws: Whose they are.
+            sampled: The tokens of the step in flight, on the device.
+
+        Returns:
+            [n, V] float32.
+        """
+        positions = {
+            draw.sequence: draw.position
+            for draw in draws
+            if penalized(draw.sequence.request.spec.sampling)
+        }
+        slots = self._update(positions, logits, sampled) if positions else {}
+        table = []
+        for row, draw in zip(rows, draws, strict=True):
+            p = draw.sequence.request.spec.sampling
+            factors = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+            table.append((row, slots.get(draw.sequence, -1), *factors))
+        self._table.refresh(table, lambda: [(np.array(table).T, torch.float64)])
+        work = _penalize(logits, self._seen, self._table.tensors[0])
+        self._add_bias(work, draws)
+        _ban_stops(work, draws)
+        return work
+
+    def _update(
+        self,
+        positions: Mapping[SequenceState, int],
+        logits: torch.Tensor,
+        sampled: torch.Tensor | None,
+    ) -> dict[SequenceState, int]:
+        """Bring `seen` up to date with all tokens before the positions; rows by sequence."""
+        try:
+            slots, new = self._place(positions, logits.shape[1])
+            self._clear(new)
+            self._add(slots, positions, sampled)
+        except BaseException:
+            self._forget()  # what was added and what was not is unknown
+            raise
+        return {sequence: slot.index for sequence, slot in slots.items()}
+
+    def _place(
+        self, sequences: Collection[SequenceState], vocab: int
+    ) -> tuple[dict[SequenceState, _Slot], list[SequenceState]]:
+        """The slots of these sequences, and those of them whose slot is to be filled anew."""
+        if len(sequences) > self._seen.shape[0] or self._seen.shape[1] != vocab:
+            count = -(-len(sequences) // SLOTS_AT_ONCE) * SLOTS_AT_ONCE
+            self._seen = self._seen.new_empty(0, 0)  # freed before there is a larger one
+            self._seen = self._seen.new_empty(count, vocab)
+            self._forget()
+        new = []
+        for sequence in sequences:
+            slot = self._slots.get(sequence.ticket)
+            if slot is None or slot.epoch != sequence.epoch:
+                new.append(sequence)
+            else:
+                self._slots.move_to_end(sequence.ticket)
+        for sequence in new:
+            stale = self._slots.pop(sequence.ticket, None)
+            if stale is None and not self._free:
+                stale = self._slots.popitem(last=False)[1]
+            index = self._free.pop() if stale is None else stale.index
+            sequence.ticket = next(_TICKETS)
+            self._slots[sequence.ticket] = _Slot(index, sequence.epoch)
+        return {sequence: self._slots[sequence.ticket] for sequence in sequences}, new
+
+    def _clear(self, sequences: Sequence[SequenceState]) -> None:
+        """Mark the prompts, and nothing else, in the slots of these sequences."""
+        if not sequences:
+            return
+        device, vocab = self._seen.device, self._seen.shape[1]
+        indices = [self._slots[sequence.ticket].index for sequence in sequences]
+        self._seen.index_fill_(0, upload(indices, torch.int64, device), 0)
+        prompts = [
+            np.asarray(sequence.request.spec.prompt_tokens, dtype=np.int64) + index * vocab
+            for sequence, index in zip(sequences, indices, strict=True)
+            if sequence.request.spec.sampling.repetition_penalty != 1.0
+        ]
+        if prompts:
+            places = upload(np.concatenate(prompts), torch.int64, device)
+            self._seen.view(-1).index_fill_(0, places, IN_PROMPT)
+
+    def _add(
+        self,
+        slots: Mapping[SequenceState, _Slot],
+        positions: Mapping[SequenceState, int],
+        sampled: torch.Tensor | None,
+    ) -> None:
+        """Count output tokens that are not counted yet."""
+        device, vocab = self._seen.device, self._seen.shape[1]
+        bases: list[int] = []
+        tokens: list[int] = []
+        sources: list[int] = []
+        for sequence, slot in slots.items():
+            missing = positions[sequence] - slot.outputs
+            first = sequence.request.num_prompt_tokens + slot.outputs
+            known = sequence.tokens[first : first + missing]
+            ahead = missing - len(known)
+            bases += [slot.index * vocab] * missing
+            tokens += [*known, *[0] * ahead]
+            sources += [-1] * len(known) + [sequence.drawn] * ahead
+            slot.outputs += missing
+        if not tokens:
+            return
+        added = np.array([bases, tokens, sources])
+        base, token, source = upload(added, torch.int64, device)
+        if sampled is not None and len(sampled):
+            token = input_tokens(token, source, sampled)
+        ones = torch.ones_like(token, dtype=torch.int32)
+        self._seen.view(-1).index_add_(0, base + token, ones)
+
+    def _add_bias(self, work: torch.Tensor, draws: Sequence[Draw]) -> None:
+        biases = [draw.sequence.request.bias for draw in draws]
+        if not any(tokens for tokens, _ in biases):
+            return
+
+        def arrays() -> list[tuple[NDArray[Any], torch.dtype]]:
+            lengths = [len(tokens) for tokens, _ in biases]
+            rows = np.repeat(np.arange(len(biases)) * work.shape[1], lengths)
+            tokens = np.frombuffer(b"".join(tokens for tokens, _ in biases), dtype=np.int64)
+            values = np.frombuffer(b"".join(values for _, values in biases), dtype=np.float32)
+            return [(rows + tokens, torch.int64), (values, work.dtype)]
+
+        self._bias.refresh((work.shape[1], biases), arrays)
+        work.view(-1).index_add_(0, *self._bias.tensors)
+
+    def _forget(self) -> None:
+        self._slots.clear()
+        self._free = list(range(self._seen.shape[0]))
+
+
+def _penalize(logits: torch.Tensor, seen: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """See penalty_torch.py."""
+    if not logits.is_cuda:
+        return penalize(logits, seen, table)
+    from tasuki.engine import penalty_kernel
+
+    return penalty_kernel.penalize(logits, seen, table)
+
+
+def _ban_stops(work: torch.Tensor, draws: Sequence[Draw]) -> None:
+    vocab = work.shape[1]
+    stops = [
+        row * vocab + token
+        for row, draw in enumerate(draws)
+        if draw.position < draw.sequence.request.spec.sampling.min_tokens
+        for token in draw.sequence.request.spec.sampling.stop_token_ids
+        if token < vocab
+    ]
+    if stops:
+        work.view(-1).index_fill_(0, upload(stops, torch.int64, work.device), LEAST)

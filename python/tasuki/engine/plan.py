@@ -93,6 +93,7 @@ class StepOutcome:
         prompt_logprobs: New ones, in the order of positions, by sequence.
         failed: Sequences whose logits are not finite; their draws mean nothing.
         raised: Sequences that cannot be computed, and why; they have no draws.
+        in_parts: Memory did not suffice for the step; it was computed in smaller ones.
     """
 
     draws: list[Draw]
@@ -101,6 +102,7 @@ class StepOutcome:
     prompt_logprobs: list[tuple[SequenceState, list[TokenLogprob]]] = field(default_factory=list)
     failed: list[SequenceState] = field(default_factory=list)
     raised: dict[SequenceState, Exception] = field(default_factory=dict)
+    in_parts: bool = False
 
 
 class Runner(Protocol):
@@ -114,6 +116,9 @@ class Runner(Protocol):
 
         Returns:
             What `collect` wants.
+
+        Raises:
+            DeviceMemoryError: The step does not fit; nothing of it counts.
         """
 
     def landed(self, launched: Any) -> bool:

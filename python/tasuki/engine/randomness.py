@@ -6,10 +6,26 @@ the same numbers again.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
+_KEY = struct.Struct("<QII")
 _DOMAIN = b"tasuki-sample-v1"
 _U64 = 2**64 - 1
+
+
+def uniforms(keys: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
+    """`uniform` of each (seed, choice, position)."""
+    digests = [
+        blake2b(_KEY.pack(seed & _U64, choice, position), digest_size=8, person=_DOMAIN).digest()
+        for seed, choice, position in keys
+    ]
+    bits = np.frombuffer(b"".join(digests), dtype="<u8") >> np.uint64(11)
+    return bits.astype(np.float64) * np.float64(2.0**-53)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -17,10 +33,4 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
     53 bits of BLAKE2b over the three, as u64le, u32le and u32le.
     """
-    data = (
-        (seed & _U64).to_bytes(8, "little")
-        + choice.to_bytes(4, "little")
-        + position.to_bytes(4, "little")
-    )
-    digest = blake2b(data, digest_size=8, person=_DOMAIN).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    return float(uniforms([(seed, choice, position)])[0])

@@ -23,12 +23,11 @@ from tasuki.engine.block_hash import token_array
 class Phase(enum.Enum):
     """Where a leg stands.
 
-    PREFILL legs: HELD until credit is there, ACTIVE, PREFILLED until released.
+    PREFILL legs: ACTIVE, PREFILLED until released.
     DECODE legs: PARKED without blocks, ASSIGNED while pulling, ACTIVE.
     COLOCATED legs: ACTIVE.
     """
 
-    HELD = "held"
     PARKED = "parked"
     ASSIGNED = "assigned"
     ACTIVE = "active"
@@ -58,7 +57,7 @@ class SequenceState:
         epoch: Counts up when what is launched of it becomes void.
         flying: Launched steps that have a row of it and are not collected.
         drawn: The runner's own: where its sampled token is on the device.
-        scratch: The sampler's own memory of this sequence.
+        ticket: The sampler's own: names what it holds of this sequence on the device.
     """
 
     request: Request
@@ -72,7 +71,7 @@ class SequenceState:
     epoch: int = 0
     flying: int = 0
     drawn: int = -1
-    scratch: object | None = None
+    ticket: int = -1
 
     @property
     def num_outputs(self) -> int:
@@ -100,9 +99,11 @@ class Request:
         root: Block hash chain's start.
         sequences: Those that are alive.
         reserved_blocks: What a DECODE leg's credit still holds back.
-        credited: A DECODE leg was promised room.
+        credited: A DECODE leg was promised room, here; a PREFILL leg, by its peer.
+            Always so for what needs no credit.
         denied: A DECODE leg asked for credit and must wait.
         announced: Leading blocks that a PREFILL leg has announced.
+        bias: Tokens, 64 bits each, and values, 32 bits each, of the logit bias.
         cancelled: A router abort came while the handoff holds the leg.
         cached_tokens: Prompt tokens found in the prefix cache, once known.
         max_length: Tokens of a sequence, prompt included, that `max_tokens` allows.
@@ -111,6 +112,7 @@ class Request:
     __slots__ = (
         "announced",
         "arrival",
+        "bias",
         "cached_tokens",
         "cancelled",
         "credited",
@@ -143,12 +145,14 @@ class Request:
         self.sequences = [SequenceState(self, list(spec.choices), tokens)]
         self.phase = {
             Leg.COLOCATED: Phase.ACTIVE,
-            Leg.PREFILL: Phase.HELD,
+            Leg.PREFILL: Phase.ACTIVE,
             Leg.DECODE: Phase.PARKED,
         }[spec.leg]
         self.plain = _is_plain_greedy(spec)
+        bias = spec.sampling.logit_bias
+        self.bias = array("q", bias), array("f", bias.values())
         self.reserved_blocks = 0
-        self.credited = False
+        self.credited = spec.leg is Leg.COLOCATED
         self.denied = False
         self.announced = 0
         self.cancelled = False

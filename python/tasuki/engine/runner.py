@@ -21,6 +21,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.collective import ALONE, Collective
+from tasuki.engine.errors import DeviceMemoryError
 from tasuki.engine.executor import Executor
 from tasuki.engine.followers import Followers, following
 from tasuki.engine.forward import ForwardModel
@@ -30,7 +31,7 @@ from tasuki.engine.logprobs import Scores, score, to_host
 from tasuki.engine.plan import StepOutcome, StepPlan
 from tasuki.engine.recorder import Recorder
 from tasuki.engine.request import SequenceState
-from tasuki.engine.sampler import NOT_FINITE, sample
+from tasuki.engine.sampler import NOT_FINITE, Sampler
 from tasuki.engine.step_builder import build_step
 
 
@@ -84,6 +85,7 @@ class ModelRunner:
         self._followers = followers
         self._block_size = pool.shape[4]
         self._device = pool.device
+        self._sampler = Sampler(pool.device)
         # Each thread has a current device of its own: whoever calls, it is the pool's.
         self._here: AbstractContextManager[object] = nullcontext()
         if pool.is_cuda:
@@ -113,9 +115,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Put a step into the stream: copy blocks, run the model, sample."""
+        """Put a step into the stream: copy blocks, run the model, sample.
+
+        Raises:
+            DeviceMemoryError: It does not fit; a smaller one may.
+        """
         with self._here:
-            return self._launch(plan)
+            try:
+                return self._launch(plan)
+            except torch.OutOfMemoryError as error:
+                short = DeviceMemoryError(f"a step of {len(plan.rows)} rows: {error}")
+            # Outside of the handler: its traceback held the step's tensors.
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise short
 
     def landed(self, launched: Launched) -> bool:
         """Whether a launched step is over."""
@@ -165,7 +178,7 @@ class ModelRunner:
         launched = Launched(wanted)
         logits, best = self._forward(plan, wanted)
         if wanted.draws:
-            result = sample(
+            result = self._sampler.sample(
                 logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._executor.sampled
             )
             self._keep(result.tokens, wanted)

@@ -16,22 +16,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tasuki import _native
 from tasuki.engine.api import SamplingParams
+from tasuki.engine.draw_torch import draw
 from tasuki.engine.host_buffers import upload
 from tasuki.engine.logprobs import Scores, score
-from tasuki.engine.penalties import adjust, needs_adjusting
+from tasuki.engine.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
 from tasuki.engine.plan import Draw
-from tasuki.engine.randomness import uniform
-
-# Most nuclei end within the first of these many tokens; few need the whole vocabulary.
-_WIDTHS = (128, 2048)
-
+from tasuki.engine.randomness import uniforms
 
 NOT_FINITE = -1
 """Stands for the token of a row whose logits are not finite."""
+
+# As drawing: only the likeliest tokens are near enough; of them a uniform number 0 is the first.
+_GREEDY = (1.0, 0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,163 +64,135 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return best.masked_fill(~most.isfinite(), NOT_FINITE)
 
 
-def sample(
-    logits: torch.Tensor | None,
+def sampler_bytes(rows: int, vocab_size: int) -> int:
+    """Memory that sampling takes on a GPU at most, beside the logits.
+
+    Of each row: logits adjusted, copied between bounds, and counted as tokens seen (4 bytes
+    each); where log-probabilities are wanted, the row's logits again (4), their exponentials
+    (4) and comparisons (1 + 8 as they are summed).
+
+    Args:
+        rows: Draws of the largest step.
+        vocab_size: Logits of a row.
+    """
+    slots = -(-rows // SLOTS_AT_ONCE) * SLOTS_AT_ONCE
+    return vocab_size * (4 * slots + (4 + 4 + 4 + 4 + 9) * rows)
+
+
+class Sampler:
+    """Draws tokens on one device.
+
+    Args:
+        device: Where the logits are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._penalties = Penalties(device)
+
+    def sample(
+        self,
+        logits: torch.Tensor | None,
+        rows: Sequence[int],
+        draws: Sequence[Draw],
+        *,
+        best: torch.Tensor | None = None,
+        sampled: torch.Tensor | None = None,
+    ) -> Sampled:
+        """Draw one token for each of `draws`.
+
+        Args:
+            logits: [R, V] float32; not changed. None: all draws are of plain
+                requests, for which `best` is enough.
+            rows: Row of `logits` for each draw; several draws may share one.
+            draws: What to draw, with sequence and choice.
+            best: What `greedy` says of the logits, if that is known.
+            sampled: The tokens of the step in flight.
+        """
+        if best is None:
+            assert logits is not None
+            best = greedy(logits)
+        if all(each.sequence.request.plain for each in draws):
+            return Sampled(_take(best, rows))
+        assert logits is not None
+        changed = [index for index, each in enumerate(draws) if needs_adjusting(each)]
+        adjusted = None
+        if changed:
+            own_rows = [rows[index] for index in changed]
+            adjusted = self._penalties.adjust(
+                logits, own_rows, [draws[index] for index in changed], sampled
+            )
+        make = _on_gpu if logits.is_cuda else _on_cpu
+        tokens = make(logits, rows, draws, adjusted, changed, best)
+        wants = [each.sequence.request.spec.sampling.logprobs for each in draws]
+        scores = None
+        if any(want is not None for want in wants):
+            scores = score(_take(logits, rows), tokens.clamp(min=0), wants)
+        return Sampled(tokens, scores)
+
+
+def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """`x[rows]`, and `x` itself where these are all its rows in order."""
+    if list(rows) == list(range(x.shape[0])):
+        return x
+    return x[upload(rows, torch.int64, x.device)]
+
+
+def _on_cpu(
+    logits: torch.Tensor,
     rows: Sequence[int],
     draws: Sequence[Draw],
-    *,
-    best: torch.Tensor | None = None,
-    sampled: torch.Tensor | None = None,
-) -> Sampled:
-    """Draw one token for each of `draws`.
-
-    Args:
-        logits: [R, V] float32, any device; not changed. None: all draws are of plain
-            requests, for which `best` is enough.
-        rows: Row of `logits` for each draw; several draws may share one.
-        draws: What to draw, with sequence and choice.
-        best: What `greedy` says of the logits, if that is known.
-        sampled: The tokens of the step in flight.
-    """
-    if best is None:
-        assert logits is not None
-        best = greedy(logits)
-    device = best.device
-    in_order = list(rows) == list(range(best.shape[0]))
-    index = None if in_order else upload(rows, torch.int64, device)
-    if index is not None:
-        best = best[index]
-    if all(draw.sequence.request.plain for draw in draws):
-        return Sampled(best)
-    assert logits is not None
-
-    params = [draw.sequence.request.spec.sampling for draw in draws]
-    raw = work = logits if index is None else logits[index]
-    tokens = best.clamp(min=0)
-    if any(needs_adjusting(draw) for draw in draws):
-        work = work.clone()
-        for row, draw in enumerate(draws):
-            adjust(work[row], draw, sampled)
-        tokens = work.argmax(dim=-1)
-    drawn = [i for i, p in enumerate(params) if p.temperature != 0.0]
-    if drawn:
-        uniforms = [uniform(params[i].seed, draws[i].choice, draws[i].position) for i in drawn]
-        found = _draw(_take(work, drawn), [params[i] for i in drawn], uniforms)
-        if len(drawn) == len(draws):
-            tokens = found
-        else:
-            tokens[upload(drawn, torch.int64, device)] = found
-    wants = [p.logprobs for p in params]
-    scores = None if all(want is None for want in wants) else score(raw, tokens, wants)
-    return Sampled(tokens.masked_fill(best == NOT_FINITE, NOT_FINITE), scores)
-
-
-def _take(work: torch.Tensor, indices: list[int]) -> torch.Tensor:
-    if len(indices) == work.shape[0]:
-        return work
-    return work[upload(indices, torch.int64, work.device)]
-
-
-def _draw(
-    work: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+    adjusted: torch.Tensor | None,
+    changed: Sequence[int],
+    best: torch.Tensor,
 ) -> torch.Tensor:
-    """Inverse CDF of the filtered distributions, in vocabulary order.
-
-    Args:
-        work: [n, V] float32 adjusted logits.
-        params: Of each row; no temperature is 0.
-        uniforms: In [0, 1), one for each row.
-
-    Returns:
-        [n] int64, in the vocabulary whatever the logits hold.
-    """
-    # One upload for both: each costs the host more than the kernels that use it.
-    both = upload([[p.temperature for p in params], uniforms], torch.float64, work.device)
-    temperature, shares = both.float()[0], both[1]
-    # Subtracting first keeps tiny temperatures finite: the maximum is 0.
-    scaled = (work - work.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
-    floors = _floors(scaled, params)
-    weights = scaled.exp().double()
-    if floors is not None:
-        weights.masked_fill_(scaled < floors[:, None], 0.0)
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    target = shares[:, None] * total
-    # Below the total even when the product was rounded up: the token found has weight.
-    target = torch.minimum(target, total * (1.0 - 2.0**-53))
-    found = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return found.clamp_(max=work.shape[1] - 1)
+    """Tokens [n] int64: one each of `draws`, those `changed` from the rows of `adjusted`."""
+    best = _take(best, rows)
+    work, tokens = _take(logits, rows), best.clamp(min=0)
+    if adjusted is not None:
+        if len(changed) == len(draws):
+            work = adjusted
+        else:
+            work = work.clone()
+            work[changed] = adjusted
+        tokens[changed] = adjusted.argmax(dim=-1)
+    params = [each.sequence.request.spec.sampling for each in draws]
+    drawn = [index for index, p in enumerate(params) if p.temperature != 0.0]
+    if drawn:
+        numbers = uniforms((params[i].seed, draws[i].choice, draws[i].position) for i in drawn)
+        chosen = work if len(drawn) == len(draws) else work[drawn]
+        tokens[drawn] = draw(chosen, [params[i] for i in drawn], numbers.tolist())
+    return tokens.masked_fill_(best == NOT_FINITE, NOT_FINITE)
 
 
-def _floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor | None:
-    """The least scaled logit that each row's filters let through; None when nothing filters.
+def _on_gpu(
+    logits: torch.Tensor,
+    rows: Sequence[int],
+    draws: Sequence[Draw],
+    adjusted: torch.Tensor | None,
+    changed: Sequence[int],
+    best: torch.Tensor,
+) -> torch.Tensor:
+    """As `_on_cpu`: one upload, one kernel."""
+    from tasuki.engine import draw_kernel
 
-    A floor and not a set of tokens: ties at the border stay in, whatever order
-    a sort would have given them.
-    """
-    if all(p.top_k == 0 and p.top_p >= 1.0 and p.min_p <= 0.0 for p in params):
-        return None
-    device = scaled.device
-    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
-    if len(cut) == len(params) and all(p.min_p <= 0.0 for p in params):
-        return _nucleus_floors(scaled, params)
-    floors = upload(
-        [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params], scaled.dtype, device
+    table = np.empty((len(draw_kernel.FIELDS), len(draws)))
+    table[0] = rows
+    table[1] = -1
+    table[1, changed] = range(len(changed))
+    params = [each.sequence.request.spec.sampling for each in draws]
+    table[2:6] = np.array([_filters(p) for p in params]).T
+    table[6] = uniforms(
+        (p.seed, each.choice, each.position) for p, each in zip(params, draws, strict=True)
     )
-    # The maximum stays whatever min_p's rounding says.
-    floors.clamp_(max=0.0)
-    if cut:
-        nucleus = _nucleus_floors(_take(scaled, cut), [params[i] for i in cut])
-        index = upload(cut, torch.int64, device)
-        floors[index] = torch.maximum(floors[index], nucleus)
-    return floors
+    table[6] *= [p.temperature != 0.0 for p in params]
+    return draw_kernel.draw(
+        logits, adjusted, upload(table, torch.float64, logits.device), best, NOT_FINITE
+    )
 
 
-def _nucleus_floors(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Floors of top-k, then top-p over what top-k leaves: [n], from scaled logits [n, V].
-
-    On the CPU it looks at the largest few first; a row whose nucleus reaches
-    further tries again. On a GPU to look would be to wait for it.
-    """
-    if scaled.is_cuda:
-        from tasuki.engine.nucleus import nucleus_floors
-
-        cuts = [[p.top_k for p in params], [p.top_p for p in params]]
-        top_k, top_p = upload(cuts, torch.float64, scaled.device)
-        return nucleus_floors(scaled, top_k.int(), top_p)
-    vocab = scaled.shape[1]
-    floors, reached = _floors_within(scaled, params, min(_WIDTHS[0], vocab))
-    for width in (*_WIDTHS[1:], vocab):
-        again = (~reached).nonzero()[:, 0].tolist()
-        if not again:
-            break
-        found, fine = _floors_within(scaled[again], [params[i] for i in again], min(width, vocab))
-        floors[again] = found
-        reached[again] = fine
-    return floors
-
-
-def _floors_within(
-    scaled: torch.Tensor, params: Sequence[SamplingParams], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_nucleus_floors`, from the `width` largest logits where top-k sets no other limit.
-
-    Returns:
-        The floors, and which of them hold: the nucleus ended within the limit.
-    """
-    device, vocab = scaled.device, scaled.shape[1]
-    limits = [min(p.top_k, vocab) if p.top_k > 0 else width for p in params]
-    values = scaled.topk(max(limits), dim=-1).values
-    last = upload(limits, torch.int64, device)[:, None] - 1
-    weights = values.double().exp_()
-    weights.masked_fill_(torch.arange(values.shape[1], device=device) > last, 0.0)
-    cumulative = weights.cumsum(dim=-1)
-    seen = cumulative.gather(1, last)
-    total = seen
-    unlimited = upload([p.top_k == 0 for p in params], torch.bool, device)
-    if width < vocab and any(p.top_k == 0 for p in params):
-        total = torch.where(unlimited[:, None], scaled.exp().double().cumsum(dim=-1)[:, -1:], seen)
-    wanted = total * upload([p.top_p for p in params], torch.float64, device)[:, None]
-    inside = ((cumulative - weights) < wanted) & (weights > 0.0)
-    floors = values.gather(1, inside.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)[:, 0]
-    return floors, (seen >= wanted)[:, 0] | ~unlimited
+def _filters(p: SamplingParams) -> tuple[float, float, float, float]:
+    """Temperature, top-k, top-p and the largest distance, as the kernel takes them."""
+    if p.temperature == 0.0:
+        return _GREEDY
+    furthest = max(0.0, -math.log(p.min_p)) if p.min_p > 0.0 else math.inf
+    return p.temperature, p.top_k, p.top_p, furthest

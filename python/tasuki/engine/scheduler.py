@@ -1,7 +1,8 @@
 """Which sequences run in the next step, and on which blocks.
 
 Continuous batching: every sequence that decodes gets its token, prefill chunks
-share what the token budget leaves. First come, first served.
+share what the token budget leaves (`step_size.py`). First come, first served, but that
+long prompts leave half of it to short ones (`sharing.py`).
 
 - All blocks of a prompt are taken at admission: a started prefill never stalls
   for memory. Growth happens in decode only.
@@ -30,13 +31,21 @@ from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import Row, StepPlan
+from tasuki.engine.relief import Relief
 from tasuki.engine.request import Request, SequenceState, Stage
-from tasuki.engine.stats import EngineCounters
+from tasuki.engine.sharing import Shares
+from tasuki.engine.stats import EngineCounters, StepRates
+from tasuki.engine.step_size import step_tokens
 
 # Every position of these chunks needs logits over the whole vocabulary.
 _LOGPROB_CHUNK_TOKENS = 128
-_DRAIN_STEPS = 96  # that what waits may take
-_TILE_TOKENS = 128  # that a matrix product works through at a time
+
+
+def _most_tokens(sequence: SequenceState) -> int:
+    """Tokens of one chunk."""
+    if sequence.request.prompt_logprobs is not None:
+        return _LOGPROB_CHUNK_TOKENS
+    return len(sequence.tokens)
 
 
 def _age(sequence: SequenceState) -> tuple[int, int]:
@@ -55,6 +64,7 @@ class Scheduler:
         self._counters = counters
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
+        self._relief = Relief()
         self._launched = 0  # steps, ever
         self._landed = 0
         self._retired: deque[tuple[int, array[int]]] = deque()  # last step that may touch them
@@ -127,11 +137,12 @@ class Scheduler:
 
     # --- one step
 
-    def plan(self, now_s: float, *, ahead: bool = False) -> StepPlan | None:
+    def plan(self, now_s: float, rates: StepRates, *, ahead: bool = False) -> StepPlan | None:
         """Choose the next step's work and give it its blocks.
 
         Args:
             now_s: The time.
+            rates: What steps took so far: they bound this one's tokens.
             ahead: A step is in flight.
 
         Returns:
@@ -144,13 +155,16 @@ class Scheduler:
         if preempted is None:
             return None
         decodes = len(plan.rows)
-        budget = max(self._step_tokens(decodes) - decodes, self._config.block_size)
         chunks: list[Row] = []
-        for sequence in self.running:
-            if sequence.stage is Stage.PREFILL and budget > 0:
-                budget -= self._chunk(sequence, budget, chunks)
-        if self.waiting and not preempted:
-            self._admit(budget, chunks, plan, now_s)
+        if lengths := self._prompt_lengths():
+            tokens = step_tokens(self._config, rates, decodes, sum(lengths))
+            wanted = max(tokens - decodes, self._config.block_size)
+            shares = Shares(self._relief.prompt_tokens(self._launched, wanted), lengths)
+            self._plan_prompts(shares, chunks, plan, now_s, admit=not preempted)
+            if shares.left:
+                shares.lift()
+                self._extend_chunks(shares, chunks)
+                self._plan_prompts(shares, chunks, plan, now_s, admit=not preempted)
         if chunks:
             plan.prefill_tokens = sum(row.tokens for row in chunks)
             plan.rows += [row for row in chunks if row.tokens == 1]
@@ -186,6 +200,26 @@ class Scheduler:
         while self._retired and self._retired[0][0] <= self._landed:
             self._pool.release(self._retired.popleft()[1])
 
+    def relieve(self, plan: StepPlan) -> list[Request]:
+        """Make the next steps smaller than a plan, landed, that ran out of memory.
+
+        Prompts' chunks are halved. Where there was none, the youngest sequence gives way,
+        as if there were no block for it to grow.
+
+        Returns:
+            DECODE legs that gave way.
+        """
+        if plan.prefill_tokens:
+            tokens = max(self._config.block_size, plan.prefill_tokens // 2)
+            self._relief.begin(self._launched, tokens=tokens)
+            return []
+        candidates = [s for s in self.running if s.request.leg is not Leg.PREFILL]
+        self._relief.begin(self._launched, rows=max(1, len(candidates) - 1))
+        relief = StepPlan()
+        if len(candidates) > 1:
+            self._preempt(candidates[-1], relief)
+        return relief.returned
+
     def retired(self) -> Iterator[array[int]]:
         """Blocks, one reference each, that wait for a launched step to land."""
         return (blocks for _, blocks in self._retired)
@@ -207,23 +241,11 @@ class Scheduler:
         sequence.computed = len(hits) * self._config.block_size
         sequence.registered = len(hits)
 
-    def _step_tokens(self, decodes: int) -> int:
-        """Aim for the tokens of a step with so many decodes.
-
-        Where somebody decodes, prompts come in small chunks: a chunk hides
-        behind the weights that decodes read anyway, and many small ones do that
-        in more steps. The more prompts wait, the larger the chunks, so that
-        the queue never outlasts a hundred steps.
-        """
-        config = self._config
-        if not decodes:
-            return config.max_batched_tokens
-        backlog = sum(len(sequence.tokens) for sequence in self.waiting)
-        for sequence in self.running:
-            if sequence.stage is Stage.PREFILL:
-                backlog += len(sequence.tokens) - sequence.computed
-        grown = (decodes + backlog // _DRAIN_STEPS) // _TILE_TOKENS * _TILE_TOKENS
-        return min(max(config.mixed_step_tokens, grown), config.max_batched_tokens)
+    def _prompt_lengths(self) -> list[int]:
+        """Tokens that each prompt has left to compute, but for those with none."""
+        lengths = [len(s.tokens) - s.computed for s in self.running if s.stage is Stage.PREFILL]
+        lengths += [len(sequence.tokens) for sequence in self.waiting]
+        return [length for length in lengths if length]
 
     def _plan_decodes(self, plan: StepPlan, ahead: bool) -> bool | None:
         """Plan a token for every decoding sequence.
@@ -307,24 +329,40 @@ class Scheduler:
             request.prompt_logprobs = []
         self.enqueue(victim)
 
+    def _plan_prompts(
+        self, shares: Shares, chunks: list[Row], plan: StepPlan, now_s: float, *, admit: bool
+    ) -> None:
+        """Plan chunks of prompts that have none in this step: started ones, then new ones."""
+        planned = {row.sequence for row in chunks}
+        for sequence in self.running:
+            if sequence.stage is Stage.PREFILL and sequence not in planned:
+                self._chunk(sequence, shares, chunks)
+        if self.waiting and admit:
+            self._admit(shares, chunks, plan, now_s)
+
     def _admit(
         self,
-        budget: int,
+        shares: Shares,
         chunks: list[Row],
         plan: StepPlan,
         now_s: float,
     ) -> None:
         """Start prefills, oldest first, while tokens and blocks last."""
-        slots = self._config.max_running_requests - self.num_generating
+        most = self._relief.rows(self._launched, self._config.max_running_requests)
+        slots = most - self.num_generating
         headroom = self.num_decoding
         for sequence in self.waiting.copy():
-            if budget <= 0:
+            if shares.left <= 0:
                 return
+            if not shares.offer(len(sequence.tokens)):
+                continue  # the long ones have had their half of this step
             request = sequence.request
             total = self._config.blocks_for(len(sequence.tokens))
             if request.leg is Leg.PREFILL:
                 if total > self._budget.outbound_room:
                     continue  # waits for a peer; colocated work behind it does not
+                if not request.credited and total > self._budget.ahead_room:
+                    continue  # waits for its peer's credit
             elif len(sequence.choices) > slots:
                 slots = 0  # nor may a later one overtake it
                 continue
@@ -332,6 +370,8 @@ class Scheduler:
             hits = [] if request.prompt_logprobs is not None else self.match(sequence, reusable)
             taken = total - len(hits) + self._pool.unreferenced(hits)
             if taken > self._budget.own_room - headroom:
+                if not request.credited:
+                    continue
                 return
             self.waiting.remove(sequence)
             self.take_blocks(sequence, hits, total)
@@ -340,7 +380,7 @@ class Scheduler:
             self._note_admission(request, sequence, plan, now_s)
             if request.leg is not Leg.PREFILL:
                 slots -= len(sequence.choices)
-            budget -= self._chunk(sequence, budget, chunks)
+            self._chunk(sequence, shares, chunks)
 
     def _note_admission(
         self, request: Request, sequence: SequenceState, plan: StepPlan, now_s: float
@@ -354,15 +394,21 @@ class Scheduler:
             self._budget.outbound[request.request_id] = request
             plan.started.append(request.request_id)
 
-    def _chunk(self, sequence: SequenceState, budget: int, chunks: list[Row]) -> int:
-        """Plan the next chunk of a prefill; returns its tokens."""
-        tokens = min(len(sequence.tokens) - sequence.computed, budget)
-        if tokens == 0:
-            return 0  # its last chunk is in flight
-        if sequence.request.prompt_logprobs is not None:
-            tokens = min(tokens, _LOGPROB_CHUNK_TOKENS)
-        chunks.append(Row(sequence, tokens, sequence.computed, sequence.epoch))
-        return tokens
+    def _chunk(self, sequence: SequenceState, shares: Shares, chunks: list[Row]) -> None:
+        """Plan the next chunk of a prefill, unless its last one is in flight."""
+        length = len(sequence.tokens) - sequence.computed
+        tokens = min(shares.offer(length), _most_tokens(sequence))
+        if tokens:
+            shares.take(length, tokens)
+            chunks.append(Row(sequence, tokens, sequence.computed, sequence.epoch))
+
+    def _extend_chunks(self, shares: Shares, chunks: list[Row]) -> None:
+        """Give what is left of the budget to chunks that were cut short, shortest first."""
+        for row in sorted(chunks, key=lambda row: len(row.sequence.tokens) - row.end):
+            rest = min(len(row.sequence.tokens), row.start + _most_tokens(row.sequence)) - row.end
+            more = min(rest, shares.left)
+            row.tokens += more
+            shares.left -= more
 
     def _hash(self, sequence: SequenceState, num_blocks: int) -> None:
         if len(sequence.hashes) < num_blocks:
@@ -382,4 +428,3 @@ class Scheduler:
         sequence.blocks = array("i")
         sequence.computed = 0
         sequence.registered = 0
-        sequence.scratch = None

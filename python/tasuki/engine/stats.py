@@ -11,7 +11,10 @@ _LATE_S = 0.25e-3  # longer the lead after a launch that came too late
 _IN_TIME = 0.995  # of the lead, after each that did not: one in a hundred is late
 _SIZE_TOKENS = 128
 _EARLY = 0.85  # of the expected time of a step with prompts: they differ among one size
+_LEAST_BESIDE = 0.25  # of a step with decodes: its chunk is not free, whatever the noise says
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
+_HUNG = 50.0  # times what was expected: no step takes that long
+_FIRST = 10.0  # times the timeout: for the first step of a kind, which may compile kernels
 
 
 @dataclass(slots=True)
@@ -47,21 +50,55 @@ class StepRates:
     Attributes:
         prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
         decode_step_s: Duration of a step that only decodes.
+        beside_tokens: Of chunks in steps that also decode.
+        beside_s: What such a chunk adds to a step that only decodes.
         lead_s: Between the expected end of a launch and that of the step before
             it; as long as it takes for nearly all launches to be in time.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    beside_tokens: float = 0.0
+    beside_s: float = 0.0
     lead_s: float = 0.5e-3
     _launch_s: dict[bool, float] = field(default_factory=dict)
     _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
+
+    @property
+    def mixed_tokens_per_s(self) -> float:
+        """Prompt tokens that a second more in a step with decodes computes.
+
+        A ratio of averages, not an average of ratios: a small chunk says little, and
+        counts for little.
+        """
+        if self.beside_s > 0.0:
+            return self.beside_tokens / self.beside_s
+        return self.prefill_tokens_per_s
 
     def expected_s(self, prefill_tokens: int, num_decodes: int) -> float:
         """How long such a step will take; 0 where nothing like it was measured."""
         if prefill_tokens == 0:
             return self.decode_step_s if num_decodes else 0.0
         return _EARLY * self._mixed_s.get(_size(prefill_tokens, num_decodes), 0.0)
+
+    def limit_s(
+        self, prefill_tokens: int, num_decodes: int, timeout_s: float, compiled: bool
+    ) -> float:
+        """After how long such a step counts as hung.
+
+        Args:
+            prefill_tokens: Of the step.
+            num_decodes: Of the step.
+            timeout_s: The least.
+            compiled: Whether its kernels are compiled for sure, and only the device
+                works on it; else a step like which none was measured gets more time.
+        """
+        expected_s = self.expected_s(prefill_tokens, num_decodes)
+        if not expected_s and prefill_tokens and self.prefill_tokens_per_s:
+            expected_s = prefill_tokens / self.prefill_tokens_per_s + self.decode_step_s
+        if not expected_s and not compiled:
+            return _FIRST * timeout_s
+        return max(timeout_s, _HUNG * expected_s)
 
     def launch_s(self, prompts: bool) -> float:
         """What the host takes to plan and launch a step, with prompts in it or without.
@@ -88,6 +125,10 @@ class StepRates:
             return
         size = _size(prefill_tokens, num_decodes)
         self._mixed_s[size] = _blend(self._mixed_s.get(size, 0.0), duration_s)
+        if num_decodes and self.decode_step_s:
+            beside_s = max(duration_s - self.decode_step_s, _LEAST_BESIDE * duration_s)
+            self.beside_tokens = _blend(self.beside_tokens, prefill_tokens)
+            self.beside_s = _blend(self.beside_s, beside_s)
         if prefill_tokens < _MIN_CHUNK_TOKENS:
             return
         # Decodes that ride along cost less than a step of their own.

@@ -1,0 +1,53 @@
+"""How many tokens a step may have, by the time that it may take. Pure: rates come in.
+
+    only prompts     longest step x prefill rate
+    beside decodes   (target step time - decode step) x rate of chunks beside decodes
+
+Where many prompts wait, the target is stretched: the queue should not last longer than a
+hundred steps. `max_batched_tokens` bounds both. No torch.
+"""
+
+from __future__ import annotations
+
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.stats import StepRates
+
+_DRAIN_STEPS = 96  # in which all prompts that wait should be computed
+_STRETCH = 4.0  # times the target: the longest step that a queue of prompts may cause
+_LEAST_SHARE = 0.75  # of a decode step: the time that prompts get however long decodes take
+_UNMEASURED_TOKENS = 256  # of the first chunk
+_BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
+
+
+def step_tokens(config: EngineConfig, rates: StepRates, decodes: int, backlog: int) -> int:
+    """Tokens to aim for in the next step.
+
+    Args:
+        config: The bounds in tokens and in time.
+        rates: What steps took so far.
+        decodes: Tokens of sequences that generate; part of the result.
+        backlog: Tokens of prompts that are not computed yet.
+
+    Returns:
+        Tokens, decodes included; at most `max_batched_tokens`, but never fewer than `decodes`.
+    """
+    most = config.max_batched_tokens
+    target_s = config.itl_target_s
+    if target_s is None:
+        return max(most, decodes)
+    longest_s = config.longest_step_s
+    if decodes:
+        rate = rates.mixed_tokens_per_s
+        decode_s = rates.decode_step_s
+        free_s = max(target_s - decode_s, _LEAST_SHARE * decode_s)
+        stretched_s = max(_STRETCH * target_s - decode_s, free_s)
+        prompts = max(free_s * rate, min(backlog / _DRAIN_STEPS, stretched_s * rate))
+    else:
+        rate = rates.prefill_tokens_per_s
+        prompts = longest_s * rate
+    if rate == 0.0:
+        return min(decodes + _UNMEASURED_TOKENS, max(most, decodes))
+    tokens = min(decodes + int(min(prompts, longest_s * rate)), most)
+    if tokens - decodes >= _BUCKET_TOKENS and tokens < most:
+        tokens -= tokens % _BUCKET_TOKENS
+    return max(tokens, decodes)

@@ -1,0 +1,97 @@
+"""The tokens of a step from the time that it may take: simulated rates, no model, no torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.errors import EngineConfigError
+from tasuki.engine.stats import StepRates
+from tasuki.engine.step_size import step_tokens
+
+TARGET_S = 0.1
+
+
+def config(**settings: float | None) -> EngineConfig:
+    values = {"num_blocks": 20_000, "max_model_len": 100_000, "vocab_size": 99}
+    bounds = {"max_batched_tokens": 2_048, "itl_target_s": TARGET_S}
+    return EngineConfig(**(values | bounds | settings))  # type: ignore[arg-type]
+
+
+def rates(tokens_per_s: float, decode_step_s: float = 0.0) -> StepRates:
+    return StepRates(prefill_tokens_per_s=tokens_per_s, decode_step_s=decode_step_s)
+
+
+def test_a_chunk_beside_decodes_fits_into_what_a_decode_step_leaves_of_the_target():
+    assert step_tokens(config(), rates(900.0, 0.04), decodes=3, backlog=500) == 3 + 54
+    assert step_tokens(config(), rates(90.0, 0.04), decodes=3, backlog=500) == 3 + 5
+
+
+def test_steps_with_larger_chunks_fill_buckets():
+    assert step_tokens(config(), rates(9_000.0, 0.04), decodes=3, backlog=500) == 512
+
+
+def test_prompts_are_not_starved_where_decodes_alone_exceed_the_target():
+    assert step_tokens(config(), rates(900.0, 0.12), decodes=60, backlog=500) == 128  # 60 + 81
+
+
+def test_a_queue_stretches_the_target_four_times_at_most():
+    slow = rates(900.0, 0.04)
+    assert step_tokens(config(), slow, decodes=3, backlog=96 * 60) == 3 + 60
+    assert step_tokens(config(), slow, decodes=3, backlog=96 * 5_000) == 320  # 0.36 s: 3 + 324
+
+
+def test_without_decodes_a_step_is_as_long_as_it_may_be():
+    assert step_tokens(config(), rates(50.0), decodes=0, backlog=5_000) == 50
+    assert step_tokens(config(longest_step_s=0.2), rates(50.0), decodes=0, backlog=9) == 10
+    assert step_tokens(config(), rates(60_000.0), decodes=0, backlog=5_000) == 2_048
+
+
+def test_the_first_chunk_is_small_since_nothing_is_measured():
+    assert step_tokens(config(), StepRates(), decodes=0, backlog=5_000) == 256
+    assert step_tokens(config(), StepRates(), decodes=7, backlog=5_000) == 263
+    assert step_tokens(config(max_batched_tokens=32), StepRates(), decodes=0, backlog=99) == 32
+
+
+def test_without_a_target_tokens_alone_bound_a_step():
+    slow = rates(1.0, 9.0)
+    assert step_tokens(config(itl_target_s=None), slow, decodes=7, backlog=1) == 2_048
+    assert step_tokens(config(itl_target_s=None), slow, decodes=3_000, backlog=1) == 3_000
+
+
+def test_steps_like_those_of_an_h200_have_512_tokens():
+    """50 decodes take 5.16 ms, with 462 tokens of prompts 8.72: results/gpu_*_steps.json."""
+    measured = StepRates()
+    for _ in range(30):
+        measured.record(0, 50, 5.16e-3)
+        measured.record(462, 50, 8.72e-3)
+    gpu = config(itl_target_s=0.009)
+    assert step_tokens(gpu, measured, decodes=50, backlog=1_000) == 512
+    assert step_tokens(gpu, measured, decodes=50, backlog=150_000) in range(1_536, 2_049)
+
+
+@pytest.mark.parametrize("fixed_s", [0.001, 0.03])
+@pytest.mark.parametrize("tokens_per_s", [100.0, 3_000.0, 100_000.0])
+def test_the_target_is_met_within_a_few_steps(tokens_per_s: float, fixed_s: float):
+    """A device on which a chunk costs `fixed_s` and so much for each token."""
+    measured, sizes = StepRates(), config(max_batched_tokens=1 << 20)
+    decode_s = 0.02
+    for _ in range(40):
+        measured.record(0, 4, decode_s)
+        chunk = max(step_tokens(sizes, measured, decodes=4, backlog=1) - 4, 16)
+        step_s = decode_s + fixed_s + chunk / tokens_per_s
+        measured.record(chunk, 4, step_s)
+    assert chunk == 16 or 0.5 * TARGET_S < step_s < 1.1 * TARGET_S
+
+
+def test_a_small_chunk_hardly_moves_the_rate():
+    measured = StepRates()
+    for tokens, step_s in [(500, 0.07)] * 20 + [(20, 0.03)]:
+        measured.record(0, 4, 0.02)
+        measured.record(tokens, 4, step_s)
+    assert measured.mixed_tokens_per_s == pytest.approx(10_000, rel=0.05)
+
+
+def test_times_must_be_positive():
+    with pytest.raises(EngineConfigError, match="itl_target_s is 0"):
+        config(itl_target_s=0.0)
