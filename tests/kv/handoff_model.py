@@ -7,8 +7,9 @@ over a model of the engine whose memory is known block by block:
   rubbish from the moment it is freed, so a late read brings rubbish.
 - A transfer reads one pair at a time, whenever the explorer says, however long
   after it was posted, whether or not anybody still wants it.
-- Every engine's clock has its own origin and rate. A paused engine does
-  nothing while time and transfers go on.
+- Every engine's clock has its own origin and rate. A paused engine computes (or its
+  process sleeps) while time and transfers go on: its loop's thread may still send
+  heartbeats, answer wants and renewals, and read announcements ahead, or may not.
 - Messages wait in the stream until delivered; they may be dropped, repeated
   and overtaken, and announcements be read ahead. Streams break. Engines crash
   and come back as new ones.
@@ -166,7 +167,7 @@ class PrefillNode(Node):
 
     def submit(self, request: Request) -> None:
         self.legs[request.request_id] = PrefillLeg(request.total_blocks, request.finished_at_once)
-        self.side.submit(request.request_id, request.decode)
+        self.side.submit(request.request_id, request.decode, self.clock_s())
         self.world.flush_prefill(self)
 
     def abort(self, request_id: str) -> None:
@@ -187,16 +188,25 @@ class PrefillNode(Node):
         return [
             name
             for name, leg in self.legs.items()
-            if leg.admitted
-            and not leg.stopped
+            if not leg.stopped
             and leg.computed < leg.total_blocks
-            and (leg.blocks or len(self.free) >= leg.total_blocks)
+            and (leg.blocks or self._has_room(leg))
         ]
+
+    def _has_room(self, leg: PrefillLeg) -> bool:
+        """Blocks are free; without credit some must be left (engine/budget.py)."""
+        if not leg.admitted:
+            ahead = sum(len(other.blocks) for other in self.legs.values() if not other.admitted)
+            if ahead + leg.total_blocks > self.world.most_ahead:
+                return False
+        return len(self.free) >= leg.total_blocks
 
     def step(self, request_id: str) -> None:
         """Compute one block of one request, and tell."""
         leg = self.legs[request_id]
         prefilled: list[Prefilled] = []
+        if not leg.admitted:
+            self.world.computed_ahead += 1
         if not leg.blocks:
             leg.blocks = [self.free.pop(0) for _ in range(leg.total_blocks)]
             self.side.on_started([request_id])
@@ -308,10 +318,9 @@ class DecodeNode(Node):
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
-        usable_for_s: float = 0.0,
     ) -> None:
-        if timings.transfer_exposed_s < 0.0 or usable_for_s < 0.0:
-            raise Violation(f"{request_id}: {timings.transfer_exposed_s=} {usable_for_s=}")
+        if timings.transfer_exposed_s < 0.0 or timings.transfer_tail_s < 0.0:
+            raise Violation(f"{request_id}: {timings}")
         blocks = self.legs.pop(request_id)
         for index, block in enumerate(blocks):
             if self.memory[block] != (request_id, index):
@@ -351,7 +360,8 @@ class World:
     Args:
         sides: the machines under test.
         clocks: (origin, rate) of engines, taken in turn.
-        reads_ahead: whether announcements may be read ahead.
+        most_ahead: blocks that a prefill engine computes without credit.
+        two_threads: whether the loop's thread acts while the engine's computes.
     """
 
     def __init__(
@@ -361,13 +371,17 @@ class World:
         num_decode: int,
         blocks: int = 4,
         clocks: Sequence[tuple[float, float]] = ((0.0, 1.0),),
-        reads_ahead: bool = True,
+        two_threads: bool = True,
+        most_ahead: int = 0,
     ) -> None:
         self.sides = sides
-        self.config = HandoffConfig(lease_s=LEASE_S)
+        self.config = HandoffConfig(lease_s=LEASE_S, pull_timeout_s=LEASE_S)
         self.now_s = 100.0
-        self.reads_ahead = reads_ahead
+        self.two_threads = two_threads
         self.ordered_ahead = 0
+        self.answered_ahead = 0
+        self.most_ahead = most_ahead
+        self.computed_ahead = 0
         self._ahead: dict[int, pb.FromPrefill] = {}  # once each
         self.frozen = ""
         self.blocks = blocks
@@ -562,8 +576,10 @@ class World:
             if transfer.todo and not transfer.error:
                 name = f"{transfer.decode} reads of {transfer.prefill}"
                 yield Action(name, lambda t=transfer: self._read(t))
-        for decode in self.decodes if self.reads_ahead else ():  # paused or not: another thread
+        for decode in self.decodes if self.two_threads else ():  # paused or not: another thread
             yield from self._reading_ahead(decode)
+        for prefill in self.prefills if self.two_threads else ():
+            yield from self._answering_ahead(prefill)
 
     def _decode_actions(self, node: DecodeNode) -> Iterator[Action]:
         name = node.engine_id
@@ -600,6 +616,19 @@ class World:
                         lambda n=node, p=prefill, m=message, s=stream: self._read_ahead(n, p, m, s),
                     )
 
+    def _answering_ahead(self, node: PrefillNode) -> Iterator[Action]:
+        """Wants and renewals may be answered while the engine computes."""
+        for (decode, prefill), stream in self.streams.items():
+            if prefill == node.engine_id != self.frozen and not node.runs:
+                for message in stream.to_prefill:
+                    if not message.HasField("release"):
+                        yield Action(
+                            f"{prefill} answers {decode} ahead",
+                            lambda n=node, d=decode, m=message, s=stream: self._answer_ahead(
+                                n, d, m, s
+                            ),
+                        )
+
     def _prefill_actions(self, node: PrefillNode) -> Iterator[Action]:
         name = node.engine_id
         for (decode, prefill), stream in self.streams.items():
@@ -608,6 +637,8 @@ class World:
                     f"{name} hears {decode}",
                     lambda n=node, d=decode, s=stream: self._hear_decode(n, d, s.to_prefill.pop(0)),
                 )
+        if node.side.tells_engine:
+            yield Action(f"{name} turns", lambda n=node: self._tick_prefill(n))
         for request_id in node.runnable():
             yield Action(f"{name} steps {request_id}", lambda n=node, r=request_id: n.step(r))
 
@@ -668,6 +699,8 @@ class World:
         for decode in self.decodes:
             if decode.runs:
                 yield Action(f"{decode.engine_id} ticks", lambda n=decode: self._tick_decode(n))
+            if self.two_threads and decode.engine_id != self.frozen:  # paused or not
+                yield Action(f"{decode.engine_id} beats", lambda n=decode: self._beat(n))
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
@@ -678,9 +711,10 @@ class World:
         for node in (*self.prefills, *self.decodes):
             if not node.runs:
                 continue
-            deadline_s = node.side.next_deadline()
-            if deadline_s is not None:
-                due.append(node.world_s(deadline_s))
+            deadlines = [node.side.next_deadline()]
+            if isinstance(node, DecodeNode):
+                deadlines.append(node.side.next_beat())
+            due += [node.world_s(deadline_s) for deadline_s in deadlines if deadline_s is not None]
         return min(due, default=None)
 
     # How it happens.
@@ -693,7 +727,7 @@ class World:
         self, node: DecodeNode, prefill: str, message: pb.FromPrefill, stream: Stream
     ) -> None:
         self._ahead[id(message)] = message
-        if node.side.read_ahead(prefill, message.announce):
+        if node.side.read_ahead(prefill, message.announce, node.clock_s()):
             self.ordered_ahead += 1
             stream.to_decode[:] = [m for m in stream.to_decode if m is not message]
         self.flush_decode(node)
@@ -702,12 +736,26 @@ class World:
         node.side.on_message(decode, message, node.clock_s())
         self.flush_prefill(node)
 
+    def _answer_ahead(
+        self, node: PrefillNode, decode: str, message: pb.FromDecode, stream: Stream
+    ) -> None:
+        self.answered_ahead += 1
+        stream.to_prefill[:] = [m for m in stream.to_prefill if m is not message]
+        node.side.read_ahead(decode, message, node.clock_s())
+        self.flush_prefill(node)
+
+    def _beat(self, node: DecodeNode) -> None:
+        node.side.beat(node.clock_s())
+        self.flush_decode(node)
+
     def _tick_prefill(self, node: PrefillNode) -> None:
         node.side.tick(node.clock_s())
         self.flush_prefill(node)
 
     def _tick_decode(self, node: DecodeNode) -> None:
         node.side.tick(node.clock_s())
+        if not self.two_threads:
+            node.side.beat(node.clock_s())
         self.flush_decode(node)
 
     def _dial(self, node: DecodeNode, prefill: str) -> None:

@@ -10,11 +10,12 @@ pool of a head that no model writes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,6 +31,8 @@ from engine_fakes import VOCAB, HashModel, NoAttention, expected, spec
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, Output, RequestSpec
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
+from tasuki.engine.isolation import Flight
+from tasuki.engine.plan import StepPlan
 from tasuki.engine.runner import ModelRunner
 from tasuki.kv.clock import now_s
 from tasuki.kv.config import HandoffConfig
@@ -135,7 +138,34 @@ class Worker:
     ranks: list[Rank] = field(default_factory=list)
     outputs: dict[str, list[Output]] = field(default_factory=dict)
     ended: dict[str, LegEnd] = field(default_factory=dict)
-    frozen: bool = False
+    frozen: bool = False  # its engine thread is in a step; the loop's thread goes on
+
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """The whole process stands still, but for what others may read of its memory."""
+        self.frozen = True
+        with self.handoffs._lock:
+            yield
+        self.frozen = False
+
+    def long_steps(self, rig: Rig, seconds: float) -> list[int]:
+        """From now on its steps take so long; the others go on meanwhile.
+
+        Returns:
+            Blocks leased by the prefill workers at the end of each step.
+        """
+        launch, leased = self.engine._runner.launch, []
+
+        def launch_long(plan: StepPlan, now_s: float) -> Flight:
+            self.frozen = True
+            end_s = time.monotonic() + seconds
+            rig.pump(lambda: time.monotonic() >= end_s)
+            self.frozen = False
+            leased.append(sum(worker.handoffs.leased_blocks for worker in rig.workers))
+            return launch(plan, now_s)
+
+        self.engine._runner.launch = launch_long  # type: ignore[method-assign]
+        return leased
 
     def submit(self, request: RequestSpec, leg: Leg, peer: Worker) -> None:
         split = RequestSpec(

@@ -69,12 +69,14 @@ class Source:
         return self.process.exitcode
 
 
-def start_source(num_blocks: int, block_kib: int, seed: int, tls: str = "") -> Source:
+def start_source(
+    num_blocks: int, block_kib: int, seed: int, tls: str = "", transport: str = "nixl"
+) -> Source:
     """Start a source; `tls` restricts UCX's transports there."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_serve, args=(theirs, num_blocks, block_kib, seed, tls), daemon=True
+        target=_serve, args=(theirs, num_blocks, block_kib, seed, tls, transport), daemon=True
     )
     process.start()
     assert ours.poll(DEADLINE_S), "the source did not start"
@@ -87,6 +89,7 @@ def _serve(
     block_kib: int,
     seed: int,
     tls: str,
+    transport_name: str,
 ) -> None:
     torch.set_num_threads(1)
     if tls:
@@ -94,7 +97,7 @@ def _serve(
     shape = layout(num_blocks, block_kib)
     pool = shape.allocate()
     fill(pool, seed)
-    transport = create_transport("nixl")
+    transport = create_transport(transport_name)
     transport.register(pool, shape)
     pipe.send_bytes(rank_pool(transport).SerializeToString())
     while True:

@@ -91,7 +91,7 @@ def test_a_pool_of_another_machine_is_not_mapped(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = a_ticket()
-    monkeypatch.setattr(cuda_ipc, "_machine", lambda: bytes(16))
+    monkeypatch.setattr(cuda_ipc, "machine_id", lambda: bytes(16))
     assert not Mapping(given).is_open
     assert driver.open == {}
 

@@ -7,64 +7,118 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasuki.engine.api import Assignment, FirstToken, LegTimings
+from tasuki.engine.api import Assignment, FirstToken, LegEndReason, LegTimings
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import Pull, PullDone, ToPrefill
 from tasuki.v1 import kv_pb2 as pb
 
-CONFIG = HandoffConfig(lease_s=10.0)
+MACHINE = b"this"
+CONFIG = HandoffConfig(lease_s=10.0, machine=MACHINE)
 BLOCKS = (5, 6)
+LIMIT_S = CONFIG.pull_timeout_s
 
 
 class Side:
     """A `DecodeSide` with request "r", wanted of prefill engine "p" at time 0."""
 
     def __init__(self) -> None:
-        self.started: list[tuple[LegTimings, float]] = []
+        self.started: list[LegTimings] = []
+        self.ended: list[tuple[LegEndReason, str, list[int]]] = []
+        self.freed: list[int] = []
+        self.counters = HandoffCounters()
         host = SimpleNamespace(
             may_credit=lambda request_id: True,
             prefix_hint=lambda request_id: 0,
             assign=lambda request_id: Assignment(0, BLOCKS),
             start_decode=self._start_decode,
+            end_decode_leg=self._end_decode_leg,
+            free_quarantined=self.freed.extend,
         )
-        self.side = DecodeSide(host, CONFIG, HandoffCounters())  # type: ignore[arg-type]
+        self.side = DecodeSide(host, CONFIG, self.counters)  # type: ignore[arg-type]
         self.side.on_connected("p", CONFIG.lease_s, 0.0)
         self.side.submit("r", "p", 0.0)
         (want,) = (e.message.want for e in self.side.drain() if isinstance(e, ToPrefill))
-        announce = pb.Announce(request_id="r", first=0, blocks=[1, 2], heard=want.seq)
-        self.side.on_message("p", pb.FromPrefill(announce=announce), 1.0)
-        (self.pull,) = (e for e in self.side.drain() if isinstance(e, Pull))
+        assert want.seq == 1
+        self.now_s = 1.0
+        self.pull = self.announce(0, [1, 2], self.now_s)
 
     def _start_decode(
-        self, request_id: str, first: Sequence[FirstToken], timings: LegTimings, usable_for_s: float
+        self, request_id: str, first: Sequence[FirstToken], timings: LegTimings
     ) -> None:
-        self.started.append((timings, usable_for_s))
+        self.started.append(timings)
 
-    def prefilled(self, heard_s: float, now_s: float) -> None:
-        first = pb.FirstToken(choice=0, token=7)
-        message = pb.Prefilled(request_id="r", total_blocks=len(BLOCKS), first_tokens=[first])
+    def _end_decode_leg(
+        self,
+        request_id: str,
+        reason: LegEndReason,
+        message: str,
+        quarantine: Sequence[int],
+        timings: LegTimings,
+    ) -> None:
+        self.ended.append((reason, message, list(quarantine)))
+
+    def until(self, now_s: float) -> None:
+        """Let time pass with a prefill worker that answers every renewal."""
+        while self.now_s < now_s:
+            self.now_s = min(now_s, self.now_s + 1.0)
+            self.side.beat(self.now_s)
+            self.side.tick(self.now_s)
+            for effect in self.side.drain():
+                if isinstance(effect, ToPrefill) and effect.message.HasField("renew"):
+                    renewed = pb.Renewed(seq=effect.message.renew.seq, alive=["r"])
+                    message = pb.FromPrefill(renewed=renewed)
+                    self.side.on_message("p", message, self.now_s)
+
+    def announce(self, first: int, blocks: list[int], now_s: float) -> Pull:
+        announce = pb.Announce(request_id="r", first=first, blocks=blocks, heard=1)
+        self.side.on_message("p", pb.FromPrefill(announce=announce), now_s)
+        (pull,) = (e for e in self.side.drain() if isinstance(e, Pull))
+        return pull
+
+    def prefilled(
+        self,
+        heard_s: float,
+        now_s: float,
+        computed_s: float | None = None,
+        machine: bytes = MACHINE,
+    ) -> None:
+        message = pb.Prefilled(
+            request_id="r",
+            total_blocks=len(BLOCKS),
+            first_tokens=[pb.FirstToken(choice=0, token=7)],
+            computed_s=heard_s if computed_s is None else computed_s,
+            machine=machine,
+        )
         self.side.on_message("p", pb.FromPrefill(prefilled=message), now_s, heard_s)
 
     def pulled(self, finished_s: float, now_s: float) -> None:
         self.side.on_pull_done(PullDone(self.pull.order_id, 1.0, finished_s, 64, 1), now_s)
 
 
-def test_exposed_is_what_the_transfer_takes_beyond_prefill() -> None:
+def test_exposed_is_from_the_end_of_prefill_until_decode_may_be_scheduled() -> None:
     side = Side()
-    side.prefilled(heard_s=2.0, now_s=2.5)
+    side.prefilled(heard_s=2.0, now_s=2.5, computed_s=1.875)
     side.pulled(finished_s=2.25, now_s=3.0)
-    ((timings, usable_for_s),) = side.started
-    assert timings.transfer_exposed_s == pytest.approx(0.25)
-    assert usable_for_s == pytest.approx(0.75), "the engine thread's delay: first decode's"
+    (timings,) = side.started
+    assert timings.transfer_exposed_s == pytest.approx(3.0 - 1.875)
+    assert timings.transfer_tail_s == pytest.approx(0.25), "what the transfer alone adds"
 
 
-def test_a_hidden_transfer_is_not_exposed_however_late_its_end_is_taken_in() -> None:
+def test_another_machines_clock_is_not_compared() -> None:
+    side = Side()
+    side.prefilled(heard_s=2.0, now_s=2.5, computed_s=-700.0, machine=b"other")
+    side.pulled(finished_s=2.25, now_s=3.0)
+    (timings,) = side.started
+    assert timings.transfer_exposed_s == pytest.approx(1.0), "since its end was heard"
+
+
+def test_a_hidden_transfer_has_no_tail_however_late_its_end_is_taken_in() -> None:
     side = Side()
     side.prefilled(heard_s=2.0, now_s=2.5)
     side.pulled(finished_s=1.5, now_s=3.0)
-    ((timings, usable_for_s),) = side.started
-    assert (timings.transfer_exposed_s, usable_for_s) == (0.0, pytest.approx(1.0))
+    (timings,) = side.started
+    assert timings.transfer_tail_s == 0.0
 
 
 def test_waiting_for_a_proof_is_exposed() -> None:
@@ -76,5 +130,35 @@ def test_waiting_for_a_proof_is_exposed() -> None:
     (renew,) = (e.message.renew for e in side.side.drain() if isinstance(e, ToPrefill))
     renewed = pb.Renewed(seq=renew.seq, alive=["r"])
     side.side.on_message("p", pb.FromPrefill(renewed=renewed), late_s + 0.5, late_s + 0.25)
-    ((timings, usable_for_s),) = side.started
-    assert (timings.transfer_exposed_s, usable_for_s) == (late_s + 0.5 - 2.0, 0.0)
+    (timings,) = side.started
+    assert timings.transfer_exposed_s == pytest.approx(late_s + 0.5 - 2.0)
+
+
+def test_a_pull_that_never_ends_is_given_up_though_its_peer_answers() -> None:
+    side = Side()
+    side.prefilled(heard_s=2.0, now_s=2.0)
+    side.until(1.0 + LIMIT_S - 0.5)
+    assert not side.ended
+    due_s = side.side.next_deadline()
+    assert due_s is not None and due_s <= 1.0 + LIMIT_S
+    side.until(1.0 + LIMIT_S)
+    ((reason, message, quarantine),) = side.ended
+    assert reason is LegEndReason.KV_LOST and quarantine == list(BLOCKS)
+    assert "made no progress for 30 s (--pull-timeout-s)" in message
+    assert (side.counters.kv_pull_timeouts, side.counters.stuck_blocks) == (1, 2)
+    side.until(10 * LIMIT_S)
+    assert not side.freed, "the transfer may still write"
+    assert side.counters.kv_pull_timeouts == 1
+    side.pulled(finished_s=side.now_s, now_s=side.now_s)
+    assert side.freed == list(BLOCKS) and side.counters.stuck_blocks == 0
+
+
+def test_a_pull_that_makes_progress_is_waited_for() -> None:
+    side = Side()
+    side.prefilled(heard_s=2.0, now_s=2.0)
+    for _ in range(4):
+        side.until(side.now_s + LIMIT_S - 1.0)
+        side.side.on_pull_progress(side.pull.order_id, side.now_s)
+    assert not side.ended
+    side.until(side.now_s + LIMIT_S)
+    assert side.ended[0][0] is LegEndReason.KV_LOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -92,7 +93,10 @@ def test_a_request_over_at_its_first_token_moves_nothing_more(rig: Rig) -> None:
 
 def test_chunks_move_while_later_ones_are_computed(rig: Rig) -> None:
     prefill, decode = rig.worker(max_batched_tokens=4), rig.worker()
+    prefill.frozen = True  # or it might have computed all before it is wanted
     rig.place(spec("r.0", prompt(40), max_tokens=2), prefill, decode)
+    rig.pump(lambda: prefill.handoffs._prefill._handoffs["r.0"].wanted)
+    prefill.frozen = False
     rig.pump(lambda: prefill.handoffs.leased_blocks >= 3)
     prefill.frozen = True
     rig.pump(lambda: decode.handoffs.counters.kv_pulled_blocks >= 3)
@@ -121,13 +125,13 @@ def test_prefill_keeps_announced_blocks_when_only_the_router_aborts(rig: Rig) ->
     prefill, decode = rig.worker(lease_s=0.5), rig.worker()
     decode.transport.hold.set()
     rig.place(spec("r.0", prompt(12)), prefill, decode)
-    rig.pump(lambda: "r.0" in prefill.outputs)
-    decode.frozen = True
-    prefill.abort("r.0")
-    prefill.turn()
-    assert prefill.handoffs.leased_blocks == 3
-    assert "r.0" not in prefill.ended
-    rig.pump(lambda: "r.0" in prefill.ended)  # when the lease has run out
+    rig.pump(lambda: "r.0" in prefill.outputs and prefill.handoffs.leased_blocks == 3)
+    with decode.asleep():
+        prefill.abort("r.0")
+        prefill.turn()
+        assert prefill.handoffs.leased_blocks == 3
+        assert "r.0" not in prefill.ended
+        rig.pump(lambda: "r.0" in prefill.ended)  # when the lease has run out
     assert prefill.handoffs.counters.leases_expired == 1
     assert prefill.handoffs.leased_blocks == 0
 
@@ -136,17 +140,39 @@ def test_a_frozen_decode_worker_does_not_use_blocks_after_its_lease(rig: Rig) ->
     prefill, decode = rig.worker(lease_s=0.4), rig.worker()
     decode.transport.hold.set()
     rig.place(spec("r.0", prompt(12)), prefill, decode)
-    rig.pump(lambda: "r.0" in prefill.outputs)
-    decode.frozen = True
-    rig.pump(lambda: "r.0" in prefill.ended)
+    rig.pump(lambda: "r.0" in prefill.outputs and prefill.handoffs.leased_blocks == 3)
+    with decode.asleep():
+        rig.pump(lambda: "r.0" in prefill.ended)
     assert prefill.ended["r.0"].reason is LegEndReason.FAILED
     assert "lease" in prefill.ended["r.0"].message
-    decode.frozen = False
     decode.transport.hold.clear()
     rig.pump(lambda: "r.0" in decode.ended)
     assert decode.ended["r.0"].reason is LegEndReason.KV_LOST
     assert "r.0" not in decode.outputs
     rig.pump_until_idle()
+
+
+@pytest.mark.parametrize("slow", ["prefill", "decode"])
+def test_steps_longer_than_the_lease_lose_nothing(rig: Rig, slow: str) -> None:
+    lease_s = 0.4
+    prefill = rig.worker(lease_s=lease_s, max_batched_tokens=16)
+    decode = rig.worker(lease_s=lease_s)
+    requests = [
+        spec(f"r{number}.0", prompt(20 + number, number), max_tokens=3) for number in (0, 1)
+    ]
+    if slow == "decode":  # its steps are those of another request
+        decode.engine.submit(spec("own", prompt(5, 9), max_tokens=20))
+    leased = {"prefill": prefill, "decode": decode}[slow].long_steps(rig, 3 * lease_s)
+    for request in requests:
+        rig.place(request, prefill, decode)
+    names = {request.request_id for request in requests}
+    rig.pump(lambda: names <= prefill.ended.keys() & decode.ended.keys(), deadline_s=60.0)
+    for request in requests:
+        assert_decoded(request, prefill, decode)
+    assert max(leased) > 0, "no lease ran during a long step"
+    assert prefill.handoffs.counters.leases_granted == 2
+    assert prefill.handoffs.counters.leases_expired == 0
+    decode.abort("own")
 
 
 @pytest.mark.parametrize("pulling", [False, True])
@@ -294,6 +320,38 @@ def test_places_are_assigned_while_the_first_chunk_is_computed(rig: Rig) -> None
     decode.frozen = False
     rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, decode)
+    rig.pump_until_idle()
+
+
+def test_only_the_announcing_waits_for_credit(rig: Rig) -> None:
+    """Credit comes long after the prompt is computed, and later than a lease."""
+    prefill, decode = rig.worker(lease_s=0.3), rig.worker(lease_s=0.3)
+    may_credit = decode.engine.may_credit
+    decode.engine.may_credit = lambda request_id: False  # type: ignore[method-assign]
+    request = spec("r.0", prompt(20), max_tokens=3)
+    rig.place(request, prefill, decode)
+    rig.pump(lambda: "r.0" in prefill.outputs)
+    assert prefill.engine.counters().prompt_tokens_computed == 20
+    end_s = time.monotonic() + 2 * 0.3
+    rig.pump(lambda: time.monotonic() > end_s)
+    assert prefill.handoffs.leased_blocks == 0
+    assert prefill.handoffs.counters.leases_granted == 0
+    decode.engine.may_credit = may_credit  # type: ignore[method-assign]
+    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
+    assert_decoded(request, prefill, decode)
+    assert prefill.handoffs.counters.leases_granted == 1
+    rig.pump_until_idle()
+
+
+def test_what_was_computed_ahead_is_let_go_by_an_abort(rig: Rig) -> None:
+    prefill, decode = rig.worker(), rig.worker()
+    decode.engine.may_credit = lambda request_id: False  # type: ignore[method-assign]
+    rig.place(spec("r.0", prompt(20)), prefill, decode)
+    rig.pump(lambda: "r.0" in prefill.outputs)
+    prefill.abort("r.0")
+    decode.abort("r.0")
+    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
+    assert prefill.ended["r.0"].reason is LegEndReason.ABORTED
     rig.pump_until_idle()
 
 

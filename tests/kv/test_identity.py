@@ -70,6 +70,15 @@ def test_config_weights_and_dtypes_count(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
+def test_quantized_weights_count(tmp_path: Path) -> None:
+    base = model(tmp_path / "a")
+    dtypes = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
+    int8 = model_identity(base, **dtypes, quantization="int8")
+    assert int8 != identity(base, **dtypes)
+    assert int8 == model_identity(base, **dtypes, quantization="int8")
+    assert model_identity(base, **dtypes, quantization="none") == identity(base, **dtypes)
+
+
 def test_damaged_folders_are_refused_by_file(tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
     weights = folder / "model.safetensors"

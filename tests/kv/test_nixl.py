@@ -19,6 +19,8 @@ from tasuki.kv.puller import Connect, PeerFailed, Puller
 from tasuki.kv.transfer_plan import make_plans
 from tasuki.kv.transport import TransportError, UnknownTransportError, create_transport
 
+pytestmark = pytest.mark.system
+
 NUM_BLOCKS = 64
 BLOCK_KIB = 256
 SEED = 3
@@ -143,7 +145,7 @@ def test_idle_agents_leave_the_processor_alone(reader: Reader, start: Start) -> 
 
 
 def test_what_is_not_there_is_refused_with_what_is() -> None:
-    with pytest.raises(UnknownTransportError, match="'teleport': there is nixl"):
+    with pytest.raises(UnknownTransportError, match="'teleport': there is host-staged, nixl"):
         create_transport("teleport")
     with pytest.raises(TransportError, match=r"no network backend 'MAGIC': there is .*UCX"):
         create_transport("nixl", "MAGIC")

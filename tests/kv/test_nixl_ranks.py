@@ -18,6 +18,8 @@ from rank_processes import (
     decode_engines,
 )
 
+pytestmark = pytest.mark.system
+
 DEGREES = (1, 2, 4)
 SHAPE = Shape()
 # Long enough over TCP for something to happen in the middle.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from tasuki.kv.config import HandoffConfig
@@ -22,8 +20,7 @@ class Talk:
     def __init__(self) -> None:
         self.handoffs: dict[str, DecodeHandoff] = {}
         self.effects: list[Effect] = []
-        host = SimpleNamespace(prefix_hint=lambda request_id: 0)
-        self.peers = PrefillPeers(host, CONFIG, self.handoffs, self.effects)  # type: ignore[arg-type]
+        self.peers = PrefillPeers(CONFIG, self.handoffs, self.effects)
         self.peers.connect("p", LEASE_S, 0.0)
 
     def begin(self, now_s: float) -> DecodeHandoff:

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tasuki.kv.effects import CancelPull, Pull, PullDone
+from tasuki.kv.clock import now_s
+from tasuki.kv.effects import CancelPull, Pull, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller
+from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import Run, TransferPlan, make_plans
 from tasuki.kv.transport import TransportError, metadata_digest
 
@@ -68,15 +69,20 @@ class Bench:
         self.transport = Scripted()
         self.reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
         self.probes: queue.Queue[int] = queue.Queue()
-        self.puller = Puller(self.transport, self._report)  # type: ignore[arg-type]
+        self.progress: queue.Queue[int] = queue.Queue()
+        self.later_s = 0.0
+        clock = lambda: now_s() + self.later_s  # noqa: E731
+        self.puller = Puller(self.transport, self._report, clock)  # type: ignore[arg-type]
         self.puller.start()
         wire = LAYOUT.to_wire(LAYOUT.allocate(), transport="scripted")
         [pair] = make_plans([wire], [wire])
         self.plan = pair.plan
 
-    def _report(self, event: PullDone | PeerFailed) -> None:
+    def _report(self, event: PullerReport) -> None:
         if isinstance(event, PullDone) and event.order_id == PROBE:
             self.probes.put(PROBE)
+        elif isinstance(event, PullProgress):
+            self.progress.put(event.order_id)
         else:
             self.reports.put(event)
 
@@ -130,6 +136,20 @@ def test_bytes_under_way_stay_below_the_bound(bench: Bench) -> None:
     assert (done.order_id, done.error) == (1, "")
     assert done.moved_bytes == 10 * LAYOUT.block_bytes
     assert done.posted_s <= done.finished_s
+
+
+def test_progress_is_reported_now_and_then(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 10)
+    first = bench.handle()
+    bench.later_s += 60.0
+    first.state = "done"
+    for _ in range(4):
+        bench.handle().state = "done"
+    bench.done()
+    settled(bench)
+    assert bench.progress.get_nowait() == 1
+    assert bench.progress.empty(), "once a second is enough"
 
 
 def test_ranks_that_read_the_same_peer_share_the_bound(bench: Bench) -> None:

@@ -16,19 +16,18 @@ cuIpcCloseMemHandle, on their reference count; openucx/ucx issue 11753.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from tasuki.kv.clock import MACHINE_BYTES
+from tasuki.kv.clock import machine as machine_id
+
 log = logging.getLogger(__name__)
 
 _HANDLE_BYTES = 64
-_MACHINE_BYTES = 16
-TICKET_BYTES = _HANDLE_BYTES + _MACHINE_BYTES
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+TICKET_BYTES = _HANDLE_BYTES + MACHINE_BYTES
 
 
 def ticket(pool: torch.Tensor) -> bytes:
@@ -40,7 +39,7 @@ def ticket(pool: torch.Tensor) -> bytes:
     if int(status):
         log.warning("the pool cannot be mapped by other processes: %s", status)
         return bytes(TICKET_BYTES)
-    return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES) + _machine()
+    return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES) + machine_id()
 
 
 class Mapping:
@@ -53,7 +52,7 @@ class Mapping:
     def __init__(self, ticket: bytes) -> None:
         self._address: Any = None
         handle_bytes, machine = ticket[:_HANDLE_BYTES], ticket[_HANDLE_BYTES:]
-        if not any(handle_bytes) or machine != _machine():
+        if not any(handle_bytes) or machine != machine_id():
             return
         driver = _driver()
         handle = driver.CUipcMemHandle()
@@ -77,15 +76,6 @@ class Mapping:
             (status,) = _driver().cuIpcCloseMemHandle(address)
             if int(status):
                 log.warning("letting go of a peer's GPU memory: %s", status)
-
-
-def _machine() -> bytes:
-    """The same for all processes of this machine since it was started."""
-    try:
-        name = _BOOT_ID.read_bytes()
-    except OSError:
-        name = b""
-    return hashlib.blake2b(name, digest_size=_MACHINE_BYTES).digest()
 
 
 def _driver() -> Any:

@@ -1,7 +1,7 @@
 """One handoff as the decode worker keeps it: plain state.
 
 `decode_side.py` moves it from state to state; `prefill_peers.py` reads what to
-say of it and writes `acked_s`. Both run on the engine thread.
+say of it and writes `acked_s`. Both run under the lock of `handoff.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class DecodeHandoff:
 
     Attributes:
         greeted: the handshake with the peer is done.
+        greeted_s: when that was taken in, if the handoff had to wait for it.
         credited_s: when credit was given and the want sent; None: waits for room.
+        prefix_hint: blocks that were cached here when credit was given.
         scheduled: the prefill worker schedules it (heard, or implied).
         prefilled_s: when prefill's end was heard, whenever it was taken in.
         remote: announced blocks heard, contiguously from 0.
@@ -37,7 +39,9 @@ class DecodeHandoff:
     peer: str
     submitted_s: float
     greeted: bool
+    greeted_s: float = NEVER_S
     credited_s: float | None = None
+    prefix_hint: int = 0
     scheduled: bool = False
     remote: list[int] = field(default_factory=list)
     prefilled: pb.Prefilled | None = None

@@ -2,8 +2,7 @@
 
 Anything said may get lost, so a want or a renewal is answered with all that
 its sender has not heard. Nothing is decided here, and nothing kept: which
-leases an answer vouches for is decided in `prefill_side.py`, which calls this
-on the engine thread.
+leases an answer vouches for is decided in `prefill_side.py`, which calls this.
 """
 
 from __future__ import annotations

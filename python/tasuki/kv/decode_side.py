@@ -2,8 +2,8 @@
 
 Time, messages and ends of pulls go in; `ToPrefill`, `Pull`, `CancelPull` and
 `Redial` effects come out, and the engine is told through `KvHost`. No I/O, no
-clock, no threads: the engine thread calls it (see `handoff.py`; `read_ahead` alone
-is called by others, too), and so does the test that tries every order of events.
+clock, no threads: the engine thread calls it (see `handoff.py`; the loop's thread
+calls `beat`, and `read_ahead`), and so does the test that tries every order of events.
 
     submit ─▶ waiting ─credit─▶ wanted ─scheduled─▶ assigned ─all pulled, valid─▶ decoding
                                   │                   │
@@ -20,6 +20,7 @@ and freed one order at a time as the pulls end.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,13 +34,24 @@ from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.wire import first_tokens_from_wire
 from tasuki.v1 import kv_pb2 as pb
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Order:
-    """A pull under way; `handoff` no longer cares when it is not live."""
+    """A pull under way; `handoff` no longer cares when it is not live.
+
+    Attributes:
+        local: our blocks.
+        progress_s: when it was ordered, or it or an earlier order of its peer made progress:
+            a transfer thread serves the orders of a peer in turn.
+        stuck: it made none for too long: its handoff is given up.
+    """
 
     handoff: DecodeHandoff
     local: list[int]
+    progress_s: float
+    stuck: bool = False
 
 
 class DecodeSide:
@@ -60,7 +72,7 @@ class DecodeSide:
         self._orders: dict[int, _Order] = {}
         self._next_order = 1
         self._effects: list[Effect] = []
-        self._peers = PrefillPeers(host, config, self._handoffs, self._effects)
+        self._peers = PrefillPeers(config, self._handoffs, self._effects)
 
     # What the engine thread reads.
 
@@ -123,6 +135,7 @@ class DecodeSide:
         for handoff in self._handoffs.values():
             if handoff.peer == peer and not handoff.greeted:
                 handoff.greeted = True
+                handoff.greeted_s = now_s
                 handoff.timings.handshake_s = now_s - handoff.submitted_s
         self._peers.connect(peer, lease_s, now_s)
 
@@ -166,7 +179,7 @@ class DecodeSide:
             case _:
                 pass  # a message of a later version
 
-    def read_ahead(self, peer: str, announce: pb.Announce) -> bool:
+    def read_ahead(self, peer: str, announce: pb.Announce, now_s: float) -> bool:
         """Order the pull of announced blocks whose place is known, and nothing else.
 
         Possible at once, whatever the engine is busy with: the engine is not told.
@@ -178,14 +191,24 @@ class DecodeSide:
         handoff = self._of(peer, announce.request_id)
         if handoff is None or handoff.assignment is None or announce.group != 0:
             return False
-        return announce.first <= len(handoff.remote) and self._read(handoff, announce)
+        return announce.first <= len(handoff.remote) and self._read(handoff, announce, now_s)
 
     # Events of the transfer thread.
 
+    def on_pull_progress(self, order_id: int, now_s: float) -> None:
+        """A part of a pull has arrived: those of its peer that wait behind it may go on waiting."""
+        peer = self._orders[order_id].handoff.peer
+        for later, order in self._orders.items():
+            if later >= order_id and order.handoff.peer == peer:
+                order.progress_s = now_s
+
     def on_pull_done(self, done: PullDone, now_s: float) -> None:
         """A pull ended: nothing of it writes to our blocks any more."""
+        self.on_pull_progress(done.order_id, now_s)
         order = self._orders.pop(done.order_id)
         handoff = order.handoff
+        if order.stuck:
+            self._counters.stuck_blocks -= len(order.local)
         self._counters.kv_pulled_bytes += done.moved_bytes
         if done.error:
             self._counters.kv_pull_failures += 1
@@ -209,7 +232,7 @@ class DecodeSide:
         self._check(handoff, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: credit, heartbeats, silent peers."""
+        """Let time pass: credit, silent peers, pulls without progress."""
         self._credit(now_s)
         for handoff in list(self._handoffs.values()):
             due_s = self._give_up_s(handoff)
@@ -217,7 +240,20 @@ class DecodeSide:
                 silent = f"prefill worker {handoff.peer} has not answered in time"
                 self._effects.append(Redial(handoff.peer))
                 self._lost(handoff, silent, now_s)
+        self._give_up_stuck(now_s)
+
+    def beat(self, now_s: float) -> bool:
+        """Let time pass for the peers: heartbeats, repeated releases. Calls no engine.
+
+        Returns:
+            True.
+        """
         self._peers.tick(now_s)
+        return True
+
+    def next_beat(self) -> float | None:
+        """When `beat` is due next; None: there is nothing to say again."""
+        return min(self._peers.deadlines(), default=None)
 
     # Inside: from submit to assigned.
 
@@ -229,6 +265,7 @@ class DecodeSide:
                 if not self._host.may_credit(handoff.request_id):
                     return
                 handoff.credited_s = now_s
+                handoff.prefix_hint = self._host.prefix_hint(handoff.request_id)
                 self._peers.want(handoff, now_s)
             self._waiting.popleft()
 
@@ -262,7 +299,7 @@ class DecodeSide:
             self._peers.answered(handoff, announce.heard)
             self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        self._read(handoff, announce)
+        self._read(handoff, announce, now_s)
         self._check(handoff, now_s)
 
     def _renewed(self, peer: str, renewed: pb.Renewed, now_s: float) -> None:
@@ -292,13 +329,13 @@ class DecodeSide:
 
     # Inside: from assigned to the end.
 
-    def _read(self, handoff: DecodeHandoff, announce: pb.Announce) -> bool:
+    def _read(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> bool:
         """Take in what follows on the blocks that are known. Returns whether it is pulled."""
         self._peers.answered(handoff, announce.heard)
         handoff.remote.extend(announce.blocks[len(handoff.remote) - announce.first :])
-        return self._pull(handoff)
+        return self._pull(handoff, now_s)
 
-    def _pull(self, handoff: DecodeHandoff) -> bool:
+    def _pull(self, handoff: DecodeHandoff, now_s: float) -> bool:
         """Order what is announced, held by nobody here, and has a place, if there is any."""
         assert handoff.assignment is not None
         local = handoff.assignment.blocks
@@ -311,7 +348,7 @@ class DecodeSide:
         handoff.posted = end
         order_id = self._next_order
         self._next_order += 1
-        self._orders[order_id] = _Order(handoff, [ours for _, ours in pairs])
+        self._orders[order_id] = _Order(handoff, [ours for _, ours in pairs], now_s)
         handoff.orders.add(order_id)
         self._effects.append(Pull(order_id, handoff.peer, pairs))
         return True
@@ -333,14 +370,15 @@ class DecodeSide:
                 handoff.ask_until_s = now_s + self._config.ask_leases * lease_s
                 self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        # Usable since the last pull's end, or prefill's, seen by whichever thread; or proven now.
-        asked = handoff.ask_until_s is not None
-        usable_s = now_s if asked else max(handoff.prefilled_s, handoff.last_done_s)
-        handoff.timings.transfer_exposed_s = usable_s - handoff.prefilled_s
+        heard_s, end = handoff.prefilled_s, handoff.prefilled
+        one_clock = end.machine and end.machine == self._config.machine
+        computed_s = min(end.computed_s, heard_s) if one_clock else heard_s
+        handoff.timings.transfer_tail_s = max(0.0, handoff.last_done_s - heard_s)
+        handoff.timings.transfer_exposed_s = now_s - computed_s
         del self._handoffs[handoff.request_id]
         self._peers.release(handoff, now_s, keep=False)
         first_tokens = first_tokens_from_wire(handoff.prefilled)
-        self._host.start_decode(handoff.request_id, first_tokens, handoff.timings, now_s - usable_s)
+        self._host.start_decode(handoff.request_id, first_tokens, handoff.timings)
 
     def _lost(self, handoff: DecodeHandoff, message: str, now_s: float) -> None:
         self._end(handoff, LegEndReason.KV_LOST, message, now_s, keep=False)
@@ -379,12 +417,36 @@ class DecodeSide:
         if handoff.ask_until_s is not None:
             return handoff.ask_until_s
         lease_s = self._peers.lease_s(handoff.peer)
-        heard_s = max(handoff.credited_s, handoff.acked_s)
+        heard_s = max(handoff.credited_s, handoff.greeted_s, handoff.acked_s)
         return heard_s + lease_s * (1.0 + self._config.ask_leases)
+
+    def _stuck_s(self, order: _Order) -> float:
+        """When a pull has been without progress for too long."""
+        return order.progress_s + self._config.pull_timeout_s
+
+    def _give_up_stuck(self, now_s: float) -> None:
+        """End the handoffs of pulls that do not end; their blocks stay quarantined until then."""
+        for order in list(self._orders.values()):
+            if order.stuck or self._stuck_s(order) > now_s:
+                continue
+            order.stuck = True
+            self._counters.stuck_blocks += len(order.local)
+            handoff = order.handoff
+            if self._handoffs.get(handoff.request_id) is handoff:
+                self._counters.kv_pull_timeouts += 1
+                message = (
+                    f"a pull from {handoff.peer} has made no progress for"
+                    f" {now_s - order.progress_s:.3g} s (--pull-timeout-s), though the prefill"
+                    " worker answers: check the network that carries KV"
+                )
+                log.warning("request_id=%s: %s", handoff.request_id, message)
+                self._lost(handoff, message, now_s)
 
     def _deadlines(self) -> Iterator[float]:
         for handoff in self._handoffs.values():
             due_s = self._give_up_s(handoff)
             if due_s is not None:
                 yield due_s
-        yield from self._peers.deadlines()
+        for order in self._orders.values():
+            if not order.stuck:
+                yield self._stuck_s(order)

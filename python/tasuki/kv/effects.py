@@ -56,6 +56,13 @@ Effect = ToPrefill | ToDecode | Pull | CancelPull | Redial
 
 
 @dataclass(frozen=True, slots=True)
+class PullProgress:
+    """A part of this order has arrived, and more of it is to come."""
+
+    order_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PullDone:
     """Nothing of this order writes to our blocks any more.
 

@@ -3,16 +3,18 @@
 Wires the two state machines to the streams (`link.py`, asyncio loop) and, over
 all ranks (`ranked.py`), to the transfer threads (`puller.py`). Both put what
 happened into an inbox and wake the engine thread; `poll` takes it out. So the
-engine is touched by the engine thread only, and so are the machines but for one
-thing: an announcement of blocks that have a place here is read ahead by the loop's
-thread, so that their pull does not wait for the engine's step. A lock keeps the two
-apart; the loop's thread never waits for it.
+engine is touched by the engine thread only. A step may take longer than a lease, so
+the loop's thread does what needs no engine: it sends heartbeats, answers wants and
+renewals, and orders the pull of announced blocks that have a place here. A lock keeps
+the two threads apart; the loop's thread never waits for it, but leaves a message to
+the engine thread, and tries a heartbeat again.
 
     engine thread:  submit abort retarget
                     on_started on_step poll ──▶ PrefillSide, DecodeSide ──▶ effects
                                         ▲                   ▲                  │
     inbox  ◀── streams (loop), puller ──┘                   │                  ▼
-                  └── announced blocks: read ahead ─────────┘          streams, puller
+                  ├── wants, renewals, announced blocks ────┤          streams, puller
+                  └── heartbeats ───────────────────────────┘
 """
 
 from __future__ import annotations
@@ -25,12 +27,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
+from tasuki import background
 from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s as clock_now_s
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_side import DecodeSide
-from tasuki.kv.effects import CancelPull, Effect, Pull, PullDone, Redial, ToDecode, ToPrefill
+from tasuki.kv.effects import (
+    CancelPull,
+    Effect,
+    Pull,
+    PullDone,
+    PullProgress,
+    Redial,
+    ToDecode,
+    ToPrefill,
+)
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.link import (
@@ -44,7 +56,7 @@ from tasuki.kv.link import (
     Refused,
 )
 from tasuki.kv.prefill_side import PrefillSide
-from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.puller import PeerFailed, Puller, PullerReport
 from tasuki.kv.rank_channel import KvRankError, RemoteRanks
 from tasuki.kv.ranked import RankedPuller
 from tasuki.kv.transport import Transport, rank_pool
@@ -54,7 +66,9 @@ __all__ = ["HandoffConfig", "HandoffCounters", "Handoffs"]
 
 log = logging.getLogger(__name__)
 
-_Event = LinkEvent | PullDone | PeerFailed
+_BUSY_S = 1e-3  # until a heartbeat is tried again that found the engine thread at work here
+
+_Event = LinkEvent | PullerReport
 
 
 class HandoffDefectError(RuntimeError):
@@ -104,6 +118,9 @@ class Handoffs:
         self._clock = clock
         self._lock = threading.RLock()  # of both machines and their effects
         self._inbox: deque[tuple[_Event, float]] = deque()  # with the time of each
+        self._deadline_s: float | None = None
+        self._beat_s = config.beat_s(config.lease_s)  # loop's thread only, as is the next
+        self._beat: asyncio.TimerHandle | None = None
         self._links: dict[str, DialledLink] = {}  # loop's thread only
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
@@ -121,6 +138,7 @@ class Handoffs:
         self._stop = (remote.close, puller.stop)
         for thread in self._threads:
             thread.start()
+        self._in_loop(self._keep_beating)
 
     # What the worker reads.
 
@@ -135,9 +153,8 @@ class Handoffs:
         return self._prefill.idle and self._decode.idle
 
     def next_deadline(self) -> float | None:
-        """When `poll` is due next if nothing wakes it; None: never."""
-        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())
-        return min((d for d in deadlines if d is not None), default=None)
+        """When `poll` is due next if nothing wakes it, or sooner; None: never."""
+        return self._deadline_s
 
     # What the engine thread tells.
 
@@ -145,11 +162,11 @@ class Handoffs:
         """A PREFILL or DECODE leg, after the engine took it."""
         with self._lock:
             if spec.leg is Leg.PREFILL:
-                self._prefill.submit(spec.request_id, peer_engine_id)
+                self._prefill.submit(spec.request_id, peer_engine_id, self._clock())
             elif spec.leg is Leg.DECODE:
                 self._dial(peer_engine_id, peer_endpoint)
                 self._decode.submit(spec.request_id, peer_engine_id, self._clock())
-            self._carry_out()
+            self._finish_turn()
 
     def abort(self, request_id: str) -> bool:
         """The router aborts a whole request (the engine was told already).
@@ -162,7 +179,7 @@ class Handoffs:
             now_s = self._clock()
             known = self._prefill.abort(request_id, now_s)
             known = self._decode.abort(request_id, now_s) or known
-            self._carry_out()
+            self._finish_turn()
             return known
 
     def retarget(self, request_id: str, engine_id: str, endpoint: str = "") -> bool:
@@ -173,7 +190,7 @@ class Handoffs:
         """
         with self._lock:
             known = self._prefill.retarget(request_id, engine_id, self._clock())
-            self._carry_out()
+            self._finish_turn()
             return known
 
     def on_started(self, request_ids: Sequence[str]) -> None:
@@ -192,7 +209,7 @@ class Handoffs:
             self._prefill.on_step(result.announced, result.prefilled, self._clock())
             for ended in result.ended:
                 self.on_leg_ended(ended.request_id)
-            self._carry_out()
+            self._finish_turn()
 
     def on_leg_ended(self, request_id: str) -> None:
         """A leg ended; harmless for unknown ones and when repeated."""
@@ -218,7 +235,7 @@ class Handoffs:
                 self._on_event(event, heard_s, self._clock())
             self._prefill.tick(now_s)
             self._decode.tick(now_s)
-            self._carry_out()
+            self._finish_turn()
             for peer in [p for p in self._endpoints if p not in self._connected]:
                 if not self._decode.needs(peer):
                     self._hang_up(peer)
@@ -255,6 +272,8 @@ class Handoffs:
             case PullDone():
                 if (whole := self._pullers.ended(event)) is not None:
                     self._decode.on_pull_done(whole, now_s)
+            case PullProgress(part):
+                self._decode.on_pull_progress(self._pullers.whole(part), now_s)
             case Connected(peer, reply):
                 self._on_connected(peer, reply, now_s)
             case Disconnected(peer):
@@ -283,6 +302,12 @@ class Handoffs:
         self._decode.on_peer_gone(peer, message, now_s, reason)
         self._carry_out()
         self._hang_up(peer)
+
+    def _finish_turn(self) -> None:
+        """Do what the machines want done, and note when time alone brings more."""
+        self._carry_out()
+        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline())
+        self._deadline_s = min((d for d in deadlines if d is not None), default=None)
 
     def _carry_out(self) -> None:
         """Do what the machines want done; in order for each peer."""
@@ -325,7 +350,7 @@ class Handoffs:
 
     def _in_loop(self, function: Callable[..., None], *args: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            background.call(self._loop, function, *args)
         except RuntimeError:  # the loop is closed: the process is ending
             log.debug("%s after the loop's end", function.__name__)
 
@@ -355,17 +380,42 @@ class Handoffs:
 
     def _hear(self, event: LinkEvent) -> None:
         """What came over a stream; what cannot be read ahead is for the engine thread."""
-        if not isinstance(event, FromPrefillEngine) or not self._read_ahead(event):
+        if isinstance(event, Connected):
+            self._beat_s = min(self._beat_s, self._config.beat_s(event.reply.lease_s))
+            self._keep_beating()
+        if not self._read_ahead(event):
             self._put(event)
 
-    def _read_ahead(self, event: FromPrefillEngine) -> bool:
-        """Whether all that the message means is done."""
-        if not event.message.HasField("announce") or not self._lock.acquire(blocking=False):
-            return False  # held by the engine thread, which is quick, and takes this next
+    def _read_ahead(self, event: LinkEvent) -> bool:
+        """Whether all is done that the message means, but for what `poll` tells the engine."""
+        if isinstance(event, FromDecodeEngine):
+            peer, request = event.peer, event.message
+            return self._ahead(lambda: self._prefill.read_ahead(peer, request, self._clock()))
+        if isinstance(event, FromPrefillEngine) and event.message.HasField("announce"):
+            peer, announce = event.peer, event.message.announce
+            return self._ahead(lambda: self._decode.read_ahead(peer, announce, self._clock()))
+        return False
+
+    def _keep_beating(self) -> None:
+        """Heartbeats to prefill workers, now and from now on."""
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._closed:
+            return
+        sent = self._ahead(lambda: self._decode.beat(self._clock()))
+        delay_s = self._beat_s if sent else _BUSY_S
+        self._beat = self._loop.call_later(delay_s, lambda: self._in_loop(self._keep_beating))
+
+    def _ahead(self, act: Callable[[], bool]) -> bool:
+        """Let a machine act, if the engine thread does not use it: what `act` returns, or False."""
+        if not self._lock.acquire(blocking=False):
+            return False
         try:
-            done = self._decode.read_ahead(event.peer, event.message.announce)
+            done = act()
             with contextlib.suppress(KvRankError):  # `poll` finds the rank gone
                 self._carry_out()
+            if self._prefill.tells_engine:
+                self._wake()
             return done
         finally:
             self._lock.release()

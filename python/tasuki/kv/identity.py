@@ -1,8 +1,8 @@
 """Who may exchange KV: 16 bytes that are equal exactly when two workers' KV is.
 
 Covers what the numbers in a block depend on: the parts of the model's config
-that matter (rope among them), the weights, the dtype they are computed in, the
-dtype they are kept in, and the protocol. Not the block size or the
+that matter (rope among them), the weights and how they are quantized, the dtype
+they are computed in, the dtype they are kept in, and the protocol. Not the block size or the
 tensor-parallel degree: those are layout (`transfer_plan.py`).
 
 Weights are fingerprinted from the safetensors headers and bytes sampled from
@@ -54,7 +54,12 @@ class IdentityError(TasukiError):
 
 
 def model_identity(
-    folder: Path, *, dtype: torch.dtype, kv_dtype: torch.dtype, weights: str = "auto"
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    weights: str = "auto",
+    quantization: str = "none",
 ) -> bytes:
     """Identity of the KV that this model makes.
 
@@ -63,6 +68,7 @@ def model_identity(
         dtype: of the computation.
         kv_dtype: of the cache.
         weights: `dummy`: random ones, a function of the config; no safetensors are read.
+        quantization: How the weights are rounded when they are loaded; `none`: not at all.
 
     Returns:
         16 bytes.
@@ -77,6 +83,8 @@ def model_identity(
         "dtype": str(dtype),
         "kv_dtype": str(kv_dtype),
     }
+    if quantization != "none":
+        parts["quantization"] = quantization
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16, person=_PERSON).digest()
 

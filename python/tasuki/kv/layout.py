@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tasuki.errors import TasukiError
@@ -95,12 +96,17 @@ class CacheLayout:
     def allocate(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """Allocate the pool, zeroed: a slot never written reads as 0, not as NaN.
 
-        It starts at a memory page, as registration likes it.
+        It starts at a memory page, as registration likes it. On the CPU the system
+        provides (and clears) a page of it when the page is first used, not at the start.
 
         Returns:
             Contiguous tensor of `shape` and `dtype` on `device`.
         """
-        raw = torch.zeros(self.pool_bytes + _ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
+        size = self.pool_bytes + _ALIGNMENT_BYTES
+        if torch.device(device).type == "cpu":
+            raw = torch.from_numpy(np.zeros(size, dtype=np.uint8))
+        else:
+            raw = torch.zeros(size, dtype=torch.uint8, device=device)
         start = -raw.data_ptr() % _ALIGNMENT_BYTES
         return raw[start : start + self.pool_bytes].view(self.dtype).view(self.shape)
 

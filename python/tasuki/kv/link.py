@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from tasuki import background
 from tasuki.kv.outbox import Outbox
 from tasuki.kv.wire import (
     batch_from_decode,
@@ -32,6 +33,13 @@ from tasuki.v1.kv_pb2_grpc import KvServicer, KvStub
 
 log = logging.getLogger(__name__)
 
+# What an operation on a stream raises when the stream is over, on either end.
+STREAM_BROKE = (
+    grpc.aio.AioRpcError,
+    grpc.aio.BaseError,
+    asyncio.InvalidStateError,
+    OSError,  # TimeoutError too
+)
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 _HANDSHAKE_S = 5.0
@@ -118,7 +126,7 @@ class DialledLink:
         self._on_event = on_event
         self._options = (*_CHANNEL_OPTIONS, *keepalive_options(keepalive_s))
         self._outbox: Outbox[kv_pb2.FromDecode] | None = None
-        self._task = asyncio.ensure_future(self._run())
+        self._task = background.start(self._run(), f"kv stream to {peer}")
 
     def send(self, messages: Sequence[kv_pb2.FromDecode]) -> None:
         """Queue messages for the stream; dropped when there is none."""
@@ -140,7 +148,7 @@ class DialledLink:
                     greeted = await self._talk(channel)
                     if self._outbox is None and not greeted:
                         return  # refused
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
+            except STREAM_BROKE as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
                 greeted = self._outbox is not None
             if self._outbox is not None:
@@ -171,7 +179,7 @@ class DialledLink:
             return False
         self._outbox = Outbox()
         self._on_event(Connected(self._peer, reply))
-        writer = asyncio.ensure_future(_write(call, self._outbox))
+        writer = background.start(_write(call, self._outbox), f"kv writer to {self._peer}")
         try:
             async for message in replies:
                 for part in parts_from_prefill(message):
@@ -185,7 +193,7 @@ async def _write(call: Any, outbox: Outbox[kv_pb2.FromDecode]) -> None:
     async for messages in outbox:
         try:
             await call.write(batch_from_decode(messages))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except STREAM_BROKE:
             return  # the reader sees it too
 
 
@@ -261,7 +269,8 @@ class HandoffServicer(KvServicer):
         if (older := self._streams.get(peer)) is not None:
             older.close()
         self._streams[peer] = outbox
-        reader = asyncio.ensure_future(self._read(peer, request_iterator, outbox))
+        reading = self._read(peer, request_iterator, outbox)
+        reader = background.start(reading, f"kv stream of {peer}", *STREAM_BROKE)
         try:
             yield kv_pb2.FromPrefill(hello=self._make_reply())
             async for replies in outbox:

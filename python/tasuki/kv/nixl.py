@@ -62,7 +62,7 @@ _ENVIRONMENT = {
 }
 
 # Pools and agents live to the end of the process, whoever lets go of a transport.
-_KEPT: list[object] = []
+KEPT: list[object] = []
 
 
 class NixlTransport:
@@ -77,11 +77,8 @@ class NixlTransport:
     """
 
     def __init__(self, host: str = "127.0.0.1", backend: str = "UCX") -> None:
-        _set_environment(host)
-        nixl = _import_nixl()
         self._backend = backend
-        self._agent = _make_agent(nixl, f"tasuki-{uuid.uuid4().hex}")
-        _create_backend(self._agent, backend)
+        self._agent = open_agent(host, backend)
         self._peers: dict[str, _Peer] = {}
         self._layout = kv_pb2.Layout()
         self._local: dict[tuple[Region, int], Any] = {}  # prepared slices of our blocks
@@ -117,7 +114,7 @@ class NixlTransport:
         """
         wire = layout.to_wire(pool, transport=f"nixl/{self._backend}")
         group = wire.groups[0]
-        _KEPT.append((self._agent, pool))
+        KEPT.append((self._agent, pool))
         try:
             region = (group.base_address, layout.pool_bytes, group.device, "")
             self._agent.register_memory([region], group.memory, backends=[self._backend])
@@ -125,7 +122,7 @@ class NixlTransport:
         except Exception as error:
             raise TransportError(
                 f"NIXL cannot register {layout.pool_bytes} bytes of {group.memory}:"
-                f" {_describe(error)}"
+                f" {describe(error)}"
             ) from error
         self._layout = wire
         self._memory = group.memory
@@ -150,7 +147,7 @@ class NixlTransport:
             mapping.close()
             if agent_name is not None:
                 self._remove(agent_name)
-            raise TransportError(f"NIXL cannot connect to {peer}: {_describe(error)}") from error
+            raise TransportError(f"NIXL cannot connect to {peer}: {describe(error)}") from error
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer's metadata; nothing is under way from it."""
@@ -180,11 +177,11 @@ class NixlTransport:
             )
             state = self._agent.transfer(handle)
         except Exception as error:
-            raise TransportError(f"NIXL read from {peer}: {_describe(error)}") from error
+            raise TransportError(f"NIXL read from {peer}: {describe(error)}") from error
         return NixlTransfer(self._agent, handle, state)
 
     def close(self) -> None:
-        """Nothing to do: registration and agent end with the process (see `_KEPT`)."""
+        """Nothing to do: registration and agent end with the process (see `KEPT`)."""
 
     def _prepared(self, plan: TransferPlan) -> Any:
         """Our side's slices, kept for the next peer that needs the same."""
@@ -209,7 +206,7 @@ class NixlTransport:
         try:
             self._agent.remove_remote_agent(agent_name)
         except Exception as error:  # it may be gone already
-            log.debug("removing %r: %s", agent_name, _describe(error))
+            log.debug("removing %r: %s", agent_name, describe(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +244,7 @@ class NixlTransfer:
             except Exception as error:
                 self._state = "ERR"
                 self._release()
-                raise TransportError(f"NIXL read: {_describe(error)}") from error
+                raise TransportError(f"NIXL read: {describe(error)}") from error
         if self._state == "PROC":
             return False
         self._release()
@@ -260,11 +257,27 @@ class NixlTransfer:
             try:
                 self._handle.release()
             except Exception as error:
-                log.warning("releasing an ended transfer: %s", _describe(error))
+                log.warning("releasing an ended transfer: %s", describe(error))
 
 
 # Handles of reads under way: never dropped, so that none is released by its finalizer.
 _UNFINISHED: dict[int, Any] = {}
+
+
+def open_agent(host: str, backend: str) -> Any:
+    """A new agent with one backend.
+
+    Args:
+        host: Address that this worker binds; its network device is used, no other.
+        backend: NIXL plugin that moves the bytes.
+
+    Raises:
+        TransportError: NIXL or the backend is not there; says what is.
+    """
+    _set_environment(host)
+    agent = _make_agent(_import_nixl(), f"tasuki-{uuid.uuid4().hex}")
+    _create_backend(agent, backend)
+    return agent
 
 
 def _set_environment(host: str) -> None:
@@ -283,7 +296,8 @@ def _indices(spans: Sequence[tuple[int, int]]) -> np.ndarray[Any, np.dtype[np.in
     return np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in spans])
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """Kind and message of an error of NIXL's."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -335,6 +349,6 @@ def _create_backend(agent: Any, backend: str) -> None:
     except Exception as error:
         others = ", ".join(sorted(set(plugins) - {backend})) or "none"
         raise TransportError(
-            f"NIXL's backend {backend} does not start here ({_describe(error)}):"
+            f"NIXL's backend {backend} does not start here ({describe(error)}):"
             f" try another: {others}"
         ) from error

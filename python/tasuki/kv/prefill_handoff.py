@@ -1,7 +1,7 @@
 """One handoff as the prefill worker keeps it: plain state.
 
 `prefill_side.py` moves it from state to state; `decode_peers.py` reads what to
-say of it. Both run on the engine thread.
+say of it. Both run under the lock of `handoff.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class PrefillHandoff:
         target: decode engine that gets the KV; empty after it gave the work back.
         wanted: the target has credit and is told everything.
         heard: `seq` of the last want or renewal of this target, in this its turn.
+        admitted: there was credit once; what is computed from then on is leased.
         expires_s: end of the lease; None before the first announcement.
         residual: earlier targets that may still accept a read, and until when.
         past: earlier targets whose renewals must not be answered "alive".

@@ -3,7 +3,8 @@
 Owns the prefill engines by name: whether each can be talked to, the questions
 asked of it, the releases it has yet to answer, and when all is said again.
 Anything said may get lost. What becomes of a handoff is decided in
-`decode_side.py`, which calls this on the engine thread.
+`decode_side.py`, which calls this. Nothing here calls the engine: heartbeats are
+sent by the loop's thread, whatever the engine thread computes.
 
 The fence. `acked_s` is when we sent the last want or renewal that the prefill
 worker answered: a renewal with "alive", either with an announcement that says
@@ -22,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasuki.engine.api import KvHost
 from tasuki.kv.config import HandoffConfig
 from tasuki.kv.decode_handoff import NEVER_S, DecodeHandoff
 from tasuki.kv.effects import Effect, ToPrefill
@@ -49,7 +49,6 @@ class PrefillPeers:
     """Every prefill engine that this one has handoffs with, or has yet to release.
 
     Args:
-        host: the engine; asked for prefix hints.
         config: times; the lease of a peer comes with its handshake.
         handoffs: the live ones by request; read here, changed by their owner.
         effects: where what is to be said goes, in order.
@@ -57,12 +56,10 @@ class PrefillPeers:
 
     def __init__(
         self,
-        host: KvHost,
         config: HandoffConfig,
         handoffs: Mapping[str, DecodeHandoff],
         effects: list[Effect],
     ) -> None:
-        self._host = host
         self._config = config
         self._handoffs = handoffs
         self._effects = effects
@@ -92,7 +89,7 @@ class PrefillPeers:
         return handoff.acked_s + self.lease_s(handoff.peer) * (1.0 - self._config.margin_fraction)
 
     def deadlines(self) -> Iterator[float]:
-        """When `tick` has something to do."""
+        """Each time at which `tick` has something to do."""
         for peer, known in self._peers.items():
             if self._beats(peer, known):
                 yield self._beat_due_s(known)
@@ -147,7 +144,7 @@ class PrefillPeers:
             return  # connecting says it
         want = pb.Want(
             request_id=handoff.request_id,
-            prefix_blocks=self._host.prefix_hint(handoff.request_id),
+            prefix_blocks=handoff.prefix_hint,
             seq=self._ask(known, [handoff], now_s),
         )
         self._say(handoff.peer, pb.FromDecode(want=want))

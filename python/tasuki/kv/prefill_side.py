@@ -2,11 +2,15 @@
 
 Time and messages go in, `ToDecode` effects come out, and the engine is told
 through `KvHost`. No I/O, no clock, no threads: the engine thread calls it (see
-`handoff.py`), and so does the test that tries every order of events.
+`handoff.py`; `read_ahead` alone is called by the loop's thread, too), and so does the
+test that tries every order of events.
 
-    submit ──▶ held ──want──▶ admitted ──first announcement──▶ leased ──▶ ended
-                                                                │  ▲
-                                                          renew └──┘
+    submit ──▶ waiting ──want──▶ admitted ──first announcement──▶ leased ──▶ ended
+                                                                  │  ▲
+                                                            renew └──┘
+
+The engine may compute before the want comes. What it has computed by then is announced
+when the want comes, and not before: only the announcing waits.
 
 What makes the decode worker's reads safe:
 
@@ -51,6 +55,7 @@ class PrefillSide:
 
     def __init__(self, host: KvHost, config: HandoffConfig, counters: HandoffCounters) -> None:
         self._host = host
+        self._machine = config.machine
         self._lease_s = config.lease_s
         self._park_s = config.park_leases * config.lease_s
         self._counters = counters
@@ -58,6 +63,7 @@ class PrefillSide:
         # (request, decode engine): (deadline, seq of the want)
         self._parked: dict[tuple[str, str], tuple[float, int]] = {}
         self._ended: dict[str, float] = {}  # tombstones: when each may be forgotten
+        self._credited: list[str] = []  # wanted, and the engine is yet to be told
         self._effects: list[Effect] = []
         self._peers = DecodePeers(self._effects)
 
@@ -76,7 +82,8 @@ class PrefillSide:
     @property
     def leased_blocks(self) -> int:
         """Blocks announced and not given up."""
-        return sum(len(h.blocks) for h in self._handoffs.values() if not h.leg_over)
+        leased = (h for h in self._handoffs.values() if h.expires_s is not None and not h.leg_over)
+        return sum(len(h.blocks) for h in leased)
 
     @property
     def idle(self) -> bool:
@@ -85,8 +92,8 @@ class PrefillSide:
 
     # Events of the router and the engine.
 
-    def submit(self, request_id: str, decode_engine: str) -> None:
-        """A PREFILL leg was submitted to the engine, which holds it back.
+    def submit(self, request_id: str, decode_engine: str, now_s: float) -> None:
+        """A PREFILL leg was submitted to the engine.
 
         A second one under a live id is dropped, as the engine drops it.
         """
@@ -95,7 +102,8 @@ class PrefillSide:
         handoff = PrefillHandoff(request_id, decode_engine)
         self._handoffs[request_id] = handoff
         self._ended.pop(request_id, None)
-        self._unpark(handoff)
+        self._unpark(handoff, now_s)
+        self._admit()
 
     def abort(self, request_id: str, now_s: float) -> bool:
         """The router wants no more of it. Announced blocks wait for release or expiry.
@@ -134,7 +142,8 @@ class PrefillSide:
         handoff.past.discard(decode_engine)
         if handoff.expires_s is not None:
             self._grant(handoff, now_s)
-        self._unpark(handoff)
+        self._unpark(handoff, now_s)
+        self._admit()
         return True
 
     def on_started(self, request_ids: Sequence[str]) -> None:
@@ -172,19 +181,37 @@ class PrefillSide:
         Args:
             now_s: read off the clock after the message was received.
         """
+        if not self.read_ahead(decode_engine, message, now_s) and message.HasField("release"):
+            for request_id in message.release.request_ids:
+                self._on_release(decode_engine, request_id, message.release.keep, now_s)
+        self._admit()
+
+    def read_ahead(self, decode_engine: str, message: pb.FromDecode, now_s: float) -> bool:
+        """Answer a want or a renewal, which extends the lease, without calling the engine.
+
+        So a step of any length delays neither. What the engine has to hear of it waits
+        for the next `tick` (`tells_engine`).
+
+        Returns:
+            Whether the message was one of these.
+        """
         match message.WhichOneof("message"):
             case "want":
                 self._on_want(decode_engine, message.want, now_s)
             case "renew":
                 self._on_renew(decode_engine, message.renew, now_s)
-            case "release":
-                for request_id in message.release.request_ids:
-                    self._on_release(decode_engine, request_id, message.release.keep, now_s)
             case _:
-                pass  # a message of a later version
+                return False  # a release, or a message of a later version
+        return True
+
+    @property
+    def tells_engine(self) -> bool:
+        """Whether the next `tick` has something to tell the engine."""
+        return bool(self._credited)
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: leases, parked wants, tombstones."""
+        """Let time pass: leases, parked wants, tombstones; and admit what was read ahead."""
+        self._admit()
         for handoff in list(self._handoffs.values()):
             expired = [d for d, until_s in handoff.residual.items() if until_s <= now_s]
             for decode_engine in expired:
@@ -218,14 +245,14 @@ class PrefillSide:
             self._parked.setdefault((want.request_id, decode_engine), parked)
         elif not handoff.wanted:
             self._extend(handoff, want.seq, now_s)
-            self._want(handoff)
+            self._want(handoff, now_s)
 
-    def _unpark(self, handoff: PrefillHandoff) -> None:
+    def _unpark(self, handoff: PrefillHandoff, now_s: float) -> None:
         """The want of its target may have come first; the lease, if there is one, began since."""
         parked = self._parked.pop((handoff.request_id, handoff.target), None)
         if parked is not None:
             _, handoff.heard = parked
-            self._want(handoff)
+            self._want(handoff, now_s)
 
     def _extend(self, handoff: PrefillHandoff, seq: int, now_s: float) -> None:
         """The target cares: the lease, if it runs, lasts for a whole one from now."""
@@ -233,13 +260,22 @@ class PrefillSide:
         if handoff.expires_s is not None:
             handoff.expires_s = max(handoff.expires_s, now_s + self._lease_s)
 
-    def _want(self, handoff: PrefillHandoff) -> None:
+    def _want(self, handoff: PrefillHandoff, now_s: float) -> None:
         """The target has credit: let the engine compute, and say what there is."""
         handoff.wanted = True
         if not handoff.admitted:
             handoff.admitted = True
-            self._host.admit(handoff.request_id)
+            self._credited.append(handoff.request_id)
+            if handoff.blocks:  # computed ahead, announced now
+                self._grant(handoff, now_s)
         self._peers.say_again(handoff, pb.Renewal(request_id=handoff.request_id))
+
+    def _admit(self) -> None:
+        """Tell the engine of credits that have come."""
+        credited, self._credited = self._credited, []
+        for request_id in credited:
+            if (handoff := self._handoffs.get(request_id)) is not None and handoff.admitted:
+                self._host.admit(request_id)
 
     def _on_renew(self, decode_engine: str, renew: pb.Renew, now_s: float) -> None:
         alive: list[str] = []
@@ -269,7 +305,7 @@ class PrefillSide:
             return None
         self._extend(handoff, seq, now_s)
         if not handoff.wanted:
-            self._want(handoff)
+            self._want(handoff, now_s)
         self._peers.say_again(handoff, renewal)
         return True
 
@@ -306,12 +342,12 @@ class PrefillSide:
         known = len(handoff.blocks)
         assert item.first <= known, (item.first, known)
         handoff.blocks[item.first :] = item.blocks
-        if handoff.expires_s is None and handoff.ending is None:
+        if handoff.expires_s is None and handoff.ending is None and handoff.admitted:
             self._grant(handoff, now_s)
         self._peers.say_blocks(handoff, item.first)
 
     def _prefilled(self, handoff: PrefillHandoff, end: Prefilled, now_s: float) -> None:
-        handoff.prefilled = prefilled_to_wire(end)
+        handoff.prefilled = prefilled_to_wire(end, now_s, self._machine)
         self._peers.say_prefilled(handoff)
         if all(token.finished for token in end.first_tokens):
             handoff.leg_over = True

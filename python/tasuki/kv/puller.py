@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s
-from tasuki.kv.effects import CancelPull, Pull, PullDone
+from tasuki.kv.effects import CancelPull, Pull, PullDone, PullProgress
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import Transfer, Transport, check_metadata
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _POLL_SHARE = 0.125
 _POLL_MIN_S = 50e-6
 _POLL_MAX_S = 2e-3
+_PROGRESS_S = 1.0  # at least, between two reports of an order's progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class PeerFailed:
     message: str
 
 
+PullerReport = PullDone | PullProgress | PeerFailed
+
+
 @dataclass(slots=True)
 class _Order:
     """One order under way; `pieces` are yet to be posted."""
@@ -72,6 +76,7 @@ class _Order:
     posted_s: float = 0.0
     moved_bytes: int = 0
     descriptors: int = 0
+    reported_s: float = 0.0
     error: str = ""
 
 
@@ -94,14 +99,14 @@ class Puller(threading.Thread):
 
     Args:
         transport: registered, and this thread's alone from now on.
-        report: called from this thread with every `PullDone` and `PeerFailed`.
+        report: called from this thread with what happens to orders and peers.
         clock: the handoff's clock.
     """
 
     def __init__(
         self,
         transport: Transport,
-        report: Callable[[PullDone | PeerFailed], None],
+        report: Callable[[PullerReport], None],
         clock: Callable[[], float] = now_s,
     ) -> None:
         super().__init__(name="kv-transfer", daemon=True)
@@ -208,7 +213,8 @@ class Puller(threading.Thread):
             self._transport.disconnect(name)
 
     def _enqueue(self, pull: Pull) -> None:
-        order = _Order(pull.order_id, posted_s=self._clock())
+        now_s = self._clock()
+        order = _Order(pull.order_id, posted_s=now_s, reported_s=now_s)
         peer = self._peers.get(pull.peer)
         if peer is None:
             order.error = f"{pull.peer} is not connected"
@@ -279,6 +285,9 @@ class Puller(threading.Thread):
             self._fail(order, error)
         elif order.inflight == 0 and not order.pieces:
             self._finish(order)
+        elif not order.error and (now_s := self._clock()) > order.reported_s + _PROGRESS_S:
+            order.reported_s = now_s
+            self._report(PullProgress(order.order_id))
 
     def _post(self, name: str) -> bool:
         """Post pieces of `name` while the bound allows. Returns whether any was."""

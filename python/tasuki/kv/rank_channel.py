@@ -5,7 +5,7 @@ waits for a step of that rank, nor a step for an order.
 
     rank 0                                          rank r
     engine thread ── PullerCommand ──▶ pipe ──▶ KvRank ──▶ Puller
-    inbox ◀── RemoteRanks ◀── pipe ◀── PullDone, PeerFailed ──┘
+    inbox ◀── RemoteRanks ◀── pipe ◀── PullerReport ─────────┘
 
 The first message, from rank r, is its `RankPool`; the last, when its transfer
 thread has ended, is None.
@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 
 from tasuki.errors import TasukiError
-from tasuki.kv.effects import PullDone
-from tasuki.kv.puller import PeerFailed, Puller, PullerCommand
+from tasuki.kv.puller import Puller, PullerCommand, PullerReport
 from tasuki.kv.transport import Transport, rank_pool
 from tasuki.v1 import kv_pb2
 
@@ -51,7 +50,7 @@ class KvRank:
         for run in (self._listen, self._watch):
             threading.Thread(target=run, name=f"kv-rank{run.__name__}", daemon=True).start()
 
-    def _report(self, event: PullDone | PeerFailed | None) -> None:
+    def _report(self, event: PullerReport | None) -> None:
         with contextlib.suppress(OSError):  # rank 0 is gone, so this one ends, too
             self._connection.send(event)
 
@@ -79,7 +78,7 @@ class RemoteRanks(threading.Thread):
     """
 
     def __init__(
-        self, connections: Sequence[Connection], report: Callable[[PullDone | PeerFailed], None]
+        self, connections: Sequence[Connection], report: Callable[[PullerReport], None]
     ) -> None:
         super().__init__(name="kv-ranks", daemon=True)
         self._connections = connections

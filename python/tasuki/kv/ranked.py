@@ -109,6 +109,10 @@ class RankedPuller:
             for part, rank in whole.parts.items():
                 self._put[rank](CancelPull(part))
 
+    def whole(self, part: int) -> int:
+        """The order that a part under way belongs to."""
+        return self._parts[part].order_id
+
     def ended(self, part: PullDone) -> PullDone | None:
         """A transfer thread reports a part's end.
 

@@ -20,7 +20,10 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.v1 import kv_pb2
 
-_BUILT_IN = {"nixl": "tasuki.kv.nixl:NixlTransport"}
+_BUILT_IN = {
+    "nixl": "tasuki.kv.nixl:NixlTransport",
+    "host-staged": "tasuki.kv.host_staged:HostStagedTransport",
+}
 
 
 class UnknownTransportError(TasukiError):

@@ -8,8 +8,16 @@ from tasuki.engine.api import FirstToken, Prefilled, TokenLogprob
 from tasuki.v1 import kv_pb2, worker_pb2
 
 
-def prefilled_to_wire(prefilled: Prefilled) -> kv_pb2.Prefilled:
-    """The end of a prefill as the decode worker reads it."""
+def prefilled_to_wire(
+    prefilled: Prefilled, computed_s: float = 0.0, machine: bytes = b""
+) -> kv_pb2.Prefilled:
+    """The end of a prefill as the decode worker reads it.
+
+    Args:
+        prefilled: The end.
+        computed_s: When the last chunk was collected, by `kv.clock`.
+        machine: Whose clock that is; empty: it must not be compared.
+    """
     return kv_pb2.Prefilled(
         request_id=prefilled.request_id,
         total_blocks=prefilled.total_blocks,
@@ -22,6 +30,8 @@ def prefilled_to_wire(prefilled: Prefilled) -> kv_pb2.Prefilled:
             )
             for first in prefilled.first_tokens
         ],
+        computed_s=computed_s,
+        machine=machine,
     )
 
 

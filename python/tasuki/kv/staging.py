@@ -1,0 +1,127 @@
+"""Host memory that blocks pass through where GPUs cannot read one another, and the copies.
+
+    pool of the source ──copy──▶ slot there ──read──▶ slot here ──copy──▶ our pool
+       (device)                  (pinned host)        (pinned host)       (device)
+
+A transfer is cut into *parts*, each of which fills one slot on either side; several are under
+way, so that the copies and the read of different parts overlap. The slots of a worker are one
+registered stretch of memory: a *set* for every reader of it, and a set for every peer that it
+reads itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tasuki.kv.transfer_plan import Run, TransferPlan
+
+SLOT_BYTES = 2 << 20
+LANES = 4  # slots of a set: parts under way between two workers
+MAX_PEERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Adjacent bytes of both pools, by their owners' addresses."""
+
+    remote: int
+    local: int
+    size_bytes: int
+
+
+def parts_of(
+    runs: Sequence[Run], plan: TransferPlan, slot_bytes: int = SLOT_BYTES
+) -> Iterator[list[Segment]]:
+    """Cut the slices of `runs` into parts of at most `slot_bytes`."""
+    part: list[Segment] = []
+    room = slot_bytes
+    for segment in _segments(runs, plan):
+        begin = 0
+        while begin < segment.size_bytes:
+            size = min(room, segment.size_bytes - begin)
+            part.append(Segment(segment.remote + begin, segment.local + begin, size))
+            begin, room = begin + size, room - size
+            if not room:
+                yield part
+                part, room = [], slot_bytes
+    if part:
+        yield part
+
+
+def _segments(runs: Sequence[Run], plan: TransferPlan) -> Iterator[Segment]:
+    remote, local = plan.remote, plan.local
+    for run in runs:
+        joined = plan.whole_blocks
+        for index in range(1 if joined else run.count):
+            yield Segment(
+                remote.address + (run.remote + index) * remote.stride_bytes,
+                local.address + (run.local + index) * local.stride_bytes,
+                plan.slice_bytes * (run.count if joined else 1),
+            )
+
+
+class Slots:
+    """The slots of one worker: `MAX_PEERS` sets for its readers, then as many for itself."""
+
+    def __init__(self, pinned: bool) -> None:
+        """Allocate them; `pinned`: as copies to and from a GPU need them."""
+        count = 2 * MAX_PEERS * LANES
+        self.memory = torch.empty(count * SLOT_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        self.memory.zero_()  # touched now, and not during the first transfers
+
+    def slot(self, of_set: int, lane: int) -> torch.Tensor:
+        """One slot; sets of readers are 0 .. MAX_PEERS - 1, own ones follow."""
+        begin = slot_offset(of_set, lane)
+        return self.memory[begin : begin + SLOT_BYTES]
+
+
+def slot_offset(of_set: int, lane: int) -> int:
+    """Bytes from the beginning of a worker's slots."""
+    return (of_set * LANES + lane) * SLOT_BYTES
+
+
+class PoolCopies:
+    """Copies between one pool and slots, on a stream of their own; one thread at a time."""
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        """Copy to or from `pool`, contiguous, wherever it was made."""
+        self._bytes = pool.view(-1).view(torch.uint8)
+        self._address = pool.data_ptr()
+        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None  # type: ignore[no-untyped-call]
+
+    def holds(self, address: int, size_bytes: int) -> bool:
+        """Whether these bytes are the pool's."""
+        begin = address - self._address
+        return begin >= 0 and size_bytes > 0 and begin + size_bytes <= self._bytes.numel()
+
+    def start(
+        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], *, to_pool: bool
+    ) -> Callable[[], bool]:
+        """Copy (address, bytes) stretches of the pool from or to a slot, where they are adjacent.
+
+        Returns:
+            Says whether the copies are over.
+        """
+        if self._stream is None:
+            self._copy(slot, stretches, to_pool)
+            return lambda: True
+        with torch.cuda.stream(self._stream):
+            self._copy(slot, stretches, to_pool)
+            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended.record()
+        return ended.query
+
+    @torch.inference_mode()  # elsewhere torch refuses to write to a pool that was made in it
+    def _copy(
+        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], to_pool: bool
+    ) -> None:
+        at = 0
+        for address, size in stretches:
+            begin = address - self._address
+            own, staged = self._bytes[begin : begin + size], slot[at : at + size]
+            target, source = (own, staged) if to_pool else (staged, own)
+            target.copy_(source, non_blocking=True)
+            at += size
