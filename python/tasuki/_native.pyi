@@ -37,7 +37,10 @@ class CpuShape:
         windows: list[int | None],
     ) -> None: ...
     def why_not(self) -> str | None:
-        """Why a model of this shape cannot run here; None: it can."""
+        """Why the kernels cannot run a model of this shape; None: they can."""
+
+def cpu_kernels() -> list[tuple[str, list[str]]]:
+    """Name of each set of CPU kernels, the quickest last, and what this processor lacks."""
 
 class CpuModel:
     """A Llama-family model in bfloat16 on the CPU (crates/cpu), its arrays' bits as int16.
@@ -45,7 +48,15 @@ class CpuModel:
     All arrays are contiguous; whatever does not fit raises ValueError.
     """
 
-    def __init__(self, shape: CpuShape, embedding: _Bits, norm: _Bits, head: _Bits) -> None: ...
+    def __init__(
+        self,
+        kernels: str,
+        int8: bool,
+        shape: CpuShape,
+        embedding: _Bits,
+        norm: _Bits,
+        head: _Bits,
+    ) -> None: ...
     def push_layer(
         self,
         *,
@@ -80,9 +91,9 @@ class CpuModel:
     ) -> None:
         """Run one step on so many threads; fills `logits` [R, vocab], writes the pool."""
 
-class CpuProduct:
-    """One product with a packed bfloat16 weight [outputs, inputs], on the calling thread."""
+class CpuLinear:
+    """One GEMM with a packed bfloat16 weight [outputs, inputs], on the calling thread."""
 
-    def __init__(self, weight: _Bits, inputs: int) -> None: ...
+    def __init__(self, kernels: str, int8: bool, weight: _Bits, inputs: int) -> None: ...
     def run(self, x: _Bits, out: NDArray[np.float32]) -> None:
         """Multiply `x`, [rows, inputs], into `out`, [rows, outputs]."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__version__ = "fake"
+__version__ = "0.6.14"
 
 
 class _Wrapper:
@@ -54,7 +54,7 @@ class _Wrapper:
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
-    """With `use_cuda_graph`, as far as FA3 goes: see `_run_fixed`."""
+    """With `use_cuda_graph` as FA3 or, if that is the backend, as FA2: see `replay`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         backend: str = "auto",
     ) -> None:
         super().__init__(float_workspace_buffer, kv_layout)
-        self._use_cuda_graph = use_cuda_graph
+        self._use_cuda_graph, self._backend = use_cuda_graph, backend
         self._most_rows: int | None = None
         self._indices = paged_kv_indices_buf
         if use_cuda_graph:
@@ -97,7 +97,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         kv_data_type: torch.dtype | None = None,
         seq_lens: torch.Tensor | None = None,
         max_token_per_sequence: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
+        of_fa2 = self._use_cuda_graph and self._backend == "fa2"
+        assert disable_split_kv == of_fa2  # else FA2 takes its partial sums' memory in graphs
         assert causal and sm_scale is not None and seq_lens is not None
         assert max_token_per_sequence == int((qo_indptr[1:] - qo_indptr[:-1]).max())
         self.queries, self.indptr = qo_indptr.clone(), paged_kv_indptr.clone()
@@ -128,7 +131,36 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return out
 
     def replay(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
-        """What a recorded FA3 kernel does: it takes its work from the device alone.
+        """What a recorded kernel does: it takes its work from the device alone."""
+        if self._backend == "fa2":
+            self._replay_fa2(q, cache, out)
+        else:
+            self._replay_fa3(q, cache, out)
+
+    def _replay_fa2(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
+        """Lengths are those of the blocks; results lie end to end from the first row on.
+
+        Sequences without keys leave anything. Programs without work take what lies in the
+        integers behind the last tile's, which must name an empty sequence.
+        """
+        assert self._indices is not None
+        size = cache[0].shape[2]
+        assert self._pin_memory_int_workspace_buffer[:1024].eq(0).all()
+        assert self.queries[0] == self.queries[1] == 0 and self.indptr[1] == 0
+        begin = 0
+        for i, last in enumerate(self.last.tolist()):
+            queries = int(self.queries[i + 1] - self.queries[i])
+            blocks = self._indices[self.indptr[i] : self.indptr[i + 1]]
+            rows, begin = slice(begin, begin + queries), begin + queries
+            if not len(blocks):
+                out[rows] = float("nan")
+            elif queries:
+                assert 0 < last <= size
+                own = q[self.queries[i] : self.queries[i + 1]]
+                out[rows] = self._attend(own, *self._gather(cache, blocks, last))
+
+    def _replay_fa3(self, q: torch.Tensor, cache: Any, out: torch.Tensor) -> None:
+        """Results lie where the queries do.
 
         Begins, lengths and block ids as the last plan left them; nothing for sequences
         without queries; `last` is not looked at, nor where one's ids end.

@@ -104,16 +104,18 @@ def test_a_step_in_flight_may_still_read_what_was_planned_before(module: ModuleT
     assert len(pinned) == 2 and pinned[0] != pinned[1]
 
 
+@pytest.mark.parametrize("kernels", ["auto", "fa2"])
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_graph_of_mixed_steps_finds_what_later_plans_leave(
-    module: ModuleType, window: int | None
+    module: ModuleType, window: int | None, kernels: str
 ) -> None:
     """Recorded over padding; replayed with any number of decodes and prompts, or none."""
     room, limits = 40, StepLimits(tokens=64, decodes=8, chunks=4, width=9)
     layer, last = 1, STEPS["all mixed"]
     steps = [*STEPS.values(), [(21, 1)] * 7, [(30, 5), (0, 9), (0, 3), (16, 18)], last]
     pool = make_case(layer, SHAPE, last).pool
-    backend = module.FlashInferAttention(pool, HEADS, torch.float16)
+    options = module.FlashInferOptions(prefill=kernels)
+    backend = module.FlashInferAttention(pool, HEADS, torch.float16, options)
     query = torch.zeros(room, HEADS, 64, dtype=torch.float16)
     key = value = torch.zeros(room, 2, 64, dtype=torch.float16)
     result = torch.zeros_like(query)
@@ -153,8 +155,12 @@ def test_a_graph_of_mixed_steps_finds_what_later_plans_leave(
         padded = F.pad(case.batch.positions, (0, room - count))
         backend.plan(replace(case.batch, tokens=torch.zeros(room), positions=padded, limits=limits))
         result.fill_(float("nan"))
-        backend._decode.forward(recorded, layer, query, SCALE, result)
-        wrapper.replay(query, backend._layers[layer], result)
+        calls = [
+            lambda: backend._decode.forward(recorded, layer, query, SCALE, result),
+            lambda: wrapper.replay(query, backend._layers[layer], result),
+        ]
+        for call in reversed(calls) if kernels == "fa2" else calls:  # in the order of `forward`
+            call()
         assert_right(case, case.query(HEADS), result[:count], window)
         assert result[count:].isnan().all()
     assert kind.call.wrapper is wrapper
@@ -198,10 +204,28 @@ def test_another_flashinfer_is_told_at_once(
 
     monkeypatch.setattr(fake_flashinfer, "BatchPrefillWithPagedKVCacheWrapper", Other)
     case = make_case(1, SHAPE, STEPS["later chunk"])
-    backend = module.FlashInferAttention(case.pool, HEADS, torch.float16)
-    backend.plan(case.batch)
     with pytest.raises(AttentionError, match="has no _int_workspace_buffer"):
-        case.run(backend, 1, case.query(HEADS), scale=SCALE)
+        module.FlashInferAttention(case.pool, HEADS, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("0.6.13", False),
+        ("0.6.14", True),
+        ("0.6.20.post1", True),
+        ("0.7.0rc1", False),
+        ("1.0", False),
+        ("?", False),
+    ],
+)
+def test_versions_whose_private_parts_are_unknown_are_refused(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, version: str, known: bool
+) -> None:
+    monkeypatch.setattr(fake_flashinfer, "__version__", version)
+    reason = module.why_not(HEADS, 2, 64, torch.float16, torch.float16)
+    assert (reason is None) == known
+    assert known or f"FlashInfer is {version}" in reason
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fp8 import needs_fp8
 from support.attention_cases import Case, Shape, definition, make_case, pad
 
 pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional: tasuki[gpu])")
@@ -19,6 +20,7 @@ if not torch.cuda.is_available():
 
 from tasuki.attention.flashinfer import FlashInferAttention, FlashInferOptions
 from tasuki.attention.write import write
+from tasuki.device_limits import limits_of
 from tasuki.engine.batch import Batch, StepLimits
 
 BFLOAT16_ERROR = 5e-3
@@ -64,7 +66,8 @@ def compiled() -> None:
     """Kernels that several tests need: together, where none of them has been compiled."""
     fp8 = torch.float8_e4m3fn
     FlashInferAttention(make([(0, 1)]).pool, 32, torch.bfloat16, windows=(None, 1))
-    FlashInferAttention(make([(0, 1)], kv_dtype=fp8).pool, 32, torch.bfloat16)
+    if limits_of(torch.device("cuda", 0)).has_fp8:
+        FlashInferAttention(make([(0, 1)], kv_dtype=fp8).pool, 32, torch.bfloat16)
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -125,6 +128,7 @@ def test_sliding_window(step: str, window: int) -> None:
     assert run(make(STEPS[step]), 32, window) < BFLOAT16_ERROR
 
 
+@needs_fp8
 @pytest.mark.parametrize("step", STEPS)
 def test_fp8_cache(step: str) -> None:
     """Whole prompts read the step's own keys and values, which nothing rounds."""
@@ -262,21 +266,38 @@ def over_padding(room: int, block_size: int, limits: StepLimits) -> Batch:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "block_size", "window"),
+    ("head_dim", "block_size", "window", "kernels", "kv_dtype"),
     # Heads of 256 first: compiling their kernels takes longest.
-    [(256, 32, None), (128, 32, None), (128, 16, 100), (64, 32, None)],
+    [
+        (256, 32, None, "auto", None),
+        (128, 32, None, "auto", None),
+        (128, 16, 100, "auto", None),
+        (64, 32, None, "auto", None),
+        (128, 32, None, "fa2", None),
+        (128, 16, 100, "fa2", None),
+        (64, 32, None, "fa2", None),
+        pytest.param(128, 32, None, "auto", torch.float8_e4m3fn, marks=needs_fp8),
+    ],
 )
-def test_mixed_steps_in_cuda_graphs(head_dim: int, block_size: int, window: int | None) -> None:
+def test_mixed_steps_in_cuda_graphs(
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    kernels: str,
+    kv_dtype: torch.dtype | None,
+) -> None:
     """Graphs of two sizes, recorded over padding; then steps of all kinds, planned one ahead."""
     heads, layer, scale = 32, 1, head_dim**-0.5
     limits = StepLimits(tokens=ROOMS[0], decodes=64, chunks=64, width=4352 // block_size)
-    shape = Shape(8, head_dim, block_size, dtype=torch.bfloat16, device="cuda")
+    shape = Shape(8, head_dim, block_size, dtype=torch.bfloat16, kv_dtype=kv_dtype, device="cuda")
     pool = torch.zeros(
-        40_000 // block_size, 8, 3, 2, block_size, head_dim, dtype=torch.bfloat16, device="cuda"
+        (40_000 // block_size, 8, 3, 2, block_size, head_dim),
+        dtype=kv_dtype or torch.bfloat16,
+        device="cuda",
     )
-    backend = FlashInferAttention(pool, heads, torch.bfloat16, windows=(window,))
-    if not backend.captures_prompts:
-        pytest.skip("FlashInfer has no FA3 kernels for this device")
+    options = FlashInferOptions(prefill=kernels)
+    backend = FlashInferAttention(pool, heads, torch.bfloat16, options, windows=(window,))
+    assert backend.captures_prompts
     graphs = {}
     for room in ROOMS:
         query, result = torch.zeros(2, room, heads, head_dim, dtype=torch.bfloat16, device="cuda")
@@ -284,10 +305,10 @@ def test_mixed_steps_in_cuda_graphs(head_dim: int, block_size: int, window: int 
         static = over_padding(room, block_size, limits)
         backend.plan(static)
         graph = torch.cuda.CUDAGraph()
-        options = {"scale": scale, "sliding_window": window, "written": True, "out": result}
-        backend.forward(layer, query, key, key, **options)
+        call = {"scale": scale, "sliding_window": window, "written": True, "out": result}
+        backend.forward(layer, query, key, key, **call)
         with torch.cuda.graph(graph):
-            backend.forward(layer, query, key, key, **options)
+            backend.forward(layer, query, key, key, **call)
         graphs[room] = graph, static, query, result
     found: list[tuple[Case, torch.Tensor]] = []
     ends: list[torch.cuda.Event] = []
@@ -314,5 +335,5 @@ def test_mixed_steps_in_cuda_graphs(head_dim: int, block_size: int, window: int 
     for case, got in found:
         count = len(case.batch.tokens)
         want = definition(case, case.query(heads), scale, window)
-        assert error(got[:count], want) < BFLOAT16_ERROR
+        assert error(got[:count], want) < (FP8_ERROR if kv_dtype else BFLOAT16_ERROR)
         assert got[count:].isnan().all(), "padding was written"

@@ -19,7 +19,6 @@ import torch
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
-pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional: tasuki[gpu])")
 
 from tasuki.attention.select import make_attention
 from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingParams
@@ -29,7 +28,7 @@ from tasuki.engine.inputs import wanted_logits
 from tasuki.engine.plan import Draw, StepPlan
 from tasuki.engine.request import Request
 from tasuki.engine.runner import Launched, ModelRunner
-from tasuki.engine.sampler import NOT_FINITE, sample
+from tasuki.engine.sampler import NOT_FINITE, Sampler
 from tasuki.engine.step_builder import build_step
 from tasuki.engine.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
@@ -280,7 +279,7 @@ def test_a_mixed_step_in_a_graph_gives_the_logits_of_an_eager_one(
         rig.step()
     for i in range(5, 5 + prompts):
         rig.engine.submit(spec(f"r{i}", 30, i, 40))
-    plan = rig.engine._scheduler.plan(0.0)
+    plan = rig.engine._scheduler.plan(0.0, rig.engine._rates)
     assert plan is not None and plan.num_decodes == 5
     assert (len(plan.rows) > 5) == (prompts > 0)
     wanted = wanted_logits(plan)
@@ -372,8 +371,10 @@ def test_the_gpu_draws_what_the_cpu_draws(params: dict[str, Any]) -> None:
     draws = _draws(count, **params)
     with torch.inference_mode():
         rows = logits.expand(count, -1)
-        there = sample(rows.cuda(), range(count), draws).tokens.tolist()
-        here = sample(rows, range(count), draws).tokens.tolist()
+        there, here = (
+            Sampler(each.device).sample(each, range(count), draws).tokens.tolist()
+            for each in (rows.cuda(), rows)
+        )
     assert sum(a == b for a, b in zip(there, here, strict=True)) > 0.99 * count
 
 
@@ -382,7 +383,8 @@ def test_draws_follow_the_softmax() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2), device="cpu") * 2
     draws = _draws(count, temperature=1.0)
     with torch.inference_mode():
-        tokens = sample(logits.cuda().expand(count, -1), range(count), draws).tokens.tolist()
+        rows = logits.cuda().expand(count, -1)
+        tokens = Sampler(rows.device).sample(rows, range(count), draws).tokens.tolist()
     wanted, found = logits.softmax(-1)[0], Counter(tokens)
     for token in wanted.topk(8).indices.tolist():
         p = float(wanted[token])
@@ -392,7 +394,8 @@ def test_draws_follow_the_softmax() -> None:
 def test_rows_that_are_not_finite_are_marked() -> None:
     logits = torch.zeros(4, 1000, device="cuda")
     logits[1, 5], logits[2, 6] = float("nan"), float("inf")
+    sampler = Sampler(logits.device)
     for params in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}):
         with torch.inference_mode():
-            tokens = sample(logits, range(4), _draws(4, **params)).tokens.tolist()
+            tokens = sampler.sample(logits, range(4), _draws(4, **params)).tokens.tolist()
         assert [token == NOT_FINITE for token in tokens] == [False, True, True, False]

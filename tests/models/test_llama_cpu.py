@@ -1,7 +1,11 @@
-"""The native CPU kernels against the models they stand for, in bfloat16."""
+"""The native CPU kernels against the models they stand for, in bfloat16.
+
+The quickest kernels of this processor run every model, the others one model each.
+"""
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,14 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from paged import Paged, Sequence
 from tiny import NATIVE, save
 
+from tasuki import _native
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.models import loader
+from tasuki.models import cpu_kernels, loader
 from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel
+from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.llama_cpu import CpuLlamaModel, why_not
 from tasuki.models.loader import load_model
 from tasuki.models.spec_reader import read_spec
@@ -38,19 +45,34 @@ class Trio:
     exact: CausalModel
 
 
-@pytest.fixture(scope="module", params=NATIVE)
+def trios() -> Iterator[ParameterSet]:
+    """Kernels and model; kernels that this processor lacks are skipped, by name."""
+    best = cpu_kernels.available()[-1]
+    x86 = platform.machine() == "x86_64"
+    for name, missing in _native.cpu_kernels():
+        if name != "portable" and name.startswith("avx") != x86:
+            continue  # of another architecture
+        models = NATIVE if name == best else ["llama"]
+        reason = f"this processor has no {', '.join(missing)}"
+        marks = pytest.mark.skipif(bool(missing), reason=reason)
+        for model in models:
+            yield pytest.param((name, model), id=f"{name}-{model}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=trios())
 def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trio:
-    folder = tmp_path_factory.mktemp(request.param)
-    save(request.param, folder)
-    return load_trio(folder)
+    kernels, model = request.param
+    folder = tmp_path_factory.mktemp(model)
+    save(model, folder)
+    return load_trio(folder, kernels)
 
 
-def load_trio(folder: Path) -> Trio:
-    reason = why_not(read_spec(folder), BFLOAT16, torch.device("cpu"))
-    if reason is not None:
-        pytest.skip(f"no native kernels: {reason}")
-    native = load_model(folder, dtype=BFLOAT16)
+def load_trio(folder: Path, kernels: str) -> Trio:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cpu_kernels.VARIABLE, kernels)
+        native = load_model(folder, dtype=BFLOAT16)
     assert isinstance(native, CpuLlamaModel)
+    assert native.kernels == kernels
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "why_not", lambda *_: "compared with PyTorch's")
         by_torch = load_model(folder, dtype=BFLOAT16)
@@ -111,6 +133,34 @@ def test_chunks_batches_and_threads_change_no_bit(trio: Trio) -> None:
         for plan in (WHOLE, CHUNKS):
             for a, b in zip(run(trio.native, plan), want, strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kernels", cpu_kernels.available())
+def test_int8_weights_stay_close_and_change_no_bit_by_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    save("llama", tmp_path)
+    monkeypatch.setenv(cpu_kernels.VARIABLE, kernels)
+    exact = run(load_model(tmp_path, dtype=torch.float32), WHOLE, torch.float32)
+    plain = distance(run(load_model(tmp_path, dtype=BFLOAT16), WHOLE), exact)
+    int8 = load_model(tmp_path, dtype=BFLOAT16, int8=True)
+    want = run(int8, WHOLE)
+    # Random weights of few layers amplify 8 bits' rounding; a wrong scale is off by far more.
+    assert plain < distance(want, exact) < 0.1
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        for a, b in zip(run(int8, CHUNKS), want, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_int8_weights_are_refused_where_the_kernels_do_not_run(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"in one rank: the dtype is float32; leave"):
+        load_model(tmp_path, dtype=torch.float32, int8=True)
+
+
+def test_int8_weights_never_run_by_kernels_that_round_activations() -> None:
+    assert cpu_kernels.choose(int8=True) != "avx512_bf16"
 
 
 def test_only_wanted_rows_bring_logits(trio: Trio) -> None:
@@ -175,3 +225,16 @@ def test_others_keep_pytorchs_operators(tmp_path: Path) -> None:
     assert why_not(spec, torch.float32, torch.device("cpu")) == "the dtype is float32"
     assert why_not(spec, BFLOAT16, torch.device("cuda")) == "the device is cuda"
     assert not isinstance(load_model(tmp_path, dtype=torch.float32), CpuLlamaModel)
+
+
+def test_unknown_and_unsupported_kernels_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("llama", tmp_path)
+    monkeypatch.setenv(cpu_kernels.VARIABLE, "mmx")
+    with pytest.raises(ModelError, match=r"is 'mmx', must be one of portable, neon, avx2"):
+        load_model(tmp_path, dtype=BFLOAT16)
+    foreign = next(name for name, missing in _native.cpu_kernels() if missing)
+    monkeypatch.setenv(cpu_kernels.VARIABLE, foreign)
+    with pytest.raises(ModelError, match=rf"is '{foreign}': this processor has no .* it runs"):
+        load_model(tmp_path, dtype=BFLOAT16)

@@ -44,6 +44,22 @@ def test_weights_are_converted(tmp_path: Path) -> None:
     assert float((got - want).abs().max() / want.abs().max()) < 1e-4
 
 
+def test_rotations_are_made_for_the_longest_sequence_only(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 1_000_000})
+    )
+
+    def positions(longest: int | None) -> int:
+        return load_model(tmp_path, dtype=torch.float32, longest=longest).spec.max_position
+
+    assert positions(None) == 1_000_000
+    assert positions(9_000) == 9_000
+    assert positions(10) == 4_096
+    assert positions(2_000_000) == 1_000_000
+
+
 def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tasuki.models.errors import UnsupportedModelError
 from tasuki.models.rope import read_rope, rope_table
@@ -43,8 +45,6 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def reference(parameters: dict[str, Any], positions: int) -> torch.Tensor:
     """[positions, head_dim / 2, 2] cos and sin, position by position as decoding would."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
         hidden_size=HEAD_DIM,
@@ -88,3 +88,19 @@ def test_longer_dynamic_table_keeps_what_a_shorter_one_said() -> None:
 def test_unsupported_kinds_are_named(config: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
         read_rope(config, CONTEXT)
+
+
+def test_transformers_rotates_dynamically_only_beyond_the_context() -> None:
+    """So a request of any length that the fallback admits leaves the others alone."""
+    config = LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0},
+    )
+    rotary = LlamaRotaryEmbedding(config)
+    before = rotary.inv_freq.clone()
+    rotary(torch.zeros(1, 1, 32), torch.tensor([[63]]))
+    assert torch.equal(rotary.inv_freq, before)
+    rotary(torch.zeros(1, 1, 32), torch.tensor([[64]]))
+    assert not torch.equal(rotary.inv_freq, before)

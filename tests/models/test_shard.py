@@ -96,6 +96,7 @@ def alone(folders: dict[str, Path]) -> dict[str, list[Any]]:
     return run(ALONE, folders)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("size", [2, 4])
 def test_logits_are_those_of_one_rank(
     size: int, folders: dict[str, Path], alone: dict[str, list[Any]]

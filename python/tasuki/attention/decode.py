@@ -19,11 +19,13 @@ import triton
 
 from tasuki.attention import decode_kernels as kernels
 from tasuki.attention.errors import AttentionError
+from tasuki.device_limits import DeviceLimits, limits_of
 from tasuki.engine.batch import Batch, StepLimits
 from tasuki.overlap import overlaps
 
-_PROGRAMS_PER_CORE = 2  # that have room on a multiprocessor together
-_CORES_ELSEWHERE = 4
+_PROGRAMS_PER_CORE = 2  # that run together on a multiprocessor, where its memory allows
+_LEAST_TILE = 16
+_LEAST_ROWS = 16
 _LEAST_TILES = 2  # of a program: fewer cost more in merging than they bring
 
 
@@ -73,8 +75,15 @@ class DecodeAttention:
             pool: of the queries' dtype, or float8_e4m3fn.
             heads: query heads, a multiple of `kv_heads`.
             programs: for each KV head; None: as many as run together on the device.
-            tile_elements: of a tile's keys.
+            tile_elements: of a tile's keys; less where two programs of a multiprocessor
+                would not fit in its shared memory.
+
+        Raises:
+            AttentionError: The pool is of fp8 and the device cannot convert it.
         """
+        limits = limits_of(pool.device)
+        if pool.itemsize == 1 and not limits.has_fp8:
+            raise AttentionError(no_fp8(limits))
         _, self._kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
         self._pools = [pool.select(2, layer) for layer in range(layers)]
         self._share = heads // self._kv_heads
@@ -82,16 +91,14 @@ class DecodeAttention:
         self._just_planned = False
         # Tokens that lie together: a block, or the power of two that divides it.
         together = self._block_size & -self._block_size
-        self._tile = max(tile_elements // self._head_dim, 16)
+        self._tile = max(tile_elements // self._head_dim, _LEAST_TILE)
         if together >= 16:  # the kernel's fast way has at most two units in a tile
             self._tile = min(self._tile, 2 * together)
+        self._tile, programs_per_core = self._fitting(limits, self._tile, pool.itemsize)
         self._unit = min(together, self._tile)
         self._fields = 2 + self._tile // self._unit
         if programs is None:
-            cores = _CORES_ELSEWHERE
-            if pool.is_cuda:
-                cores = torch.cuda.get_device_properties(pool.device).multi_processor_count
-            programs = max(cores * _PROGRAMS_PER_CORE // self._kv_heads, 1)
+            programs = max(limits.cores * programs_per_core // self._kv_heads, 1)
         self._programs = programs
         pieces = self._programs * 2 * heads
         self._sums = torch.zeros(pieces * self._head_dim, device=pool.device)
@@ -179,7 +186,7 @@ class DecodeAttention:
             tile=self._tile,
             least_tiles=_LEAST_TILES,
             loads=kernels.LOADS,
-            rows=max(shared, 16),
+            rows=max(shared, _LEAST_ROWS),
             merged_rows=shared,
             at_once=max(kernels.ROWS_AT_ONCE // shared, 1),
             dependent=dependent,
@@ -187,6 +194,16 @@ class DecodeAttention:
             num_warps=kernels.WARPS,
             launch_pdl=dependent,
         )
+
+    def _fitting(self, limits: DeviceLimits, tile: int, itemsize: int) -> tuple[int, int]:
+        """The tile, at most `tile`, and the programs of a multiprocessor that run together."""
+        rows = max(triton.next_power_of_2(self._share), _LEAST_ROWS)
+        while True:
+            shared = kernels.shared_bytes(tile, self._head_dim, rows, itemsize)
+            programs = limits.blocks_per_core(shared)
+            if programs >= _PROGRAMS_PER_CORE or tile <= _LEAST_TILE:
+                return tile, min(max(programs, 1), _PROGRAMS_PER_CORE)
+            tile //= 2
 
     def _room(self, batch: Batch, window: int | None, sequences: int, tiles: int) -> _Buffers:
         """Buffers for so many tiles, the same for the graphs of a bucket or of limits each time."""
@@ -223,3 +240,12 @@ class DecodeAttention:
             records=zeros((tiles + 1) * self._fields),
             arrived=zeros(sequences * self._kv_heads),
         )
+
+
+def no_fp8(limits: DeviceLimits) -> str:
+    """Why a cache of fp8 is refused."""
+    major, minor = limits.capability
+    return (
+        f"the KV cache is float8_e4m3fn, the GPU's compute capability is {major}.{minor}: fp8 needs"
+        f" 8.9 or newer; use --kv-dtype auto"
+    )

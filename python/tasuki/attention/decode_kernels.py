@@ -39,6 +39,19 @@ AHEAD = 1  # tiles of each program fetched before the kernel before is over; mor
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
 
 
+def shared_bytes(tile: int, head_dim: int, rows: int, itemsize: int) -> int:
+    """Shared memory that a program of `attend` takes; tests compare it with the compiler's.
+
+    Args:
+        tile: tokens of a tile.
+        head_dim: of the pool.
+        rows: of the scores.
+        itemsize: bytes of an element of the pool.
+    """
+    loading = 2 * (LOADS - 1) * tile * head_dim * itemsize
+    return loading + 4 * rows * head_dim * max(itemsize, 2)
+
+
 @triton.jit(do_not_specialize=["count", "table_stride"])  # type: ignore[untyped-decorator]
 def lay_out(  # type: ignore[no-untyped-def]
     positions,

@@ -8,9 +8,12 @@ A step's parts are one call a layer each:
                 are all there is
 
 A step with `limits` is all but planned in a CUDA graph: its chunks are paged, at
-fixed places and with work for one fixed grid. FlashInfer's FA3 kernels allow that:
-they run one program on each multiprocessor, which finds its work on the device and
-splits no sequence; how many tokens and sequences there may be fixes where that lies.
+fixed places and with work for one fixed grid. FlashInfer's FA3 kernels (Hopper, a cache
+in the model's dtype) run one program on each multiprocessor, which finds its work on the
+device. Its FA2 kernels (any GPU and cache) run as many programs as there may be tiles;
+those beyond a plan's tiles find what lies in the integer workspace behind them: zeros,
+which name an empty sequence (parts.py). Neither splits a sequence there; how many tokens
+and sequences there may be fixes where the work lies.
 
 FlashInfer plans on the host: lengths in, a division of the work out, which goes
 to an integer workspace on the device with one copy. What is shared how:
@@ -32,6 +35,7 @@ document. Runs on the engine thread.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,14 +46,17 @@ import torch
 
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
-from tasuki.attention.parts import Chunks, Divider
+from tasuki.attention.parts import Chunks, Divider, fixed_sequences
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
+from tasuki.device_limits import limits_of
 from tasuki.engine.batch import Batch, StepLimits
 
 log = logging.getLogger(__name__)
 
 HEAD_DIMS = (64, 128, 256)
+VERSIONS = ((0, 6, 14), (0, 7))  # of FlashInfer: from the first on, before the second
+_LEAST_TILE = 16  # query rows of a program of FA2
 _INTEGER_BYTES = 8 << 20  # what FlashInfer takes itself
 _INTEGER_BUFFERS = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
 
@@ -77,14 +84,17 @@ class _Integers:
     """Integer workspace of one kind: on the device, and twice in pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = torch.empty(_INTEGER_BYTES, dtype=torch.uint8, device=device)
-        self._pinned = tuple(
-            torch.empty(_INTEGER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
-            for _ in range(2)
-        )
+        # Made on a layer's first call, in inference mode, and written by plans outside of it.
+        with torch.inference_mode(False):
+            self._device = torch.empty(_INTEGER_BYTES, dtype=torch.uint8, device=device)
+            self._pinned = tuple(
+                torch.empty(_INTEGER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+                for _ in range(2)
+            )
 
-    def lend(self, wrapper: Any, turn: int) -> None:
-        """Let the wrapper's next plan use it."""
+    def lend(self, wrapper: Any, turn: int, clear_bytes: int = 0) -> None:
+        """Let the wrapper's next plan use it, so many bytes of it zero before."""
+        self._pinned[turn][:clear_bytes].zero_()
         for name, buffer in zip(_INTEGER_BUFFERS, (self._device, self._pinned[turn]), strict=True):
             setattr(wrapper, name, buffer)
 
@@ -142,15 +152,19 @@ class FlashInferAttention:
         self._heads, self._kv_heads, self._dtype = heads, kv_heads, dtype
         options = FlashInferOptions() if options is None else options
         self._options = options
-        self.captures_prompts = False
+        self.captures_prompts = pool.is_cuda
         if pool.is_cuda:
             self._compile({window is not None for window in windows})
-            self.captures_prompts = self._kernels(pool.dtype) == "fa3"
+        self._graphs_of_fa2 = self._backend(pool.dtype) == "fa2"
         self._layers = [(pool[:, :, i, 0], pool[:, :, i, 1]) for i in range(layers)]
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
         )
-        self._divider = Divider(self._block_size, pool.device, joint=options.joint)
+        for paged in (True, False):  # says now what is missing, not in a step
+            self._new_wrapper(paged, pool.dtype)
+        self._divider = Divider(
+            self._block_size, pool.device, joint=options.joint, exact=self._graphs_of_fa2
+        )
         self._decode = DecodeAttention(pool, heads)
         self._batch: Batch | None = None
         self._chunks: Chunks | None = None
@@ -185,15 +199,37 @@ class FlashInferAttention:
         result = out
         if result is None:
             result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        if kind.decodes is not None:
-            self._decode.forward(kind.decodes, layer, query, scale, result)
-        if self._chunks is not None and kind.call is not None:
-            rows, call = self._chunks.rows, kind.call
-            if call.paged:
-                call.run(query[rows], *self._layers[layer], result[rows])
-            else:
-                call.run(query[rows], key[rows], value[rows], result[rows])
+        fixed = self._batch is not None and self._batch.limits is not None
+        if fixed and self._graphs_of_fa2:  # its kernels write to the decodes' rows too
+            self._run_chunks(kind, layer, query, key, value, result)
+            self._run_decodes(kind, layer, query, result)
+        else:
+            self._run_decodes(kind, layer, query, result)
+            self._run_chunks(kind, layer, query, key, value, result)
         return result
+
+    def _run_decodes(
+        self, kind: _Kind, layer: int, query: torch.Tensor, result: torch.Tensor
+    ) -> None:
+        if kind.decodes is not None:
+            self._decode.forward(kind.decodes, layer, query, kind.scale, result)
+
+    def _run_chunks(
+        self,
+        kind: _Kind,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        result: torch.Tensor,
+    ) -> None:
+        if self._chunks is None or kind.call is None:
+            return
+        rows, call = self._chunks.rows, kind.call
+        if call.paged:
+            call.run(query[rows], *self._layers[layer], result[rows])
+        else:
+            call.run(query[rows], key[rows], value[rows], result[rows])
 
     def _compile(self, windowed: set[bool]) -> None:
         """Compile what is missing for layers with a window, without one, or both.
@@ -228,10 +264,16 @@ class FlashInferAttention:
         """Which kernels attend to keys and values of this dtype: "fa2" or "fa3"."""
         if self._options.prefill != "auto":
             return self._options.prefill
+        if self.pool.is_cuda and limits_of(self.pool.device).capability[0] != 9:
+            return "fa2"
         chosen: str = flashinfer.utils.determine_attention_backend(
             self.pool.device, 0, False, False, self._dtype, kv_dtype
         )
         return chosen
+
+    def _backend(self, kv_dtype: torch.dtype) -> str:
+        """As FlashInfer's wrappers name the kernels; on the CPU they are tests'."""
+        return self._kernels(kv_dtype) if self.pool.is_cuda else self._options.prefill
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""
@@ -255,13 +297,17 @@ class FlashInferAttention:
         if chunks is not None:
             paged = not (chunks.whole and self._options.ragged)
             wrapper = self._wrapper(kind, paged, batch.limits)
-            kind.integers.lend(wrapper, self._divider.turn)
+            of_fa2 = batch.limits is not None and self._graphs_of_fa2
+            clear_bytes = self._plan_bytes(batch.limits) if of_fa2 and batch.limits else 0
+            kind.integers.lend(wrapper, self._divider.turn, clear_bytes)
             shape: dict[str, Any] = {
                 "causal": True,
                 "sm_scale": kind.scale,
                 "window_left": kind.window_left,
                 "q_data_type": self._dtype,
             }
+            if of_fa2:
+                shape["disable_split_kv"] = True
             if paged:
                 wrapper.plan(
                     chunks.queries,
@@ -292,13 +338,23 @@ class FlashInferAttention:
     def _wrapper(self, kind: _Kind, paged: bool, limits: StepLimits | None) -> Any:
         wrapper = kind.wrappers.get((paged, limits))
         if wrapper is None:
-            make, layout = flashinfer.BatchPrefillWithRaggedKVCacheWrapper, "NHD"
-            if paged:
-                make, layout = flashinfer.BatchPrefillWithPagedKVCacheWrapper, "HND"
             fixed = {} if limits is None else self._fixed(limits)
-            wrapper = make(self._workspace, layout, backend=self._options.prefill, **fixed)
-            kind.wrappers[paged, limits] = _checked(wrapper)
+            kv_dtype = self.pool.dtype if paged else self._dtype
+            wrapper = kind.wrappers[paged, limits] = self._new_wrapper(paged, kv_dtype, **fixed)
         return wrapper
+
+    def _new_wrapper(self, paged: bool, kv_dtype: torch.dtype, **fixed: Any) -> Any:
+        make, layout = flashinfer.BatchPrefillWithRaggedKVCacheWrapper, "NHD"
+        if paged:
+            make, layout = flashinfer.BatchPrefillWithPagedKVCacheWrapper, "HND"
+        return _checked(make(self._workspace, layout, backend=self._backend(kv_dtype), **fixed))
+
+    def _plan_bytes(self, limits: StepLimits) -> int:
+        """At most what a plan of FA2 for graphs writes about tiles: three integers each."""
+        sequences = fixed_sequences(limits, exact=True)
+        tiles = limits.tokens * (self._heads // self._kv_heads) // _LEAST_TILE + sequences
+        tiles += 2 * limits_of(self.pool.device).cores
+        return min(12 * tiles + (16 << 10), _INTEGER_BYTES)
 
     def _fixed(self, limits: StepLimits) -> dict[str, Any]:
         """What makes a wrapper leave everything at its place.
@@ -309,13 +365,14 @@ class FlashInferAttention:
         def zeros(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=self.pool.device)
 
+        sequences = fixed_sequences(limits, exact=self._graphs_of_fa2)
         blocks = max(limits.chunks * limits.width, -(-limits.tokens // self._block_size))
         return {
             "use_cuda_graph": True,
-            "qo_indptr_buf": zeros(limits.chunks + 1),
-            "paged_kv_indptr_buf": zeros(limits.chunks + 1),
+            "qo_indptr_buf": zeros(sequences + 1),
+            "paged_kv_indptr_buf": zeros(sequences + 1),
             "paged_kv_indices_buf": zeros(blocks),
-            "paged_kv_last_page_len_buf": zeros(limits.chunks),
+            "paged_kv_last_page_len_buf": zeros(sequences),
         }
 
 
@@ -323,6 +380,12 @@ def why_not(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> str | None:
     """Why FlashInfer cannot attend for a model of this shape; None: it can."""
+    if not VERSIONS[0] <= _version() < VERSIONS[1]:
+        first, end = (".".join(map(str, version)) for version in VERSIONS)
+        return (
+            f"FlashInfer is {flashinfer.__version__}, private parts of it are used that are known"
+            f" from {first} to below {end}"
+        )
     if dtype not in (torch.bfloat16, torch.float16):
         return f"FlashInfer computes in bfloat16 or float16, the model is in {dtype}"
     if kv_dtype not in (dtype, torch.float8_e4m3fn):
@@ -332,6 +395,11 @@ def why_not(
     if heads % kv_heads:
         return f"{heads} query heads over {kv_heads} KV heads: must divide"
     return None
+
+
+def _version() -> tuple[int, ...]:
+    """Of FlashInfer; what follows its three numbers does not count."""
+    return tuple(int(number) for number in re.findall(r"\d+", flashinfer.__version__)[:3])
 
 
 def _checked(wrapper: Any) -> Any:

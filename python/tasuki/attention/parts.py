@@ -8,6 +8,14 @@ size, and the tables stay as they are, gaps included:
     blocks    | 0 | w    | 2w      | same .. |     tables of width w
     lengths   | k0 | k1 | 0 ..               |     0: nobody
 
+FlashInfer's FA2 kernels take a sequence's length from its blocks, and write the queries' results
+from the first row on. For them the block ids lie end to end, and two sequences without blocks
+come first: an empty one, which programs without work belong to, and one whose queries are
+the decodes; what it leaves there is overwritten.
+
+    queries   | 0 | 0 | d | d+q0 | d+q0+q1 | same .. |
+    blocks    | 0 | 0 | 0 | n0   | n0+n1   | same .. |
+
 Owns the pinned memory, of which there is two in turn: a step in flight may still
 have its copies before it. Runs on the engine thread.
 """
@@ -49,6 +57,14 @@ class Chunks:
     whole: bool
 
 
+_LEAD = 2  # sequences before the chunks, for FA2
+
+
+def fixed_sequences(limits: StepLimits, *, exact: bool) -> int:
+    """Sequences of the arrays of a step in a CUDA graph."""
+    return limits.chunks + (_LEAD if exact else 0)
+
+
 class _Pinned:
     """Pinned memory for the integers of one step."""
 
@@ -82,9 +98,19 @@ class Divider:
         turn: 0 and 1, one after the other: which of two things is this step's.
     """
 
-    def __init__(self, block_size: int, device: torch.device, *, joint: bool) -> None:
-        """For a pool on `device`; `joint`: where there are chunks, decodes go with them."""
+    def __init__(
+        self, block_size: int, device: torch.device, *, joint: bool, exact: bool = False
+    ) -> None:
+        """For a pool on `device`.
+
+        Args:
+            block_size: Tokens of a block.
+            device: Of the pool.
+            joint: Where there are chunks, decodes go with them.
+            exact: For CUDA graphs block ids lie end to end, as FA2 takes them.
+        """
         self._block_size, self._device, self._joint = block_size, device, joint
+        self._exact = exact
         pinned = device.type == "cuda"
         self._staging = (_Pinned(pinned), _Pinned(pinned))
         self.turn = 0
@@ -93,7 +119,8 @@ class Divider:
         """Lay out a step's chunks; None: it has decodes alone, and no limits."""
         self.turn ^= 1
         if batch.limits is not None:
-            return self._fixed(batch, batch.limits)
+            lay_out = self._exact_arrays if self._exact else self._fixed
+            return lay_out(batch, batch.limits)
         begin = batch.num_decodes
         if begin == len(batch.query_lens):
             return None
@@ -137,6 +164,31 @@ class Divider:
             last=staging.put(np.ones(limits.chunks, dtype=np.int32)),  # unread: `lengths` counts
             lengths=staging.put(lengths),
             indices=batch.block_tables[begin:].reshape(-1),
+            whole=False,
+        )
+
+    def _exact_arrays(self, batch: Batch, limits: StepLimits) -> Chunks:
+        """As `_fixed`, with block ids end to end behind two sequences without blocks."""
+        begin = batch.num_decodes
+        queries, contexts = batch.query_lens[begin:], batch.context_lens[begin:]
+        spare = [0] * (limits.chunks - len(queries))
+        staging = self._staging[self.turn]
+        staging.restart(4 * (limits.chunks + _LEAD) + 2)
+        lengths = np.array([0, 0, *contexts, *spare], dtype=np.int32)
+        counts = -(-lengths // self._block_size)
+        blocks = staging.put(_running_sum(counts))
+        indices = torch.empty(max(int(blocks[-1]), 1), dtype=torch.int32, device=self._device)
+        if queries:
+            begins = blocks[_LEAD : _LEAD + len(queries) + 1].to(self._device, non_blocking=True)
+            flatten(batch.block_tables[begin:], begins, int(counts.max()), indices)
+        return Chunks(
+            rows=slice(0, len(batch.tokens)),
+            queries=staging.put(_running_sum(np.array([0, begin, *queries, *spare], np.int32))),
+            longest=max([begin, *queries]),
+            blocks=blocks,
+            last=staging.put(lengths - (counts - 1) * self._block_size),
+            lengths=staging.put(lengths),
+            indices=indices,
             whole=False,
         )
 

@@ -72,12 +72,21 @@ class SdpaAttention:
     capturable = False
     captures_prompts = False
 
-    def __init__(self, pool: torch.Tensor) -> None:
-        """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    def __init__(self, pool: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+
+        Args:
+            pool: of any dtype that PyTorch computes in; or float8_e4m3fn, if keys and values
+                are written by others.
+            dtype: of the queries; None: the pool's.
+        """
         self.pool = pool
+        self._like = torch.empty(0, dtype=dtype or pool.dtype, device=pool.device)
         _, self._kv_heads, self._layers, _, self._block_size, self._head_dim = pool.shape
-        self._slots = pool.view(-1, self._head_dim)
-        self._planes = pool.view(-1, self._block_size * self._head_dim)
+        # Bytes, where PyTorch does not copy the dtype by index.
+        raw = pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
+        self._slots = raw.view(-1, self._head_dim)
+        self._planes = raw.view(-1, self._block_size * self._head_dim)
         device = pool.device
         self._heads_of_block = torch.arange(self._kv_heads, device=device)
         self._planes_of_layer = 2 * torch.arange(self._layers, device=device)
@@ -138,7 +147,7 @@ class SdpaAttention:
             keys, values = key[part].transpose(0, 1), value[part].transpose(0, 1)
             if chunk.gather is not None:
                 self._fetch(chunk.gather, layer)
-                keys, values = chunk.gather.keys[0], chunk.gather.values[0]
+                keys, values = self._read(chunk.gather.keys[0]), self._read(chunk.gather.values[0])
             mask = self._chunk_mask(chunk, sliding_window)
             result[part] = attend_chunk(query[part], keys, values, mask, scale)
         return result
@@ -176,6 +185,12 @@ class SdpaAttention:
         rows = self._planes_of_layer[:, None] + pair
         return _Gather(rows.unbind(0), planes, keys, values)
 
+    def _read(self, gathered: torch.Tensor) -> torch.Tensor:
+        """What was gathered, in the queries' dtype."""
+        if gathered.dtype == self._like.dtype:
+            return gathered
+        return gathered.view(self.pool.dtype).to(self._like.dtype)
+
     def _fetch(self, gather: _Gather, layer: int) -> None:
         torch.index_select(self._planes, 0, gather.rows[layer], out=gather.planes)
 
@@ -190,7 +205,8 @@ class SdpaAttention:
         """[S, heads, head_dim] of the single-token sequences."""
         self._fetch(decodes.gather, layer)
         mask = self._decode_mask(decodes, window)
-        return attend_decodes(query, decodes.gather.keys, decodes.gather.values, mask, scale)
+        keys, values = self._read(decodes.gather.keys), self._read(decodes.gather.values)
+        return attend_decodes(query, keys, values, mask, scale)
 
     def _decode_mask(self, decodes: _Decodes, window: int | None) -> torch.Tensor | None:
         """[S, 1, 1, L] added to the scores; None: every key is seen."""
@@ -206,7 +222,7 @@ class SdpaAttention:
             hidden = keys >= lengths
             if window is not None:
                 hidden |= keys < lengths - window
-            return additive(hidden, self._planes)[:, None, None]
+            return additive(hidden, self._like)[:, None, None]
 
         return _once(decodes.masks, window, make)
 
@@ -217,7 +233,7 @@ class SdpaAttention:
         if window is None and chunk.gather is None:
             return None
         tokens = chunk.end - chunk.begin
-        make = lambda: causal_mask(tokens, chunk.context, window, self._planes)  # noqa: E731
+        make = lambda: causal_mask(tokens, chunk.context, window, self._like)  # noqa: E731
         return _once(chunk.masks, window, make)
 
 

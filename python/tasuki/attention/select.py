@@ -9,8 +9,9 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.sdpa import SdpaAttention
+from tasuki.device_limits import NO_FLASHINFER, lacks_flashinfer
 
-_INSTALL = "pip install 'flashinfer-python>=0.6.14'"
+_INSTALL = "pip install 'flashinfer-python>=0.6.14,<0.7'"
 
 
 def make_attention(
@@ -31,20 +32,50 @@ def make_attention(
         The backend, and the choice in one line for the log.
 
     Raises:
-        AttentionError: None can: only FlashInfer reads an fp8 cache.
+        AttentionError: No backend reads a cache of this dtype.
+        torch.OutOfMemoryError: A backend's buffers do not fit.
     """
     if not pool.is_cuda:
         return SdpaAttention(pool), f"attention: PyTorch's, on {pool.device.type}"
+    attention, reason = _flashinfer(pool, heads, dtype, windows)
+    if attention is not None:
+        return attention, "attention: FlashInfer for prompts, our own kernels for decodes"
+    from tasuki.attention.own import OwnAttention, why_not  # imports Triton
+
+    refusal = why_not(heads, pool, dtype)
+    if refusal is None:
+        return OwnAttention(pool, heads, dtype), (
+            f"attention: our own kernels for decodes, PyTorch's for prompts, several times slower;"
+            f" {reason}"
+        )
+    if pool.dtype != dtype:
+        raise AttentionError(
+            f"a KV cache of {pool.dtype} for a model of {dtype}: {reason}; {refusal}"
+        )
+    return SdpaAttention(pool), f"attention: PyTorch's, several times slower; {reason}; {refusal}"
+
+
+def _flashinfer(
+    pool: torch.Tensor, heads: int, dtype: torch.dtype, windows: Iterable[int | None]
+) -> tuple[AttentionBackend | None, str]:
+    """FlashInfer's backend; or None and why it cannot be had.
+
+    Whatever FlashInfer raises, at import or when it compiles its kernels, is a reason to do
+    without it: another version, another CUDA, no compiler.
+    """
+    if lacks_flashinfer():
+        return None, f"FlashInfer is not used ({NO_FLASHINFER})"
     try:
         from tasuki.attention.flashinfer import FlashInferAttention, why_not
-    except ImportError as error:
-        reason = f"FlashInfer cannot be imported ({error}): {_INSTALL}"
-    else:
+
         refusal = why_not(heads, pool.shape[1], pool.shape[5], dtype, pool.dtype)
-        if refusal is None:
-            attention = FlashInferAttention(pool, heads, dtype, windows=windows)
-            return attention, "attention: FlashInfer for prompts, our own kernels for decodes"
-        reason = refusal
-    if pool.dtype != dtype:
-        raise AttentionError(f"a KV cache of {pool.dtype} for a model of {dtype}: {reason}")
-    return SdpaAttention(pool), f"attention: PyTorch's, several times slower; {reason}"
+        if refusal is not None:
+            return None, refusal
+        return FlashInferAttention(pool, heads, dtype, windows=windows), ""
+    except torch.OutOfMemoryError:
+        raise
+    except ImportError as error:
+        return None, f"FlashInfer cannot be imported ({error}): {_INSTALL}"
+    except Exception as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        return None, f"FlashInfer cannot be used ({type(error).__name__}: {first}): {_INSTALL}"

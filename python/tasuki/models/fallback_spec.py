@@ -87,7 +87,8 @@ def _context(config: Any) -> int:
     """Tokens up to which a token's rotation does not depend on the batch around it.
 
     With "longrope" transformers rotates a whole batch by its longest sequence:
-    one beyond the original context would change all the others.
+    one beyond the original context would change all the others. With "dynamic" it
+    does so beyond `max_position_embeddings`, which no sequence here exceeds.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]

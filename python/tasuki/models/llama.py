@@ -24,6 +24,7 @@ from tasuki.engine.forward import Body
 from tasuki.models.layers import Linear, make_head, make_linear, summed
 from tasuki.models.llama_layer import LlamaLayer
 from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
+from tasuki.models.ops import Ops
 from tasuki.models.ops_select import make_ops
 from tasuki.models.spec import ModelSpec
 
@@ -74,6 +75,16 @@ class LlamaModel:
         self._weights = weights
         table = weights.embedding
         self._ops = make_ops(spec, table.dtype, table.device)
+
+    @property
+    def ops(self) -> Ops:
+        """What computes the layers' steps."""
+        return self._ops
+
+    @property
+    def layers(self) -> tuple[LlamaLayer, ...]:
+        """This rank's weights of the layers."""
+        return self._weights.layers
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tasuki import _native
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.models import cpu_kernels
 from tasuki.models.layers import Linear
 from tasuki.models.llama_tensors import LlamaTensors
 from tasuki.models.rope import rope_table
@@ -32,10 +33,10 @@ def why_not(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | 
     return _shape(spec).why_not()
 
 
-def make_product(weight: torch.Tensor) -> Linear:
-    """A product as the kernels do it, of `weight` [out, in] in bfloat16; gives float32."""
+def make_native_linear(weight: torch.Tensor) -> Linear:
+    """Multiplication with `weight` [out, in], bfloat16, by the kernels; gives float32."""
     outputs, inputs = weight.shape
-    native = _native.CpuProduct(_bits(weight), inputs)
+    native = _native.CpuLinear(cpu_kernels.choose(), False, _bits(weight), inputs)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(x.shape[0], outputs)
@@ -48,13 +49,28 @@ def make_product(weight: torch.Tensor) -> Linear:
 class CpuLlamaModel:
     """`CausalModel` by the native kernels; see models/base.py."""
 
-    def __init__(self, spec: ModelSpec, tensors: LlamaTensors) -> None:
-        """Pack `tensors`, bfloat16 on the CPU; they are not needed after that."""
+    def __init__(self, spec: ModelSpec, tensors: LlamaTensors, *, int8: bool = False) -> None:
+        """Pack `tensors`, bfloat16 on the CPU; they are not needed after that.
+
+        Args:
+            spec: Of the model.
+            tensors: Its weights.
+            int8: Round weights to 8 bits, with a scale for each 64 inputs of an output.
+
+        Raises:
+            ModelError: This processor cannot run the kernels that were asked for.
+        """
         assert spec.rope is not None
+        self.kernels = cpu_kernels.choose(int8=int8)
         self.spec = spec
         self._rope = spec.rope
         self._native = _native.CpuModel(
-            _shape(spec), _bits(tensors.embedding), _bits(tensors.norm), _bits(tensors.head)
+            self.kernels,
+            int8,
+            _shape(spec),
+            _bits(tensors.embedding),
+            _bits(tensors.norm),
+            _bits(tensors.head),
         )
         for layer in tensors.layers:
             norms = layer.head_norms

@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,10 +15,10 @@ from tasuki.engine.collective import ALONE, Collective
 from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.dummy import DummyTensors
-from tasuki.models.errors import ModelError
+from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.layers import Linear, make_linear
 from tasuki.models.llama import LlamaModel, prepare
-from tasuki.models.llama_cpu import CpuLlamaModel, make_product, why_not
+from tasuki.models.llama_cpu import CpuLlamaModel, make_native_linear, why_not
 from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
 from tasuki.models.shard import Shard, check_ranks
 from tasuki.models.spec import ModelSpec
@@ -32,6 +33,7 @@ _TRIAL_REPEATS = 3
 _WORTH = 1.1  # bfloat16 must be this much faster: float32 is exact
 
 WEIGHTS = ("auto", "dummy")
+_LEAST_POSITIONS = 4_096  # of the rotation's table, for steps that are only measured
 
 
 def load_model(
@@ -41,7 +43,9 @@ def load_model(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     weights: str = "auto",
+    int8: bool = False,
     collective: Collective = ALONE,
+    longest: int | None = None,
 ) -> CausalModel:
     """Load a model: on the fast path if its family has one, else through transformers.
 
@@ -52,13 +56,17 @@ def load_model(
         trust_remote_code: Whether code that comes with the folder may run.
         weights: One of WEIGHTS: "auto" reads the folder's; "dummy" makes random
             ones of the config's shape on the device, for benchmarks.
+        int8: Round the weights of GEMMs to 8 bits; requires that the native CPU kernels
+            run the model in bfloat16.
         collective: Joins the ranks that the model is divided among; each loads its part.
+        longest: Tokens of the longest sequence that will run; None: the model's context.
+            Memory for rotations is bounded by it.
 
     Raises:
         ModelError: The folder is not complete, or its weights do not fit its config,
             or `weights` is not one of WEIGHTS.
         UnsupportedModelError: Neither path runs this model; says why. Or it cannot be
-            divided among the ranks.
+            divided among the ranks, or not be quantized.
     """
     if weights not in WEIGHTS:
         raise ModelError(f"weights is {weights!r}, must be one of {', '.join(WEIGHTS)}")
@@ -66,12 +74,16 @@ def load_model(
     dummy = weights == "dummy"
     spec = read_spec(folder, trust_remote_code=trust_remote_code)
     check_ranks(spec, collective.size)
+    if int8:
+        _require_int8(spec, dtype, device, collective)
     if not spec.native:
         from tasuki.models.fallback import load_fallback
 
         return load_fallback(
             folder, spec, dtype, device, trust_remote_code=trust_remote_code, dummy=dummy
         )
+    if longest is not None:
+        spec = replace(spec, max_position=min(spec.max_position, max(longest, _LEAST_POSITIONS)))
     with torch.inference_mode():
         tensors: Tensors
         if dummy:
@@ -83,11 +95,26 @@ def load_model(
         read = read_llama(shard, tensors)
         reason = _why_not_own_kernels(spec, dtype, device, collective)
         if reason is None:
-            log.info("kernels: Tasuki's own for the CPU")
-            return CpuLlamaModel(spec, read)
+            native = CpuLlamaModel(spec, read, int8=int8)
+            kept = ", int8 weights" if int8 else ""
+            log.info("kernels: Tasuki's own for the CPU, %s%s", native.kernels, kept)
+            return native
         if device.type == "cpu":
             log.info("kernels: PyTorch's; Tasuki's own for the CPU do not serve: %s", reason)
         return LlamaModel(shard.local, prepare(read, collective))
+
+
+def _require_int8(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, collective: Collective
+) -> None:
+    reason = f"{spec.architecture} runs through transformers"
+    if spec.native:
+        reason = _why_not_own_kernels(spec, dtype, device, collective) or ""
+    if reason:
+        raise UnsupportedModelError(
+            f"int8 weights require the Llama family in bfloat16 on the CPU, in one rank: {reason};"
+            " leave out --quantization"
+        )
 
 
 def _why_not_own_kernels(
@@ -150,7 +177,7 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     with torch.inference_mode():
         make: Callable[[torch.Tensor], Linear] = make_linear
         if spec.native and why_not(spec, dtype, torch.device("cpu")) is None:
-            make = make_product
+            make = make_native_linear
         products = [make(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)]
         result = []
         for rows in _TRIAL_ROWS:

@@ -1,7 +1,8 @@
 """The steps of a Llama layer by fused kernels.
 
-With many rows there are four launches a layer beside the products. With few the
-products are ours as well, and take the norms, the gate and the additions into them.
+With many rows there are four launches a layer beside the GEMMs. With few the
+GEMMs are ours as well, and take the norms, the gate and the additions into them; which
+implementation computes which of them at how many rows, a table may say (dispatch/).
 Nothing here depends on the batch's lists, so that all of it may be captured in a
 CUDA graph. Owns the rotation's table, made once for the model's whole context.
 """
@@ -14,17 +15,21 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
 from tasuki.models import kernels
-from tasuki.models.layers import Linear
+from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
+from tasuki.models.layers import Linear, PlainLinear, SummedLinear
 from tasuki.models.llama_layer import LlamaLayer, Norms
 from tasuki.models.ops import Ahead, Ops, Rotation
-from tasuki.models.products import FewRows
+from tasuki.models.products import LIMIT_ROWS, FewRows
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
-from tasuki.models.weighted import Weighted
 
 
 class CudaOps(Ops):
-    """`Ops` for CUDA; see models/ops.py."""
+    """`Ops` for CUDA; see models/ops.py.
+
+    Attributes:
+        table: Which implementation computes which GEMMs; empty: the default everywhere.
+    """
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         """Prepare for a model of this shape."""
@@ -32,6 +37,8 @@ class CudaOps(Ops):
         self._spec = spec
         self._scale = spec.head_dim**-0.5
         self._few = FewRows(spec.norm_eps, device)
+        self._ways = {"ours": self._few, "early": FewRows(spec.norm_eps, device, early=True)}
+        self.table = Table()
         half = spec.head_dim // 2
         # [positions, 2, head_dim / 2] float32: cosines, and sines without their sign.
         table = rope_table(spec.rope, spec.head_dim, spec.max_position, torch.float32)
@@ -39,31 +46,91 @@ class CudaOps(Ops):
 
     def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """See `Ops.qkv`."""
-        product = layer.qkv
-        if not isinstance(ahead, torch.Tensor) and self._few.takes(product, hidden.shape[0]):
-            x = hidden if ahead is None else ahead
-            return self._few.normed(product, x, layer.attention_norm)
-        return super().qkv(layer, hidden, ahead)
+        return self.use_qkv(self._choice("attention", layer, hidden), layer, hidden, ahead)
 
     def rest(
         self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
     ) -> Ahead:
         """See `Ops.rest`."""
-        product = layer.gate_up
-        if not self._few.takes(product, hidden.shape[0]):
-            return super().rest(layer, hidden, attended, norm)
-        ahead = self._add(hidden, attended, layer.output, layer.mlp_norm)
-        x = hidden if ahead is None else ahead
-        inner = self._few.gated(product, x, layer.mlp_norm)
-        return self._add(hidden, inner, layer.down, norm)
+        choice = self._choice("mlp", layer, hidden)
+        ahead = self.add(choice, layer.output, attended, hidden, layer.mlp_norm)
+        inner = self.use_gate_up(choice, layer, hidden, ahead)
+        return self.add(self._choice("attention", layer, hidden), layer.down, inner, hidden, norm)
 
-    def _add(
-        self, hidden: torch.Tensor, x: torch.Tensor, product: Linear, norm: torch.Tensor
-    ) -> Weighted | None:
-        if self._few.takes(product, x.shape[0]):
-            return self._few.add(product, x, hidden, norm)
-        hidden += product(x)
-        return None
+    def _choice(self, stage: str, layer: LlamaLayer, hidden: torch.Tensor) -> Choice:
+        """What computes a stage: of the table if it says so, and always what can."""
+        first, second = stage_of(stage, layer)
+        rows = hidden.shape[0]
+        found = None
+        if self.table and rows <= ROWS[-1]:
+            shapes = tuple(plain(first).weight.shape), tuple(plain(second).weight.shape)
+            found = self.table.choice(stage_key(stage, *shapes, _name(hidden.dtype)), rows)
+        if found is not None and self.can(found, first, second, rows):
+            return found
+        return self.default(first, second, rows)
+
+    def default(self, first: Linear, second: Linear, rows: int) -> Choice:
+        """What computes a stage of which nothing is known."""
+        if not self._few.takes(second, rows):
+            return Choice("linear", "linear")
+        return Choice("ours" if self._few.takes(first, rows) else "linear", "ours")
+
+    def can(self, choice: Choice, first: Linear, second: Linear, rows: int) -> bool:
+        """Whether so many rows of a stage can be computed so."""
+        for way, product in ((choice.add, first), (choice.use, second)):
+            few = self._ways.get(way)
+            if few is not None and not few.takes(product, rows, LIMIT_ROWS):
+                return False
+        if "early" in choice and rows > 1:
+            return False
+        return choice.add != "addmm" or (isinstance(first, PlainLinear) and first.bias is None)
+
+    def add(
+        self,
+        choice: Choice,
+        product: Linear,
+        x: torch.Tensor,
+        hidden: torch.Tensor,
+        norm: torch.Tensor,
+    ) -> Ahead:
+        """Add the GEMM of `x` to `hidden` in place; what is left for the norm, as `Ops.rest`."""
+        if choice.add in self._ways:
+            assert isinstance(product, PlainLinear)
+            few = self._ways[choice.add]
+            return few.add(product, x, hidden, norm if choice.use in self._ways else None)
+        if choice.add == "addmm":
+            assert isinstance(product, PlainLinear)
+            hidden.addmm_(x, product.weight.t())
+            return None
+        if choice.use in self._ways and x.shape[0] == 1:  # which norms its row itself
+            hidden += product(x)
+            return None
+        return self.add_norm(hidden, product(x), norm)
+
+    def use_gate_up(
+        self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
+    ) -> torch.Tensor:
+        """Norm, the GEMM of gate and up, gate: [rows, inner]."""
+        if choice.use not in self._ways:
+            return self.gated(layer.gate_up(self.normed(hidden, layer.mlp_norm, ahead)))
+        assert isinstance(layer.gate_up, PlainLinear)
+        few = self._ways[choice.use]
+        if isinstance(ahead, torch.Tensor):
+            return few.gated(layer.gate_up, ahead, None)
+        return few.gated(layer.gate_up, hidden if ahead is None else ahead, layer.mlp_norm)
+
+    def use_qkv(
+        self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
+    ) -> torch.Tensor:
+        """Norm, and the GEMM of queries, keys and values."""
+        if choice.use not in self._ways:
+            return super().qkv(layer, hidden, ahead)
+        assert isinstance(layer.qkv, PlainLinear)
+        few = self._ways[choice.use]
+        if isinstance(ahead, torch.Tensor):
+            return few.plain(layer.qkv, ahead)
+        x = hidden if ahead is None else ahead
+        return few.normed(layer.qkv, x, layer.attention_norm)
 
     def rotation(self, batch: Batch) -> Rotation:
         """The table, and which of its rows."""
@@ -109,3 +176,19 @@ class CudaOps(Ops):
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops.gated`."""
         return kernels.gated(gate_up)
+
+
+def stage_of(stage: str, layer: LlamaLayer) -> tuple[Linear, Linear]:
+    """The two GEMMs of a stage; see dispatch/table.py. All layers are alike."""
+    return (layer.output, layer.gate_up) if stage == "mlp" else (layer.down, layer.qkv)
+
+
+def plain(product: Linear) -> PlainLinear:
+    """This rank's part of a GEMM."""
+    part = product.part if isinstance(product, SummedLinear) else product
+    assert isinstance(part, PlainLinear)
+    return part
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -25,6 +25,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rows_values(x, norm, at, normed: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row's numbers, and their squares where they are to be normed."""
+    values = tl.load(x + at).to(tl.float32)
+    squares = values * values
+    if normed:
+        values *= tl.load(norm + at).to(tl.float32)
+    return values, squares
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def one_row(  # type: ignore[no-untyped-def]
     x,
     norm,
@@ -40,37 +50,51 @@ def one_row(  # type: ignore[no-untyped-def]
     added: tl.constexpr,
     outs: tl.constexpr,
     columns: tl.constexpr,
+    early: tl.constexpr,
     stages: tl.constexpr,
     dependent: tl.constexpr,
 ):
-    if dependent:
-        gdc_wait()
+    # A weight depends on no kernel: so many of its columns are asked for before the wait.
     own = tl.program_id(0) * outs + tl.arange(0, outs)
     column = tl.arange(0, columns)
     read = tl.minimum(own, out - 1).to(tl.int64)
+    if early:
+        first = tl.arange(0, early)
+        first_gates = tl.load(weight + read[:, None] * size + first[None, :])
+        if gated:
+            first_ups = tl.load(weight + (read + out)[:, None] * size + first[None, :])
+    if dependent:
+        gdc_wait()
     gates = weight + read[:, None] * size + column[None, :]
     ups = weight + (read + out)[:, None] * size + column[None, :]
     sums = tl.zeros((outs, columns), tl.float32)
     up_sums = tl.zeros((outs, columns), tl.float32)
     squares = tl.zeros((columns,), tl.float32)
-    for k in tl.range(0, size, columns, num_stages=stages):
-        values = tl.load(x + k + column).to(tl.float32)
-        if normed:
-            squares += values * values
-            values *= tl.load(norm + k + column).to(tl.float32)
+    for k in tl.range(early, size, columns, num_stages=stages):
+        values, own_squares = _rows_values(x, norm, k + column, normed)
+        squares += own_squares
         sums += tl.load(gates + k).to(tl.float32) * values[None, :]
         if gated:
             up_sums += tl.load(ups + k).to(tl.float32) * values[None, :]
     if dependent:
         gdc_launch_dependents()
+    total = tl.sum(sums, axis=1)
+    up = tl.sum(up_sums, axis=1)
+    square = tl.sum(squares, axis=0)
+    if early:
+        values, own_squares = _rows_values(x, norm, first, normed)
+        square += tl.sum(own_squares, axis=0)
+        total += tl.sum(first_gates.to(tl.float32) * values[None, :], axis=1)
+        if gated:
+            up += tl.sum(first_ups.to(tl.float32) * values[None, :], axis=1)
     factor = 1.0
     if normed:
-        factor = tl.rsqrt(tl.sum(squares, axis=0) / size + eps)
-    total = tl.sum(sums, axis=1) * factor
+        factor = tl.rsqrt(square / size + eps)
+    total *= factor
     if biased:
         total += tl.load(bias + read).to(tl.float32)
     if gated:
-        total = total / (1.0 + tl.exp(-total)) * (tl.sum(up_sums, axis=1) * factor)
+        total = total / (1.0 + tl.exp(-total)) * (up * factor)
     if added:
         total += tl.load(result + read).to(tl.float32)
     tl.store(result + own, total.to(result.dtype.element_ty), mask=own < out)

@@ -25,27 +25,43 @@ decode steps of a 4B model at 850 tokens in CUDA graphs then take so much more (
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import logging
+from typing import TypedDict, TypeGuard
 
 import torch
 import triton
+from triton.errors import TritonError
 
-from tasuki.models import kernels
+from tasuki.device_limits import limits_of
+from tasuki.models import kernels, library_gemm
 from tasuki.models.layers import PlainLinear
 from tasuki.models.product_kernels import few_rows, one_row
 from tasuki.models.weighted import Weighted
 from tasuki.overlap import overlaps
 
+log = logging.getLogger(__name__)
+
 MAX_ROWS = 64
+LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
-_OUTS_OF_ONE, _COLUMNS_OF_ONE = 4, 512
+_OUTS_OF_ONE, _COLUMNS_OF_ONE, _EARLY_COLUMNS = 4, 512, 2048
 _OUTS, _COLUMNS, _COLUMNS_OF_GATED = 64, 128, 64
 _HALF = (torch.bfloat16, torch.float16)
 _MAX_TILES = 8192  # of a product: rows of the largest weight / _OUTS
 _WEIGHTED = (torch.bfloat16,)  # float16 has no room for what is not normed
-_MAX_LOADING_BYTES = 224 << 10  # of a program, at any time: Hopper's shared memory
+_SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
 _MAX_STRETCHES = 128  # beyond these sums of squares would not stay in registers
+
+
+class _Surroundings(TypedDict):
+    """What surrounds a GEMM; see `library_gemm.multiply`."""
+
+    norm: torch.Tensor | None
+    gated: bool
+    added: bool
+    squares: torch.Tensor | None
+    left: Weighted | None
 
 
 class FewRows:
@@ -55,18 +71,28 @@ class FewRows:
     they are 0 between kernels.
     """
 
-    def __init__(self, eps: float, device: torch.device) -> None:
-        """Norm with `eps`."""
+    def __init__(self, eps: float, device: torch.device, *, early: bool = False) -> None:
+        """Norm with `eps`; with `early` one row's kernel loads weights before it waits."""
         self._eps = eps
+        self._early = early
+        limits = limits_of(device)
         self._dependent = overlaps(device)
+        self._shared_bytes = limits.shared_bytes
         self._counters = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-        self._programs = 1
-        if device.type == "cuda":
-            self._programs = torch.cuda.get_device_properties(device).multi_processor_count
+        self._refused = False
+        self._programs = limits.cores if device.type == "cuda" else 1
 
-    def takes(self, product: object, rows: int) -> TypeGuard[PlainLinear]:
-        """Whether the methods below take a product of so many rows."""
-        if not isinstance(product, PlainLinear) or not 0 < rows <= MAX_ROWS:
+    def takes(
+        self, product: object, rows: int, most_rows: int = MAX_ROWS
+    ) -> TypeGuard[PlainLinear]:
+        """Whether the methods below take a product of so many rows.
+
+        Args:
+            product: A linear layer.
+            rows: Of its input.
+            most_rows: Up to `LIMIT_ROWS`; beyond `MAX_ROWS` they are rarely the fastest.
+        """
+        if self._refused or not isinstance(product, PlainLinear) or not 0 < rows <= most_rows:
             return False
         if rows == 1:
             return takes_one_row(product.weight)
@@ -90,9 +116,12 @@ class FewRows:
         return self._normed(product, x, norm, product.weight.shape[0])
 
     def gated(
-        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
+        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias."""
+        """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias.
+
+        Without `norm` `x` is normed already.
+        """
         assert product.bias is None
         return self._normed(product, x, norm, product.weight.shape[0] // 2, gated=True)
 
@@ -116,7 +145,7 @@ class FewRows:
         self,
         product: PlainLinear,
         x: torch.Tensor | Weighted,
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         out: int,
         *,
         gated: bool = False,
@@ -124,13 +153,48 @@ class FewRows:
         squares = None
         if isinstance(x, Weighted):
             rows, squares = x.x, x.squares
+        elif norm is None or x.shape[0] == 1:
+            rows = x
         else:
-            rows = x if x.shape[0] == 1 else kernels.norm(x, norm, self._eps)
+            rows = kernels.norm(x, norm, self._eps)
         result = rows.new_empty(rows.shape[0], out)
         self._run(product, rows, result, norm=norm, gated=gated, squares=squares)
         return result
 
     def _run(
+        self,
+        product: PlainLinear,
+        x: torch.Tensor,
+        result: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        gated: bool = False,
+        added: bool = False,
+        squares: torch.Tensor | None = None,
+        left: Weighted | None = None,
+    ) -> None:
+        """Launch the kernel; where the device refuses it, PyTorch's operators from now on."""
+        surroundings: _Surroundings = {
+            "norm": norm,
+            "gated": gated,
+            "added": added,
+            "squares": squares,
+            "left": left,
+        }
+        if not self._refused:
+            try:
+                return self._launch(product, x, result, **surroundings)
+            except TritonError as error:  # before anything ran: it does not fit, or compile
+                self._refused = True
+                first = (str(error).splitlines() or [""])[0]
+                log.warning(
+                    "our kernels of few rows do not run on this GPU (%s): %s; cuBLAS takes over",
+                    type(error).__name__,
+                    first,
+                )
+        library_gemm.multiply(product, x, result, self._eps, **surroundings)
+
+    def _launch(
         self,
         product: PlainLinear,
         x: torch.Tensor,
@@ -163,6 +227,7 @@ class FewRows:
                 normed=normed,
                 outs=_OUTS_OF_ONE,
                 columns=_COLUMNS_OF_ONE,
+                early=_early_columns(size) if self._early else 0,
                 stages=1 if normed else 5,
                 num_warps=2,
                 **what,
@@ -198,7 +263,7 @@ class FewRows:
             second=second,
             outs=_OUTS,
             columns=columns,
-            stages=_stages(first + second, gated=gated),
+            stages=_stages(first + second, self._shared_bytes, gated=gated),
             num_warps=4,
             **what,
             **launch,
@@ -212,15 +277,23 @@ class FewRows:
         return split
 
 
+def _early_columns(size: int) -> int:
+    """Columns of a weight that are loaded early: a power of two, and few enough for registers."""
+    return min(_EARLY_COLUMNS, 1 << (size.bit_length() - 1))
+
+
 def takes_one_row(weight: torch.Tensor) -> bool:
     """Whether `FewRows` takes products of one row by `weight`, [out, in]."""
     return weight.shape[1] % _COLUMNS_OF_ONE == 0
 
 
-def _stages(rows: int, *, gated: bool) -> int:
-    """Steps whose weights and rows, in 16 bits, are on their way at a time."""
+def _stages(rows: int, shared_bytes: int, *, gated: bool) -> int:
+    """Steps whose weights and rows, in 16 bits, are on their way at a time.
+
+    Triton keeps them in shared memory: as many steps as this, or one fewer before Hopper.
+    """
     weights, columns, most = (2 * _OUTS, _COLUMNS_OF_GATED, 4) if gated else (_OUTS, _COLUMNS, 6)
-    return min(most, _MAX_LOADING_BYTES // (2 * columns * (weights + rows)))
+    return min(most, (shared_bytes - _SPARE_BYTES) // (2 * columns * (weights + rows)))
 
 
 def _room(hidden: torch.Tensor) -> Weighted | None:

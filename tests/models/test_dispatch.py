@@ -1,0 +1,180 @@
+"""Measured dispatch: what is measured and kept, and that every choice computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.kernels import DEVICE
+from support.ranks import on_ranks
+from tiny import save
+
+from tasuki.engine.collective import ALONE, Collective
+from tasuki.models import cache, layers, products
+from tasuki.models.dispatch import measure as measuring
+from tasuki.models.dispatch import settle as settling
+from tasuki.models.dispatch.measure import cells_of, measure
+from tasuki.models.dispatch.settle import settle
+from tasuki.models.dispatch.table import CHOICES, ROWS, Choice, DispatchError, Table
+from tasuki.models.dispatch.timer import Run
+from tasuki.models.llama import LlamaModel
+from tasuki.models.llama_layer import LlamaLayer
+from tasuki.models.loader import load_model
+from tasuki.models.ops_cuda import CudaOps
+
+HALF = torch.float16  # the interpreter's product knows no bfloat16
+ADDMM = Choice("addmm", "linear")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaModel]:
+    """A tiny model over the CUDA steps; its kernels take its sizes."""
+    monkeypatch.setattr(products, "_COLUMNS", 16)
+    monkeypatch.setattr(products, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(products, "_COLUMNS_OF_ONE", 16)
+    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    monkeypatch.setattr(layers, "_packing_works", lambda _: False)
+    monkeypatch.setattr(cache, "cache_root", lambda: tmp_path / "cache")
+    save("qwen3", tmp_path)
+    loaded = load_model(tmp_path, dtype=HALF, device=DEVICE)
+    assert isinstance(loaded, LlamaModel)
+    loaded._ops = CudaOps(loaded.spec, DEVICE)
+    yield loaded
+
+
+def run_layer(ops: CudaOps, layer: LlamaLayer, rows: int) -> list[torch.Tensor]:
+    """A layer but for attention, and the next one's query, key and value GEMM."""
+    generator = torch.Generator().manual_seed(rows)
+    size, inner = layer.attention_norm.shape[0], layer.output.weight.shape[1]  # type: ignore[attr-defined]
+    hidden = torch.randn(rows, size, generator=generator).to(DEVICE, HALF)
+    attended = torch.randn(rows, inner, generator=generator).to(DEVICE, HALF)
+    ahead = ops.rest(layer, hidden, attended, layer.attention_norm)
+    qkv = ops.qkv(layer, hidden, ahead)
+    return [hidden.float(), qkv.float()]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 70])
+@torch.inference_mode()
+def test_every_choice_computes_the_same(
+    model: LlamaModel, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops, layer = model.ops, model.layers[0]
+    assert isinstance(ops, CudaOps)
+    want = run_layer(ops, layer, rows)
+    used: list[Choice] = []
+    add = ops.add
+    monkeypatch.setattr(ops, "add", lambda choice, *a: (used.append(choice), add(choice, *a))[1])
+    for choice in CHOICES:
+        if "early" in choice and rows > 1:
+            continue
+        ops.table = Table()
+        for cell in cells_of(layer):
+            ops.table.set(cell.key, cell.rows, choice)
+        used.clear()
+        for got, expected in zip(run_layer(ops, layer, rows), want, strict=True):
+            assert float((got - expected).norm() / expected.norm()) < 5e-3, choice
+        assert used == [choice] * 2
+
+
+def test_a_choice_that_cannot_be_had_is_left_to_the_default(model: LlamaModel) -> None:
+    """As where a file of another machine says `addmm`, and the sum over ranks follows."""
+    ops, layer = model.ops, model.layers[0]
+    assert isinstance(ops, CudaOps)
+    summed = dataclasses.replace(layer, output=layers.SummedLinear(layer.output, ALONE))
+    for cell in cells_of(layer):
+        ops.table.set(cell.key, cell.rows, ADDMM)
+    hidden = torch.zeros(3, layer.attention_norm.shape[0], dtype=HALF, device=DEVICE)
+    assert ops._choice("mlp", layer, hidden) == ADDMM
+    assert ops._choice("mlp", summed, hidden) == Choice("linear", "ours")
+
+
+class FakeClock:
+    """Says what work takes, by the choice that it is of; nothing is computed."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self.asked: list[tuple[int, str]] = []
+
+    def work(self, ops: CudaOps, choice: Choice, _: Any, cell: measuring.Cell) -> Any:
+        self.asked.append((cell.rows, str(choice)))
+        return str(choice)
+
+    def prepare(self, work: Any, _: torch.device) -> Run:
+        return lambda: self.seconds.get(work, 1.0)
+
+
+def test_what_is_measured_is_what_the_table_lacks(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock({str(ADDMM): 0.9})
+    monkeypatch.setattr(measuring, "_work", clock.work)
+    ops, table = model.ops, Table()
+    assert isinstance(ops, CudaOps)
+    cells = cells_of(model.layers[0])
+    for cell in cells[:-3]:
+        table.set(cell.key, cell.rows, CHOICES[0])
+    assert measure(ops, model.layers, table, time.monotonic() - 1.0, clock.prepare) == 3
+    assert clock.asked == []
+    assert measure(ops, model.layers, table, time.monotonic() + 60.0, clock.prepare) == 0
+    assert {rows for rows, _ in clock.asked} == set(ROWS[-3:])
+    assert table.choice(cells[-1].key, ROWS[-1]) == ADDMM
+    assert table.choice(cells[0].key, ROWS[0]) == CHOICES[0]
+
+
+def test_the_first_start_measures_and_the_second_reads(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = FakeClock({str(ADDMM): 0.5})
+    monkeypatch.setattr(measuring, "_work", clock.work)
+    monkeypatch.setattr(settling, "measure", lambda *a: measure(*a, clock.prepare))
+    monkeypatch.setattr(settling, "BUDGET_S", 60.0)
+    settle(model, "measured", ALONE)
+    assert isinstance(model.ops, CudaOps)
+    first = model.ops.table.to_json()
+    assert clock.asked and set(first[cells_of(model.layers[0])[0].key].values()) == {str(ADDMM)}
+    [path] = (tmp_path / "cache" / "dispatch").glob("*.json")
+    clock.asked.clear()
+    for wanted in ("measured", str(path)):
+        model.ops.table = Table()
+        settle(model, wanted, ALONE)
+        assert model.ops.table.to_json() == first
+    assert clock.asked == []
+    with pytest.raises(DispatchError, match=r"none\.json, which cannot be read"):
+        settle(model, str(tmp_path / "none.json"), ALONE)
+
+
+@torch.inference_mode()
+def test_real_times_decide(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real timer over the real candidates, of few rows: interpreted kernels are slow."""
+    monkeypatch.setattr(measuring, "ROWS", (2,))
+    table = Table()
+    assert isinstance(model.ops, CudaOps)
+    assert measure(model.ops, model.layers[:1], table, time.monotonic() + 60.0) == 0
+    chosen = {name for of in table.to_json().values() for name in of.values()}
+    assert chosen <= {str(choice) for choice in CHOICES}
+    if DEVICE.type == "cpu":
+        assert not any("ours" in name for name in chosen), "an interpreter is faster than PyTorch"
+
+
+def share(collective: Collective, folder: str) -> dict[str, dict[str, str]]:
+    """What a rank has of the first one's table."""
+    layers._packing_works = lambda _: False
+    model = load_model(Path(folder), dtype=torch.float32, device=torch.device("cpu"))
+    assert isinstance(model, LlamaModel)
+    table = Table()
+    if collective.is_first:
+        for cell in cells_of(model.layers[0])[::2]:
+            table.set(cell.key, cell.rows, ADDMM)
+    return settling._shared(table, model, collective).to_json()
+
+
+@pytest.mark.system
+def test_all_ranks_have_the_first_ones_choices(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    first, second = on_ranks(2, share, str(tmp_path))
+    assert first == second and sum(map(len, first.values())) == len(ROWS)
