@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tasuki.engine.api import StepResult
+from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.loop import Aborted, Command, EngineLoop, Opened, Stop
 from tasuki.worker.sessions import Session
+from tasuki.worker.watchdog import Watchdog
 
 
 class Engine:
@@ -28,6 +30,11 @@ class Engine:
 
     def due_in_s(self) -> float:
         return 0.0
+
+    in_flight = False
+
+    def counters(self) -> EngineCounters:
+        return EngineCounters()
 
     def has_work(self) -> bool:
         return self.work
@@ -65,7 +72,8 @@ def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseExceptio
     handoffs: Any = Handoffs()
     failures: list[BaseException] = []
     any_engine: Any = engine
-    loop = Loop(any_engine, handoffs, pb.WorkerInfo(), inbox, failures.append)
+    watchdog = Watchdog(lambda: 30.0, failures.append)
+    loop = Loop(any_engine, handoffs, pb.WorkerInfo(), inbox, failures.append, watchdog)
     loop.start()
     loop.join(10)
     assert not loop.is_alive()

@@ -9,6 +9,8 @@ import torch
 
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.engine.batch import Batch
+from tasuki.engine.plan import Draw
+from tasuki.engine.sampler import Sampler
 from tasuki.models.loader import load_model
 from tasuki.worker import profile
 from tasuki.worker.config import ConfigError, Limits
@@ -64,14 +66,25 @@ def test_the_largest_step_runs_on_the_model(
         return torch.zeros(blocks, spec.num_kv_heads, spec.num_layers, 2, 16, spec.head_dim)
 
     limits = Limits(block_size=16, max_batched_tokens=5_000, max_running_requests=8)
-    joined = []
+    joined, sampled = [], []
+    sample = Sampler.sample
+
+    def recording(sampler: Sampler, logits: torch.Tensor, rows: list[int], draws: list[Draw]):
+        assert not any(draw.sequence.request.plain for draw in draws)
+        result = sample(sampler, logits, rows, draws)
+        assert result.scores is not None
+        sampled.append(len(result.tokens))
+        return result
+
+    monkeypatch.setattr(Sampler, "sample", recording)
 
     def whole(part: torch.Tensor) -> torch.Tensor:
         joined.append(part.shape)
         return part
 
     assert _largest_step(model, Recording, make_pool, limits, whole) == 500
-    assert joined == [(8, spec.vocab_size)]
+    assert joined == [(16, spec.vocab_size)]
+    assert sampled == [16], "own sequences and pulled ones"
     assert [sum(batch.query_lens) for batch in seen] == [5_000]
     assert max(seen[0].context_lens) == spec.max_position
 
@@ -88,7 +101,7 @@ def test_the_step_is_full(tokens: int, longest: int, lengths: list[int]) -> None
     assert len(batch.tokens) == len(batch.positions) == tokens
     assert len(batch.slots.unique()) == tokens
     assert int(batch.slots.max()) < 16 * sum(tables)
-    assert batch.logits_rows.tolist() == list(range(tokens - 30, tokens))
+    assert batch.logits_rows.tolist() == list(range(tokens - min(60, tokens), tokens))
     for row, (length, blocks) in enumerate(zip(lengths, tables, strict=True)):
         begin = sum(lengths[:row])
         slots = batch.slots[begin : begin + length]

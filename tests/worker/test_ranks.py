@@ -20,6 +20,8 @@ from tasuki.worker.device import Dtypes
 from tasuki.worker.rank_messages import PoolShape, RankPlan
 from tasuki.worker.ranks import RankError, Ranks
 
+pytestmark = pytest.mark.system
+
 DEADLINE_S = 120.0
 
 

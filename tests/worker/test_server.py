@@ -31,10 +31,15 @@ def opened(inbox: queue.SimpleQueue[Command]) -> Opened:
     return command
 
 
-def test_a_long_step_is_not_silence() -> None:
+def test_a_long_step_is_not_silence_but_a_hung_one_is() -> None:
+    late = False
+
     async def case() -> None:
+        nonlocal late
         inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        stream = WorkerService(inbox, quiet_s=0.02).Serve(silent(asyncio.Event()), NONE)
+        stream = WorkerService(inbox, lambda: late, quiet_s=0.02).Serve(
+            silent(asyncio.Event()), NONE
+        )
         first = asyncio.ensure_future(anext(stream))
         done, _ = await asyncio.wait({first}, timeout=0.2)
         assert not done, "the worker's information comes first"
@@ -46,6 +51,12 @@ def test_a_long_step_is_not_silence() -> None:
         session.send(pb.WorkerMessage(step=pb.StepReport(step=7)))
         while (await anext(stream)).step.step != 7:
             pass
+        late = True  # longer than such a step should take: silence, for routers to notice
+        silence = asyncio.ensure_future(anext(stream))
+        done, _ = await asyncio.wait({silence}, timeout=0.2)
+        assert not done
+        late = False
+        assert (await silence).WhichOneof("message") == "step"
         await stream.aclose()
 
     run(case)
@@ -56,7 +67,7 @@ def test_a_stream_that_ends_leaves_no_task() -> None:
         inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         hang_up, before = asyncio.Event(), asyncio.all_tasks()
         for cut in (False, True):
-            stream = WorkerService(inbox).Serve(silent(hang_up), NONE)
+            stream = WorkerService(inbox, lambda: False).Serve(silent(hang_up), NONE)
             reading = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0)
             session = opened(inbox).session

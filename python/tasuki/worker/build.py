@@ -117,7 +117,11 @@ def _build(
         ranks.make_pools(PoolShape(size.num_blocks, size.max_model_len))
     pool, layout = parts.make_pool(size.num_blocks)
     identity = model_identity(
-        config.model, dtype=dtypes.model, kv_dtype=dtypes.kv, weights=config.load_format
+        config.model,
+        dtype=dtypes.model,
+        kv_dtype=dtypes.kv,
+        weights=config.load_format,
+        quantization=config.quantization,
     )
     attention = parts.attend(pool)
     runner = ModelRunner(parts.model, attention, pool, collective, ranks)
@@ -178,10 +182,13 @@ def _engine_config(
         num_blocks=size.num_blocks,
         max_model_len=size.max_model_len,
         max_batched_tokens=plan.limits.max_batched_tokens,
+        itl_target_s=plan.config.itl_target_s(on_cuda=plan.device_type == "cuda"),
+        longest_step_s=plan.config.longest_step_s,
         max_running_requests=plan.limits.max_running_requests,
         identity=identity,
         vocab_size=spec.vocab_size,
         overlap=plan.device_type == "cuda",
+        step_timeout_s=plan.config.step_timeout_s,
     )
 
 

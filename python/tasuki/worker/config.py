@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasuki.errors import TasukiError
+from tasuki.kv.config import LEASE_RANGE_S
 
 ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("none", "int8")
 ALL_REDUCES = ("auto", "nccl", "symmetric")
 MAX_RANKS = 64
 
@@ -34,6 +36,13 @@ class Limits:
     max_batched_tokens: int
     max_running_requests: int
 
+
+# Milliseconds. With 9 a step on an H200 has 512 tokens beside 50 decodes of Qwen3-4B's
+# shape (gpu_load.json); 100 are ten tokens a second, faster than most people read.
+_CUDA_ITL_TARGET_MS = 9.0
+_CPU_ITL_TARGET_MS = 100.0
+_LONGEST_STEP_S = 1.0
+_STEPS_PER_LEASE = 4  # at least, whatever the lease
 
 _CPU_LIMITS = Limits(block_size=16, max_batched_tokens=1_024, max_running_requests=64)
 
@@ -60,19 +69,30 @@ class WorkerConfig:
             GPU of its own; on the CPU with a share of the cores.
         all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
             memory for sums up to 10 MiB; `auto`: `symmetric`, and `nccl` where that does not work.
+        dispatch: What computes GEMMs on a GPU: `default`; `measured`: what was the fastest on
+            this machine, timed at the first start; or a file that `measured` wrote.
         device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
             GPU on).
         dtype: One of `DTYPES`; workers exchange KV only within one dtype.
         kv_dtype: One of `KV_DTYPES`, of the cache; `auto`: as `dtype`.
         load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
+        quantization: One of `QUANTIZATIONS`; `int8`: weights of 8 bits, on the CPU; everything
+            else, and the cache, is in bfloat16.
         kv_memory: Bytes for the block pool of all ranks; None: a share of what is free.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and
             pool; the rest is for CUDA graphs and what else runs there.
         max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
         block_size, max_batched_tokens, max_running_requests: See `Limits`; None: what
             is good for the role on the device.
+        itl_target_ms: How long a step that decodes may take with prompts in it, in
+            milliseconds; None: what is good for the device, 0: bounded in tokens only.
         lease_s: How long announced blocks are kept for a silent decode worker.
-        transport: Name of the KV transport.
+        step_timeout_s: A step that takes longer, and 50 times what was expected of it, is
+            hung: the worker ends, and is started again by the launcher.
+        pull_timeout_s: A pull without progress for so long is given up: its request is
+            placed again, or fails (the router's `--on-kv-loss`).
+        transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
+            another.
         trust_remote_code: Run code that came with the model folder.
     """
 
@@ -84,17 +104,22 @@ class WorkerConfig:
     port: int = 0
     tensor_parallel: int = 1
     all_reduce: str = "auto"
+    dispatch: str = "default"
     device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
     load_format: str = "auto"
+    quantization: str = "none"
     kv_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     block_size: int | None = None
     max_batched_tokens: int | None = None
     max_running_requests: int | None = None
+    itl_target_ms: float | None = None
     lease_s: float = 10.0
+    step_timeout_s: float = 30.0
+    pull_timeout_s: float = 30.0
     transport: str = "nixl"
     trust_remote_code: bool = False
 
@@ -104,6 +129,11 @@ class WorkerConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
         _one_of("load-format", self.load_format, LOAD_FORMATS)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
+        if self.quantization == "int8" and self.dtype == "float32":
+            raise ConfigError("quantization is int8, dtype is float32: use auto or bfloat16")
+        if self.quantization == "int8" and self.tensor_parallel > 1:
+            raise ConfigError(f"quantization is int8, tp is {self.tensor_parallel}: use tp 1")
         _one_of("all-reduce", self.all_reduce, ALL_REDUCES)
         _in_range("port", self.port, 0, 65_535)
         _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
@@ -112,7 +142,10 @@ class WorkerConfig:
         _in_range("block-size", self.block_size, 1, 1_024)
         _in_range("max-batched-tokens", self.max_batched_tokens, 1, 1 << 20)
         _in_range("max-running-requests", self.max_running_requests, 1, 1 << 16)
-        _in_range("lease", self.lease_s, 0.2, 3_600.0)
+        _in_range("itl-target-ms", self.itl_target_ms, 0.0, 60_000.0)
+        _in_range("lease-s", self.lease_s, *LEASE_RANGE_S)
+        _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
+        _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
 
     def limits(self, on_cuda: bool) -> Limits:
         """What was asked for, the rest as is good for the role on the device."""
@@ -124,6 +157,17 @@ class WorkerConfig:
             max_batched_tokens=self.max_batched_tokens or good.max_batched_tokens,
             max_running_requests=self.max_running_requests or good.max_running_requests,
         )
+
+    def itl_target_s(self, on_cuda: bool) -> float | None:
+        """How long a step that decodes may take with prompts in it; None: not bounded."""
+        good_ms = _CUDA_ITL_TARGET_MS if on_cuda else _CPU_ITL_TARGET_MS
+        target_ms = good_ms if self.itl_target_ms is None else self.itl_target_ms
+        return target_ms / 1e3 or None
+
+    @property
+    def longest_step_s(self) -> float:
+        """How long a step that only computes prompts may take: well within a lease."""
+        return min(_LONGEST_STEP_S, self.lease_s / _STEPS_PER_LEASE)
 
 
 def check_device(device: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from tasuki.models.loader import choose_dtype
 from tasuki.models.spec import ModelSpec
+from tasuki.nvidia_driver import driver_problem
 from tasuki.worker.config import ConfigError, WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,16 @@ def choose_device(wanted: str, ranks: int = 1) -> torch.device:
     """
     if wanted.startswith("cuda:"):
         _see_only(wanted, ranks)
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+    if wanted == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
+        problem = driver_problem()
+        if wanted == "auto":
+            if problem:
+                log.warning("using the CPU: %s", problem)
+            return torch.device("cpu")
+        if problem:
+            raise ConfigError(f"device is {wanted}, but {problem}: use --device cpu")
         why = "was built without CUDA" if torch.version.cuda is None else "finds no such GPU"
         raise ConfigError(
             f"device is {wanted}, but torch {torch.__version__} {why}: use --device cpu, or check"
@@ -91,7 +99,9 @@ def choose_dtypes(config: WorkerConfig, spec: ModelSpec, device: torch.device) -
     Raises:
         ConfigError: The cache cannot be kept in the dtype that was asked for.
     """
-    if config.dtype == "auto":
+    if config.dtype == "auto" and config.quantization != "none":
+        model = torch.bfloat16
+    elif config.dtype == "auto":
         model, reason = choose_dtype(spec, device)
         log.info("dtype %s: %s", model, reason)
     else:

@@ -23,6 +23,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.sessions import Session, Sessions
+from tasuki.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class EngineLoop(threading.Thread):
         handoffs: The KV side; likewise.
         info: What new routers are told first; its role may change.
         on_failure: Called from this thread with what escaped, when the loop dies of a defect.
+        watchdog: Is told of every turn.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class EngineLoop(threading.Thread):
         info: pb.WorkerInfo,
         inbox: queue.SimpleQueue[Command],
         on_failure: Callable[[BaseException], None],
+        watchdog: Watchdog,
     ) -> None:
         super().__init__(name="engine", daemon=True)
         self._engine = engine
@@ -106,6 +109,7 @@ class EngineLoop(threading.Thread):
         self._info = info
         self._inbox = inbox
         self._on_failure = on_failure
+        self._watchdog = watchdog
         self._sessions = Sessions()
         self._steps = 0
         self._stopping = False
@@ -115,15 +119,16 @@ class EngineLoop(threading.Thread):
         try:
             heartbeat_s = now_s()
             while not self._stopping:
+                self._watchdog.progress(self._engine.counters().steps, self._engine.in_flight)
                 if self._take(heartbeat_s):
                     self._handoffs.poll(now_s())
                 if self._engine.has_work() and self._engine.due_in_s() == 0.0:
                     self._turn()  # launches, or collects what is over
                 if now_s() >= heartbeat_s:
                     heartbeat_s = now_s() + HEARTBEAT_S
-                    self._sessions.broadcast(
-                        pb.WorkerMessage(step=pb.StepReport(step=self._steps, load=self._load()))
-                    )
+                    if not self._watchdog.late:  # routers are to notice that a device hangs
+                        report = pb.StepReport(step=self._steps, load=self._load())
+                        self._sessions.broadcast(pb.WorkerMessage(step=report))
         except BaseException as failure:
             log.exception("the engine thread failed")
             self._on_failure(failure)
@@ -207,6 +212,7 @@ class EngineLoop(threading.Thread):
             total_blocks=engine.total_blocks,
             leased_blocks=self._handoffs.leased_blocks,
             quarantined_blocks=engine.quarantined_blocks,
+            stuck_blocks=kv.stuck_blocks,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             decode_step_s=engine.decode_step_s,
             counters=pb.Counters(
@@ -219,6 +225,7 @@ class EngineLoop(threading.Thread):
                 kv_pulled_blocks=kv.kv_pulled_blocks,
                 kv_pulls=kv.kv_pulls,
                 kv_pull_failures=kv.kv_pull_failures,
+                kv_pull_timeouts=kv.kv_pull_timeouts,
                 leases_granted=kv.leases_granted,
                 leases_expired=kv.leases_expired,
             ),

@@ -17,7 +17,11 @@ from collections.abc import Callable
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.batch import Batch
+from tasuki.engine.plan import Draw
+from tasuki.engine.request import Request
+from tasuki.engine.sampler import Sampler
 from tasuki.models.base import CausalModel
 from tasuki.worker.config import ConfigError, Limits
 
@@ -91,9 +95,38 @@ def _largest_step(
     batch = _batch(lengths, tables, limits, pool.device)
     attention.plan(batch)
     logits = whole(model.forward(batch, attention))
-    torch.sort(torch.softmax(logits, dim=-1), dim=-1)  # what top-p needs: sampling's costliest
+    if logits.shape[-1] == model.spec.vocab_size:  # the first rank's; only it samples
+        draws = _costly_draws(_most_draws(limits))
+        rows = [index % len(logits) for index in range(len(draws))]
+        Sampler(logits.device).sample(logits, rows, draws)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def _most_draws(limits: Limits) -> int:
+    """Tokens that a step may draw: of own sequences and of pulled ones."""
+    return 2 * limits.max_running_requests
+
+
+def _costly_draws(count: int) -> list[Draw]:
+    """Draws that take as much memory as any: drawn at random, penalized, scored."""
+    params = SamplingParams(
+        seed=0,
+        max_tokens=2,
+        temperature=0.7,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias={0: 1.0},
+        min_tokens=1,
+        logprobs=20,
+    )
+    spec = RequestSpec("profile", Leg.COLOCATED, [0], params)
+    requests = [Request(spec, index, b"", 0.0) for index in range(count)]
+    return [Draw.next(request.sequences[0], 0) for request in requests]
 
 
 def _lengths(tokens: int, longest: int) -> list[int]:
@@ -113,7 +146,7 @@ def _batch(lengths: list[int], tables: list[int], limits: Limits, device: torch.
         slots.append(first * limits.block_size + torch.arange(length))
         first += blocks
     total = sum(lengths)
-    wanted = min(total, limits.max_running_requests)
+    wanted = min(total, _most_draws(limits))
     return Batch(
         tokens=torch.zeros(total, dtype=torch.int64, device=device),
         positions=torch.cat(positions).to(device),

@@ -20,6 +20,7 @@ from tasuki.engine.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel
+from tasuki.models.dispatch.settle import settle
 from tasuki.models.loader import compile_model, load_model
 from tasuki.models.shard import Shard
 from tasuki.models.spec import ModelSpec
@@ -87,8 +88,12 @@ class RankParts:
                 device=self._device,
                 trust_remote_code=plan.config.trust_remote_code,
                 weights=plan.config.load_format,
+                int8=plan.config.quantization == "int8",
                 collective=collective,
+                longest=plan.config.max_model_len,
             )
+        with phases.phase("dispatch"):
+            settle(self.model, plan.config.dispatch, collective)
         # As it is, a model of transformers may well wait for the device in a step.
         self._capturable = spec.native
         if self._device.type == "cuda" and not spec.native:

@@ -11,10 +11,12 @@ Threads: this one; the KV side's (kv/rank_channel.py).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
+import threading
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
@@ -55,6 +57,7 @@ def main(arguments: list[str]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the first rank, which then says Stop
     pipe, kv_pipe = (Connection(int(handle)) for handle in arguments)
+    threading.excepthook = functools.partial(_on_thread, pipe)
     code = 0
     try:
         with torch.inference_mode():
@@ -127,12 +130,20 @@ def _receive(pipe: Connection, expected: type[Expected]) -> Expected:
     return message
 
 
+def _on_thread(pipe: Connection, escaped: threading.ExceptHookArgs) -> None:
+    """A thread of this rank has failed: the rank ends, and its worker with it."""
+    if isinstance(escaped.exc_value, Exception):
+        _tell(pipe, escaped.exc_value)
+    logging.shutdown()
+    os._exit(1)
+
+
 def _tell(pipe: Connection, error: Exception) -> None:
     """Why this rank ends: to the log and to the first rank."""
     if isinstance(error, TasukiError):
         message = str(error)
     else:
-        log.exception("this rank failed")
+        log.error("this rank failed", exc_info=error)
         message = f"{type(error).__name__}: {error}"
     try:
         pipe.send(Failed(message))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import queue
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from tasuki.kv.link import keepalive_options
+from tasuki import background
+from tasuki.kv.link import STREAM_BROKE, keepalive_options
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
 from tasuki.worker.convert import UnknownLegError, request_from_wire
@@ -42,22 +42,25 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-# An engine thread that says nothing for longer hangs: routers are to notice.
-_LONGEST_STEP_S = 120.0
-
 
 class WorkerService(WorkerServicer):
     """`tasuki.v1.Worker`: every stream becomes a session of the engine thread.
 
     Args:
         inbox: Of the engine thread.
-        quiet_s: After so long without its reports, an empty one is sent: it is in a long step.
+        late: Whether the engine thread takes longer than its step should.
+        quiet_s: After so long without its reports, an empty one is sent: it is in a long
+            step. Not while it is `late`: routers then notice the silence.
     """
 
     def __init__(
-        self, inbox: queue.SimpleQueue[Command], quiet_s: float = 1.5 * HEARTBEAT_S
+        self,
+        inbox: queue.SimpleQueue[Command],
+        late: Callable[[], bool],
+        quiet_s: float = 1.5 * HEARTBEAT_S,
     ) -> None:
         self._inbox = inbox
+        self._late = late
         self._quiet_s = quiet_s
 
     async def Serve(  # noqa: N802 - gRPC names it
@@ -68,19 +71,17 @@ class WorkerService(WorkerServicer):
         """One router's stream, until either side ends it."""
         session = Session(asyncio.get_running_loop())
         self._inbox.put(Opened(session))
-        reader = asyncio.create_task(self._read(session, request_iterator))
-        reader.add_done_callback(functools.partial(_on_end, session))
+        reader = background.start(self._read(session, request_iterator), "router", *STREAM_BROKE)
+        reader.add_done_callback(lambda _: session.queue.put_nowait(None))
         quiet_s: float | None = None  # the worker's information comes first, however late
-        beats = 0
         try:
             while True:
                 try:
                     async with asyncio.timeout(quiet_s):
                         message = await session.queue.get()
-                    quiet_s, beats = self._quiet_s, 0
+                    quiet_s = self._quiet_s
                 except TimeoutError:
-                    beats += 1
-                    if beats * self._quiet_s > _LONGEST_STEP_S:
+                    if self._late():
                         continue
                     message = pb.WorkerMessage(step=pb.StepReport())
                 if message is None:
@@ -104,13 +105,6 @@ class WorkerService(WorkerServicer):
                 continue
             if command is not None:
                 self._inbox.put(command)
-
-
-def _on_end(session: Session, reader: asyncio.Task[None]) -> None:
-    """The router sends no more: end its stream."""
-    if not reader.cancelled() and (error := reader.exception()) is not None:
-        log.warning("a router's stream broke: %r", error)
-    session.queue.put_nowait(None)
 
 
 def _command(session: Session, message: pb.RouterMessage) -> Command | None:
