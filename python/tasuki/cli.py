@@ -65,14 +65,19 @@ def serve(
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = None,
     load_format: opt.LoadFormat = None,
+    quantization: opt.Quantization = None,
     kv_memory: opt.KvMemory = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = None,
     max_model_len: opt.MaxModelLen = None,
     block_size: opt.BlockSize = None,
     max_batched_tokens: opt.MaxBatchedTokens = None,
     max_running_requests: opt.MaxRunningRequests = None,
+    itl_target_ms: opt.ItlTarget = None,
     lease_s: opt.Lease = None,
+    step_timeout_s: opt.StepTimeout = None,
+    pull_timeout_s: opt.PullTimeout = None,
     all_reduce: opt.AllReduce = None,
+    dispatch: opt.Dispatch = None,
     transport: opt.Transport = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     worker_host: opt.WorkersHost = "127.0.0.1",
@@ -80,6 +85,10 @@ def serve(
     on_kv_loss: opt.OnKvLoss = None,
     strict_roles: opt.StrictRoles = False,
     max_concurrent_requests: opt.MaxConcurrent = None,
+    max_connections: opt.MaxConnections = None,
+    idle_timeout_s: opt.IdleTimeout = None,
+    body_timeout_s: opt.BodyTimeout = None,
+    request_timeout_s: opt.RequestTimeout = None,
     client_stall_s: opt.ClientStall = None,
     drain_s: opt.Drain = 30.0,
     log_dir: opt.LogDir = None,
@@ -87,13 +96,15 @@ def serve(
     startup_timeout_s: opt.StartupTimeout = 600.0,
 ) -> None:
     """Serve a model on this machine until Ctrl-C: workers and router, one command."""
-    from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
+    from tasuki.launch.config import RouterOptions, ServeConfig, WorkerOptions
     from tasuki.launch.local import serve as run
+    from tasuki.launch.machine import choose_topology
 
+    ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))
     config = ServeConfig(
         model=model,
-        topology=Topology.of(prefill, decode, mixed),
-        tensor_parallel=(("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed)),
+        topology=choose_topology(prefill, decode, mixed, device, dict(ranks)),
+        tensor_parallel=ranks,
         host=host,
         port=port,
         served_names=tuple(served_model_name or ()),
@@ -104,14 +115,19 @@ def serve(
         worker=WorkerOptions(
             kv_dtype=kv_dtype,
             load_format=load_format,
+            quantization=quantization,
             kv_memory=kv_memory,
             gpu_memory_utilization=gpu_memory_utilization,
             max_model_len=max_model_len,
             block_size=block_size,
             max_batched_tokens=max_batched_tokens,
             max_running_requests=max_running_requests,
+            itl_target_ms=itl_target_ms,
             lease_s=lease_s,
+            step_timeout_s=step_timeout_s,
+            pull_timeout_s=pull_timeout_s,
             all_reduce=all_reduce,
+            dispatch=dispatch,
             transport=transport,
             trust_remote_code=trust_remote_code,
         ),
@@ -119,6 +135,10 @@ def serve(
             on_kv_loss=on_kv_loss,
             strict_roles=strict_roles,
             max_concurrent_requests=max_concurrent_requests,
+            max_connections=max_connections,
+            idle_timeout_s=idle_timeout_s,
+            body_timeout_s=body_timeout_s,
+            request_timeout_s=request_timeout_s,
             client_stall_s=client_stall_s,
             drain_s=drain_s,
         ),
@@ -141,14 +161,15 @@ def demo(
     question: opt.Question = "",
 ) -> None:
     """Serve, ask one question, show the answer and where the time went, and stop."""
-    from tasuki.launch.config import ServeConfig, Topology
+    from tasuki.launch.config import ServeConfig
     from tasuki.launch.demo import QUESTION, ask
     from tasuki.launch.local import Deployment
     from tasuki.launch.local import serve as run
+    from tasuki.launch.machine import choose_topology
 
     config = ServeConfig(
         model=model,
-        topology=Topology.of(prefill, decode, mixed),
+        topology=choose_topology(prefill, decode, mixed, device),
         device=device,
         dtype=dtype,
         echo_logs=False,
@@ -174,14 +195,19 @@ def worker(
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = None,
     load_format: opt.LoadFormat = None,
+    quantization: opt.Quantization = None,
     kv_memory: opt.KvMemory = None,
     gpu_memory_utilization: opt.GpuMemoryUtilization = None,
     max_model_len: opt.MaxModelLen = None,
     block_size: opt.BlockSize = None,
     max_batched_tokens: opt.MaxBatchedTokens = None,
     max_running_requests: opt.MaxRunningRequests = None,
+    itl_target_ms: opt.ItlTarget = None,
     lease_s: opt.Lease = None,
+    step_timeout_s: opt.StepTimeout = None,
+    pull_timeout_s: opt.PullTimeout = None,
     all_reduce: opt.AllReduce = None,
+    dispatch: opt.Dispatch = None,
     transport: opt.Transport = None,
     trust_remote_code: opt.TrustRemoteCode = False,
 ) -> None:
@@ -192,14 +218,19 @@ def worker(
     said = {
         "kv_dtype": kv_dtype,
         "load_format": load_format,
+        "quantization": quantization,
         "kv_memory": kv_memory,
         "gpu_memory_utilization": gpu_memory_utilization,
         "max_model_len": max_model_len,
         "block_size": block_size,
         "max_batched_tokens": max_batched_tokens,
         "max_running_requests": max_running_requests,
+        "itl_target_ms": itl_target_ms,
         "lease_s": lease_s,
+        "step_timeout_s": step_timeout_s,
+        "pull_timeout_s": pull_timeout_s,
         "all_reduce": all_reduce,
+        "dispatch": dispatch,
         "transport": transport,
     }
     config = WorkerConfig(

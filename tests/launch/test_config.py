@@ -69,11 +69,14 @@ def test_only_what_was_said_is_passed_on() -> None:
         "2",
         "--trust-remote-code",
     ]
-    assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", "--drain-s", "30"]
-    assert RouterOptions(client_stall_s=1.5, drain_s=0).arguments() == [
+    always = ["--readiness-grace-s", "0", "--drain-s"]
+    assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", *always, "30"]
+    assert RouterOptions(client_stall_s=1.5, max_connections=8, drain_s=0).arguments() == [
+        "--max-connections",
+        "8",
         "--client-stall-s",
         "1.5",
-        "--drain-s",
+        *always,
         "0",
     ]
 

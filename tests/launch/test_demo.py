@@ -89,5 +89,18 @@ def test_an_error_is_not_taken_for_an_answer(
         ask(deployment(server))
 
 
-def test_nothing_moved_is_said_so() -> None:
-    assert "KV moved: none" in report(USAGE, {"transfer_bytes": 0}, [0.1])
+HANDOFF_ROWS = ("handshake", "transfer", "exposed", "messages")
+
+
+def test_a_colocated_answer_has_no_rows_for_the_handoff() -> None:
+    table = report(USAGE, {**TIMINGS, "transfer_bytes": 0, "decode_worker": "p0"}, [0.1])
+    assert "prefill and decode ran on one worker" in table
+    assert not [row for row in HANDOFF_ROWS if row in table]
+    assert "on the worker" in table
+
+
+def test_a_split_answer_has_them_even_if_nothing_moved() -> None:
+    table = report(USAGE, {**TIMINGS, "transfer_bytes": 0}, [0.1])
+    assert "KV moved: none" in table
+    assert "one worker" not in table
+    assert [row for row in HANDOFF_ROWS if row in table] == list(HANDOFF_ROWS)

@@ -38,6 +38,8 @@ def test_nonsense_is_refused_with_the_value(text: str) -> None:
         ("--max-model-len", "0"),
         ("--max-model-len", "-5"),
         ("--max-concurrent-requests", "0"),
+        ("--max-connections", "0"),
+        ("--body-timeout-s", "0"),
         ("--client-stall-s", "-1"),
         ("--drain-s", "-1"),
         ("--drain-s", "90000"),

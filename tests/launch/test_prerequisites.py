@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "check_prerequisites.sh"
 TOOLS = ("sh", "uname", "dirname", "sed", "cut", "sort", "head")
 

@@ -18,6 +18,8 @@ from tasuki.launch.errors import LaunchError
 from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, last_words
 from tasuki.launch.topology import ProcessSpec
 
+pytestmark = pytest.mark.system
+
 DEADLINE_S = 20.0
 
 # Says where it is, appends its pid to a file, and sleeps.

@@ -91,6 +91,23 @@ def test_ranks_share_their_workers_gpus_and_the_machines_cores() -> None:
     assert [words_after(s, "--tp") for s in specs] == [["2"], []]
 
 
+def test_handoffs_go_through_host_memory_where_gpus_cannot_read_one_another() -> None:
+    def transports(config: ServeConfig, *, peer_access: bool) -> set[tuple[str, ...]]:
+        machine = Machine(8, 10**9, gpus=("0", "1"), peer_access=peer_access)
+        specs = topology.worker_specs(config, MODEL, "bfloat16", machine)
+        return {tuple(words_after(s, "--transport")) for s in specs}
+
+    split = ServeConfig(model="m")
+    assert transports(split, peer_access=True) == {()}
+    assert transports(split, peer_access=False) == {("host-staged",)}
+    said = ServeConfig(model="m", worker=WorkerOptions(transport="nixl"))
+    assert transports(said, peer_access=False) == {("nixl",)}
+    alone = ServeConfig(model="m", topology=Topology(0, 0, 1))
+    assert transports(alone, peer_access=False) == {()}
+    on_cpu = ServeConfig(model="m", device="cpu")
+    assert transports(on_cpu, peer_access=False) == {()}
+
+
 def test_gpus_are_left_alone_when_told_so() -> None:
     machine = Machine(cores=8, free_bytes=10**9, gpus=("0",))
     config = ServeConfig(model="m", device="cpu")

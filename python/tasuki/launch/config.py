@@ -78,14 +78,19 @@ class WorkerOptions:
 
     kv_dtype: str | None = None
     load_format: str | None = None
+    quantization: str | None = None
     kv_memory: int | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     block_size: int | None = None
     max_batched_tokens: int | None = None
     max_running_requests: int | None = None
+    itl_target_ms: float | None = None
     lease_s: float | None = None
+    step_timeout_s: float | None = None
+    pull_timeout_s: float | None = None
     all_reduce: str | None = None
+    dispatch: str | None = None
     transport: str | None = None
     trust_remote_code: bool = False
 
@@ -101,12 +106,21 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Passed to the router; names and meanings as in `tasuki router --help`."""
+    """Passed to the router; names and meanings as in `tasuki router --help`.
+
+    There is no load balancer that would have to notice the end of `tasuki serve`, so
+    `readiness_grace_s` is 0.
+    """
 
     on_kv_loss: str | None = None
     strict_roles: bool = False
     max_concurrent_requests: int | None = None
+    max_connections: int | None = None
+    idle_timeout_s: float | None = None
+    body_timeout_s: float | None = None
+    request_timeout_s: float | None = None
     client_stall_s: float | None = None
+    readiness_grace_s: float = 0.0
     drain_s: float = 30.0
 
     def arguments(self) -> list[str]:

@@ -17,15 +17,23 @@ QUESTION = "What is the capital of France, and what is it known for?"
 _ANSWER_TOKENS = 96
 _TIMEOUT_S = 120.0
 
-_PHASES = (
+_SPLIT_PHASES = (
     ("queue", "queue_ms", "from the router to the first step on the prefill worker"),
     ("prefill", "prefill_ms", "the prompt's KV cache is computed"),
     ("first token", "first_token_ms", "all of it until the first token, at the router"),
     ("handshake", "handshake_ms", "the two workers get to know each other"),
     ("transfer", "transfer_ms", "the KV moves to the decode worker"),
-    ("  exposed", "transfer_exposed_ms", "from prefill's end to usable KV"),
-    ("first decode", "first_decode_ms", "from usable KV to the second token"),
+    ("  exposed", "transfer_exposed_ms", "from the end of prefill until decode may be scheduled"),
+    ("first decode", "first_decode_ms", "from then to the second token"),
     ("messages", "messages_ms", "what else lies between the first two tokens, at the router"),
+    ("decode", "decode_ms", "from the second token to the last"),
+    ("total", "total_ms", "received to done"),
+)
+_COLOCATED_PHASES = (
+    ("queue", "queue_ms", "from the router to the first step on the worker"),
+    ("prefill", "prefill_ms", "the prompt's KV cache is computed"),
+    ("first token", "first_token_ms", "all of it until the first token, at the router"),
+    ("first decode", "first_decode_ms", "from prefill's end to the second token"),
     ("decode", "decode_ms", "from the second token to the last"),
     ("total", "total_ms", "received to done"),
 )
@@ -68,7 +76,7 @@ def ask(deployment: Deployment, question: str = QUESTION) -> int:
 
 
 def report(usage: dict[str, Any], timings: dict[str, Any], token_times_s: list[float]) -> str:
-    """The table under the answer.
+    """The table under the answer; a colocated request has no rows for the handoff.
 
     Args:
         usage: OpenAI's `usage` object.
@@ -76,7 +84,10 @@ def report(usage: dict[str, Any], timings: dict[str, Any], token_times_s: list[f
         token_times_s: When each piece of text arrived, since the request.
     """
     lines = ["where the time went        ms"]
-    for label, key, meaning in _PHASES:
+    moved_bytes = timings.get("transfer_bytes", 0)
+    source, target = timings.get("prefill_worker"), timings.get("decode_worker")
+    colocated = not moved_bytes and source == target
+    for label, key, meaning in _COLOCATED_PHASES if colocated else _SPLIT_PHASES:
         lines.append(f"  {label:<16}{timings.get(key, 0.0):>10.1f}   {meaning}")
     prompt, answer = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
     lines.append(f"prompt {prompt} tokens, answer {answer} tokens")
@@ -87,12 +98,12 @@ def report(usage: dict[str, Any], timings: dict[str, Any], token_times_s: list[f
         rate = (len(token_times_s) - 1) / max(1e-9, token_times_s[-1] - token_times_s[0])
         line += f", then {rate:.1f} pieces/s"
     lines.append(f"{line} (as this client saw them)")
-    moved_bytes = timings.get("transfer_bytes", 0)
     if moved_bytes:
-        source, target = timings.get("prefill_worker"), timings.get("decode_worker")
         lines.append(f"KV moved: {moved_bytes / 1e6:.2f} MB, from worker {source} to {target}")
-    else:
+    elif colocated:
         lines.append("KV moved: none (prefill and decode ran on one worker)")
+    else:
+        lines.append("KV moved: none")
     return "\n".join(lines)
 
 

@@ -7,17 +7,24 @@ GPUs (`CUDA_VISIBLE_DEVICES`), so inside it they count from 0.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tasuki.launch.config import ServeConfig
+from tasuki.launch.config import MAX_WORKERS, ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
+from tasuki.nvidia_driver import driver_problem
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def usable_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them.
+
+    None where the driver is too old for the installed PyTorch.
+    """
+    if driver_problem():
+        return ()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int(0)
@@ -26,6 +33,22 @@ def usable_gpus() -> tuple[str, ...]:
     except (OSError, AttributeError):
         return ()
     return _names(count.value, os.environ.get(VISIBLE))
+
+
+def read_one_another() -> bool:
+    """Whether every GPU can read the memory of every other one (peer access)."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return True
+        can = ctypes.c_int(0)
+        for one, other in itertools.permutations(range(count.value), 2):
+            if driver.cuDeviceCanAccessPeer(ctypes.byref(can), one, other) or not can.value:
+                return False
+    except (OSError, AttributeError):
+        return True
+    return True
 
 
 def _names(count: int, visible: str | None) -> tuple[str, ...]:
@@ -42,10 +65,35 @@ def is_on_gpus(device: str, gpus: Sequence[str]) -> bool:
         LaunchError: They are told to, and there is none.
     """
     if device.startswith("cuda") and not gpus:
-        raise LaunchError(
-            f"--device is {device}, no usable GPU was found (driver, {VISIBLE}): use --device cpu"
-        )
+        why = driver_problem() or f"no usable GPU was found (driver, {VISIBLE})"
+        raise LaunchError(f"--device is {device}, {why}: use --device cpu")
     return bool(gpus) and device != "cpu"
+
+
+def default_topology(
+    device: str, ranks: Mapping[str, int], gpus: Sequence[str]
+) -> tuple[Topology, str | None]:
+    """The workers where no role has a number: on GPUs as many mixed workers as there are GPUs.
+
+    A split is the default on CPUs, and where a role has ranks (`--tp-prefill 2`).
+
+    Args:
+        device: As in `ServeConfig`.
+        ranks: Of one worker, by role.
+        gpus: The usable ones.
+
+    Returns:
+        The topology, and the reason in one line if it is not the default of CPUs.
+    """
+    split_ranks = max(ranks.get("prefill", 1), ranks.get("decode", 1))
+    if device == "cpu" or not gpus or split_ranks > 1:
+        return Topology(), None
+    usable, each = len(_from(device, gpus)), max(ranks.get("mixed", 1), 1)
+    workers = min(max(usable // each, 1), MAX_WORKERS)
+    return Topology(0, 0, workers), (
+        f"--mixed {workers}: no roles are given; GPUs: {usable}, for each worker: {each}"
+        " (--prefill and --decode split them)"
+    )
 
 
 def assign_gpus(config: ServeConfig, gpus: Sequence[str]) -> list[tuple[str, ...]]:
@@ -58,17 +106,22 @@ def assign_gpus(config: ServeConfig, gpus: Sequence[str]) -> list[tuple[str, ...
     Raises:
         TopologyError: There are too few; says how many are needed.
     """
-    first = int(config.device.partition(":")[2] or 0)
-    left = list(gpus[first:])
+    left = list(_from(config.device, gpus))
     needed = config.ranks
     if sum(needed) > len(left):
+        _, _, first = config.device.partition(":")
         which = f" from number {first} on" if first else ""
         raise TopologyError(
             f"{config.topology} needs {sum(needed)} GPUs, there are {len(left)}{which}: start"
-            f" fewer workers (one GPU is enough for --mixed 1) or use --device cpu"
+            f" fewer workers (one GPU is enough for --mixed 1), lower --tp-* or use --device cpu"
         )
     assigned = []
     for count in needed:
         assigned.append(tuple(left[:count]))
         del left[:count]
     return assigned
+
+
+def _from(device: str, gpus: Sequence[str]) -> Sequence[str]:
+    """The GPUs that `device` leaves: with `cuda:N` those from the N-th on."""
+    return gpus[int(device.partition(":")[2] or 0) :]

@@ -18,12 +18,14 @@ from tasuki.launch import topology
 from tasuki.launch.banner import banner
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.forking import ForkServer
 from tasuki.launch.gpus import is_on_gpus
 from tasuki.launch.logs import log_folder
 from tasuki.launch.machine import look_at_machine, router_port
 from tasuki.launch.settle import settle_dtype
 from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, say
 from tasuki.models.fetch import resolve_model
+from tasuki.nvidia_driver import driver_problem
 
 _HEALTH_TIMEOUT_S = 30.0
 _WORKER_GRACE_S = 5.0
@@ -63,14 +65,30 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     """
     begun_s = time.monotonic()
     machine = look_at_machine()
+    if config.device == "auto" and (problem := driver_problem()):
+        say(f"using the CPU: {problem}")
+    environment = topology.worker_environment(config, machine)
+    with ForkServer(topology.PRELOAD, environment) as forks:
+        return _serve(config, machine, forks, job, begun_s)
+
+
+def _serve(
+    config: ServeConfig,
+    machine: topology.Machine,
+    forks: ForkServer,
+    job: Job | None,
+    begun_s: float,
+) -> int:
     model = resolve_model(config.model)
     dtype = _dtype(config, model, machine)
     specs = topology.worker_specs(config, model, dtype, machine)
     with log_folder(config.log_dir) as logs:
-        supervisor = Supervisor(logs.path, config.echo_logs)
+        supervisor = Supervisor(logs.path, config.echo_logs, starter=forks.start)
         orderly = False
         with _signals(supervisor):
             try:
+                if topology.stages_in_host(config, machine):
+                    say("these GPUs cannot read one another: --transport host-staged")
                 say(f"starting {config.topology}: {', '.join(s.name for s in specs)}")
                 supervisor.start(specs)
                 names = [s.name for s in specs]
@@ -93,6 +111,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
                 orderly = True
                 return stopped.code or 130
             finally:
+                forks.close()
                 _end(supervisor, config.router.drain_s)
                 logs.keep = supervisor.died or not orderly
                 if logs.keep or config.log_dir:
@@ -101,6 +120,8 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
 
 def _dtype(config: ServeConfig, model: Path, machine: topology.Machine) -> str:
     """The one dtype of all workers."""
+    if config.dtype == "auto" and config.worker.quantization not in (None, "none"):
+        return "bfloat16"  # of everything but the quantized weights
     if is_on_gpus(config.device, machine.gpus) and config.dtype == "auto":
         return "bfloat16"  # what GPUs are made for: nothing to measure
     dtype, reason = settle_dtype(

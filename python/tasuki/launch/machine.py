@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
-from tasuki.launch.gpus import usable_gpus
+from tasuki.launch.config import Topology
+from tasuki.launch.gpus import default_topology, read_one_another, usable_gpus
+from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
+from tasuki.worker.config import check_device
 from tasuki.worker.memory import available_bytes
 
 PREFERRED_PORT = 8000
@@ -15,7 +19,39 @@ PREFERRED_PORT = 8000
 
 def look_at_machine() -> Machine:
     """Cores, memory and GPUs that this process may use."""
-    return Machine(cores=usable_cores(), free_bytes=available_bytes(), gpus=usable_gpus())
+    gpus = usable_gpus()
+    return Machine(
+        cores=usable_cores(),
+        free_bytes=available_bytes(),
+        gpus=gpus,
+        peer_access=len(gpus) < 2 or read_one_another(),
+    )
+
+
+def choose_topology(
+    prefill: int | None,
+    decode: int | None,
+    mixed: int | None,
+    device: str = "auto",
+    ranks: Mapping[str, int] | None = None,
+) -> Topology:
+    """The workers that were asked for; where no role was, those that suit the machine.
+
+    Args:
+        prefill, decode, mixed: Workers of each role; None: not given.
+        device: As in `ServeConfig`.
+        ranks: Of one worker, by role.
+
+    Raises:
+        TasukiError: The device or the numbers are refused.
+    """
+    if not (prefill is decode is mixed is None):
+        return Topology.of(prefill, decode, mixed)
+    check_device(device)
+    topology, reason = default_topology(device, ranks or {}, usable_gpus())
+    if reason:
+        say(reason)
+    return topology
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:

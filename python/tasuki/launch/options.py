@@ -52,6 +52,13 @@ LoadFormat = Annotated[
     str | None,
     _option("auto, or dummy: random weights, for measurements [auto].", metavar="FORMAT"),
 ]
+Quantization = Annotated[
+    str | None,
+    _option(
+        "none or int8: weights of 8 bits, everything else bfloat16; Llama family, CPU [none].",
+        metavar="KIND",
+    ),
+]
 GpuMemoryUtilization = Annotated[
     float | None, _option("Share of a GPU's memory that its worker may use [0.9].")
 ]
@@ -66,9 +73,42 @@ MaxBatchedTokens = Annotated[
 MaxRunningRequests = Annotated[
     int | None, _option("Requests decoding at once in a worker [CPU 64, GPU 256].")
 ]
+ItlTarget = Annotated[
+    float | None,
+    _option(
+        "Duration of a step that decodes and computes prompts: bounds the gap between two tokens"
+        " while others' prompts come, four times as long where many wait; 0: no bound but"
+        " --max-batched-tokens [GPU 9, CPU 100].",
+        "--itl-target-ms",
+    ),
+]
 Lease = Annotated[
     float | None,
     _option("How long announced KV is kept for a silent peer, in seconds [10].", "--lease-s"),
+]
+StepTimeout = Annotated[
+    float | None,
+    _option(
+        "A step that takes longer, and 50 times what was expected, is hung: its worker ends and"
+        " is started again, in seconds [30].",
+        "--step-timeout-s",
+    ),
+]
+Dispatch = Annotated[
+    str | None,
+    _option(
+        "default, measured or a file that `measured` wrote: which implementation computes which"
+        " GEMMs on a GPU [default].",
+        metavar="WAY",
+    ),
+]
+PullTimeout = Annotated[
+    float | None,
+    _option(
+        "A KV transfer without progress for so long is given up: the request is placed again,"
+        " in seconds [30].",
+        "--pull-timeout-s",
+    ),
 ]
 AllReduce = Annotated[
     str | None,
@@ -77,7 +117,14 @@ AllReduce = Annotated[
         metavar="WAY",
     ),
 ]
-Transport = Annotated[str | None, _option("How KV moves [nixl].")]
+Transport = Annotated[
+    str | None,
+    _option(
+        "How KV moves: nixl, or host-staged, through host memory [nixl; serve: host-staged where"
+        " GPUs cannot read one another].",
+        metavar="WAY",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, _option("Run code that comes with the model folder.", "--trust-remote-code")
 ]
@@ -99,9 +146,12 @@ ServeModel = Annotated[str, _option("Folder, hub id, or smollm2-135m [smollm2-13
 ServedModelName = Annotated[
     list[str] | None, _option("Name of the model in requests [its folder or id]; repeatable.")
 ]
-Prefill = Annotated[int | None, _option("Prefill workers [1].")]
-Decode = Annotated[int | None, _option("Decode workers [1].")]
-Mixed = Annotated[int | None, _option("Workers that do both [0]; alone: --mixed 2.")]
+Prefill = Annotated[int | None, _option("Prefill workers [CPU 1, GPUs: see --mixed].")]
+Decode = Annotated[int | None, _option("Decode workers [CPU 1, GPUs: see --mixed].")]
+Mixed = Annotated[
+    int | None,
+    _option("Workers that do both [CPU 0; on GPUs without a role given one for each GPU]."),
+]
 TpPrefill = Annotated[int, _option("Ranks (GPUs) of a prefill worker [1].")]
 TpDecode = Annotated[int, _option("Ranks (GPUs) of a decode worker [1].")]
 TpMixed = Annotated[int, _option("Ranks (GPUs) of a mixed worker [1].")]
@@ -121,15 +171,48 @@ StrictRoles = Annotated[
 MaxConcurrent = Annotated[
     int | None,
     _option(
-        "Requests in the router at once; 503 beyond [1024].", "--max-concurrent-requests", min=1
+        "Sequences (prompts times n) in the router at once; 503 beyond [1024].",
+        "--max-concurrent-requests",
+        min=1,
+    ),
+]
+MaxConnections = Annotated[
+    int | None,
+    _option("Connections to the router at once; 503 beyond [4096].", "--max-connections", min=1),
+]
+IdleTimeout = Annotated[
+    float | None,
+    _option(
+        "A connection without a complete request header for so long is closed, in seconds [30].",
+        "--idle-timeout-s",
+        min=0.001,
+        max=86_400,
+    ),
+]
+BodyTimeout = Annotated[
+    float | None,
+    _option(
+        "How long a request's body may take to arrive, in seconds [30].",
+        "--body-timeout-s",
+        min=0.001,
+        max=86_400,
+    ),
+]
+RequestTimeout = Annotated[
+    float | None,
+    _option(
+        "How long a request may take from its body to the end of its answer, in seconds [1800].",
+        "--request-timeout-s",
+        min=0.001,
+        max=86_400,
     ),
 ]
 ClientStall = Annotated[
     float | None,
     _option(
-        "A stream that its client does not read for so long is given up, in seconds [60].",
+        "A client that reads nothing of its answer for so long is cut off, in seconds [30].",
         "--client-stall-s",
-        min=0,
+        min=0.001,
         max=86_400,
     ),
 ]

@@ -1,15 +1,14 @@
 """One child process: started in its own session, its output copied line by line.
 
-Threads: the launcher's main thread starts and signals children; per child, one
-thread copies the output and one waits for the end. They tell the main thread
-through a queue and share nothing else.
+Threads: the launcher's main thread signals children; per child, one thread copies
+the output, and one starts the child and waits for its end. They tell the main
+thread through a queue and share the process alone.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
@@ -17,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.launch.parent_death import PARENT_VARIABLE
-from tasuki.launch.topology import ProcessSpec, merged_environment
+from tasuki.launch.forking import Process, Starter, spawn
+from tasuki.launch.topology import ProcessSpec
 
 _TAIL_LINES = 30
 _DRAIN_OUTPUT_S = 1.0
@@ -64,44 +63,48 @@ class Child:
         tail: Its last lines of output.
     """
 
-    def __init__(self, spec: ProcessSpec, io: ChildIo) -> None:
-        """Start it. Must be called by the main thread: see `follow_parent`."""
+    def __init__(self, spec: ProcessSpec, io: ChildIo, start: Starter = spawn) -> None:
+        """Have it started by `start`, which may take as long as an import."""
         self.spec = spec
         self.started_s = time.monotonic()
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._io = io
-        environment = merged_environment(os.environ, spec)
-        environment[PARENT_VARIABLE] = str(os.getpid())
-        self._process = subprocess.Popen(
-            [*spec.program, *spec.arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+        self._start = start
+        self._lock = threading.Lock()  # guards the two below
+        self._process: Process | None = None
+        self._pending: signal.Signals | None = None  # sent before it was started
+        self._begun = threading.Event()
+        read, write = os.pipe()
+        self._output = open(read, "rb")  # noqa: SIM115  # closed by the thread that copies
         self._copier = threading.Thread(target=self._copy, name=f"{spec.name}-output", daemon=True)
         self._copier.start()
-        threading.Thread(target=self._wait, name=f"{spec.name}-wait", daemon=True).start()
+        name = f"{spec.name}-wait"
+        threading.Thread(target=self._run, args=(write,), name=name, daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its process group's too."""
+        """Its process id, which is its process group's too; it must have been started."""
+        assert self._process is not None, f"{self.spec.name} is not started yet"
         return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole process group; nothing happens if it is gone."""
+        with self._lock:
+            if self._process is None:
+                self._pending = number
+                return
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return
 
     def _copy(self) -> None:
-        assert self._process.stdout is not None
         ready = False
-        with self._io.log_path.open("a", encoding="utf-8") as log:
-            log.write(f"--- {self.spec.name} started, pid {self.pid}\n")
-            for raw in self._process.stdout:
+        with self._output, self._io.log_path.open("a", encoding="utf-8") as log:
+            self._begun.wait()
+            if self._process is not None:
+                log.write(f"--- {self.spec.name} started, pid {self.pid}\n")
+            for raw in self._output:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 log.write(line + "\n")
                 log.flush()
@@ -112,8 +115,23 @@ class Child:
                 self.tail.append(line)
                 self._io.echo(line)
 
-    def _wait(self) -> None:
-        code = self._process.wait()
+    def _run(self, output: int) -> None:
+        """Start it and wait for its end; the kernel ends it with this thread."""
+        try:
+            process = self._start(self.spec, output)
+        except OSError as error:
+            self.tail.append(f"cannot start it: {error}")
+            self._begun.set()
+            self._io.post(Exited(self, 1))
+            return
+        finally:
+            os.close(output)
+        with self._lock:
+            self._process, pending = process, self._pending
+        self._begun.set()
+        if pending is not None:
+            self.signal(pending)
+        code = process.wait()
         # What it said last explains the end; a grandchild may hold the pipe open for ever.
         self._copier.join(_DRAIN_OUTPUT_S)
         self._io.post(Exited(self, code))

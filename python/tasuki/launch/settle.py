@@ -21,7 +21,7 @@ from tasuki.launch.errors import LaunchError
 from tasuki.models import cache
 
 _FILE = "dtype.json"
-_CHOICE = "own kernels"  # changes when the choice is made otherwise: what is kept is void then
+_CHOICE = "kernels for each processor"  # change it when the choice is made by other rules
 
 
 def settle_dtype(
@@ -73,6 +73,7 @@ def _key(model: Path, environment: Mapping[str, str]) -> str:
         platform.node(),
         _cpu_name(),
         os.environ.get("OMP_NUM_THREADS") or environment.get("OMP_NUM_THREADS", ""),
+        os.environ.get("TASUKI_CPU_KERNELS", ""),
     ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tasuki.errors import ERROR_PREFIX
 from tasuki.launch.backoff import Backoff, BackoffPolicy
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.forking import Starter, spawn
 from tasuki.launch.process import Child, ChildIo, Exited, Ready, describe_exit
 from tasuki.launch.topology import ProcessSpec, with_port
 
@@ -74,8 +75,15 @@ class Supervisor:
         died: Whether any child ended by itself.
     """
 
-    def __init__(self, log_dir: Path, echo: bool, policy: BackoffPolicy | None = None) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        echo: bool,
+        policy: BackoffPolicy | None = None,
+        starter: Starter = spawn,
+    ) -> None:
         """Own no child yet; logs go to `log_dir`, which must exist."""
+        self._starter = starter
         self._log_dir = log_dir
         self._echo = echo
         self._policy = policy or BackoffPolicy()
@@ -152,7 +160,9 @@ class Supervisor:
             if self._echo:
                 sys.stderr.write(f"{prefix}{line}\n")
 
-        return Child(spec, ChildIo(self._log_dir / f"{spec.name}.log", echo, self.post))
+        return Child(
+            spec, ChildIo(self._log_dir / f"{spec.name}.log", echo, self.post), self._starter
+        )
 
     def _take(self, timeout_s: float | None, restart: bool) -> None:
         try:

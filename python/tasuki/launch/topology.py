@@ -11,6 +11,8 @@ from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.gpus import VISIBLE, assign_gpus, is_on_gpus
 
+# What a worker imports before it is told anything; most of its start is the import of torch.
+PRELOAD = ("tasuki.cli", "pydantic.type_adapter", "tasuki.kv.nixl", "tasuki.worker.main")
 _MANY_WORKERS = 4  # up to here the worker's own default share of memory adds up to less than half
 
 
@@ -25,6 +27,7 @@ class ProcessSpec:
         assigned: Added too; wins over everything (what is divided among workers).
         ready_prefix: Start of the stdout line that says it is ready; an address follows.
         program: What the arguments are for.
+        preload: Modules that a fork server may import for it, see `forking`.
     """
 
     name: str
@@ -33,6 +36,7 @@ class ProcessSpec:
     ready_prefix: str
     program: tuple[str, ...] = (sys.executable, "-m", "tasuki")
     assigned: tuple[tuple[str, str], ...] = ()
+    preload: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class Machine:
         cores: CPU cores that may be used.
         free_bytes: Memory that can still be taken.
         gpus: GPUs that may be used, as `CUDA_VISIBLE_DEVICES` names them.
+        peer_access: Whether these GPUs can read one another.
     """
 
     cores: float
     free_bytes: int
     gpus: tuple[str, ...] = ()
+    peer_access: bool = True
 
 
 def threads_per_rank(cores: float, ranks: int) -> int:
@@ -60,10 +66,11 @@ def threads_per_rank(cores: float, ranks: int) -> int:
 
 
 def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
-    """Variables for every worker: threads that do not spin."""
+    """Variables for every worker: threads that do not spin, none of NumPy's own."""
     return {
         "OMP_NUM_THREADS": str(threads_per_rank(machine.cores, sum(config.ranks))),
         "OMP_WAIT_POLICY": "passive",
+        "OPENBLAS_NUM_THREADS": "1",
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
     }
@@ -90,6 +97,8 @@ def worker_specs(
     options = [*config.worker.arguments(), "--device", "cuda" if on_gpus else "cpu"]
     if not on_gpus:  # else each has a GPU's memory to itself
         options += _kv_memory(config, machine)
+    if stages_in_host(config, machine):
+        options += ["--transport", "host-staged"]
     specs = []
     for index, (name, role) in enumerate(config.topology.members()):
         port = 0 if config.worker_base_port is None else config.worker_base_port + index
@@ -100,9 +109,26 @@ def worker_specs(
         words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(
-            ProcessSpec(name, (*words, *options), environment, "ready ", assigned=assigned)
+            ProcessSpec(
+                name,
+                (*words, *options),
+                environment,
+                "ready ",
+                assigned=assigned,
+                preload=PRELOAD,
+            )
         )
     return tuple(specs)
+
+
+def stages_in_host(config: ServeConfig, machine: Machine) -> bool:
+    """Whether handoffs go through host memory because GPUs cannot read one another."""
+    return (
+        is_on_gpus(config.device, machine.gpus)
+        and config.topology.workers > 1
+        and config.worker.transport is None
+        and not machine.peer_access
+    )
 
 
 def _kv_memory(config: ServeConfig, machine: Machine) -> list[str]:
