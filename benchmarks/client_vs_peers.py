@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -29,6 +28,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tasuki.bench.header import header, write_result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "client_vs_peers.json"
@@ -288,14 +289,14 @@ def main() -> None:
     costs = cost(clients, args.tasuki, args.rounds)
     agreed = agreement(clients, args.tasuki, args.rounds)
     paced = pacing(args.tasuki, args.rounds)
-    result = {
-        "command": "python benchmarks/client_vs_peers.py",
-        "machine": {"cores": os.cpu_count(), "os": platform.platform(), "load": load_before},
+    described = header("client_vs_peers", label="clients", topology=None, model="fake server")
+    result = described | {
+        "load_before": load_before,
         "tokens_per_cpu_s": costs,
         "agreement": {name: [asdict(seen) for seen in all_] for name, all_ in agreed.items()},
         "pacing_error_ms": paced,
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULT, result)
     print(table(costs, agreed))
     p99 = statistics.median(each["p99"] for each in paced)
     print(f"pacing error at 1,000 requests/s: p99 {p99:.3f} ms (median of {len(paced)})")

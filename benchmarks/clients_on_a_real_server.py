@@ -26,7 +26,6 @@ Writes benchmarks/results/clients_on_a_real_server.json, prints the table of RES
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -40,7 +39,9 @@ from pathlib import Path
 
 import httpx
 from client_vs_peers import MODEL, REPOSITORY, Client, Load, Seen, clients_of, parser_of
-from split_vs_colocated import machine, others_cpu_s, serve
+from split_vs_colocated import others_cpu_s, serve
+
+from tasuki.bench.header import header, write_result
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "clients_on_a_real_server.json"
 FIGURES = {
@@ -227,11 +228,9 @@ def main() -> None:
     begin_s = time.monotonic()
     runs = measure(args, load)
     intervals = compare(runs)
-    document = {
-        "command": " ".join(["python", *sys.argv]),
-        "model": args.model,
+    described = header("clients_on_a_real_server", label="clients", topology=None, model=args.model)
+    document = described | {
         "dtype": args.dtype,
-        "machine": machine(),
         "load": asdict(load),
         "duration_s": time.monotonic() - begin_s,
         "runs": {name: [asdict(run) for run in all_] for name, all_ in runs.items()},
@@ -243,7 +242,7 @@ def main() -> None:
             for peer, by_figure in intervals.items()
         },
     }
-    args.output.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(args.output, document)
     print(table(runs, intervals))
 
 

@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 from engine_vs_peers import EIGHT, SINGLE, Scenario
+from memory_stream import read_bytes_per_s, weights
 
+from tasuki.bench.header import header, write_result
 from tasuki.models.fetch import resolve_model
 from tasuki.models.layers import make_linear
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
 
 RESULTS = Path(__file__).resolve().parent / "results"
-READ_BYTES = 1 << 30
 AIM = 1.5
 
 
@@ -42,26 +43,12 @@ def best_s(run: Callable[[], object], repeats: int = 15) -> float:
     return min(times)
 
 
-def read_bytes_per_s() -> float:
-    """Memory read by all threads together."""
-    data = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / best_s(data.sum)
-
-
 def flops_per_s(dtype: torch.dtype) -> float:
     """Of products with 512 rows, two operations for each weight and row."""
     rows, inner, outer = 512, 2048, 4096
     product = make_linear(torch.full((outer, inner), 0.01, dtype=dtype))
     x = torch.full((rows, inner), 0.01, dtype=dtype)
     return 2 * rows * inner * outer / best_s(lambda: product(x))
-
-
-def weights(spec: ModelSpec) -> tuple[int, int]:
-    """Elements of the layers' products, and of the head."""
-    query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention = spec.hidden_size * (2 * query + 2 * kv)
-    mlp = 3 * spec.hidden_size * spec.intermediate_size
-    return spec.num_layers * (attention + mlp), spec.vocab_size * spec.hidden_size
 
 
 def ceiling(scenario: Scenario, spec: ModelSpec, read: float, flops: float, size: int) -> float:
@@ -84,7 +71,9 @@ def main() -> None:
             name: flops_per_s(dtype)
             for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
         }
-    result: dict[str, Any] = {
+    result: dict[str, Any] = header(
+        "cpu_floors", label="floors", topology=None, model="smollm2-135m"
+    ) | {
         "threads": torch.get_num_threads(),
         "read_bytes_per_s": read,
         "flops_per_s": flops,
@@ -107,7 +96,7 @@ def main() -> None:
             "aim_of_at_most": AIM * best / most,
         }
     print(json.dumps(result, indent=1))
-    (RESULTS / "cpu_floors.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_result(RESULTS / "cpu_floors.json", result)
 
 
 if __name__ == "__main__":

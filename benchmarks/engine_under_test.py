@@ -2,7 +2,8 @@
 
     python engine_under_test.py ENGINE MODEL DTYPE THREADS
 
-ENGINE is tasuki, transformers, vllm-eager or vllm-compiled. Each line of stdin
+ENGINE is tasuki, transformers, vllm-eager or vllm-compiled; DTYPE is float32 or bfloat16, for
+tasuki also int8 (weights). Each line of stdin
 is `{"prompts": [[token, ..], ..], "output_tokens": n}`; each line of stdout is
 `{"times": [[seconds since submission, ..], ..], "tokens": [[..], ..]}`. All
 prompts are submitted at once; sampling is greedy and nothing ends early.
@@ -40,8 +41,9 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
 
     torch.set_num_threads(threads)
     limits = WorkerConfig(model=Path(model)).limits(on_cuda=False)
-    kind = getattr(torch, dtype)
-    loaded = load_model(model, dtype=kind)
+    int8 = dtype == "int8"
+    kind = torch.bfloat16 if int8 else getattr(torch, dtype)
+    loaded = load_model(model, dtype=kind, int8=int8)
     spec = loaded.spec
     blocks = 4 * MAX_MODEL_LEN // limits.block_size
     layout = CacheLayout(

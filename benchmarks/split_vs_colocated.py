@@ -13,9 +13,9 @@ Writes benchmarks/results/split_vs_colocated.json and prints the tables of
 RESULTS.md. Definitions (TTFT, TTST, ITL): the time of a token is when its
 server-sent event arrived; requests are due when they are sent (closed loop).
 *Transfer* is the time from the first block posted to the last block there.
-*Exposed* is what the client waits for: from prefill's end being known on the
-decode worker to the KV being usable there, its wait for the decode worker's
-current step included. *Hidden* is the part of the transfer that is not exposed.
+*Exposed* is what the client waits for: from the end of the prefill worker's last
+chunk until the decode worker may schedule the request. *Hidden* is the part of the
+transfer that ran before the decode worker heard of that end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -37,12 +36,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+
+from tasuki.bench.header import header, write_result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "split_vs_colocated.json"
@@ -53,7 +53,16 @@ SERVERS = {
 }
 START_DEADLINE_S = 300.0
 QUIET_CORES = 0.15
-PHASES = ("queue", "prefill", "handshake", "transfer", "transfer_exposed", "first_decode", "decode")
+PHASES = (
+    "queue",
+    "prefill",
+    "handshake",
+    "transfer",
+    "transfer_exposed",
+    "transfer_tail",
+    "first_decode",
+    "decode",
+)
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,7 @@ def run_round(server: Server, load: Load, seed: int) -> dict[str, float]:
     for phase in PHASES:
         row[f"{phase}_ms"] = statistics.mean(one.phases_ms[phase] for one in done)
     row["transfer_hidden_ms"] = statistics.mean(
-        max(0.0, one.phases_ms["transfer"] - one.phases_ms["transfer_exposed"]) for one in done
+        max(0.0, one.phases_ms["transfer"] - one.phases_ms["transfer_tail"]) for one in done
     )
     return row
 
@@ -253,20 +262,6 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, Any]:
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return {
-        "cpu": cpu.group(1) if cpu else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "tasuki": version("tasuki"),
-        "revision": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
-        ).stdout.strip(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
@@ -306,19 +301,15 @@ def main() -> None:
         }
         for load, by_server in rounds.items()
     }
-    document = {
-        "schema": 1,
-        "command": " ".join(["python", *sys.argv]),
-        "model": options.model,
+    described = header("split_vs_colocated", label="split", topology=None, model=options.model)
+    document = described | {
         "dtype": options.dtype,
-        "machine": machine(),
         "loads": [asdict(load) for load in LOADS],
         "rounds": options.rounds,
         "medians": medians,
         "per_round": rounds,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(options.output, document)
     print(table(medians))
 
 

@@ -26,7 +26,7 @@ from dummy import dummy_model, pool_for
 from kernel_times import trace
 
 from tasuki.attention.select import make_attention
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.engine.api import FirstToken, Leg, LegTimings, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
@@ -39,7 +39,15 @@ RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_busy.json"
 WARM_STEPS = 8
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "top-p": {"temperature": 0.8, "top_p": 0.95},
+    "top-p": {"temperature": 0.7, "top_p": 0.9},
+    "penalties": {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "logit_bias": dict.fromkeys(range(300), 0.1),
+    },
 }
 
 
@@ -65,7 +73,9 @@ VARIANTS = (
     Variant(96, 770, overlap=False),
     Variant(96, 770, graphs=False),
     Variant(96, 770, "top-p"),
+    Variant(96, 770, "penalties"),
     Variant(1, 770),
+    Variant(1, 770, "top-p"),
     Variant(1, 770, overlap=False),
     Variant(32, 5100),
     Variant(256, 770),
@@ -162,6 +172,7 @@ def main() -> None:
     parser.add_argument("--pool-tokens", type=int, default=327_680)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--traced", type=int, default=20)
+    parser.add_argument("--only", default="", help="variants whose name holds this")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
@@ -171,10 +182,9 @@ def main() -> None:
     pool = pool_for(model, device, tokens, args.block_size)
     bench = Bench(model, pool)
     variants = TINY_VARIANTS if args.tiny else VARIANTS
+    variants = tuple(v for v in variants if args.only in str(v))
     rows = [bench.measure(variant, args.repeats, args.traced) for variant in variants]
-    described = header(
-        "gpu_busy", command=own_command(), label="busy", topology=None, model="Qwen3-4B shape"
-    )
+    described = header("gpu_busy", label="busy", topology=None, model="Qwen3-4B shape")
     write_result(args.output, described | {"steps": rows})
     print("\n".join(line(row) for row in rows))
 

@@ -25,7 +25,7 @@ from shapes import QWEN3_4B, TINY, write_model
 from step_bench import Bench, Work
 from torch._dynamo.utils import counters
 
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.models.fallback import load_fallback
 from tasuki.models.fallback_compile import compile_layers
 from tasuki.models.loader import load_model
@@ -115,7 +115,6 @@ def main() -> None:
         args.pool_tokens = 1024
     described = header(
         "gpu_fallback",
-        command=own_command(),
         label="fallback",
         topology=None,
         model="Qwen3-4B shape",

@@ -40,9 +40,9 @@ from typing import Any
 import torch
 from worn_pools import TOKEN_BYTES, UNIT_TOKENS, Wear, layout_of, units_of
 
-from tasuki.bench.header import header, own_command, write_result
-from tasuki.kv.effects import Pull, PullDone
-from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller
+from tasuki.bench.header import header, write_result
+from tasuki.kv.effects import Pull, PullDone, PullProgress
+from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import Run, make_plans
 from tasuki.kv.transport import Transfer, Transport, create_transport, metadata_digest
 from tasuki.v1 import kv_pb2
@@ -136,7 +136,12 @@ class Reader:
         """A transfer thread that knows the source."""
         transport = Timed(open_pool(self._memory, self._settings, block_size))
         reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
-        puller = Puller(transport, reports.put)  # type: ignore[arg-type]
+
+        def report(event: PullerReport) -> None:
+            if not isinstance(event, PullProgress):
+                reports.put(event)
+
+        puller = Puller(transport, report)  # type: ignore[arg-type]
         [pair] = make_plans([transport.layout], [kv_pb2.Layout.FromString(wire)])
         puller.start()
         puller.put(Connect("source", metadata, metadata_digest(metadata), pair.plan))
@@ -376,9 +381,7 @@ def main() -> int:
     for tokens, gb_per_s in limit.items():
         print(f"torch copy of {int(tokens) * TOKEN_BYTES / 1e6:.0f} MB: {gb_per_s:.1f} GB/s")
     print(f"pools of {pool_gb:g} GB, {time.monotonic() - begin_s:.0f} s in all")
-    result = header(
-        "handoff", command=own_command(), label="handoff", topology=None, model="qwen3-4b-shape"
-    )
+    result = header("handoff", label="handoff", topology=None, model="qwen3-4b-shape")
     result |= {"pool_bytes": settings.pool_bytes, "ages": settings.ages}
     result |= {"torch_copy_gb_per_s": limit, "runs": runs}
     write_result(arguments.out, result)

@@ -1,7 +1,7 @@
 """Where a mixed worker's time goes: one engine in process under the peer's two workloads.
 
     python benchmarks/gpu/load.py                        a minute and a half
-    python benchmarks/gpu/load.py --mixed 2048 512       with so many tokens in mixed steps
+    python benchmarks/gpu/load.py --itl-target-ms 9 20   steps that decode last so long
     python benchmarks/gpu/load.py --device cpu --tiny    the same code on any machine
 
 No HTTP, no gRPC, no router: the engine alone, in the worker's rhythm, over random
@@ -34,7 +34,7 @@ from dummy import dummy_model, pool_for
 from kernel_times import trace
 
 from tasuki.attention.select import make_attention
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
@@ -237,8 +237,10 @@ class Bench:
     mixed_graphs: bool
     budget: int
 
-    def measure(self, name: str, workload: Workload, mixed: int, traced: int) -> dict[str, Any]:
-        """One workload; mixed steps aim for `mixed` tokens."""
+    def measure(
+        self, name: str, workload: Workload, itl_target_ms: float, traced: int
+    ) -> dict[str, Any]:
+        """One workload; steps that decode take `itl_target_ms` with prompts in them."""
         spec = self.model.spec
         config = EngineConfig(
             num_blocks=self.pool.shape[0],
@@ -246,7 +248,7 @@ class Bench:
             vocab_size=spec.vocab_size,
             block_size=self.pool.shape[4],
             max_batched_tokens=self.budget,
-            mixed_step_tokens=mixed,
+            itl_target_s=itl_target_ms / 1e3 or None,
             max_running_requests=self.rows,
             prefix_caching=False,
             overlap=self.pool.is_cuda,
@@ -256,7 +258,11 @@ class Bench:
         if self.pool.is_cuda:
             runner.capture(self.rows, config.max_model_len, self.budget if self.mixed_graphs else 0)
         loop = Loop(Engine(config, runner), workload, spec.vocab_size)
-        row: dict[str, Any] = {"workload": name, "mixed_step_tokens": mixed, **asdict(workload)}
+        row: dict[str, Any] = {
+            "workload": name,
+            "itl_target_ms": itl_target_ms,
+            **asdict(workload),
+        }
         loop.fill()
         while loop.running:
             loop.turn()
@@ -273,7 +279,7 @@ class Bench:
 def show(row: dict[str, Any]) -> None:
     """Print one measurement."""
     busy = f", busy {row['trace']['busy']:.1%}" if "trace" in row else ""
-    print(f"\n{row['workload']}, {row['mixed_step_tokens']} tokens in mixed steps{busy}")
+    print(f"\n{row['workload']}, {row['itl_target_ms']:g} ms for steps that decode{busy}")
     print("  " + ", ".join(f"{key} {value:,.1f}" for key, value in row["figures"].items()))
     columns = list(next(iter(row["kinds"].values())))
     print("  " + "kind".ljust(18) + "".join(f"{column:>14}" for column in columns))
@@ -288,7 +294,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["w1", "w2"])
     parser.add_argument("--budget", type=int, default=2048, help="tokens of a step")
-    parser.add_argument("--mixed", type=int, nargs="+", default=[512], help="of one with decodes")
+    parser.add_argument(
+        "--itl-target-ms", type=float, nargs="+", default=[9.0], help="0: no bound but --budget"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--pool-tokens", type=int, default=262_144)
@@ -306,13 +314,11 @@ def main() -> None:
     workloads = TINY_WORKLOADS if args.tiny else WORKLOADS
     traced = args.traced if device.type == "cuda" else 0
     rows = [
-        bench.measure(name, workloads[name], mixed, traced)
+        bench.measure(name, workloads[name], target_ms, traced)
         for name in args.workloads
-        for mixed in args.mixed
+        for target_ms in args.itl_target_ms
     ]
-    described = header(
-        "gpu_load", command=own_command(), label="load", topology=None, model="Qwen3-4B shape"
-    )
+    described = header("gpu_load", label="load", topology=None, model="Qwen3-4B shape")
     write_result(args.output, described | {"runs": rows})
 
 

@@ -25,7 +25,7 @@ import torch
 from dummy import dummy_model
 from step_bench import Bench, Work
 
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.engine.executor import Executor
 from tasuki.engine.inputs import Places
 from tasuki.engine.step_builder import pad
@@ -169,7 +169,6 @@ def main() -> None:
             print(line(row), flush=True)
     described = header(
         "gpu_mixed_steps",
-        command=own_command(),
         label="mixed steps",
         topology=None,
         model="Qwen3-4B shape",

@@ -31,6 +31,33 @@ QWEN3_4B: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 151_936,
 }
+LLAMA_3_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "eos_token_id": 128_001,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 8_192,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128_256,
+}
+LLAMA_3_2_1B = LLAMA_3_8B | {  # heads of 64
+    "head_dim": 64,
+    "hidden_size": 2_048,
+    "intermediate_size": 8_192,
+    "num_hidden_layers": 16,
+    "tie_word_embeddings": True,
+}
+SHAPES = {"qwen3-4b": QWEN3_4B, "llama-3-8b": LLAMA_3_8B, "llama-3.2-1b": LLAMA_3_2_1B}
 TINY = QWEN3_4B | {
     "eos_token_id": 1_023,
     "head_dim": 16,

@@ -31,7 +31,7 @@ import torch
 from shapes import QWEN3_4B, TINY, write_model
 from step_bench import Bench, Work, line
 
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.engine.recorder import CudaRecorder
 from tasuki.models.loader import load_model
 
@@ -208,9 +208,7 @@ def main() -> None:
     args.block_sizes = [int(size) for size in args.block_sizes.split(",")]
     if args.tiny:
         args.pool_tokens = 1024
-    described = header(
-        "gpu_steps", command=own_command(), label="steps", topology=None, model="Qwen3-4B shape"
-    )
+    described = header("gpu_steps", label="steps", topology=None, model="Qwen3-4B shape")
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder), TINY if args.tiny else QWEN3_4B)
         result = described | measure(args, model)

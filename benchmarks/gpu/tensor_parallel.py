@@ -34,7 +34,7 @@ import torch.distributed as dist
 from shapes import QWEN3_4B, TINY, write_model
 
 from tasuki.attention.select import make_attention
-from tasuki.bench.header import header, own_command, write_result
+from tasuki.bench.header import header, write_result
 from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.distributed import Distributed, join, make_store
 from tasuki.engine.executor import Executor
@@ -252,7 +252,6 @@ def main() -> None:
     args = parser.parse_args()
     result = header(
         "gpu_tensor_parallel",
-        command=own_command(),
         label="tensor parallel",
         topology=None,
         model="Qwen3-4B shape",

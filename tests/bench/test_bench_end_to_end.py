@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 DEADLINE_S = 400.0  # of one command; a sweep starts ten processes that import torch
 SWEEP = """

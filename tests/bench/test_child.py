@@ -17,6 +17,8 @@ from tasuki.bench.child import end_child, explain, start_child
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.load import LoadRun, run_load
 
+pytestmark = pytest.mark.system
+
 
 def test_a_child_that_fails_is_explained_by_its_own_last_words(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "x.log"

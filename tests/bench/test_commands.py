@@ -13,6 +13,8 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.pairs import split_pair
 from tasuki.bench.sweep_command import parse_load
 
+pytestmark = pytest.mark.system
+
 
 def tasuki(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

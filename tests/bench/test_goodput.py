@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import searches
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import (
@@ -45,7 +46,7 @@ def search(
     return probes
 
 
-@settings(max_examples=150)
+@settings(max_examples=searches.count(150))
 @given(
     limit=st.floats(0.05, 300.0),
     start=st.floats(0.1, 100.0),

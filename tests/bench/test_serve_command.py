@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 TASUKI = [sys.executable, "-m", "tasuki", "bench"]
 DEADLINE_S = 60
 

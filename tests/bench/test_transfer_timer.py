@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tasuki.bench.steps import DecodePoint, TransferPoint
 from tasuki.bench.transfer_timer import TransferTimer
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import create_transport
+
+pytestmark = pytest.mark.system
 
 LAYOUT = CacheLayout(
     num_blocks=64, kv_heads=1, layers=2, block_size=16, head_dim=64, dtype=torch.float32

@@ -29,6 +29,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sweep(tmp_path_factory.mktemp("sweep"), rates=(1, 2), count=30)
 
 
+@pytest.mark.slow
 def test_everything_by_default(sweep: Path, tmp_path: Path) -> None:
     written = plot(sweep, "-o", tmp_path / "out")
     names = [Path(path).name for path in written]
@@ -66,6 +67,7 @@ def test_a_figure_needs_results() -> None:
         plot("pareto")
 
 
+@pytest.mark.system
 def test_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
     words = [sys.executable, "-m", "tasuki", "plot", str(tmp_path)]
@@ -81,6 +83,7 @@ def test_an_output_that_cannot_be_written(sweep: Path, tmp_path: Path) -> None:
         plot("pareto", sweep, "-o", tmp_path / "file" / "a.png")
 
 
+@pytest.mark.system
 def test_the_command_line_loads_no_drawing_library() -> None:
     code = "import sys, tasuki.cli; print([m for m in ('matplotlib', 'plotly', 'numpy')"
     code += " if m in sys.modules])"
@@ -92,3 +95,14 @@ def test_help_names_every_figure() -> None:
     assert FIGURES == NAMES
     text = CliRunner().invoke(app, ["plot", "--help"]).output
     assert all(f"\n    {name} " in text for name in FIGURES)
+
+
+def test_a_missing_library_names_the_extra(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [each for each in sys.modules if each.startswith("tasuki.plot.")]:
+        if name.rpartition(".")[2] in ("write", "png", "labels"):
+            monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(PlotError, match=r"matplotlib, which is not installed: .*tasuki\[plot\]"):
+        plot("pareto", sweep, "-o", tmp_path)

@@ -169,6 +169,7 @@ def test_labels_cannot_break_the_page(tmp_path: Path) -> None:
     assert "<script>alert" not in text
 
 
+@pytest.mark.system
 @pytest.mark.skipif(_BROWSER is None, reason=f"no browser to render with: {', '.join(_BROWSERS)}")
 def test_the_page_renders_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert _BROWSER is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasuki.bench.batch import BatchPoint, BatchRow, batch_row, median_row
 from tasuki.bench.errors import RunFailedError
-from tasuki.bench.header import header, own_command
+from tasuki.bench.header import header
 from tasuki.bench.load import LoadRun
 
 _TIMEOUT_S = 3600.0
@@ -97,7 +97,6 @@ def run_batches(
         raise RunFailedError(f"no batch was measured: {next(iter(failed.values()))}")
     content = header(
         "batch",
-        command=own_command(),
         label=target.label,
         topology=target.topology,
         model=model or "",

@@ -17,7 +17,7 @@ from tasuki.bench.goodput import (
     judge,
     next_rate,
 )
-from tasuki.bench.header import header, own_command
+from tasuki.bench.header import header
 from tasuki.bench.plan import PROBE_SEED, Goal, Point
 
 RunProbe = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -45,7 +45,6 @@ class Found:
         low, high = interval(self.probes)
         content = header(
             "goodput",
-            command=own_command(),
             label=str(topology["name"]),
             topology=topology,
             model=model,

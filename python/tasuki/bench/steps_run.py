@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
-from tasuki.bench.header import header, own_command
+from tasuki.bench.header import header
 from tasuki.bench.steps import StepGrid, StepPoint, TransferPoint, measure_all, step_tables
 from tasuki.bench.transfer_timer import TransferTimer
 from tasuki.kv.transport import Transport
@@ -81,9 +81,7 @@ def run_steps(
             seconds, left_out = measure_all(grid, timer, tell)
     for point in left_out:
         say(f"left out, as it fits neither the pool nor the limits of the worker: {point}")
-    content = header(
-        "steps", command=own_command(), label=config.model.name, topology=None, model=model
-    )
+    content = header("steps", label=config.model.name, topology=None, model=model)
     return {
         **content,
         "engine": {
@@ -115,6 +113,7 @@ def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> Wor
         "max_model_len": longest,
         "max_batched_tokens": max(grid.prefill_tokens, default=None),
         "max_running_requests": max(grid.decode_batch, default=None),
+        "itl_target_ms": 0,  # each point is one step, however long
     }
     try:
         return TypeAdapter(WorkerConfig).validate_python(

@@ -17,9 +17,9 @@ import torch
 
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.steps import StepPoint, TransferPoint
-from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.effects import Pull, PullProgress
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.puller import PeerFailed, Puller
+from tasuki.kv.puller import PeerFailed, Puller, PullerReport
 from tasuki.kv.ranked import RankedPuller
 from tasuki.kv.transport import Transport, create_transport, rank_pool
 from tasuki.v1 import kv_pb2
@@ -44,7 +44,7 @@ class TransferTimer:
         self._draw = random.Random(seed)
         self._layout = layout
         self._orders = 0
-        self._reports: queue.SimpleQueue[PullDone | PeerFailed] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[PullerReport] = queue.SimpleQueue()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
@@ -80,7 +80,8 @@ class TransferTimer:
         self._orders += 1
         self._ranks.pull(Pull(self._orders, _PEER, pairs))
         try:
-            part = self._reports.get(timeout=_DEADLINE_S)
+            while isinstance(part := self._reports.get(timeout=_DEADLINE_S), PullProgress):
+                pass
         except queue.Empty:
             raise RunFailedError(
                 f"{point.blocks} blocks were not there after {_DEADLINE_S:g} s"

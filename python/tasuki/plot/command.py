@@ -11,6 +11,7 @@ from tasuki.plot.errors import PlotError
 from tasuki.plot.options import Against, Options, Statistic, Throughput, parse_slo
 
 FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft", "steps")
+_LIBRARIES = ("matplotlib", "PIL", "plotly")  # the extra `plot`
 
 _HELP = """Draw results: PNGs to look at and one HTML page to explore.
 
@@ -94,7 +95,14 @@ def plot(
     figure, sources = (words[0], words[1:]) if words[0] in FIGURES else ("", words)
     if not sources:
         raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
-    from tasuki.plot.write import write
+    try:
+        from tasuki.plot.write import write
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _LIBRARIES:
+            raise
+        raise PlotError(
+            f"drawing requires {error.name}, which is not installed: pip install 'tasuki[plot]'"
+        ) from error
 
     for path in write(figure, sources, options, out):
         print(path)

@@ -1,0 +1,350 @@
+"""Fills the tables of RESULTS.md from the result files.
+
+    python benchmarks/tables.py            write them
+    python benchmarks/tables.py --check    fail if RESULTS.md differs from what the files say
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->` and begins with the command,
+revision and machine of the file that it comes from. `make lint` runs the check.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "RESULTS.md"
+Result = dict[str, Any]
+_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def load(name: str) -> Result:
+    """A result file, by its name without `.json`."""
+    return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
+
+
+def rows(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    body = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in body)
+
+
+def source(name: str) -> str:
+    """The line above a table: command, file, revision, machine."""
+    result = load(name)
+    command = result.get("command", "")
+    words = " ".join(command) if isinstance(command, list) else command
+    revision = str(result.get("git_revision") or result.get("revision") or "not recorded")[:12]
+    if result.get("git_dirty"):
+        revision += " with local changes"
+    machine = result.get("machine", {})
+    gpus = machine.get("gpus") or []
+    where = f"{len(gpus)} x {gpus[0]}" if gpus else machine.get("cpu", "not recorded")
+    cores = machine.get("cores")
+    where += f", {cores:g} cores" if cores else ""
+    return f"`{words}` → [{name}.json](results/{name}.json); revision {revision}; {where}\n\n"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """With thousands separated; nothing for None."""
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def engines() -> str:
+    """Engines on a CPU, one request and eight."""
+    result = load("engine_vs_peers")
+    lines = []
+    for engine in result["engines"]:
+        one, eight = engine["median"].values()
+        lines.append(
+            [
+                engine["name"],
+                number(one["decode_tok_s"]),
+                number(one["ttft_ms"], 0),
+                number(eight["output_tok_s"]),
+                number(eight["ttft_ms"], 0),
+                number(eight["tpot_ms"]),
+            ]
+        )
+    heads = ("engine", "one: decode tok/s", "TTFT ms", "eight: output tok/s", "TTFT ms", "TPOT ms")
+    return source("engine_vs_peers") + rows(heads, lines)
+
+
+def engine_ratios() -> str:
+    """Our best engine against each peer's best."""
+    result = load("engine_vs_peers")
+    lines = []
+    for scenario, ratio in result["ratios"].items():
+        for peer, best in ratio["against"].items():
+            lines.append([scenario, ratio["of"], peer, best["of"], f"{best['ratio']:.2f}x"])
+    return rows(("requests", "ours", "peer", "its fastest", "ratio"), lines)
+
+
+def split_on_cpu() -> str:
+    """Split and colocated on two cores."""
+    result = load("split_vs_colocated")
+    keys = ("ttft_ms", "ttst_ms", "itl_ms", "itl_p99_ms", "e2e_ms", "output_tokens_per_s")
+    lines = [
+        [name, topology, *(number(row[key]) for key in keys)]
+        for name, by_topology in result["medians"].items()
+        for topology, row in by_topology.items()
+    ]
+    heads = ("load", "topology", "TTFT", "TTST", "ITL", "ITL p99", "E2E", "output tok/s")
+    return source("split_vs_colocated") + rows(heads, lines)
+
+
+def clients() -> str:
+    """Load generators: what a token costs the client, and what each reports."""
+    result = load("client_vs_peers")
+    own = statistics.median(result["tokens_per_cpu_s"]["tasuki bench serve"])
+    lines = []
+    for name, costs in result["tokens_per_cpu_s"].items():
+        cost = statistics.median(costs)
+        seen = result["agreement"][name]
+        middle = [
+            statistics.median(each[key] for each in seen)
+            for key in ("output_throughput", "ttft_ms", "tpot_ms")
+        ]
+        ratio = "" if cost == own else f"{own / cost:.1f}x"
+        lines.append([name, number(cost, 0), ratio, *(number(value, 2) for value in middle)])
+    heads = ("client", "tokens per CPU-second", "ours / its", "output tok/s", "TTFT ms", "TPOT ms")
+    return source("client_vs_peers") + rows(heads, lines)
+
+
+def clients_on_server() -> str:
+    """Differences between load generators on one real server."""
+    result = load("clients_on_a_real_server")
+    lines = []
+    for peer, figures in result["ours_minus_its"].items():
+        for figure, interval in figures.items():
+            span = f"{interval['low']:+.2f} to {interval['high']:+.2f}"
+            inside = "yes" if interval["holds_zero"] else "no"
+            lines.append([peer, figure, f"{interval['difference']:+.2f}", span, inside])
+    heads = ("client", "figure", "ours - its", "95% interval", "0 inside")
+    return source("clients_on_a_real_server") + rows(heads, lines)
+
+
+_SERVED = (
+    ("output_throughput", "output tok/s", 0),
+    ("total_throughput", "total tok/s", 0),
+    ("ttft_mean_ms", "TTFT mean ms", 0),
+    ("ttft_p99_ms", "TTFT p99", 0),
+    ("tpot_mean_ms", "TPOT mean", 1),
+    ("itl_p99_ms", "ITL p99", 1),
+    ("second_gap_p99_ms", "TTST - TTFT p99", 1),
+)
+
+
+def served(*names: str) -> Callable[[], str]:
+    """W1 and W2 from files of `serve_w1_w2.py`."""
+
+    def table() -> str:
+        lines = []
+        for name in names:
+            for workload, by_topology in load(name)["medians"].items():
+                for topology, row in by_topology.items():
+                    cells = [number(row.get(key), digits) for key, _, digits in _SERVED]
+                    lines.append([workload, topology, *cells])
+        lines.sort(key=lambda line: str(line[0]))
+        heads = ("workload", "topology", *(title for _, title, _ in _SERVED))
+        return "".join(map(source, names)) + rows(heads, lines)
+
+    return table
+
+
+def peers() -> str:
+    """vLLM and Tasuki in one lease."""
+    result = load("peers_2xh200")
+    lines = [
+        [
+            run["workload"],
+            run["system"],
+            number(run["output_tok_s"], 0),
+            number(run["total_tok_s"], 0),
+            number(run["ttft_ms"]["mean"], 0),
+            number(run["ttft_ms"]["p99"], 0),
+            number(run["tpot_ms"]["mean"]),
+            number(run["itl_p99_ms"]),
+            number(run["ttst_minus_ttft_ms"]["p99"]),
+        ]
+        for run in result["runs"]
+        if "moe" not in run["system"]
+    ]
+    lines.sort(key=lambda line: str(line[0]))
+    heads = ("workload", "system", *(title for _, title, _ in _SERVED))
+    return f"{result['what']}\n\n" + rows(heads, lines)
+
+
+def steps() -> str:
+    """Decode steps, in CUDA graphs and without."""
+    result = load("gpu_steps")
+    by_step: dict[str, dict[str, float]] = {}
+    for row in result["steps"]:
+        by_step.setdefault(row["step"], {})[row["variant"]] = row["ms"]
+    lines = [
+        [step, number(found.get("graph"), 2), number(found.get("no graph"), 2)]
+        for step, found in by_step.items()
+    ]
+    floors = result["floors"]
+    copied = (
+        f"\n\nA copy runs at {floors['copy_gb_s']:,.0f} GB/s (bytes read and written), a bfloat16"
+    )
+    copied += f" GEMM at {floors['product_tflops']:,.0f} TFLOP/s on the same GPU."
+    return source("gpu_steps") + rows(("step", "ms in a CUDA graph", "ms without"), lines) + copied
+
+
+def revisions() -> str:
+    """Decode steps of two revisions in turns."""
+    result = load("gpu_revisions")
+    lines = [
+        [row["rows"], result["trees"][row["tree"]].split()[0], number(row["ms"], 3)]
+        for row in result["steps"]
+    ]
+    return source("gpu_revisions") + rows(("batch", "revision", "step ms"), lines)
+
+
+def sampled() -> str:
+    """What sampling adds to a step of 96."""
+    found = {row["name"]: row for row in load("gpu_sampled_steps")["steps"]}
+    greedy = found["batch 96, context 770, greedy; overlapped, graphs"]["ms"]
+    lines = [
+        [name, number(row["ms"], 2), f"{row['ms'] / greedy - 1:+.1%}", number(row["host_ms"], 2)]
+        for name, row in found.items()
+        if "overlapped, graphs" in name
+    ]
+    heads = ("steady decode", "ms a step", "against greedy", "host ms")
+    return source("gpu_sampled_steps") + rows(heads, lines)
+
+
+def dispatch() -> str:
+    """Decode steps by the default and by the measured choice of GEMMs."""
+    lines = [
+        [row["rows"], number(default, 3), number(measured, 3), f"{measured / default - 1:+.1%}"]
+        for row in load("gpu_dispatch")["steps"]
+        for default, measured in [(row["ms"]["default"], row["ms"]["measured"])]
+    ]
+    heads = ("batch", "default ms", "measured ms", "difference")
+    return source("gpu_dispatch") + rows(heads, lines)
+
+
+def tensor_parallel() -> str:
+    """Decode steps on several GPUs."""
+    lines = []
+    names = ("gpu_tensor_parallel", "gpu_tensor_parallel_4")
+    for name in names:
+        for run in load(name)["runs"]:
+            for key, how in (("steps", "symmetric memory"), ("steps_nccl", "NCCL only")):
+                lines += [
+                    [row["batch"], run["ranks"], how if run["ranks"] > 1 else "", number(ms, 2)]
+                    for row in run.get(key) or []
+                    if not row["gathered"] and (ms := row["step_ms"])
+                ]
+    lines.sort(key=lambda line: (int(str(line[0])), int(str(line[1]))))
+    return "".join(map(source, names)) + rows(("batch", "GPUs", "sums by", "step ms"), lines)
+
+
+def fallback() -> str:
+    """The compiled transformers model against the fast path."""
+    by_step: dict[str, dict[str, float]] = {}
+    for row in load("gpu_fallback")["steps"]:
+        by_step.setdefault(row["step"], {})[row["variant"]] = row["ms"]
+    lines = []
+    for step, found in by_step.items():
+        fast, compiled = found["fast path"], found["compiled fallback"]
+        lines.append([step, number(fast, 2), number(compiled, 2), f"{compiled / fast:.2f}x"])
+    heads = ("step", "fast path ms", "compiled ms", "ratio")
+    return source("gpu_fallback") + rows(heads, lines)
+
+
+def busy() -> str:
+    """How much of the time the GPU computes."""
+    lines = [
+        [row["name"], number(row["ms"], 2), number(row["host_ms"], 2), f"{trace['busy']:.1%}"]
+        for row in load("gpu_busy")["steps"]
+        if (trace := row.get("trace"))
+    ]
+    return source("gpu_busy") + rows(("steady decode", "ms a step", "host ms", "GPU busy"), lines)
+
+
+def mixed_steps() -> str:
+    """Steps with prompts, in CUDA graphs and without."""
+    by_step: dict[str, dict[bool, Result]] = {}
+    for row in load("gpu_mixed_steps")["steps"]:
+        by_step.setdefault(row["step"], {})[row["graph"]] = row
+    lines = [
+        [step, *(number(found[graph][key], 2) for key in ("gpu_ms", "host_ms") for graph in both)]
+        for step, found in by_step.items()
+        if len(both := (True, False)) == len(found)
+    ]
+    heads = ("step", "GPU ms, graph", "GPU ms, none", "host ms, graph", "host ms, none")
+    return source("gpu_mixed_steps") + rows(heads, lines)
+
+
+def handoff() -> str:
+    """KV over NVLink."""
+    lines = [
+        [
+            row["block_size"],
+            row["state"],
+            row["tokens"],
+            number(row["gb_per_s"], 0),
+            number(row["descriptors"], 0),
+            number(row["post_ms"], 2),
+            number(row["total_ms"], 2),
+        ]
+        for run in load("handoff_nvlink")["runs"]
+        if run["ucx_cuda_ipc_cache"] == "n"
+        for row in run.get("rows", [])
+    ]
+    heads = ("block size", "pool", "tokens", "GB/s", "descriptors", "posting ms", "total ms")
+    return source("handoff_nvlink") + rows(heads, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "engines": engines,
+    "engine-ratios": engine_ratios,
+    "split-on-cpu": split_on_cpu,
+    "clients": clients,
+    "clients-on-server": clients_on_server,
+    "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode"),
+    "peers": peers,
+    "steps": steps,
+    "revisions": revisions,
+    "sampled": sampled,
+    "dispatch": dispatch,
+    "tensor-parallel": tensor_parallel,
+    "fallback": fallback,
+    "busy": busy,
+    "mixed-steps": mixed_steps,
+    "handoff": handoff,
+}
+
+
+def filled(page: str) -> str:
+    """The page with all its tables made anew.
+
+    Raises:
+        KeyError: It has a mark that no table belongs to.
+    """
+    return _MARKED.sub(lambda mark: f"{mark[1]}{TABLES[mark[2]]()}\n{mark[3]}", page)
+
+
+def main() -> int:
+    """Fill or check RESULTS.md."""
+    page = PAGE.read_text()
+    made = filled(page)
+    if "--check" not in sys.argv:
+        PAGE.write_text(made)
+    elif made != page:
+        print("benchmarks/RESULTS.md differs from the files: run benchmarks/tables.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
