@@ -22,14 +22,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():  # no GPU: our Triton kernels run on the CPU, interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-with contextlib.suppress(ImportError):  # absent where only the GPU's tests run
-    import hypothesis
-
-    # The same examples every time, and no opinion on how fast the machine is just now.
-    hypothesis.settings.load_profile("ci")
-
-from support import models
+from support import models, searches
 from support.deployment import Deployment, Options
+from support.kinds import Kinds
+from support.times import TimeByFolder
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its option
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers our plugins; gives Hypothesis the seed of this run if there is one."""
+    config.pluginmanager.register(Kinds())
+    config.pluginmanager.register(TimeByFolder())
+    with contextlib.suppress(ImportError):
+        searches.set_up_hypothesis(config)
+
+
+def pytest_report_header() -> str | None:
+    """Names the seed of this run, if it was asked for."""
+    if searches.FIRST_SEED is None:
+        return None
+    return f"random searches: {searches.SEED_VARIABLE}={searches.FIRST_SEED}"
 
 
 @pytest.fixture(scope="session")

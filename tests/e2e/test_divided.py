@@ -46,7 +46,7 @@ def serving(model: Path, degree: int, log: Path, workers: int = 1) -> Iterator[C
         server.stop()
 
 
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_divided_model_gives_the_tokens_of_a_whole_one(
     tiny: Deployment, tiny_model: Path, tmp_path: Path, degree: int
 ) -> None:

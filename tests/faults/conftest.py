@@ -1,4 +1,4 @@
-"""What the fault tests share: sixteen requests whose right answers are known."""
+"""What the fault tests share: requests whose right answers are known."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def sixteen(tiny_model: Path) -> list[Reference]:
     """Prompts of one block to forty, 300 output tokens each."""
     lengths = (16, 40, 150, 333, 640)
     return known_requests(tiny_model, IN_FLIGHT, prompt_lengths=lengths, steps=STEPS)
+
+
+@pytest.fixture(scope="session")
+def short_ones(tiny_model: Path) -> list[Reference]:
+    """As many of few tokens, where what is disturbed comes early."""
+    return known_requests(tiny_model, IN_FLIGHT, prompt_lengths=(16, 40, 90), steps=24)

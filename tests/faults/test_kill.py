@@ -20,8 +20,6 @@ from support.waiting import until
 
 pytestmark = pytest.mark.faults
 
-TRIES = 4  # to kill a worker while it works
-
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1+1", "2+2"])
 def system(
@@ -31,7 +29,15 @@ def system(
 ) -> Deployment:
     count = request.param
     options = ("--kv-memory", "50000000", "--max-batched-tokens", "256")
-    return deploy_for_module(Options(tiny_model, prefill=count, decode=count, worker=options))
+    return deploy_for_module(
+        Options(
+            tiny_model,
+            prefill=count,
+            decode=count,
+            worker=options,
+            router=("--recover-s", "120"),  # a worker's restart takes long on a busy machine
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -57,26 +63,31 @@ def replacements(answers: list[Answer]) -> int:
     return sum(answer.timings["replacements"] for answer in answers if answer.timings)
 
 
-def until_replaced(system: Deployment, disturb: Callable[[], Crowd]) -> None:
-    """Repeat what kills decode-0 until requests had to be placed again.
+def by_role(system: Deployment, role: str) -> list[str]:
+    return [worker.name for worker in system.workers.values() if worker.role == role]
 
-    On a busy machine it may have none left, or have been given none: there are others.
+
+def kill_at_work(system: Deployment, name: str) -> None:
+    """Kills a worker that holds requests; returns when the router has noticed.
+
+    Raises:
+        TimeoutError: it holds none, or the router did not give any up.
     """
-    for _ in range(TRIES):
-        if replacements(disturb().finish()) > 0:
-            return
-        system.restore()
-    pytest.fail(f"in {TRIES} tries decode-0 had nothing to lose when it was killed")
+    before = system.setbacks()
+    system.stop_at_work(name, "waiting", "running")
+    system.kill(name)
+    until(lambda: system.setbacks() > before, lambda: f"the loss to be noticed\n{system.logs()}")
 
 
 def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Reference]) -> None:
     """Prefill workers are frozen first, so none of the sixteen can have a token."""
-    prefill = [name for name in system.workers if name.startswith("prefill")]
+    prefill = by_role(system, "prefill")
     crowd = Crowd(system, sixteen)  # before: after 4 s of silence they would get nothing
     for name in prefill:
         system.stop_process(name)
     crowd.start()
     wait_in_flight(system, crowd)
+    assert crowd.begun() == 0
     system.kill("prefill-0")
     for name in prefill[1:]:
         system.continue_process(name)
@@ -87,38 +98,79 @@ def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Refere
 def test_prefill_after_first_tokens(
     system: Deployment, sixteen: list[Reference], with_token: int
 ) -> None:
-    """Some are still queued, some in the middle of their handoff, some decoding."""
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=with_token, tokens=1)
-    system.kill("prefill-0")
-    crowd.finish()
+    """It dies with KV that decode workers have asked for and not read: they are frozen."""
+    open_streams(system, sixteen)
+    crowd = hold_handoffs(system, sixteen)
+    try:
+        crowd.wait_received(requests=with_token, tokens=1)
+        held = system.stop_at_work("prefill-0", "leased_blocks")
+        before = system.setbacks()
+        system.kill("prefill-0")
+    finally:
+        for name in by_role(system, "decode"):
+            system.continue_process(name)
+    assert replacements(crowd.finish()) > 0, held
+    assert system.setbacks() > before
+
+
+def open_streams(system: Deployment, references: list[Reference]) -> None:
+    """Requests between all pairs of workers: a stream cannot be opened to a frozen one.
+
+    Their prompts are none of the references': decode workers would hold their KV already.
+    """
+    ask = system.http.complete
+    prompts = [reference.prompt_tokens[::-1] for reference in references]
+    system.gather([lambda p=prompt: ask(p, max_tokens=2) for prompt in prompts])
+    system.wait_quiet()
+
+
+def hold_handoffs(system: Deployment, references: list[Reference]) -> Crowd:
+    """A crowd whose decode workers sleep, after they asked for the KV of all of it."""
+    crowd = Crowd(system, references)
+    prefill = by_role(system, "prefill")
+    for name in prefill:
+        system.stop_process(name)
+    try:
+        crowd.start()
+        until(
+            lambda: system.total("waiting", "decode") == len(references),
+            lambda: f"requests that wait for their KV\n{system.logs()}",
+        )
+        for name in by_role(system, "decode"):
+            system.stop_process(name)
+    finally:
+        for name in prefill:
+            system.continue_process(name)
+    return crowd
 
 
 def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -> None:
-    """A decode worker that has been frozen and then dies has given no credit at all."""
-
-    def disturb() -> Crowd:
-        crowd = Crowd(system, sixteen)
-        system.stop_process("decode-0")
+    """It dies with requests that wait for their KV: prefill workers are frozen."""
+    crowd = Crowd(system, sixteen)
+    prefill = by_role(system, "prefill")
+    for name in prefill:
+        system.stop_process(name)
+    try:
         crowd.start()
-        wait_in_flight(system, crowd)
+        system.stop_at_work("decode-0", "waiting")
+        assert crowd.begun() == 0
+        before = system.setbacks()
         system.kill("decode-0")
-        return crowd
-
-    until_replaced(system, disturb)
+    finally:
+        for name in prefill:
+            system.continue_process(name)
+    crowd.finish()
+    assert system.setbacks() > before
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(1, 1), (1, 40), (16, 5)])
 def test_decode_in_mid_stream(
     system: Deployment, sixteen: list[Reference], requests: int, tokens: int
 ) -> None:
-    def disturb() -> Crowd:
-        crowd = Crowd(system, sixteen).start()
-        crowd.wait_received(requests, tokens)
-        system.kill("decode-0")
-        return crowd
-
-    until_replaced(system, disturb)
+    crowd = Crowd(system, sixteen).start()
+    crowd.wait_received(requests, tokens)
+    kill_at_work(system, "decode-0")
+    assert replacements(crowd.finish()) > 0
 
 
 def test_worker_that_comes_back_in_mid_stream_is_used(
@@ -127,9 +179,9 @@ def test_worker_that_comes_back_in_mid_stream_is_used(
     """Killed and restarted while the sixteen still run; then the split is as before."""
     crowd = Crowd(system, sixteen).start()
     crowd.wait_received(requests=4, tokens=4)
-    system.kill("decode-0")
+    kill_at_work(system, "decode-0")
     system.restart("decode-0", wait=False)
-    crowd.finish()
+    assert replacements(crowd.finish()) > 0
     system.restore()
     computed = system.total("prompt_tokens_computed_total", "decode")
     for reference in sixteen[:4]:
@@ -140,15 +192,20 @@ def test_worker_that_comes_back_in_mid_stream_is_used(
 
 
 def test_each_in_turn(system: Deployment, sixteen: list[Reference]) -> None:
-    """Decode dies, comes back, then prefill dies: one crowd sees both."""
+    """Decode dies; then prefill, with the same requests, before any of them goes on."""
     crowd = Crowd(system, sixteen).start()
     crowd.wait_received(requests=2, tokens=20)
-    system.kill("decode-0")
-    system.restart("decode-0")
-    system.wait_connected()
-    if crowd.unfinished():
-        system.kill("prefill-0")
-    crowd.finish()
+    prefill = by_role(system, "prefill")
+    for name in prefill:
+        system.stop_process(name)
+    kill_at_work(system, "decode-0")  # its requests are placed on the frozen ones
+    system.restart("decode-0", wait=False)
+    system.kill("prefill-0")
+    for name in prefill[1:]:
+        system.continue_process(name)
+    answers = crowd.finish()
+    twice = [a for a in answers if a.timings and a.timings["replacements"] >= 2]
+    assert twice, "no request saw both workers die"
 
 
 def stream_choices(system: Deployment, prompt: list[int], choices: int) -> dict[int, list[int]]:
@@ -179,7 +236,7 @@ def test_sampled_choices_go_on_where_they_were(
             "decoding",
             interval_s=0.001,
         )
-        system.kill("decode-0")
+        kill_at_work(system, "decode-0")
         answers = disturbed.result()
     pairs = [
         (expected[index], got[index])

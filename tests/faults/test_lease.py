@@ -48,7 +48,8 @@ def test_decode_stopped_past_its_lease(
         overwrite_pool(system, 2 * pool_tokens)
     finally:
         system.continue_process("decode-0")
-    crowd.finish()
+    answers = crowd.finish()
+    assert any(answer.timings and answer.timings["replacements"] for answer in answers)
     system.wait_idle()
 
 
@@ -58,9 +59,13 @@ def test_prefill_stopped_past_its_lease(
     """The other side sleeps: renewals go unanswered, decode may not trust what it pulled."""
     system = deploy(leased(tiny_model))
     crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=1, tokens=1)
-    pause(system, "prefill-0")
-    crowd.finish()
+    system.stop_at_work("prefill-0", "leased_blocks")
+    before = system.setbacks()
+    time.sleep(4 * LEASE_S)  # the fault itself, not a synchronisation
+    system.continue_process("prefill-0")
+    answers = crowd.finish()
+    assert system.setbacks() > before
+    assert any(answer.timings and answer.timings["replacements"] for answer in answers)
     system.wait_idle()
 
 
@@ -121,12 +126,3 @@ def stop_decode_between(system: Deployment, references: list[Reference]) -> Crow
     finally:
         system.continue_process("prefill-0")
     return crowd
-
-
-def pause(system: Deployment, name: str) -> None:
-    """SIGSTOP for four leases. The pause is the fault itself, not a synchronisation."""
-    system.stop_process(name)
-    try:
-        time.sleep(4 * LEASE_S)
-    finally:
-        system.continue_process(name)

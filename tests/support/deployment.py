@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ class Options:
         worker: further arguments of every worker, e.g. `("--kv-memory", "1000000")`.
         router: further arguments of the router.
         dtype: of weights and cache.
+        modules: by worker, what runs in place of `tasuki`: see `Process`.
     """
 
     model: Path
@@ -46,6 +47,7 @@ class Options:
     worker: Sequence[str] = ()
     router: Sequence[str] = ()
     dtype: str = "float32"
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def roles(self) -> list[str]:
         return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
@@ -97,7 +99,9 @@ class Deployment:
             name = f"{role}-{counts.setdefault(role, 0)}"
             counts[role] += 1
             port = free_port()
-            process = Process(name, self._worker_arguments(name, role, port), self._log(name))
+            arguments = self._worker_arguments(name, role, port)
+            module = self.options.modules.get(name, ("tasuki",))
+            process = Process(name, arguments, self._log(name), module)
             self.workers[name] = WorkerHandle(name, role, port, process)
             process.start()
         self._start_router()
@@ -106,7 +110,7 @@ class Deployment:
         self.wait_connected()
 
     def _start_router(self) -> None:
-        router = ["router", "--host", "127.0.0.1", "--port", "0"]
+        router = ["router", "--host", "127.0.0.1", "--port", "0", "--readiness-grace-s", "0"]
         router += ["--model", str(self.options.model), "--served-model-name", MODEL_NAME]
         for worker in self.workers.values():
             router += ["--worker", f"127.0.0.1:{worker.port}"]
@@ -156,6 +160,17 @@ class Deployment:
         """A worker counter or gauge of `/metrics`, summed over the workers of a role."""
         labels = {"role": role} if role else {}
         return self.metrics().sum(f"tasuki_worker_{name}", **labels)
+
+    def worker_holds(self, name: str) -> dict[str, float]:
+        """What a worker has in hand, by its last report: requests, and blocks that it leased."""
+        number = str(list(self.workers).index(name))
+        gauges = ("waiting", "running", "leased_blocks")
+        metrics = self.metrics()
+        return {each: metrics.sum(f"tasuki_worker_{each}", worker=number) for each in gauges}
+
+    def setbacks(self) -> float:
+        """Attempts that the router gave up or retargeted, for any reason."""
+        return sum(sample.value for sample in self.metrics().find("tasuki_setbacks_total"))
 
     def gather(self, calls: Sequence[Any]) -> list[Any]:
         """Runs callables at once, each on its own thread; results in order.
@@ -242,6 +257,34 @@ class Deployment:
     def stop_process(self, name: str) -> None:
         """SIGSTOP."""
         self.workers[name].process.signal(signal.SIGSTOP)
+
+    def stop_at_work(self, name: str, *of: str) -> dict[str, float]:
+        """SIGSTOP at a moment at which the worker has something in hand.
+
+        A worker reports with every step, so the last report before it stopped is true.
+
+        Args:
+            name: of the worker.
+            of: what it must have in hand: keys of `worker_holds`, one of them is enough.
+
+        Returns:
+            What it has in hand.
+
+        Raises:
+            TimeoutError: it never had any.
+        """
+
+        def probe() -> dict[str, float]:
+            self.stop_process(name)
+            held = self.worker_holds(name)
+            while held != (again := self.worker_holds(name)):  # until its last report is read
+                held = again
+            if any(held[each] for each in of):
+                return held
+            self.continue_process(name)
+            return {}
+
+        return until(probe, lambda: f"{name} at work: {self.worker_holds(name)}\n{self.logs()}")
 
     def continue_process(self, name: str) -> None:
         """SIGCONT."""

@@ -24,7 +24,13 @@ class ProcessFailedError(Exception):
 def environment(**extra: str) -> dict[str, str]:
     """The environment of every process under test: this checkout, one thread, no hub."""
     path = os.pathsep.join(
-        p for p in (str(REPOSITORY / "python"), os.environ.get("PYTHONPATH")) if p
+        p
+        for p in (
+            str(REPOSITORY / "python"),
+            str(REPOSITORY / "tests"),
+            os.environ.get("PYTHONPATH"),
+        )
+        if p
     )
     return {
         **os.environ,
@@ -62,11 +68,14 @@ class Process:
         name: for messages and the log file.
         arguments: after `tasuki`.
         log: output of every start is appended there.
+        module: what runs in place of `tasuki`, and its arguments before the others.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], log: Path, module: Sequence[str] = ("tasuki",)
+    ) -> None:
         self.name = name
-        self.arguments = list(arguments)
+        self.arguments = [*module, *arguments]
         self.log = log
         self._popen: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -76,7 +85,7 @@ class Process:
         with self.log.open("ab") as output:
             self._log_start = output.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "tasuki", *self.arguments],
+                [sys.executable, "-m", *self.arguments],
                 cwd=REPOSITORY,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
@@ -159,8 +168,12 @@ class Process:
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait(60)
 
-    def rss_bytes(self) -> int:
-        return int(psutil.Process(self.pid).memory_info().rss)
+    def anonymous_bytes(self) -> int:
+        """Resident memory that is no file's: what a leak grows."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return 1024 * int(line.split()[1])
+        raise ProcessFailedError(f"{self.name} is gone:\n{self.tail()}")
 
     def cpu_s(self) -> float:
         """Processor seconds used so far, user and system."""

@@ -80,24 +80,29 @@ def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 def greedy(model: Any, name: str, prompt_tokens: list[int], steps: int) -> Reference:
     """Runs a `transformers` causal model greedily for exactly `steps` tokens."""
+    return greedy_batch(model, [name], [prompt_tokens], steps)[0]
+
+
+def greedy_batch(
+    model: Any, names: list[str], prompts: list[list[int]], steps: int
+) -> list[Reference]:
+    """`greedy` for several prompts of one length at once."""
     import torch
 
-    tokens: list[int] = []
-    gaps: list[float] = []
+    tokens: list[list[int]] = [[] for _ in prompts]
+    gaps: list[list[float]] = [[] for _ in prompts]
     with torch.inference_mode():
-        output = model(torch.tensor([prompt_tokens]), use_cache=True, logits_to_keep=1)
+        output = model(torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         while True:
-            logits = output.logits[0, -1].float()
-            top = torch.topk(logits, 2).values
-            gaps.append(round(float(top[0] - top[1]), 6))
-            tokens.append(int(torch.argmax(logits)))
-            if len(tokens) == steps:
-                return Reference(name, list(prompt_tokens), tokens, gaps)
-            output = model(
-                torch.tensor([tokens[-1:]]),
-                past_key_values=output.past_key_values,
-                use_cache=True,
-            )
+            logits = output.logits[:, -1].float()
+            chosen = torch.argmax(logits, dim=-1)
+            for row, (largest, second) in enumerate(torch.topk(logits, 2).values.tolist()):
+                gaps[row].append(round(largest - second, 6))
+                tokens[row].append(int(chosen[row]))
+            if len(tokens[0]) == steps:
+                rows = zip(names, prompts, tokens, gaps, strict=True)
+                return [Reference(name, list(prompt), *row) for name, prompt, *row in rows]
+            output = model(chosen[:, None], past_key_values=output.past_key_values, use_cache=True)
 
 
 def load_float32(path: Path) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support.models import VOCAB_SIZE
-from support.reference import Reference, greedy, load_float32
+from support.reference import Reference, greedy_batch, load_float32
 
 # Kernels of other batch shapes round otherwise; an answer counts as known only
 # if no step of it was closer than this.
@@ -28,11 +28,14 @@ def known_requests(
     """
     model = load_float32(path)
     draw = random.Random(seed)
-    known: list[Reference] = []
-    while len(known) < count:
-        length = prompt_lengths[len(known) % len(prompt_lengths)]
-        prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(length)]
-        answer = greedy(model, f"known-{len(known)}", prompt, steps)
-        if min(answer.gaps) > SURE_GAP:
-            known.append(answer)
-    return known
+    known: dict[int, Reference] = {}
+    for first, length in enumerate(prompt_lengths):
+        wanted = list(range(first, count, len(prompt_lengths)))
+        while wanted:  # those of one length run as one batch; near-ties are drawn again
+            prompts = [[draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for _ in wanted]
+            names = [f"known-{number}" for number in wanted]
+            answers = greedy_batch(model, names, prompts, steps)
+            sure = dict(zip(wanted, answers, strict=True))
+            known |= {n: each for n, each in sure.items() if min(each.gaps) > SURE_GAP}
+            wanted = [number for number in wanted if number not in known]
+    return [known[number] for number in range(count)]

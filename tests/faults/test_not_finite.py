@@ -1,0 +1,42 @@
+"""A worker that computes nothing but NaN ends itself; its requests are answered elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.crowd import Crowd
+from support.deployment import Deployment, Options
+from support.faulty_worker import FAULT_LINE
+from support.reference import Reference
+from support.waiting import until
+
+pytestmark = pytest.mark.faults
+
+
+def test_broken_weights_end_the_worker(
+    tiny_model: Path,
+    deploy: Callable[[Options], Deployment],
+    short_ones: list[Reference],
+    tmp_path: Path,
+) -> None:
+    """Without its end it would fail fast, look idle and draw all further requests."""
+    switch = tmp_path / "switch"
+    module = ("support.faulty_worker", "weights", str(switch))
+    worker = ("--kv-memory", "50000000")
+    system = deploy(Options(tiny_model, mixed=2, worker=worker, modules={"mixed-0": module}))
+    process = system.workers["mixed-0"].process
+    switch.touch()
+    for _ in range(4):  # a crowd's requests go to either worker
+        answers = Crowd(system, short_ones).start().finish()
+        if process.exit_code() is not None:
+            break
+    until(lambda: process.exit_code() is not None, process.tail)
+    assert sum(a.timings["replacements"] for a in answers if a.timings) > 0
+    assert process.exit_code() == 1
+    output = process.output()
+    assert FAULT_LINE + "weights" in output
+    assert "NotFiniteError" in output and "this worker ends, to be started anew" in output
+    switch.unlink()
+    system.restore()
