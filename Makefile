@@ -14,41 +14,94 @@ export PYO3_PYTHON := $(BIN)/python
 
 RUST_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates proto -name '*.rs' -o -name 'Cargo.toml' -o -name '*.proto')
+# The extension is compiled while packages are downloaded and the model is converted.
+SIDE_BY_SIDE := $(MAKE) --jobs=3
+GPU_STAMP := $(if $(wildcard /dev/nvidiactl),$(STAMPS)/gpu)
+define ANNOUNCEMENT
+setup: will get, where they are not in a cache of this machine:
+setup:   Python packages   3.2 GB  (PyTorch with its CUDA libraries; 5 GB in .venv)
+setup:   Rust crates        39 MB
+setup:   default model      93 MB  (not for --model; 270 MB in ~/.cache/tasuki)
+endef
+export ANNOUNCEMENT
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 	--python_out=python --pyi_out=python --grpc_python_out=python
 
-.PHONY: help demo serve model test test-gpu lint fmt bench setup setup-dev check proto requirements clean
+# What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
+QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
+QUICK_CRATES := -p tasuki-core -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
+
+.PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
+.PHONY: test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-demo: setup ## Serve the default model, ask one question, show where the time went
+demo: ## Serve the default model, ask one question, show where the time went
+	@$(SIDE_BY_SIDE) $(STAMPS)/package $(GPU_STAMP) model-files
 	@$(BIN)/tasuki demo
 
 serve: setup ## Serve the default model until Ctrl-C
 	@exec $(BIN)/tasuki serve
 
-model: setup ## Fetch and convert the default model, unless it is there
-	@$(BIN)/tasuki model fetch smollm2-135m >/dev/null
+model: setup model-files ## Fetch and convert the default model, unless it is there
+
+model-files: $(STAMPS)/runtime
+	@PYTHONPATH=python $(BIN)/python -m tasuki model fetch smollm2-135m >/dev/null
+
+quick: $(STAMPS)/dev ## Lint, types and all tests that start no process (2 min after a change of a line)
+	@[ -e python/tasuki/_native.abi3.so ] || $(MAKE) setup
+	@$(MAKE) --jobs=2 --output-sync=target quick-checks quick-tests
+
+quick-checks: lint-python lint-rust
+	@cargo test --quiet $(QUICK_CRATES) --lib --tests
+
+quick-tests:
+	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20} \
+		$(BIN)/python -m pytest -q -m "$(QUICK_MARKERS)"
 
 test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Python tests
 	@mkdir -p target
-	@cargo test --release --workspace 2>&1 | tee target/cargo-test.log
-	@$(BIN)/python -m pytest 2>&1 | tee target/pytest.log; \
+	@cargo test --workspace 2>&1 | tee target/cargo-test.log
+	@$(BIN)/python -m pytest -m "not long" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
 
-test-gpu: setup-dev ## The tests that need an NVIDIA GPU, their log kept (4 min once kernels are compiled)
+test-long: setup-dev model ## What `make test` has a shorter version of
+	@$(BIN)/python -m pytest -m long
+
+test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES: cases of each, 20,000)
+	@export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
+	export TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20000}; \
+	cargo test -p tasuki-router -p tasuki-policy -p tasuki-bench --lib --tests; \
+	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
+
+test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept
 	@PYTHON=$(BIN)/python tools/gpu_suite.sh
 
-lint: setup-dev ## Formats, types, warnings, who may import what, generated code
+test-gpu-emulated: setup-dev ## GPU tests with compute capability 8.0, 8.9, 12.0, or no FlashInfer, reported
+	@PYTHON=$(BIN)/python tools/gpu_emulated.sh
+
+test-kernels: setup-dev ## Compile every Triton kernel in every configuration for every GPU architecture
+	@TASUKI_TEST_KERNELS=full $(BIN)/python -m pytest tests/kernels
+
+lint: setup-dev lint-python lint-rust ## Formats, types, warnings, who may import what, generated code
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_results.py
+	$(BIN)/python benchmarks/tables.py --check
+	$(BIN)/python tools/make_errors.py --check
+	$(BIN)/python tools/make_reference.py --check
 	tools/check_proto.sh $(BIN)/python
+
+lint-rust:
 	cargo fmt --all --check
-	cargo clippy --release --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets -- -D warnings
 
 fmt: setup-dev ## Format Python and Rust
 	$(BIN)/ruff check --fix --select I .
@@ -65,21 +118,29 @@ proto: setup-dev ## Generate the Python side of the contract
 requirements: setup-dev ## Pin the newest requirements that fit pyproject.toml
 	$(BIN)/python tools/pin_requirements.py
 
-setup: $(STAMPS)/runtime $(STAMPS)/native ## What serving needs: .venv, requirements, the Rust extension
+setup: ## What serving needs: .venv, requirements, the Rust extension
+	@$(SIDE_BY_SIDE) $(STAMPS)/package $(GPU_STAMP)
 
 setup-dev: setup $(STAMPS)/dev ## And what testing needs
+
+setup-gpu: setup $(STAMPS)/gpu ## And FlashInfer; part of setup where there is an NVIDIA GPU
 
 check: ## What must be there before: Python, C compiler, Rust
 	@tools/check_prerequisites.sh >/dev/null
 
-$(STAMPS)/venv: | check
+announce: | check
+	@[ -e $(STAMPS)/runtime ] || echo "$$ANNOUNCEMENT"
+
+$(STAMPS)/venv: | check announce
 	@echo "setup: making .venv"
 	@[ -x $(BIN)/python ] || "$$(tools/check_prerequisites.sh)" -m venv $(VENV)
-	@mkdir -p $(STAMPS) && touch $@
+	@mkdir -p $(STAMPS)
+	@tools/install_requirements.sh $(VENV) -c requirements-dev.txt maturin
+	@touch $@
 
 $(STAMPS)/runtime: requirements.txt $(STAMPS)/venv | check
-	@echo "setup: installing requirements.txt (torch comes with CUDA: about 3 GB the first time) …"
-	@tools/install_requirements.sh $(VENV) -r requirements.txt -c requirements-dev.txt maturin
+	@echo "setup: installing requirements.txt …"
+	@tools/install_requirements.sh $(VENV) -r requirements.txt
 	@touch $@
 
 $(STAMPS)/dev: requirements-dev.txt $(STAMPS)/runtime | check
@@ -87,10 +148,22 @@ $(STAMPS)/dev: requirements-dev.txt $(STAMPS)/runtime | check
 	@tools/install_requirements.sh $(VENV) -r requirements-dev.txt
 	@touch $@
 
-$(STAMPS)/native: $(RUST_SOURCES) $(STAMPS)/runtime | check
+$(STAMPS)/gpu: requirements-gpu.txt $(STAMPS)/runtime | check
+	@echo "setup: installing requirements-gpu.txt (FlashInfer) …"
+	@tools/install_requirements.sh $(VENV) -r requirements-gpu.txt
+	@touch $@
+
+$(STAMPS)/native: $(RUST_SOURCES) $(STAMPS)/venv | check
 	@echo "setup: building the Rust extension (minutes the first time) …"
 	@tools/build_native.sh $(VENV)
 	@touch $@
+
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/native $(STAMPS)/runtime
+	@MAKEFLAGS= tools/install_requirements.sh $(VENV) --no-deps --no-build-isolation -e .
+	@touch $@
+
+wheel: $(STAMPS)/venv ## A wheel for pip in dist/, with the manylinux tag of the glibc it requires
+	@MAKEFLAGS= PATH=$(BIN):$$PATH tools/build_wheel.sh dist
 
 clean: ## Remove what was built (not the model cache)
 	rm -rf .venv target dist python/tasuki/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Pins the newest requirements that fit pyproject.toml, without index addresses.
 
-The development file is the superset; the runtime file is constrained by it, so
-that serving and testing use the same versions.
+The development file is the superset of the runtime file, which it constrains, so
+that serving and testing use the same versions. The GPU file adds the extra `gpu`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ _PLAIN = ["--no-emit-index-url", "--no-emit-find-links", "--no-annotate", "pypro
 
 
 def main() -> int:
-    """Write requirements-dev.txt and requirements.txt."""
+    """Write requirements-dev.txt, requirements.txt and requirements-gpu.txt."""
     checkout = Path(__file__).resolve().parent.parent
     uv = str(Path(sys.executable).parent / "uv")
     if not Path(uv).exists():
         print("pinning needs uv in .venv: .venv/bin/python -m pip install uv", file=sys.stderr)
         return 1
     environment = {**os.environ, "UV_CUSTOM_COMPILE_COMMAND": "make requirements"}
-    dev = ["--group", "pyproject.toml:dev", "--output-file", "requirements-dev.txt"]
-    runtime = ["--constraint", "requirements-dev.txt", "--output-file", "requirements.txt"]
-    for more in (dev, runtime):
+    pinned = ["--constraint", "requirements-dev.txt"]
+    plot = ["--extra", "plot"]
+    dev = [*plot, "--group", "pyproject.toml:dev", "--output-file", "requirements-dev.txt"]
+    runtime = [*plot, *pinned, "--output-file", "requirements.txt"]
+    gpu = ["--extra", "gpu", *pinned, "--output-file", "requirements-gpu.txt"]
+    for more in (dev, runtime, gpu):
         subprocess.run([uv, *_COMPILE, *_PLAIN, *more], cwd=checkout, env=environment, check=True)
     return 0
 
