@@ -15,10 +15,10 @@ from pathlib import Path
 
 # A library that few modules own; nobody else may import it.
 OWNED_LIBRARIES = {
-    "nixl": ("tasuki.kv.nixl",),
-    "nixl_cu12": ("tasuki.kv.nixl",),
-    "nixl_cu13": ("tasuki.kv.nixl",),
-    "flashinfer": ("tasuki.attention.flashinfer",),
+    "nixl": ("tasuki.kv.nixl_agent",),
+    "nixl_cu12": ("tasuki.kv.nixl_agent",),
+    "nixl_cu13": ("tasuki.kv.nixl_agent",),
+    "flashinfer": ("tasuki.attention.flashinfer", "tasuki.attention.flashinfer_kernels"),
     "ray": ("tasuki.launch.ray",),
     "matplotlib": ("tasuki.plot.labels", "tasuki.plot.png"),
     "plotly": ("tasuki.plot.html",),

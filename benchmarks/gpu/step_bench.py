@@ -76,7 +76,8 @@ class Bench:
         pool, heads = self.pool(block_size), self.model.spec.num_heads
         if not self.on_cuda:
             return make_attention(pool, heads, self.dtype)[0]
-        from tasuki.attention.flashinfer import FlashInferAttention, FlashInferOptions
+        from tasuki.attention.flashinfer import FlashInferAttention
+        from tasuki.attention.flashinfer_kernels import FlashInferOptions
 
         return FlashInferAttention(pool, heads, self.dtype, FlashInferOptions(**options))
 

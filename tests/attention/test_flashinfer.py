@@ -35,11 +35,14 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """attention/flashinfer.py over the fake library; forgotten after the test."""
-    name = "tasuki.attention.flashinfer"
+    names = ("tasuki.attention.flashinfer_kernels", "tasuki.attention.flashinfer")
     monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    loaded = importlib.import_module(name)
-    monkeypatch.delitem(sys.modules, name)
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    kernels, loaded = (importlib.import_module(name) for name in names)
+    loaded.kernels = kernels  # type: ignore[attr-defined]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name)
     return loaded
 
 
@@ -59,7 +62,7 @@ def test_every_kind_of_step(
     case = make_case(1, SHAPE, STEPS[step])
     query = case.query(HEADS)
     backend = module.FlashInferAttention(
-        case.pool, HEADS, torch.float16, module.FlashInferOptions(**options)
+        case.pool, HEADS, torch.float16, module.kernels.FlashInferOptions(**options)
     )
     backend.plan(case.batch)
     assert_right(case, query, case.run(backend, 1, query, scale=SCALE, window=window), window)
@@ -114,7 +117,7 @@ def test_a_graph_of_mixed_steps_finds_what_later_plans_leave(
     layer, last = 1, STEPS["all mixed"]
     steps = [*STEPS.values(), [(21, 1)] * 7, [(30, 5), (0, 9), (0, 3), (16, 18)], last]
     pool = make_case(layer, SHAPE, last).pool
-    options = module.FlashInferOptions(prefill=kernels)
+    options = module.kernels.FlashInferOptions(prefill=kernels)
     backend = module.FlashInferAttention(pool, HEADS, torch.float16, options)
     query = torch.zeros(room, HEADS, 64, dtype=torch.float16)
     key = value = torch.zeros(room, 2, 64, dtype=torch.float16)
@@ -223,7 +226,7 @@ def test_versions_whose_private_parts_are_unknown_are_refused(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, version: str, known: bool
 ) -> None:
     monkeypatch.setattr(fake_flashinfer, "__version__", version)
-    reason = module.why_not(HEADS, 2, 64, torch.float16, torch.float16)
+    reason = module.kernels.why_not(HEADS, 2, 64, torch.float16, torch.float16)
     assert (reason is None) == known
     assert known or f"FlashInfer is {version}" in reason
 
@@ -262,7 +265,7 @@ def test_compiles_what_is_missing_at_once(
     monkeypatch.setattr(fake_flashinfer, "utils", utils, raising=False)
     fp8 = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
     backend = module.FlashInferAttention(make_case(0, fp8, [(0, 1)]).pool, HEADS, torch.float16)
-    backend._compile({False, True})
+    backend._kernels.compile({False, True})
     names = [f"{n} {w}" for w in (False, True) for n in _fp8_kernels()]
     assert sorted(built) == ([] if done else sorted(names))
 

@@ -8,6 +8,7 @@ from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
+from tasuki.engine.queues import Queues
 from tasuki.engine.request import Request, SequenceState, Stage
 from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters, StepRates
@@ -22,7 +23,8 @@ class Bench:
         self.pool = BlockPool(self.config.num_blocks, PrefixCache())
         self.counters = EngineCounters()
         budget = Budget(self.config, self.pool)
-        self.scheduler = Scheduler(self.config, self.pool, budget, self.counters)
+        self.queues = Queues(self.config, self.pool)
+        self.scheduler = Scheduler(self.config, self.pool, budget, self.queues, self.counters)
         self.arrivals = 0
         self.rates = StepRates()
 
@@ -37,12 +39,12 @@ class Bench:
         )
         request = Request(spec, self.arrivals, b"", 0.0)
         request.credited = True
-        self.scheduler.enqueue(request.sequences[0])
+        self.queues.enqueue(request.sequences[0])
         return request.sequences[0]
 
     def step(self) -> StepPlan:
         plan = self.plan()
-        self.scheduler.launched(plan)
+        self.queues.launched(plan)
         self.land(plan)
         return plan
 
@@ -52,10 +54,10 @@ class Bench:
         return plan
 
     def land(self, plan: StepPlan) -> None:
-        self.scheduler.landed(plan)
+        self.queues.landed(plan)
         for row in plan.rows:
             if not row.void:
-                self.scheduler.settle(row.sequence, row.end)
+                self.queues.settle(row.sequence, row.end)
                 if row.end == len(row.sequence.tokens):
                     row.sequence.tokens.append(7)
 
@@ -129,9 +131,9 @@ def test_youngest_gives_way_and_comes_back_before_those_that_wait():
         bench.step()
     assert c.stage is Stage.WAITING
     assert (a.stage, b.stage) == (Stage.DECODE, Stage.DECODE)
-    assert bench.scheduler.waiting == [c, late]
+    assert bench.queues.waiting == [c, late]
     assert len(c.blocks) == 0
-    bench.scheduler.remove(a)
+    bench.queues.remove(a)
     bench.step()
     assert c.stage is not Stage.WAITING
     assert late.stage in (Stage.PREFILL, Stage.DECODE)
@@ -142,7 +144,7 @@ def test_prefill_legs_do_not_give_way():
     bench.add(60)
     leg = bench.add(60, Leg.PREFILL)
     bench.step()
-    bench.scheduler.stop(leg)
+    bench.queues.stop(leg)
     held = list(leg.blocks)
     for _ in range(30):
         bench.step()
@@ -155,9 +157,9 @@ def test_hit_blocks_are_not_evicted_by_the_admission_that_uses_them():
     first = bench.add(40)
     bench.step()
     blocks = list(first.blocks)
-    bench.scheduler.remove(first)
+    bench.queues.remove(first)
     again = SequenceState(first.request, [0], first.tokens)
-    bench.scheduler.enqueue(again)
+    bench.queues.enqueue(again)
     bench.step()
     assert list(again.blocks)[:10] == blocks[:10]
     assert again.registered == 10
@@ -167,11 +169,11 @@ def test_a_step_ahead_goes_on_from_the_token_on_its_way():
     bench = Bench()
     a = bench.add(10)
     first = bench.plan()
-    bench.scheduler.launched(first)
+    bench.queues.launched(first)
     second = bench.plan(ahead=True)
     assert [(row.sequence, row.start, row.tokens) for row in second.rows] == [(a, 10, 1)]
     assert len(a.tokens) == 10
-    bench.scheduler.launched(second)
+    bench.queues.launched(second)
     bench.land(first)
     bench.land(second)
     assert (len(a.tokens), a.computed, a.flying) == (12, 11, 0)
@@ -183,7 +185,7 @@ def test_a_step_ahead_leaves_out_what_ends_by_its_length():
     for budget_left in (16, 16, 16):
         plan = bench.step()
         assert plan.prefill_tokens == budget_left
-    bench.scheduler.launched(bench.plan())
+    bench.queues.launched(bench.plan())
     assert bench.plan(ahead=True).rows == []
 
 
@@ -191,9 +193,9 @@ def test_a_step_ahead_preempts_nobody():
     bench = Bench(max_batched_tokens=256)
     a, b, c = bench.add(40), bench.add(40), bench.add(36)
     flying = bench.plan()
-    bench.scheduler.launched(flying)
+    bench.queues.launched(flying)
     while (ahead := bench.scheduler.plan(0.0, bench.rates, ahead=True)) is not None:
-        bench.scheduler.launched(ahead)
+        bench.queues.launched(ahead)
         bench.land(flying)
         flying = ahead
     assert bench.counters.preemptions == 0
@@ -206,11 +208,11 @@ def test_blocks_come_back_when_the_last_step_that_may_touch_them_has_landed():
     bench = Bench()
     a = bench.add(10)
     first = bench.plan()
-    bench.scheduler.launched(first)
+    bench.queues.launched(first)
     second = bench.plan(ahead=True)
-    bench.scheduler.launched(second)
+    bench.queues.launched(second)
     free = bench.pool.available
-    bench.scheduler.remove(a)
+    bench.queues.remove(a)
     assert bench.pool.available == free
     bench.land(first)
     assert bench.pool.available == free
@@ -224,15 +226,15 @@ def test_what_a_copy_reads_is_nobody_elses_until_it_has_landed():
     a = bench.add(10)
     bench.step()
     shared = a.blocks[2]
-    others = [bench.scheduler.fork(a, choice) for choice in (1, 2)]
+    others = [bench.queues.fork(a, choice) for choice in (1, 2)]
     for other in others:
-        bench.scheduler.start_decode(other)
+        bench.queues.start_decode(other)
     bench.pool.allocate(bench.pool.available - 1)  # enough for one copy
     plan = bench.plan()
     assert rows(plan) == [(a, 1)]
     assert plan.copies == [(shared, a.blocks[2])]
     assert [other.stage for other in others] == [Stage.WAITING] * 2
-    bench.scheduler.launched(plan)
+    bench.queues.launched(plan)
     assert bench.pool.references(shared) == 1
     bench.land(plan)
     assert bench.pool.references(shared) == 0

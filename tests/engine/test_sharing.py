@@ -58,7 +58,7 @@ def ttft_p99_s(long_first: bool, leg: Leg, decoding: int) -> float:
         now_s += STEP_S + plan.prefill_tokens / TOKENS_PER_S + DECODE_S * bool(decoding)
         for sequence in [s for s in waiting if is_over(s)]:
             waiting.remove(sequence)
-            bench.scheduler.remove(sequence)
+            bench.queues.remove(sequence)
             ended_s.append(now_s)
     return sorted(ended_s)[int(0.99 * COUNT)]
 
@@ -86,4 +86,4 @@ def test_a_step_wastes_nothing_while_prompts_wait(seed: int):
         assert plan.prefill_tokens == min(64, waiting)
         for sequence in [s for s in left if s.computed == len(s.tokens) - 1]:
             left.remove(sequence)
-            bench.scheduler.remove(sequence)
+            bench.queues.remove(sequence)

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 
 import torch
 
@@ -17,6 +17,10 @@ from tasuki.kv.transport import create_transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
+
+# Sources are forked from a process that has imported torch, and nothing of NIXL.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged"])
 
 
 def layout(num_blocks: int, block_kib: int) -> CacheLayout:
@@ -45,7 +49,7 @@ def fill(pool: torch.Tensor, seed: int) -> None:
 class Source:
     """The far side, seen from the test."""
 
-    process: SpawnProcess
+    process: BaseProcess
     pipe: multiprocessing.connection.Connection
     pool: kv_pb2.RankPool
 
@@ -73,9 +77,8 @@ def start_source(
     num_blocks: int, block_kib: int, seed: int, tls: str = "", transport: str = "nixl"
 ) -> Source:
     """Start a source; `tls` restricts UCX's transports there."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(
         target=_serve, args=(theirs, num_blocks, block_kib, seed, tls, transport), daemon=True
     )
     process.start()

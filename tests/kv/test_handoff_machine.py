@@ -19,6 +19,7 @@ from support import searches
 from tasuki.engine.api import LegEndReason
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import PullDone
+from tasuki.kv.parked_wants import ParkedWants
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.prefill_side import PrefillSide
 
@@ -307,22 +308,22 @@ class NoQuarantine(DecodeSide):
         super()._end(handoff, reason, message, now_s, keep=keep)
 
     def on_pull_done(self, done: PullDone, now_s: float) -> None:
-        handoff = self._orders[done.order_id].handoff
+        handoff = self._pulls.orders[done.order_id].handoff
         if self._handoffs.get(handoff.request_id) is handoff:
             super().on_pull_done(done, now_s)
         else:
-            del self._orders[done.order_id]
+            del self._pulls.orders[done.order_id]
 
 
 class ForgottenQuarantine(DecodeSide):
     """Never gives quarantined blocks back."""
 
     def on_pull_done(self, done: PullDone, now_s: float) -> None:
-        handoff = self._orders[done.order_id].handoff
+        handoff = self._pulls.orders[done.order_id].handoff
         if self._handoffs.get(handoff.request_id) is handoff:
             super().on_pull_done(done, now_s)
         else:
-            del self._orders[done.order_id]
+            del self._pulls.orders[done.order_id]
 
 
 class SkipsGaps(DecodeSide):
@@ -423,7 +424,7 @@ class ForgetsWants(PrefillSide):
     """Never lets a parked want go."""
 
     def tick(self, now_s: float) -> None:
-        parked, self._parked = self._parked, {}
+        parked, self._parked = self._parked, ParkedWants(0.0)
         super().tick(now_s)
         self._parked = parked
 

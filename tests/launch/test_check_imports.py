@@ -81,7 +81,7 @@ def test_violations_are_found(
 
 def test_what_is_allowed_passes(check: ModuleType, tmp_path: Path) -> None:
     files = {
-        "tasuki/kv/nixl.py": "import nixl_cu13",
+        "tasuki/kv/nixl_agent.py": "import nixl_cu13",
         "tasuki/engine/scheduler.py": (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
             "def late():\n    import torch\n"

@@ -27,17 +27,14 @@ to an integer workspace on the device with one copy. What is shared how:
 A *kind* is a scale and a sliding window: layers of a kind share a plan. Kinds
 become known at their first forward.
 
-The only importer of FlashInfer. It allocates 8 MB for integers anew for every
-wrapper; ours are put in their place through two attributes that it does not
+`flashinfer_kernels.py` chooses and compiles the kernels. FlashInfer allocates 8 MB for
+integers anew for every wrapper; ours are put in their place through two attributes that it does not
 document. Runs on the engine thread.
 """
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,38 +43,16 @@ import torch
 
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.flashinfer_kernels import FlashInferOptions, Kernels, why_not
 from tasuki.attention.parts import Chunks, Divider, fixed_sequences
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
 from tasuki.engine.batch import Batch, StepLimits
 
-log = logging.getLogger(__name__)
-
-HEAD_DIMS = (64, 128, 256)
-VERSIONS = ((0, 6, 14), (0, 7))  # of FlashInfer: from the first on, before the second
 _LEAST_TILE = 16  # query rows of a program of FA2
 _INTEGER_BYTES = 8 << 20  # what FlashInfer takes itself
 _INTEGER_BUFFERS = ("_int_workspace_buffer", "_pin_memory_int_workspace_buffer")
-
-
-@dataclass(frozen=True, slots=True)
-class FlashInferOptions:
-    """Which of FlashInfer's ways to take; benchmarks/gpu/steps.py measures them.
-
-    Attributes:
-        prefill: "fa3" (Hopper), "fa2", or "auto" for the best that the device
-            and the dtypes allow.
-        ragged: chunks that begin their sequences read keys and values from the
-            step, not from the pool.
-        joint: decodes of a mixed step go with the chunks in one call.
-        workspace_bytes: for partial results of split sequences.
-    """
-
-    prefill: str = "auto"
-    ragged: bool = True
-    joint: bool = False
-    workspace_bytes: int = 256 << 20
 
 
 class _Integers:
@@ -153,9 +128,10 @@ class FlashInferAttention:
         options = FlashInferOptions() if options is None else options
         self._options = options
         self.captures_prompts = pool.is_cuda
+        self._kernels = Kernels(pool, dtype, options)
         if pool.is_cuda:
-            self._compile({window is not None for window in windows})
-        self._graphs_of_fa2 = self._backend(pool.dtype) == "fa2"
+            self._kernels.compile({window is not None for window in windows})
+        self._graphs_of_fa2 = self._kernels.backend(pool.dtype) == "fa2"
         self._layers = [(pool[:, :, i, 0], pool[:, :, i, 1]) for i in range(layers)]
         self._workspace = torch.zeros(
             options.workspace_bytes, dtype=torch.uint8, device=pool.device
@@ -231,50 +207,6 @@ class FlashInferAttention:
         else:
             call.run(query[rows], key[rows], value[rows], result[rows])
 
-    def _compile(self, windowed: set[bool]) -> None:
-        """Compile what is missing for layers with a window, without one, or both.
-
-        One after another, as FlashInfer does when a kernel is first needed, takes a
-        minute or more each. Not by its `build_jit_specs`: that leaves ninja's log where
-        loading a kernel does not look for it, and compiles it again.
-        """
-        dtype, kv_dtypes = self._dtype, [self.pool.dtype]
-        if self._options.ragged:
-            kv_dtypes.append(dtype)
-        specs = {}
-        for window in windowed:
-            # Positions are not FlashInfer's business (0); no cap on logits, no 16-bit sums.
-            shape = (torch.int32, self._head_dim, self._head_dim, 0, window, False)
-            for kv_dtype in kv_dtypes:
-                spec = flashinfer.jit.gen_batch_prefill_module(
-                    self._kernels(kv_dtype), dtype, kv_dtype, dtype, *shape, False
-                )
-                specs[spec.name] = spec
-        missing = [spec for spec in specs.values() if not (spec.is_compiled or spec.is_aot)]
-        if missing:
-            log.info(
-                "FlashInfer: compiling %d of %d kernels; they are kept in its cache",
-                len(missing),
-                len(specs),
-            )
-            with ThreadPoolExecutor(len(missing)) as threads:
-                list(threads.map(lambda spec: spec.build(verbose=False), missing))
-
-    def _kernels(self, kv_dtype: torch.dtype) -> str:
-        """Which kernels attend to keys and values of this dtype: "fa2" or "fa3"."""
-        if self._options.prefill != "auto":
-            return self._options.prefill
-        if self.pool.is_cuda and limits_of(self.pool.device).capability[0] != 9:
-            return "fa2"
-        chosen: str = flashinfer.utils.determine_attention_backend(
-            self.pool.device, 0, False, False, self._dtype, kv_dtype
-        )
-        return chosen
-
-    def _backend(self, kv_dtype: torch.dtype) -> str:
-        """As FlashInfer's wrappers name the kernels; on the CPU they are tests'."""
-        return self._kernels(kv_dtype) if self.pool.is_cuda else self._options.prefill
-
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""
         if self.pool.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -347,7 +279,9 @@ class FlashInferAttention:
         make, layout = flashinfer.BatchPrefillWithRaggedKVCacheWrapper, "NHD"
         if paged:
             make, layout = flashinfer.BatchPrefillWithPagedKVCacheWrapper, "HND"
-        return _checked(make(self._workspace, layout, backend=self._backend(kv_dtype), **fixed))
+        return _checked(
+            make(self._workspace, layout, backend=self._kernels.backend(kv_dtype), **fixed)
+        )
 
     def _plan_bytes(self, limits: StepLimits) -> int:
         """At most what a plan of FA2 for graphs writes about tiles: three integers each."""
@@ -374,32 +308,6 @@ class FlashInferAttention:
             "paged_kv_indices_buf": zeros(blocks),
             "paged_kv_last_page_len_buf": zeros(sequences),
         }
-
-
-def why_not(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> str | None:
-    """Why FlashInfer cannot attend for a model of this shape; None: it can."""
-    if not VERSIONS[0] <= _version() < VERSIONS[1]:
-        first, end = (".".join(map(str, version)) for version in VERSIONS)
-        return (
-            f"FlashInfer is {flashinfer.__version__}, private parts of it are used that are known"
-            f" from {first} to below {end}"
-        )
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"FlashInfer computes in bfloat16 or float16, the model is in {dtype}"
-    if kv_dtype not in (dtype, torch.float8_e4m3fn):
-        return f"the KV cache is {kv_dtype}, must be {dtype} or float8_e4m3fn for FlashInfer"
-    if head_dim not in HEAD_DIMS:
-        return f"head_dim is {head_dim}, FlashInfer has kernels for {HEAD_DIMS}"
-    if heads % kv_heads:
-        return f"{heads} query heads over {kv_heads} KV heads: must divide"
-    return None
-
-
-def _version() -> tuple[int, ...]:
-    """Of FlashInfer; what follows its three numbers does not count."""
-    return tuple(int(number) for number in re.findall(r"\d+", flashinfer.__version__)[:3])
 
 
 def _checked(wrapper: Any) -> Any:

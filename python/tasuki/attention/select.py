@@ -66,7 +66,8 @@ def _flashinfer(
     if lacks_flashinfer():
         return None, f"FlashInfer is not used ({NO_FLASHINFER})"
     try:
-        from tasuki.attention.flashinfer import FlashInferAttention, why_not
+        from tasuki.attention.flashinfer import FlashInferAttention
+        from tasuki.attention.flashinfer_kernels import why_not
 
         refusal = why_not(heads, pool.shape[1], pool.shape[5], dtype, pool.dtype)
         if refusal is not None:

@@ -22,8 +22,8 @@ from tasuki.engine.api import (
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
+from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState, Stage
-from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters
 from tasuki.engine.validate import finish_reason
 
@@ -34,16 +34,16 @@ class Booking:
     Args:
         config: Block size and the longest sequence.
         legs: Whose requests the rows are.
-        scheduler: Moves the sequences on.
+        queues: Moves the sequences on.
         counters: Those of the engine; output tokens are counted here.
     """
 
     def __init__(
-        self, config: EngineConfig, legs: Legs, scheduler: Scheduler, counters: EngineCounters
+        self, config: EngineConfig, legs: Legs, queues: Queues, counters: EngineCounters
     ) -> None:
         self._config = config
         self._legs = legs
-        self._scheduler = scheduler
+        self._queues = queues
         self._counters = counters
 
     def commit(self, rows: Sequence[Row], outcome: StepOutcome, now_s: float) -> None:
@@ -53,7 +53,7 @@ class Booking:
         for row in rows:
             sequence = row.sequence
             if sequence not in void:
-                self._scheduler.settle(sequence, row.start + row.tokens)
+                self._queues.settle(sequence, row.start + row.tokens)
                 if sequence.request.leg is Leg.PREFILL:
                     self._announce(sequence, row.end)
         reasons = {s.request: _not_finite(s) for s in outcome.failed if s not in stale}
@@ -141,7 +141,7 @@ class Booking:
         for output in pending.outputs[len(pending.outputs) - len(firsts) :]:
             output.timings = request.timings
         pending.prefilled.append(Prefilled(request.request_id, len(sequence.blocks), tuple(firsts)))
-        self._scheduler.stop(sequence)
+        self._queues.stop(sequence)
         request.phase = Phase.PREFILLED
         if not going:
             self._legs.end(request, LegEndReason.FINISHED)
@@ -200,15 +200,15 @@ class Booking:
             self._legs.finished(sequence)
             return
         for first in going[1:]:
-            child = self._scheduler.fork(sequence, first.choice)
+            child = self._queues.fork(sequence, first.choice)
             child.tokens.append(first.token)
-            self._scheduler.start_decode(child)
+            self._queues.start_decode(child)
         sequence.tokens.append(going[0].token)
         sequence.choices = [going[0].choice]
         if sequence.stage is Stage.PREFILL:
-            self._scheduler.promote(sequence)
+            self._queues.promote(sequence)
         else:
-            self._scheduler.start_decode(sequence)
+            self._queues.start_decode(sequence)
 
 
 def _not_finite(sequence: SequenceState) -> str:

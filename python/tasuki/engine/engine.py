@@ -5,8 +5,8 @@
     submit ─▶ parked ─assign─▶ pulling ─start─▶ decode ─▶ LegEnd    (DECODE leg)
 
 Owns the step in flight and its timing. `legs.py` has the legs and how they end,
-`booking.py` what a step's result does to them; the scheduler owns queues and
-blocks, the runner the tensors. One thread calls all of it. Long because it is
+`booking.py` what a step's result does to them; `queues.py` owns the sequences
+and their blocks, the runner the tensors. One thread calls all of it. Long because it is
 the one public face.
 
 With `EngineConfig.overlap` a step is planned and launched before the one before
@@ -48,6 +48,7 @@ from tasuki.engine.isolation import Flight, IsolatingRunner
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Runner, StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
+from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates
@@ -77,10 +78,11 @@ class Engine:
         self._rates = StepRates()
         self._pool = BlockPool(config.num_blocks, PrefixCache(config.prefix_caching))
         self._budget = Budget(config, self._pool)
-        self._scheduler = Scheduler(config, self._pool, self._budget, self._counters)
-        self._inbound = Inbound(config, self._pool, self._budget, self._scheduler)
-        self._legs = Legs(self._pool, self._budget, self._scheduler, self._runner)
-        self._booking = Booking(config, self._legs, self._scheduler, self._counters)
+        self._queues = Queues(config, self._pool)
+        self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)
+        self._inbound = Inbound(config, self._pool, self._budget, self._queues)
+        self._legs = Legs(self._pool, self._budget, self._queues, self._runner)
+        self._booking = Booking(config, self._legs, self._queues, self._counters)
         self._stalled = False
         self.on_started: Callable[[Sequence[str]], None] = lambda _: None
         """Told of PREFILL legs whose first chunk is about to be computed, within `step`:
@@ -116,7 +118,7 @@ class Engine:
         if spec.leg is Leg.DECODE:
             self._budget.inbound[spec.request_id] = request
         else:
-            self._scheduler.enqueue(request.sequences[0])
+            self._queues.enqueue(request.sequences[0])
             self._stalled = False
 
     def abort(self, request_id: str, choices: Sequence[int] = ()) -> bool:
@@ -138,7 +140,7 @@ class Engine:
             request.cancelled = True
         elif request.leg is Leg.PREFILL and request.announced:
             for sequence in request.sequences:
-                self._scheduler.stop(sequence)
+                self._queues.stop(sequence)
             request.phase = Phase.PREFILLED
         else:
             self._legs.end(request, LegEndReason.ABORTED)
@@ -156,7 +158,7 @@ class Engine:
             return True
         if pending.ended or pending.outputs:
             return True
-        return not self._stalled and bool(self._scheduler.running or self._scheduler.waiting)
+        return not self._stalled and bool(self._queues.running or self._queues.waiting)
 
     def due_in_s(self) -> float:
         """How long the next `step` may wait: whoever comes until then is part of it.
@@ -174,7 +176,7 @@ class Engine:
         left_s += self._rates.expected_s(plan.prefill_tokens, plan.num_decodes)
         if self._landing is not None:
             return max(left_s, _LOOK_S)
-        prompts = self._scheduler.has_prompts
+        prompts = self._queues.has_prompts
         return max(0.0, left_s - self._rates.launch_s(prompts) - self._rates.lead_s)
 
     def step(self, *, wait: bool = True) -> StepResult:
@@ -199,11 +201,11 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How busy the engine is."""
-        running = {id(sequence.request) for sequence in self._scheduler.running}
+        running = {id(sequence.request) for sequence in self._queues.running}
         uncomputed = 0
-        for sequence in self._scheduler.waiting:
+        for sequence in self._queues.waiting:
             uncomputed += len(sequence.tokens)
-        for sequence in self._scheduler.running:
+        for sequence in self._queues.running:
             if sequence.stage is Stage.PREFILL:
                 uncomputed += len(sequence.tokens) - sequence.computed
         kept = sum(request.phase is Phase.PREFILLED for request in self._legs.requests.values())
@@ -235,7 +237,7 @@ class Engine:
             PoolImbalanceError: They differ: a defect.
         """
         held = [s.blocks for request in self._legs.requests.values() for s in request.sequences]
-        self._pool.check([*held, *self._scheduler.retired()])
+        self._pool.check([*held, *self._queues.retired()])
 
     # --- the handoff's side: KvHost
 
@@ -292,7 +294,7 @@ class Engine:
         request.timings = timings
         request.first_token_s = request.last_token_s = self._clock()
         root.computed = request.num_context_tokens
-        self._scheduler.settle(root, root.computed)
+        self._queues.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]
         if request.cancelled or not wanted:
             self._legs.end(request, LegEndReason.ABORTED)
@@ -346,7 +348,7 @@ class Engine:
         landing_limit_s = self._flight_limit_s if ahead else 0.0
         self.step_limit_s = max(landing_limit_s, self._limit_s(plan, compiled=False))
         flight = self._runner.launch(plan, started_s)
-        self._scheduler.launched(plan)
+        self._queues.launched(plan)
         self._flight_limit_s = self._limit_s(plan, compiled=True)
         self.step_limit_s = max(landing_limit_s, self._flight_limit_s)
         launched_s = self._clock()
@@ -367,7 +369,7 @@ class Engine:
         plan = flight.plan
         outcome = self._runner.collect(flight)
         now_s = self._clock()
-        self._scheduler.landed(plan)
+        self._queues.landed(plan)
         self._booking.commit(plan.rows, outcome, now_s)
         if outcome.in_parts:
             for request in self._scheduler.relieve(plan):

@@ -13,20 +13,20 @@ from tasuki.engine.api import Assignment, Leg
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request
-from tasuki.engine.scheduler import Scheduler
 
 
 class Inbound:
     """Room for DECODE legs, kept in the budget."""
 
     def __init__(
-        self, config: EngineConfig, pool: BlockPool, budget: Budget, scheduler: Scheduler
+        self, config: EngineConfig, pool: BlockPool, budget: Budget, queues: Queues
     ) -> None:
         self._config = config
         self._pool = pool
         self._budget = budget
-        self._scheduler = scheduler
+        self._queues = queues
 
     def may_credit(self, request: Request) -> bool:
         """Reserve room for the leg's blocks and some growth, if there is any."""
@@ -60,7 +60,7 @@ class Inbound:
         if taken > self._pool.available - others or total > reach:
             return None
         self._budget.reserve(request, max(0, request.reserved_blocks - total))
-        self._scheduler.take_blocks(sequence, hits, total)
+        self._queues.take_blocks(sequence, hits, total)
         request.phase = Phase.ASSIGNED
         request.denied = False
         return Assignment(prefix_blocks=len(hits), blocks=tuple(sequence.blocks))
@@ -79,7 +79,7 @@ class Inbound:
 
     def _match(self, request: Request) -> list[int]:
         full = request.num_context_tokens // self._config.block_size
-        return self._scheduler.match(request.sequences[0], full)
+        return self._queues.match(request.sequences[0], full)
 
     def _wanted_blocks(self, request: Request) -> int:
         """Blocks of the context, and for each choice those that its first output will fill.
@@ -104,14 +104,14 @@ class Inbound:
             for request in self._budget.inbound.values()
             if request.credited or request.phase is Phase.ASSIGNED
         )
-        taken += sum(s.request.leg is Leg.DECODE for s in self._scheduler.running)
+        taken += sum(s.request.leg is Leg.DECODE for s in self._queues.running)
         return self._config.max_running_requests - taken
 
     def _credit_room(self) -> int:
         own_blocks = None
-        if any(s.request.credited for s in self._scheduler.waiting):
+        if any(s.request.credited for s in self._queues.waiting):
             own_blocks = self._budget.outbound_blocks - self._budget.ahead_blocks
             own_blocks += sum(
-                len(s.blocks) for s in self._scheduler.running if s.request.leg is Leg.COLOCATED
+                len(s.blocks) for s in self._queues.running if s.request.leg is Leg.COLOCATED
             )
-        return self._budget.credit_room(own_blocks, self._scheduler.num_decoding)
+        return self._budget.credit_room(own_blocks, self._queues.num_decoding)

@@ -1,7 +1,7 @@
 """The legs that are here, what is to be told of them, and how they end.
 
 Owns every leg from `add` to its LegEnd, and the result of the step that is next
-to answer. The scheduler owns their blocks, the budget which side they count on.
+to answer. The queues own their blocks, the budget which side they count on.
 Engine thread only. No torch.
 """
 
@@ -15,8 +15,8 @@ from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.isolation import IsolatingRunner
+from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState
-from tasuki.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ class Legs:
     """
 
     def __init__(
-        self, pool: BlockPool, budget: Budget, scheduler: Scheduler, runner: IsolatingRunner
+        self, pool: BlockPool, budget: Budget, queues: Queues, runner: IsolatingRunner
     ) -> None:
         self._pool = pool
         self._budget = budget
-        self._scheduler = scheduler
+        self._queues = queues
         self._runner = runner
         self._arrivals = 0
         self.requests: dict[str, Request] = {}
@@ -69,7 +69,7 @@ class Legs:
     def end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
         """Forget a leg: blocks back, LegEnd out."""
         for sequence in request.sequences:
-            self._scheduler.remove(sequence)
+            self._queues.remove(sequence)
         request.sequences.clear()
         self._budget.drop(request)
         del self.requests[request.request_id]
@@ -80,7 +80,7 @@ class Legs:
     def fail(self, request: Request, message: str) -> None:
         """A request fails alone; what it wrote is read by nobody."""
         held = Counter(block for s in request.sequences for block in s.blocks)
-        for blocks in self._scheduler.retired():
+        for blocks in self._queues.retired():
             held.update(block for block in blocks if block in held)
         own = [b for b, count in held.items() if self._pool.references(b) == count]
         for block in own:
@@ -92,7 +92,7 @@ class Legs:
     def finished(self, sequence: SequenceState) -> None:
         """Every choice of a sequence has finished."""
         request = sequence.request
-        self._scheduler.remove(sequence)
+        self._queues.remove(sequence)
         request.sequences.remove(sequence)
         if not request.sequences:
             self.end(request, LegEndReason.FINISHED)
@@ -105,6 +105,6 @@ class Legs:
         for sequence in request.sequences.copy():
             sequence.choices = [c for c in sequence.choices if c not in choices] or sequence.choices
             if sequence.choices[0] in choices:
-                self._scheduler.remove(sequence)
+                self._queues.remove(sequence)
                 request.sequences.remove(sequence)
         return True

@@ -9,9 +9,9 @@ calls `beat`, and `read_ahead`), and so does the test that tries every order of 
                                   │                   │
                                   └── no room: REFUSED└── lost: KV_LOST
 
-Owns the handoffs and their pulls; `prefill_peers.py` has the conversation with
-the prefill engines and the fence, which says until when a complete pull is
-valid. One that is complete but not proven is asked about (a renewal now) for a
+Owns the handoffs; `decode_pulls.py` has their pulls, `prefill_peers.py` the
+conversation with the prefill engines and the fence, which says until when a complete
+pull is valid. One that is complete but not proven is asked about (a renewal now) for a
 bounded time; no answer, and the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
@@ -23,35 +23,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tasuki.engine.api import KvHost, LegEndReason
 from tasuki.errors import TasukiError
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_handoff import DecodeHandoff
-from tasuki.kv.effects import CancelPull, Effect, Pull, PullDone, Redial
+from tasuki.kv.decode_pulls import DecodePulls
+from tasuki.kv.effects import Effect, PullDone, Redial
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.wire import first_tokens_from_wire
 from tasuki.v1 import kv_pb2 as pb
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Order:
-    """A pull under way; `handoff` no longer cares when it is not live.
-
-    Attributes:
-        local: our blocks.
-        progress_s: when it was ordered, or it or an earlier order of its peer made progress:
-            a transfer thread serves the orders of a peer in turn.
-        stuck: it made none for too long: its handoff is given up.
-    """
-
-    handoff: DecodeHandoff
-    local: list[int]
-    progress_s: float
-    stuck: bool = False
 
 
 class DecodeSide:
@@ -69,9 +52,8 @@ class DecodeSide:
         self._counters = counters
         self._handoffs: dict[str, DecodeHandoff] = {}
         self._waiting: deque[DecodeHandoff] = deque()
-        self._orders: dict[int, _Order] = {}
-        self._next_order = 1
         self._effects: list[Effect] = []
+        self._pulls = DecodePulls(config.pull_timeout_s, counters, self._effects)
         self._peers = PrefillPeers(config, self._handoffs, self._effects)
 
     # What the engine thread reads.
@@ -93,7 +75,7 @@ class DecodeSide:
     @property
     def idle(self) -> bool:
         """Whether no handoff, pull or unanswered release is kept."""
-        return not (self._handoffs or self._orders or self._peers.releasing)
+        return not (self._handoffs or self._pulls.orders or self._peers.releasing)
 
     # Events of the router and the engine.
 
@@ -196,25 +178,13 @@ class DecodeSide:
     # Events of the transfer thread.
 
     def on_pull_progress(self, order_id: int, now_s: float) -> None:
-        """A part of a pull has arrived: those of its peer that wait behind it may go on waiting."""
-        peer = self._orders[order_id].handoff.peer
-        for later, order in self._orders.items():
-            if later >= order_id and order.handoff.peer == peer:
-                order.progress_s = now_s
+        """A part of a pull has arrived."""
+        self._pulls.progress(order_id, now_s)
 
     def on_pull_done(self, done: PullDone, now_s: float) -> None:
         """A pull ended: nothing of it writes to our blocks any more."""
-        self.on_pull_progress(done.order_id, now_s)
-        order = self._orders.pop(done.order_id)
+        order = self._pulls.end(done, now_s)
         handoff = order.handoff
-        if order.stuck:
-            self._counters.stuck_blocks -= len(order.local)
-        self._counters.kv_pulled_bytes += done.moved_bytes
-        if done.error:
-            self._counters.kv_pull_failures += 1
-        else:
-            self._counters.kv_pulls += 1
-            self._counters.kv_pulled_blocks += len(order.local)
         if self._handoffs.get(handoff.request_id) is not handoff:
             self._host.free_quarantined(order.local)
             return
@@ -222,13 +192,6 @@ class DecodeSide:
         if done.error:
             self._lost(handoff, f"pull from {handoff.peer} failed: {done.error}", now_s)
             return
-        handoff.last_done_s = max(handoff.last_done_s, done.finished_s)
-        timings = handoff.timings
-        timings.transfer_bytes += done.moved_bytes
-        timings.transfer_blocks += len(order.local)
-        if handoff.first_posted_s is None or done.posted_s < handoff.first_posted_s:
-            handoff.first_posted_s = done.posted_s
-        timings.transfer_s = handoff.last_done_s - handoff.first_posted_s
         self._check(handoff, now_s)
 
     def tick(self, now_s: float) -> None:
@@ -346,11 +309,7 @@ class DecodeSide:
             zip(handoff.remote[handoff.posted : end], local[handoff.posted : end], strict=True)
         )
         handoff.posted = end
-        order_id = self._next_order
-        self._next_order += 1
-        self._orders[order_id] = _Order(handoff, [ours for _, ours in pairs], now_s)
-        handoff.orders.add(order_id)
-        self._effects.append(Pull(order_id, handoff.peer, pairs))
+        self._pulls.begin(handoff, pairs, now_s)
         return True
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
@@ -396,10 +355,7 @@ class DecodeSide:
         del self._handoffs[handoff.request_id]
         if handoff.credited_s is not None:
             self._peers.release(handoff, now_s, keep=keep)
-        quarantine: list[int] = []
-        for order_id in sorted(handoff.orders):
-            quarantine += self._orders[order_id].local
-            self._effects.append(CancelPull(order_id))
+        quarantine = self._pulls.cancel(handoff)
         self._host.end_decode_leg(
             handoff.request_id,
             reason,
@@ -420,17 +376,9 @@ class DecodeSide:
         heard_s = max(handoff.credited_s, handoff.greeted_s, handoff.acked_s)
         return heard_s + lease_s * (1.0 + self._config.ask_leases)
 
-    def _stuck_s(self, order: _Order) -> float:
-        """When a pull has been without progress for too long."""
-        return order.progress_s + self._config.pull_timeout_s
-
     def _give_up_stuck(self, now_s: float) -> None:
         """End the handoffs of pulls that do not end; their blocks stay quarantined until then."""
-        for order in list(self._orders.values()):
-            if order.stuck or self._stuck_s(order) > now_s:
-                continue
-            order.stuck = True
-            self._counters.stuck_blocks += len(order.local)
+        for order in self._pulls.take_stuck(now_s):
             handoff = order.handoff
             if self._handoffs.get(handoff.request_id) is handoff:
                 self._counters.kv_pull_timeouts += 1
@@ -447,6 +395,4 @@ class DecodeSide:
             due_s = self._give_up_s(handoff)
             if due_s is not None:
                 yield due_s
-        for order in self._orders.values():
-            if not order.stuck:
-                yield self._stuck_s(order)
+        yield from self._pulls.deadlines()

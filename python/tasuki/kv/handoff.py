@@ -1,6 +1,6 @@
 """The one object of the KV side that the engine thread talks to.
 
-Wires the two state machines to the streams (`link.py`, asyncio loop) and, over
+Wires the two state machines to the streams (`streams.py`, asyncio loop) and, over
 all ranks (`ranked.py`), to the transfer threads (`puller.py`). Both put what
 happened into an inbox and wake the engine thread; `poll` takes it out. So the
 engine is touched by the engine thread only. A step may take longer than a lease, so
@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
-from tasuki import background
 from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s as clock_now_s
@@ -43,11 +42,9 @@ from tasuki.kv.effects import (
     ToDecode,
     ToPrefill,
 )
-from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.link import (
     Connected,
-    DialledLink,
     Disconnected,
     FromDecodeEngine,
     FromPrefillEngine,
@@ -59,6 +56,7 @@ from tasuki.kv.prefill_side import PrefillSide
 from tasuki.kv.puller import PeerFailed, Puller, PullerReport
 from tasuki.kv.rank_channel import KvRankError, RemoteRanks
 from tasuki.kv.ranked import RankedPuller
+from tasuki.kv.streams import Streams
 from tasuki.kv.transport import Transport, rank_pool
 from tasuki.v1 import kv_pb2
 
@@ -110,7 +108,6 @@ class Handoffs:
         self.counters = HandoffCounters()
         self._prefill = PrefillSide(host, config, self.counters)
         self._decode = DecodeSide(host, config, self.counters)
-        self._identity = identity
         self._engine_id = engine_id
         self._config = config
         self._loop = loop
@@ -121,13 +118,10 @@ class Handoffs:
         self._deadline_s: float | None = None
         self._beat_s = config.beat_s(config.lease_s)  # loop's thread only, as is the next
         self._beat: asyncio.TimerHandle | None = None
-        self._links: dict[str, DialledLink] = {}  # loop's thread only
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
         self._closed = False
-        self.servicer = HandoffServicer(
-            identity, engine_id, self._make_reply, self._hear, PROTOCOL_VERSION
-        )
+        self._streams = Streams(loop, identity, engine_id, self._make_reply, self._hear)
         puller = Puller(transport, self._put, clock)
         remote = RemoteRanks(ranks, self._put)
         self._threads = [puller, remote] if ranks else [puller]
@@ -138,9 +132,14 @@ class Handoffs:
         self._stop = (remote.close, puller.stop)
         for thread in self._threads:
             thread.start()
-        self._in_loop(self._keep_beating)
+        self._streams.in_loop(self._keep_beating)
 
     # What the worker reads.
+
+    @property
+    def servicer(self) -> HandoffServicer:
+        """Serves the streams of decode engines."""
+        return self._streams.servicer
 
     @property
     def leased_blocks(self) -> int:
@@ -249,7 +248,7 @@ class Handoffs:
         self._closed = True
         for stop in self._stop:
             stop()
-        self._in_loop(self._close_streams)
+        self._streams.close()
 
     # Inside.
 
@@ -327,56 +326,28 @@ class Handoffs:
                 case Redial(peer):
                     self._redial(peer)
         if to_prefill or to_decode:
-            self._in_loop(self._send, to_prefill, to_decode)
+            self._streams.send(to_prefill, to_decode)
 
     def _dial(self, peer: str, endpoint: str) -> None:
         if peer not in self._endpoints:
             self._endpoints[peer] = endpoint
-            self._in_loop(self._open_link, peer, endpoint)
+            self._streams.dial(peer, endpoint)
 
     def _redial(self, peer: str) -> None:
         if peer in self._endpoints:
             endpoint = self._endpoints[peer]
             self._connected.discard(peer)
             self._decode.on_disconnected(peer)
-            self._in_loop(self._close_link, peer)
-            self._in_loop(self._open_link, peer, endpoint)
+            self._streams.hang_up(peer)
+            self._streams.dial(peer, endpoint)
 
     def _hang_up(self, peer: str) -> None:
         if self._endpoints.pop(peer, None) is not None:
             self._connected.discard(peer)
-            self._in_loop(self._close_link, peer)
+            self._streams.hang_up(peer)
             self._pullers.forget(peer)
 
-    def _in_loop(self, function: Callable[..., None], *args: object) -> None:
-        try:
-            background.call(self._loop, function, *args)
-        except RuntimeError:  # the loop is closed: the process is ending
-            log.debug("%s after the loop's end", function.__name__)
-
     # In the loop's thread.
-
-    def _send(
-        self,
-        to_prefill: dict[str, list[kv_pb2.FromDecode]],
-        to_decode: dict[str, list[kv_pb2.FromPrefill]],
-    ) -> None:
-        for peer, messages in to_prefill.items():
-            if (link := self._links.get(peer)) is not None:
-                link.send(messages)
-        for peer, replies in to_decode.items():
-            self.servicer.send(peer, replies)
-
-    def _open_link(self, peer: str, endpoint: str) -> None:
-        if self._closed:
-            return
-        hello = kv_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            identity=self._identity,
-            engine_id=self._engine_id,
-            expected_engine_id=peer,
-        )
-        self._links[peer] = DialledLink(peer, endpoint, hello, self._hear)
 
     def _hear(self, event: LinkEvent) -> None:
         """What came over a stream; what cannot be read ahead is for the engine thread."""
@@ -404,7 +375,9 @@ class Handoffs:
             return
         sent = self._ahead(lambda: self._decode.beat(self._clock()))
         delay_s = self._beat_s if sent else _BUSY_S
-        self._beat = self._loop.call_later(delay_s, lambda: self._in_loop(self._keep_beating))
+        self._beat = self._loop.call_later(
+            delay_s, lambda: self._streams.in_loop(self._keep_beating)
+        )
 
     def _ahead(self, act: Callable[[], bool]) -> bool:
         """Let a machine act, if the engine thread does not use it: what `act` returns, or False."""
@@ -419,13 +392,3 @@ class Handoffs:
             return done
         finally:
             self._lock.release()
-
-    def _close_link(self, peer: str) -> None:
-        link = self._links.pop(peer, None)
-        if link is not None:
-            link.close()
-
-    def _close_streams(self) -> None:
-        for peer in list(self._links):
-            self._close_link(peer)
-        self.servicer.close()

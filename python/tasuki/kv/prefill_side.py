@@ -25,8 +25,9 @@ What makes the decode worker's reads safe:
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
 
-`decode_peers.py` has the words for what is decided here. Long because the lease
-is one thing: who may still accept a read is argued, and tested, as a whole.
+`decode_peers.py` has the words for what is decided here, `parked_wants.py` what is known
+of requests without a handoff. Long because the lease is one thing: who may still accept
+a read is argued, and tested, as a whole.
 """
 
 from __future__ import annotations
@@ -37,11 +38,10 @@ from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_peers import DecodePeers
 from tasuki.kv.effects import Effect
+from tasuki.kv.parked_wants import EndedRequests, ParkedWants
 from tasuki.kv.prefill_handoff import PrefillHandoff
 from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
-
-_MAX_TOMBSTONES = 65_536
 
 
 class PrefillSide:
@@ -57,12 +57,10 @@ class PrefillSide:
         self._host = host
         self._machine = config.machine
         self._lease_s = config.lease_s
-        self._park_s = config.park_leases * config.lease_s
         self._counters = counters
         self._handoffs: dict[str, PrefillHandoff] = {}
-        # (request, decode engine): (deadline, seq of the want)
-        self._parked: dict[tuple[str, str], tuple[float, int]] = {}
-        self._ended: dict[str, float] = {}  # tombstones: when each may be forgotten
+        self._parked = ParkedWants(config.park_leases * config.lease_s)
+        self._ended = EndedRequests(10 * config.lease_s)
         self._credited: list[str] = []  # wanted, and the engine is yet to be told
         self._effects: list[Effect] = []
         self._peers = DecodePeers(self._effects)
@@ -101,7 +99,7 @@ class PrefillSide:
             return
         handoff = PrefillHandoff(request_id, decode_engine)
         self._handoffs[request_id] = handoff
-        self._ended.pop(request_id, None)
+        self._ended.discard(request_id)
         self._unpark(handoff, now_s)
         self._admit()
 
@@ -113,9 +111,8 @@ class PrefillSide:
         """
         handoff = self._handoffs.get(request_id)
         if handoff is None:
-            for parked in [key for key in self._parked if key[0] == request_id]:
-                del self._parked[parked]
-                self._peers.say_gone(parked[1], request_id, "aborted")
+            for decode_engine in self._parked.take_all(request_id):
+                self._peers.say_gone(decode_engine, request_id, "aborted")
             return False
         if handoff.ending is None and not handoff.leg_over:
             if handoff.wanted:
@@ -220,38 +217,29 @@ class PrefillSide:
                 self._expire(handoff, now_s)
             elif expired:
                 self._settle(handoff, now_s)
-        for (request_id, decode_engine), (until_s, _) in list(self._parked.items()):
-            if until_s <= now_s:
-                del self._parked[request_id, decode_engine]
-                self._peers.say_gone(
-                    decode_engine, request_id, "no such request came from the router"
-                )
-        while self._ended:  # in order of their time
-            request_id, until_s = next(iter(self._ended.items()))
-            if until_s > now_s and len(self._ended) <= _MAX_TOMBSTONES:
-                break
-            del self._ended[request_id]
+        for request_id, decode_engine in self._parked.expire(now_s):
+            self._peers.say_gone(decode_engine, request_id, "no such request came from the router")
+        self._ended.expire(now_s)
 
     # Inside.
 
     def _on_want(self, decode_engine: str, want: pb.Want, now_s: float) -> None:
         handoff = self._handoffs.get(want.request_id)
-        parked = (now_s + self._park_s, want.seq)
         if handoff is None and want.request_id not in self._ended:
-            self._parked.setdefault((want.request_id, decode_engine), parked)
+            self._parked.add(want.request_id, decode_engine, want.seq, now_s)
         elif handoff is None or handoff.ending is not None or decode_engine in handoff.past:
             self._peers.say_gone(decode_engine, want.request_id, "ended")
         elif handoff.target != decode_engine:  # its retarget may be on the way
-            self._parked.setdefault((want.request_id, decode_engine), parked)
+            self._parked.add(want.request_id, decode_engine, want.seq, now_s)
         elif not handoff.wanted:
             self._extend(handoff, want.seq, now_s)
             self._want(handoff, now_s)
 
     def _unpark(self, handoff: PrefillHandoff, now_s: float) -> None:
         """The want of its target may have come first; the lease, if there is one, began since."""
-        parked = self._parked.pop((handoff.request_id, handoff.target), None)
-        if parked is not None:
-            _, handoff.heard = parked
+        seq = self._parked.take(handoff.request_id, handoff.target)
+        if seq is not None:
+            handoff.heard = seq
             self._want(handoff, now_s)
 
     def _extend(self, handoff: PrefillHandoff, seq: int, now_s: float) -> None:
@@ -297,7 +285,7 @@ class PrefillSide:
                 return False
             if handoff is not None and (handoff.ending or decode_engine in handoff.past):
                 return False
-            return True if (renewal.request_id, decode_engine) in self._parked else None
+            return True if self._parked.holds(renewal.request_id, decode_engine) else None
         if handoff.ending is not None:
             return False
         if handoff.leg_over:  # nothing moves; it need only hear the end
@@ -310,7 +298,7 @@ class PrefillSide:
         return True
 
     def _on_release(self, decode_engine: str, request_id: str, keep: bool, now_s: float) -> None:
-        self._parked.pop((request_id, decode_engine), None)
+        self._parked.take(request_id, decode_engine)
         self._peers.say_gone(decode_engine, request_id, "released")
         handoff = self._handoffs.get(request_id)
         if handoff is None:
@@ -399,12 +387,11 @@ class PrefillSide:
     def _bury(self, handoff: PrefillHandoff, now_s: float) -> None:
         """Forget all but the name: a late want must not wait for it."""
         del self._handoffs[handoff.request_id]
-        self._ended[handoff.request_id] = now_s + 10 * self._lease_s
+        self._ended.add(handoff.request_id, now_s)
 
     def _deadlines(self) -> Iterator[float]:
         for handoff in self._handoffs.values():
             if handoff.expires_s is not None:
                 yield handoff.expires_s
             yield from handoff.residual.values()
-        for until_s, _ in self._parked.values():
-            yield until_s
+        yield from self._parked.deadlines()

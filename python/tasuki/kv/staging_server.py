@@ -1,0 +1,115 @@
+"""The source's side of transfers through host memory: stages parts of our pool for readers.
+
+`host_staged.py` has the messages. Runs on a thread of its own, `kv-staging`, which also
+receives what sources answer to our own reads: an agent's messages have one receiver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tasuki.kv.nixl_agent import Agent, describe
+from tasuki.kv.staging import LANES, MAX_PEERS, SLOT_BYTES, PoolCopies, Slots
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 50e-6  # between looks while parts are under way
+_IDLE_POLL_S = 1e-3
+
+
+class StagingServer:
+    """Copies parts of our pool to the slots of readers, and receives the answers of sources.
+
+    Args:
+        agent: Messages come and go by it.
+        pool: What readers read.
+        slots: Whose first sets are the readers'.
+        replies: Answers to what our own transfer thread asked, by id; written here.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        pool: torch.Tensor,
+        slots: Slots,
+        replies: dict[str, str],
+    ) -> None:
+        self._agent = agent
+        self._copies, self._slots, self._replies = PoolCopies(pool), slots, replies
+        self._device = pool.device
+        self._sets: dict[str, int] = {}  # by the agent of the reader
+        self._under_way: deque[tuple[str, str, Callable[[], bool]]] = deque()
+
+    def run(self, stopping: threading.Event) -> None:
+        """Serve until told to stop."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        busy_s = 0.0
+        while not stopping.is_set():
+            heard = False
+            for agent, message in self._agent.messages():
+                heard = True
+                self._on_message(agent, message)
+            if self._report() or heard:
+                busy_s = time.monotonic()
+            idle = not self._under_way and time.monotonic() - busy_s > 0.05
+            stopping.wait(_IDLE_POLL_S if idle else _POLL_S)
+
+    def _on_message(self, agent: str, message: dict[str, Any]) -> None:
+        if "reply" in message:
+            self._replies[message["id"]] = message["reply"]
+        elif message["ask"] == "bye":
+            if self._sets.pop(agent, None) is not None:
+                self._agent.forget(agent)
+        elif message["ask"] == "hello":
+            try:
+                if agent not in self._sets:
+                    self._agent.load(bytes.fromhex(message["metadata"]))
+                self._reply(agent, message["id"], self._welcome(agent))
+            except Exception as error:
+                log.warning("reader %s cannot be answered: %s", agent, describe(error))
+        else:
+            self._stage(agent, message)
+
+    def _welcome(self, agent: str) -> str:
+        if agent not in self._sets:
+            free = set(range(MAX_PEERS)) - set(self._sets.values())
+            if not free:
+                return f"{MAX_PEERS} workers read this one through host memory: no more"
+            self._sets[agent] = min(free)
+        return str(self._sets[agent])
+
+    def _stage(self, agent: str, message: dict[str, Any]) -> None:
+        own_set, lane, stretches = self._sets.get(agent), message["lane"], message["bytes"]
+        if own_set is None or not 0 <= lane < LANES:
+            self._reply(agent, message["id"], f"lane {lane} is not yours: connect anew")
+        elif sum(size for _, size in stretches) > SLOT_BYTES or not all(
+            self._copies.holds(*stretch) for stretch in stretches
+        ):
+            self._reply(agent, message["id"], "bytes outside of the pool, or more than a slot")
+        else:
+            slot = self._slots.slot(own_set, lane)
+            ended = self._copies.start(slot, stretches, to_pool=False)
+            self._under_way.append((agent, message["id"], ended))
+
+    def _report(self) -> bool:
+        """Tell readers of the parts that are staged, in order; whether there were any."""
+        told = False
+        while self._under_way and self._under_way[0][2]():
+            agent, asked, _ = self._under_way.popleft()
+            self._reply(agent, asked, "")
+            told = True
+        return told
+
+    def _reply(self, agent: str, asked: str, reply: str) -> None:
+        try:
+            self._agent.send(agent, {"id": asked, "reply": reply})
+        except Exception as error:  # the reader is gone
+            log.debug("answering %s: %s", agent, describe(error))
