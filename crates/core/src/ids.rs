@@ -13,7 +13,7 @@ impl fmt::Display for WorkerId {
 }
 
 /// What must be equal on two workers before KV moves between them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Identity(pub [u8; 16]);
 
 impl Identity {

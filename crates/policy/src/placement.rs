@@ -4,7 +4,9 @@
 //! be the same one. Roles are preferences: they bind while a healthy worker has
 //! the wanted role, and yield after, unless roles are strict.
 
-use tasuki_core::{CostModel, Health, RequestView, Role, WorkerId, WorkerView};
+use std::collections::BTreeMap;
+
+use tasuki_core::{CostModel, Health, Identity, RequestView, Role, WorkerId, WorkerView};
 
 use crate::{NoPlacement, PolicyConfig};
 
@@ -62,16 +64,16 @@ pub fn place_decode(
 ) -> Option<WorkerId> {
     let identity = workers.iter().find(|w| w.id == prefill)?.identity;
     let fitting = able(workers, request).ok()?;
-    let decoders = wanted(&fitting, Role::decodes, config);
+    let decoders = Half::among(&fitting, Role::Decode, config)
+        .ok()?
+        .of(&fitting);
     let model = CostModel::new(config.cost, fitting.iter().copied());
     let candidates = decoders.into_iter().filter(|worker| {
         worker.id != prefill && worker.identity == identity && !tried.contains(&worker.id)
     });
-    let costs = candidates.map(|worker| {
-        let cost_s = model.decode_s(worker, request, false);
-        (worker.id, cost_s)
-    });
-    least(costs.collect(), tie).map(|(id, _)| id)
+    let offer = |worker: &WorkerView| (worker.id, model.decode_s(worker, request, false));
+    let offers: Vec<Offer> = candidates.map(offer).collect();
+    least(offers.iter().copied(), tie).map(|((id, _), _)| id)
 }
 
 /// Ready workers that the request fits on; at least one.
@@ -104,17 +106,34 @@ fn able<'a>(
         .collect())
 }
 
-/// Workers of a wanted role; anybody when there is none, unless roles are strict.
-fn wanted<'a>(
-    workers: &[&'a WorkerView],
+/// Whether a worker of some role may do one half of a request.
+#[derive(Clone, Copy)]
+struct Half {
     wants: fn(Role) -> bool,
-    config: &PolicyConfig,
-) -> Vec<&'a WorkerView> {
-    let matching: Vec<&WorkerView> = workers.iter().copied().filter(|w| wants(w.role)).collect();
-    if matching.is_empty() && !config.strict_roles {
-        workers.to_vec()
-    } else {
-        matching
+    /// Nobody has the role, and roles yield.
+    anybody: bool,
+}
+
+impl Half {
+    fn among(
+        workers: &[&WorkerView],
+        role: Role,
+        config: &PolicyConfig,
+    ) -> Result<Self, NoPlacement> {
+        let wants = match role {
+            Role::Decode => Role::decodes,
+            Role::Prefill | Role::Mixed => Role::prefills,
+        };
+        let anybody = !workers.iter().any(|worker| wants(worker.role));
+        if anybody && config.strict_roles {
+            return Err(NoPlacement::NoRole { role });
+        }
+        Ok(Self { wants, anybody })
+    }
+
+    fn of<'a>(self, workers: &[&'a WorkerView]) -> Vec<&'a WorkerView> {
+        let may = |worker: &&WorkerView| self.anybody || (self.wants)(worker.role);
+        workers.iter().copied().filter(may).collect()
     }
 }
 
@@ -127,92 +146,122 @@ fn best(
     if workers.is_empty() {
         return Err(NoPlacement::NoWorker);
     }
-    let prefillers = wanted(workers, Role::prefills, config);
-    if prefillers.is_empty() {
-        let role = Role::Prefill;
-        return Err(NoPlacement::NoRole { role });
-    }
+    let search = Search {
+        model: CostModel::new(config.cost, workers.iter().copied()),
+        request,
+        tie,
+    };
+    let prefillers = Half::among(workers, Role::Prefill, config)?.of(workers);
     if request.max_tokens <= 1 {
-        let whole: Vec<_> = prefillers.into_iter().map(|w| (w, w)).collect();
-        return cheapest(&whole, request, config, tie).ok_or(NoPlacement::NoWorker);
+        return search.whole(&prefillers).ok_or(NoPlacement::NoWorker);
     }
-    let decoders = wanted(workers, Role::decodes, config);
-    if decoders.is_empty() {
-        let role = Role::Decode;
-        return Err(NoPlacement::NoRole { role });
-    }
-    let mut pairs = pairs(&prefillers, &decoders);
-    if pairs.is_empty() && !config.strict_roles {
-        pairs = self::pairs(workers, workers);
-    }
+    let decode = Half::among(workers, Role::Decode, config)?;
+    let decoders = decode.of(workers);
+    let both = decode.of(&prefillers);
     if request.keep_whole {
-        let whole: Vec<_> = if config.strict_roles {
-            pairs
-                .iter()
-                .copied()
-                .filter(|(p, d)| p.id == d.id)
-                .collect()
-        } else {
-            workers.iter().map(|&w| (w, w)).collect()
-        };
-        if !whole.is_empty() {
-            pairs = whole;
+        let able = if config.strict_roles { &both } else { workers };
+        if let Some(whole) = search.whole(able) {
+            return Ok(whole);
         }
     }
-    cheapest(&pairs, request, config, tie).ok_or(NoPlacement::NoPair)
+    search
+        .cheaper(search.whole(&both), search.split(&prefillers, &decoders))
+        .or_else(|| {
+            // Each role has workers, but of different domains.
+            let yields = !config.strict_roles;
+            let anybody = || search.cheaper(search.whole(workers), search.split(workers, workers));
+            yields.then(anybody).flatten()
+        })
+        .ok_or(NoPlacement::NoPair)
 }
 
-type Pair<'a> = (&'a WorkerView, &'a WorkerView);
+/// A worker and what one half of the request costs there.
+type Offer = (WorkerId, f64);
 
-fn pairs<'a>(prefillers: &[&'a WorkerView], decoders: &[&'a WorkerView]) -> Vec<Pair<'a>> {
-    let mut pairs = Vec::with_capacity(prefillers.len() * decoders.len());
-    for &prefill in prefillers {
-        for &decode in decoders {
-            if prefill.identity == decode.identity {
-                pairs.push((prefill, decode));
+/// The search for the cheapest placement. A pair's cost is a sum over its two workers, so
+/// each half is looked for alone, and the time is linear in the workers.
+struct Search<'a> {
+    model: CostModel,
+    request: &'a RequestView,
+    tie: u64,
+}
+
+impl Search<'_> {
+    /// The cheapest worker that does both halves.
+    fn whole(&self, workers: &[&WorkerView]) -> Option<Placement> {
+        let cost_s = |worker: &&WorkerView| {
+            let (model, request) = (&self.model, self.request);
+            let first_s = model.first_token_s(worker, request);
+            (worker.id, first_s + model.decode_s(worker, request, true))
+        };
+        let offers: Vec<Offer> = workers.iter().map(cost_s).collect();
+        let ((id, cost_s), _) = least(offers.iter().copied(), self.tie)?;
+        Some(Placement {
+            prefill: id,
+            decode: id,
+            cost_s,
+        })
+    }
+
+    /// The cheapest pair of two workers of one domain.
+    fn split(&self, prefillers: &[&WorkerView], decoders: &[&WorkerView]) -> Option<Placement> {
+        let mut domains: BTreeMap<Identity, (Vec<Offer>, Vec<Offer>)> = BTreeMap::new();
+        for worker in prefillers {
+            let cost_s = self.model.first_token_s(worker, self.request);
+            let (prefill, _) = domains.entry(worker.identity).or_default();
+            prefill.push((worker.id, cost_s));
+        }
+        for worker in decoders {
+            let cost_s = self.model.decode_s(worker, self.request, false);
+            if let Some((_, decode)) = domains.get_mut(&worker.identity) {
+                decode.push((worker.id, cost_s));
             }
         }
+        domains
+            .values()
+            .map(|(prefill, decode)| self.two_of(prefill, decode))
+            .fold(None, |best, pair| self.cheaper(best, pair))
     }
-    pairs
+
+    /// The cheapest pair of different workers: one of the two halves has its cheapest worker.
+    fn two_of(&self, prefill: &[Offer], decode: &[Offer]) -> Option<Placement> {
+        let handoff_s = self.model.handoff_s(self.request);
+        let pair = |((prefill, first_s), (decode, decode_s)): (Offer, Offer)| Placement {
+            prefill,
+            decode,
+            cost_s: first_s + handoff_s + decode_s,
+        };
+        let (first, tie) = least(prefill.iter().copied(), self.tie)?;
+        let partner = least(others(decode, first.0), tie).map(|(decode, _)| pair((first, decode)));
+        let (last, tie) = least(decode.iter().copied(), self.tie)?;
+        if first.0 != last.0 {
+            return partner;
+        }
+        let turned = least(others(prefill, last.0), tie).map(|(prefill, _)| pair((prefill, last)));
+        self.cheaper(partner, turned)
+    }
+
+    fn cheaper(&self, one: Option<Placement>, other: Option<Placement>) -> Option<Placement> {
+        let offers = [one, other].into_iter().flatten();
+        let ((best, _), _) = least(offers.map(|p| (p, p.cost_s)), self.tie)?;
+        Some(best)
+    }
 }
 
-fn cheapest(
-    pairs: &[Pair<'_>],
-    request: &RequestView,
-    config: &PolicyConfig,
+fn others(offers: &[Offer], but: WorkerId) -> impl Iterator<Item = Offer> + Clone {
+    offers.iter().copied().filter(move |(id, _)| *id != but)
+}
+
+/// The cheapest candidate; among equals the one that `tie` points at. With it what is left
+/// of `tie` for an independent choice.
+fn least<T: Copy>(
+    costs: impl Iterator<Item = (T, f64)> + Clone,
     tie: u64,
-) -> Option<Placement> {
-    let fleet = pairs
-        .iter()
-        .flat_map(|(prefill, decode)| [*prefill, *decode]);
-    let model = CostModel::new(config.cost, fleet);
-    let costs = pairs.iter().map(|(prefill, decode)| {
-        let placement = (prefill.id, decode.id);
-        (placement, pair_cost_s(&model, prefill, decode, request))
-    });
-    least(costs.collect(), tie).map(|((prefill, decode), cost_s)| Placement {
-        prefill,
-        decode,
-        cost_s,
-    })
-}
-
-fn pair_cost_s(
-    model: &CostModel,
-    prefill: &WorkerView,
-    decode: &WorkerView,
-    request: &RequestView,
-) -> f64 {
-    let whole = prefill.id == decode.id;
-    let handoff_s = if whole { 0.0 } else { model.handoff_s(request) };
-    model.first_token_s(prefill, request) + handoff_s + model.decode_s(decode, request, whole)
-}
-
-/// The cheapest candidate; among equals the one that `tie` points at.
-fn least<T: Copy>(costs: Vec<(T, f64)>, tie: u64) -> Option<(T, f64)> {
-    let lowest = costs.iter().map(|(_, cost)| *cost).min_by(f64::total_cmp)?;
+) -> Option<((T, f64), u64)> {
+    let lowest = costs.clone().map(|(_, cost)| cost).min_by(f64::total_cmp)?;
     let limit = lowest + lowest.abs() * 1e-9;
-    let equals: Vec<(T, f64)> = costs.into_iter().filter(|(_, c)| *c <= limit).collect();
-    let at = usize::try_from(tie % equals.len() as u64).expect("less than a length");
-    Some(equals[at])
+    let equals = costs.filter(|(_, cost)| *cost <= limit);
+    let count = equals.clone().count() as u64;
+    let at = usize::try_from(tie % count).expect("less than a count");
+    Some((equals.clone().nth(at)?, tie / count))
 }

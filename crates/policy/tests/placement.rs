@@ -1,10 +1,12 @@
 //! What must hold for every fleet and every request.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use tasuki_core::{
-    Capacity, Health, Identity, Outstanding, ReportedLoad, RequestView, Role, Warm, WorkerId,
-    WorkerView,
+    Capacity, CostModel, Health, Identity, Outstanding, ReportedLoad, RequestView, Role, Warm,
+    WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig, place, place_decode};
 
@@ -90,6 +92,31 @@ fn idle_mixed_workers_keep_requests_whole_and_take_turns() {
         seen.push(placement.prefill.0);
     }
     assert_eq!(seen, [0, 1, 0, 1]);
+}
+
+#[test]
+fn equal_pairs_take_turns_and_so_do_their_halves() {
+    let roles = [
+        Role::Prefill,
+        Role::Prefill,
+        Role::Decode,
+        Role::Decode,
+        Role::Decode,
+    ];
+    let workers: Vec<WorkerView> = (0..)
+        .zip(roles)
+        .map(|(id, role)| worker(id, role))
+        .collect();
+    let mut seen = HashMap::new();
+    for tie in 0..12 {
+        let request = RequestView::new(100, 10);
+        let placement = place(&workers, &request, &PolicyConfig::default(), tie).unwrap();
+        *seen
+            .entry((placement.prefill.0, placement.decode.0))
+            .or_insert(0) += 1;
+    }
+    assert_eq!(seen.len(), 6);
+    assert!(seen.values().all(|times| *times == 2), "{seen:?}");
 }
 
 #[test]
@@ -321,6 +348,35 @@ proptest! {
             }
             // Without strict roles one able worker is enough.
             Err(_) => prop_assert!(is_strict || able.is_empty()),
+        }
+    }
+
+    #[test]
+    fn no_allowed_pair_is_cheaper(
+        workers in any_fleet(), request in any_request(), tie: u64,
+    ) {
+        let request = RequestView { avoid: vec![], keep_whole: false, ..request };
+        let config = PolicyConfig::default();
+        let Ok(placement) = place(&workers, &request, &config, tie) else { return Ok(()); };
+        let fits = |w: &&WorkerView| w.health == Health::Ready
+            && u64::from(w.capacity.max_model_len_tokens) >= request.total_tokens();
+        let able: Vec<&WorkerView> = workers.iter().filter(fits).collect();
+        let wanted = |wants: fn(Role) -> bool| {
+            let some = able.iter().any(|w| wants(w.role));
+            able.iter().copied().filter(move |w| !some || wants(w.role)).collect::<Vec<_>>()
+        };
+        let model = CostModel::new(config.cost, able.iter().copied());
+        for prefill in wanted(Role::prefills) {
+            for decode in wanted(Role::decodes) {
+                let whole = prefill.id == decode.id;
+                if prefill.identity != decode.identity || (request.max_tokens == 1 && !whole) {
+                    continue;
+                }
+                let handoff_s = if whole { 0.0 } else { model.handoff_s(&request) };
+                let cost_s = model.first_token_s(prefill, &request)
+                    + handoff_s + model.decode_s(decode, &request, whole);
+                prop_assert!(placement.cost_s <= cost_s * (1.0 + 1e-8), "{:?}", placement);
+            }
         }
     }
 
