@@ -1,4 +1,4 @@
-"""Fills docs/troubleshooting.md with every start-up error and its remedy, from the source.
+"""Fills docs/troubleshooting.md from the source: start-up errors, and kinds of failure.
 
 python tools/make_errors.py            write it
 python tools/make_errors.py --check    fail if it differs
@@ -23,7 +23,10 @@ PARTS = {
     "attention": "Attention",
     "kv": "The KV transport",
 }
-_MARKED = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.S)
+# The meaning of each kind of failure, and whether the router retries.
+CONTRACT = CHECKOUT / "proto" / "tasuki" / "v1" / "worker.proto"
+RETRIES = CHECKOUT / "crates" / "core" / "src" / "failure.rs"
+RETRY_WORDS = {"Never": "no", "Once": "once, on another worker if there is one", "Again": "yes"}
 
 
 def placeholder(node: ast.expr) -> str:
@@ -81,10 +84,27 @@ def table() -> str:
     return "\n\n".join(parts)
 
 
+def kinds() -> str:
+    """The kinds of failure: what is at fault, and whether a retry can help."""
+    retries = {}
+    arms = re.findall(r"^ +((?:Self::\w+[ |]+)+)=> Retry::(\w+),", RETRIES.read_text(), re.M)
+    for names, retry in arms:
+        retries.update(dict.fromkeys(re.findall(r"Self::(\w+)", names), RETRY_WORDS[retry]))
+    meanings = re.findall(r"^  FAILURE_(\w+) = [1-9]; +// (.*)$", CONTRACT.read_text(), re.M)
+    rows = [
+        f"| `{name.lower()}` | {text[0].upper()}{text[1:]} | {retries[name.title()]} |"
+        for name, text in meanings
+    ]
+    return "\n".join(["| kind | what is at fault | the router retries |", "|---|---|---|", *rows])
+
+
 def main() -> int:
     """Write or check the page."""
-    page = PAGE.read_text()
-    made = _MARKED.sub(lambda mark: f"{mark[1]}\n{table()}\n\n{mark[2]}", page)
+    page = made = PAGE.read_text()
+    for name, content in (("errors", table()), ("kinds", kinds())):
+        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
+        filled = f"\n{content}\n\n"
+        made = marked.sub(lambda mark, filled=filled: f"{mark[1]}{filled}{mark[2]}", made)
     if "--check" not in sys.argv:
         PAGE.write_text(made)
     elif made != page:

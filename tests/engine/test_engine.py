@@ -6,6 +6,7 @@ import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
 from tasuki.engine.api import FinishReason, LegEndReason
+from tasuki.engine.failure import FailureKind
 
 
 def test_one_request_gives_the_tokens_of_the_sequence_alone():
@@ -180,6 +181,7 @@ def test_what_can_never_run_is_rejected_with_value_and_limit(request_, words):
     assert rig.engine.has_work()
     rig.step()
     assert rig.ended["a"].reason is LegEndReason.REJECTED
+    assert rig.ended["a"].failure is FailureKind.CLIENT
     for word in words:
         assert word in rig.ended["a"].message
     assert not rig.engine.has_work()

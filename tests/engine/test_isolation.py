@@ -6,7 +6,8 @@ import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
 from tasuki.engine.api import LegEndReason
-from tasuki.engine.errors import NotFiniteError
+from tasuki.engine.errors import DeviceMemoryError, NotFiniteError
+from tasuki.engine.failure import FailureKind, kind_of
 
 
 @pytest.mark.parametrize("choices", [(0,), (0, 1)])
@@ -25,6 +26,7 @@ def test_a_request_that_raises_fails_alone(budget: int, choices: tuple[int, ...]
     rig.engine.submit(spec("bad", [*range(5), 40, *range(5)], choices=choices))
     rig.drain()
     assert rig.ended["bad"].reason is LegEndReason.FAILED
+    assert rig.ended["bad"].failure is FailureKind.DEVICE
     assert "cursed" in rig.ended["bad"].message
     for request in good:
         for choice in request.choices:
@@ -61,6 +63,8 @@ def test_requests_that_are_not_finite_among_others_end_no_worker():
         rig.drain()
     reasons = [end.reason for end in rig.ended.values()]
     assert reasons.count(LegEndReason.FAILED) == 26
+    kinds = {end.failure for end in rig.ended.values() if end.reason is LegEndReason.FAILED}
+    assert kinds == {FailureKind.MODEL}
     assert reasons.count(LegEndReason.FINISHED) == 4
 
 
@@ -72,3 +76,9 @@ def test_a_worker_that_only_raises_does_not_go_on_for_ever():
             rig.engine.submit(spec(f"r{index}", range(5)))
             rig.drain()
     assert len(rig.ended) > 3
+
+
+def test_an_error_of_a_step_has_a_kind():
+    assert kind_of(DeviceMemoryError("a step of 3 rows")) is FailureKind.MEMORY
+    assert kind_of(NotFiniteError("nothing but NaN")) is FailureKind.MODEL
+    assert kind_of(RuntimeError("CUDA error: an illegal memory access")) is FailureKind.DEVICE

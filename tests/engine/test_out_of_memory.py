@@ -11,6 +11,7 @@ from engine_fakes import Rig, expected, ideal_kv, make_rig, spec
 from tasuki.engine.api import FirstToken, Leg, LegEndReason, LegTimings
 from tasuki.engine.batch import Batch
 from tasuki.engine.errors import DeviceMemoryError
+from tasuki.engine.failure import FailureKind
 
 MAX_LEN = 64
 
@@ -115,6 +116,7 @@ def test_the_youngest_gives_way_where_decodes_do_not_fit():
     rig.drain()
     assert len(failed) <= 2, "one step, and with overlap the one after it"
     assert rig.ended["pulled"].reason is LegEndReason.RETURNED, "the router places it again"
+    assert rig.ended["pulled"].failure is FailureKind.MEMORY
     assert "out of memory" in rig.ended["pulled"].message
     told = rig.tokens("pulled")
     assert told == tokens[: len(told)]

@@ -10,6 +10,7 @@ import pytest
 from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, spec
 
 from tasuki.engine.api import RequestSpec
+from tasuki.engine.failure import FailureKind
 from tasuki.engine.isolation import Flight
 from tasuki.engine.plan import StepPlan
 from tasuki.kv.handoff import HandoffDefectError
@@ -362,6 +363,7 @@ def test_work_refused_by_one_decode_worker_is_kept_for_another(rig: Rig) -> None
     rig.place(request, prefill, full)
     rig.pump(lambda: "r.0" in full.ended)
     assert full.ended["r.0"].reason is LegEndReason.REFUSED
+    assert full.ended["r.0"].failure is FailureKind.OVERLOAD
     rig.pump(lambda: "r.0" in prefill.outputs)
     assert prefill.handoffs.retarget("r.0", free.engine_id, free.endpoint)
     free.submit(request, Leg.DECODE, prefill)
@@ -377,7 +379,7 @@ def test_other_models_are_refused_with_both_identities(rig: Rig) -> None:
     rig.place(spec("r.0", prompt(8)), prefill, decode)
     rig.pump(lambda: "r.0" in decode.ended)
     end = decode.ended["r.0"]
-    assert end.reason is LegEndReason.FAILED
+    assert (end.reason, end.failure) == (LegEndReason.FAILED, FailureKind.TRANSPORT)
     assert bytes(16).hex() in end.message
     assert bytes(range(16)).hex() in end.message
     prefill.abort("r.0")

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tasuki.engine.api import Leg
+from tasuki.engine.api import Leg, LegEnd, LegEndReason
+from tasuki.engine.failure import FailureKind
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.convert import UnknownLegError, request_from_wire
+from tasuki.worker.convert import UnknownLegError, failed_leg, leg_end_to_wire, request_from_wire
 
 
 def test_a_full_request() -> None:
@@ -48,3 +49,22 @@ def test_unset_filters_are_off() -> None:
 def test_a_leg_of_a_later_version_is_an_error() -> None:
     with pytest.raises(UnknownLegError):
         request_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1)))
+
+
+@pytest.mark.parametrize("reason", LegEndReason)
+def test_a_legs_end_says_what_is_at_fault(reason: LegEndReason) -> None:
+    sent = leg_end_to_wire(LegEnd("r.0", reason))
+    ends_well = reason in (LegEndReason.FINISHED, LegEndReason.HANDED_OFF, LegEndReason.ABORTED)
+    assert (sent.failure == pb.FAILURE_UNSPECIFIED) is ends_well
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_kind_of_failure_has_one_name_on_the_wire(kind: FailureKind) -> None:
+    sent = leg_end_to_wire(LegEnd("r.0", LegEndReason.FAILED, failure=kind))
+    assert pb.FailureKind.Name(sent.failure) == f"FAILURE_{kind.name}"
+
+
+def test_a_leg_that_is_not_here_is_retried() -> None:
+    (sent,) = failed_leg("r.0", "in use").step.ended
+    assert (sent.request_id, sent.message) == ("r.0", "in use")
+    assert sent.failure == pb.FAILURE_TRANSPORT

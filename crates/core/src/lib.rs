@@ -3,12 +3,14 @@
 
 pub mod block_hash;
 pub mod cost;
+pub mod failure;
 pub mod ids;
 pub mod request;
 pub mod worker;
 
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use cost::{CostConfig, CostModel};
+pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, Role, WorkerId};
 pub use request::{RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

@@ -10,6 +10,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use tasuki_core::{FailureKind, Retry};
+
 use crate::serve::api::ServeError;
 
 /// An answer other than success.
@@ -76,6 +78,9 @@ pub enum ApiError {
     /// 503: nobody to serve it now.
     #[error("No worker can take the request: {reason}")]
     Unavailable { reason: String, retry_after_s: u32 },
+    /// 500: workers were tried and failed.
+    #[error("{message}")]
+    Attempts { kind: FailureKind, message: String },
     /// 500: our fault.
     #[error("{0}")]
     Failed(String),
@@ -110,7 +115,7 @@ impl ApiError {
             | Self::Draining
             | Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline { .. } => StatusCode::GATEWAY_TIMEOUT,
-            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Attempts { .. } | Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -122,6 +127,18 @@ impl ApiError {
             Self::Draining => Some(DRAINING_RETRY_AFTER_S),
             Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
             _ => None,
+        }
+    }
+
+    /// What is at fault; `None`: a defect of the router.
+    fn kind(&self) -> Option<FailureKind> {
+        match self {
+            Self::Attempts { kind, .. } => Some(*kind),
+            Self::Failed(_) => None,
+            Self::SlowBody { .. } => Some(FailureKind::Transport),
+            Self::Deadline { .. } => Some(FailureKind::Overload),
+            _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overload),
+            _ => Some(FailureKind::Client),
         }
     }
 
@@ -138,6 +155,7 @@ impl ApiError {
             Self::Deadline { .. } => (None, Some("request_timeout")),
             Self::Draining => (None, Some("shutting_down")),
             Self::Unavailable { .. } => (None, Some("no_worker")),
+            Self::Attempts { kind, .. } => (None, Some(kind.code())),
             _ => (None, None),
         };
         let kind = match status {
@@ -179,6 +197,12 @@ impl IntoResponse for ApiError {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // OpenAI's clients retry every 5xx unless this says that a retry cannot help.
+        if self.kind().is_some_and(|kind| kind.retry() != Retry::Again) {
+            response
+                .headers_mut()
+                .insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         response
     }
 }
@@ -198,7 +222,7 @@ impl From<ServeError> for ApiError {
                 param: None,
                 code: None,
             },
-            ServeError::Failed(message) => Self::Failed(message),
+            ServeError::Failed { kind, message } => Self::Attempts { kind, message },
         }
     }
 }

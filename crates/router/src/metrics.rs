@@ -9,6 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tasuki_core::FailureKind;
 
 use crate::serve::api::Timings;
 use crate::workers::{self, WorkerCollector};
@@ -46,7 +47,8 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     pub in_flight: Gauge,
     requests: Family<Label, Counter>,
-    setbacks: Family<Label, Counter>,
+    setbacks: Family<[(&'static str, &'static str); 2], Counter>,
+    failures: Family<Label, Counter>,
     http_errors: Family<Answered, Counter>,
     pub output_tokens: Counter,
     pub prompt_tokens: Counter,
@@ -70,6 +72,7 @@ impl Metrics {
             in_flight: Gauge::default(),
             requests: Family::default(),
             setbacks: Family::default(),
+            failures: Family::default(),
             http_errors: Family::default(),
             output_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
@@ -98,8 +101,13 @@ impl Metrics {
         );
         to.register(
             "setbacks",
-            "Attempts given up or retargeted, by reason",
+            "Attempts given up or retargeted, by reason and by kind of failure",
             self.setbacks.clone(),
+        );
+        to.register(
+            "failures",
+            "Generations that ended with an error, by kind of failure",
+            self.failures.clone(),
         );
         to.register(
             "http_errors",
@@ -157,8 +165,16 @@ impl Metrics {
     }
 
     /// Counts an attempt that was given up or bent.
-    pub fn set_back(&self, reason: &'static str) {
-        self.setbacks.get_or_create(&[("reason", reason)]).inc();
+    pub fn set_back(&self, reason: &'static str, kind: FailureKind) {
+        let labels = [("reason", reason), ("kind", kind.as_str())];
+        self.setbacks.get_or_create(&labels).inc();
+    }
+
+    /// Counts a generation that ended with an error.
+    pub fn failed(&self, kind: FailureKind) {
+        self.failures
+            .get_or_create(&[("kind", kind.as_str())])
+            .inc();
     }
 
     /// Counts an answer with an error status; `path` is one of those that are served.

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tasuki.engine.failure import FailureKind
+
 
 class Leg(enum.Enum):
     """Which part of a request this worker does."""
@@ -35,6 +37,23 @@ class LegEndReason(enum.Enum):
     KV_LOST = "kv_lost"
     REJECTED = "rejected"
     FAILED = "failed"
+
+    @property
+    def failure(self) -> FailureKind | None:
+        """What is at fault, unless the leg's end names another kind; None: no failure.
+
+        FAILED is said by handoffs, and by the engine with a kind of its own.
+        """
+        return _FAILURES.get(self)
+
+
+_FAILURES = {
+    LegEndReason.REFUSED: FailureKind.OVERLOAD,
+    LegEndReason.RETURNED: FailureKind.MEMORY,
+    LegEndReason.KV_LOST: FailureKind.TRANSPORT,
+    LegEndReason.REJECTED: FailureKind.CLIENT,
+    LegEndReason.FAILED: FailureKind.TRANSPORT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +144,19 @@ class LegTimings:
 
 @dataclass(slots=True)
 class LegEnd:
-    """The engine holds nothing of the request any more."""
+    """The engine holds nothing of the request any more.
+
+    `failure` is what is at fault; left out, it follows from the reason.
+    """
 
     request_id: str
     reason: LegEndReason
     message: str = ""
     timings: LegTimings = field(default_factory=LegTimings)
+    failure: FailureKind | None = None
+
+    def __post_init__(self) -> None:
+        self.failure = self.failure or self.reason.failure
 
 
 @dataclass(frozen=True, slots=True)

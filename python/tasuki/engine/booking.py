@@ -20,6 +20,7 @@ from tasuki.engine.api import (
     TokenLogprob,
 )
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.failure import FailureKind, kind_of
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
 from tasuki.engine.queues import Queues
@@ -56,10 +57,13 @@ class Booking:
                 self._queues.settle(sequence, row.start + row.tokens)
                 if sequence.request.leg is Leg.PREFILL:
                     self._announce(sequence, row.end)
-        reasons = {s.request: _not_finite(s) for s in outcome.failed if s not in stale}
+        failures = {
+            s.request: (FailureKind.MODEL, _not_finite(s)) for s in outcome.failed if s not in stale
+        }
         for sequence, error in outcome.raised.items():
             if sequence not in stale:
-                reasons[sequence.request] = f"a step of this request raised {error!r}"
+                message = f"a step of this request raised {error!r}"
+                failures[sequence.request] = (kind_of(error), message)
         for sequence, scores in outcome.prompt_logprobs:
             if sequence not in void and sequence.request.prompt_logprobs is not None:
                 sequence.request.prompt_logprobs += scores
@@ -78,8 +82,8 @@ class Booking:
             else:
                 self._prefilled(sequence, draws[index:upto], tokens[index:upto], entries, now_s)
             index = upto
-        for request, reason in reasons.items():
-            self._legs.fail(request, reason)
+        for request, (failure, message) in failures.items():
+            self._legs.fail(request, failure, message)
 
     def _announce(self, sequence: SequenceState, computed: int) -> None:
         """Name the blocks of a PREFILL leg that became final."""

@@ -14,6 +14,7 @@ from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, StepResult
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.errors import UnknownRequestError
+from tasuki.engine.failure import FailureKind
 from tasuki.engine.isolation import IsolatingRunner
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState
@@ -66,7 +67,13 @@ class Legs:
         pending, self.pending = self.pending, StepResult()
         return pending
 
-    def end(self, request: Request, reason: LegEndReason, message: str = "") -> None:
+    def end(
+        self,
+        request: Request,
+        reason: LegEndReason,
+        message: str = "",
+        failure: FailureKind | None = None,
+    ) -> None:
         """Forget a leg: blocks back, LegEnd out."""
         for sequence in request.sequences:
             self._queues.remove(sequence)
@@ -74,10 +81,10 @@ class Legs:
         self._budget.drop(request)
         del self.requests[request.request_id]
         self.pending.ended.append(
-            LegEnd(request.request_id, reason, message, timings=request.timings)
+            LegEnd(request.request_id, reason, message, request.timings, failure)
         )
 
-    def fail(self, request: Request, message: str) -> None:
+    def fail(self, request: Request, failure: FailureKind, message: str) -> None:
         """A request fails alone; what it wrote is read by nobody."""
         held = Counter(block for s in request.sequences for block in s.blocks)
         for blocks in self._queues.retired():
@@ -86,8 +93,8 @@ class Legs:
         for block in own:
             self._pool.cache.forget(block)
         self._runner.scrub(own)
-        log.error("request_id=%s failed: %s", request.request_id, message)
-        self.end(request, LegEndReason.FAILED, message)
+        log.error("request_id=%s failed (%s): %s", request.request_id, failure.value, message)
+        self.end(request, LegEndReason.FAILED, message, failure)
 
     def finished(self, sequence: SequenceState) -> None:
         """Every choice of a sequence has finished."""

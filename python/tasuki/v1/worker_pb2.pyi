@@ -27,6 +27,16 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_STOP: _ClassVar[FinishReason]
     FINISH_LENGTH: _ClassVar[FinishReason]
 
+class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_UNSPECIFIED: _ClassVar[FailureKind]
+    FAILURE_CLIENT: _ClassVar[FailureKind]
+    FAILURE_MODEL: _ClassVar[FailureKind]
+    FAILURE_MEMORY: _ClassVar[FailureKind]
+    FAILURE_DEVICE: _ClassVar[FailureKind]
+    FAILURE_TRANSPORT: _ClassVar[FailureKind]
+    FAILURE_OVERLOAD: _ClassVar[FailureKind]
+
 class LegEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEG_END_UNSPECIFIED: _ClassVar[LegEndReason]
@@ -49,6 +59,13 @@ LEG_DECODE: Leg
 FINISH_NONE: FinishReason
 FINISH_STOP: FinishReason
 FINISH_LENGTH: FinishReason
+FAILURE_UNSPECIFIED: FailureKind
+FAILURE_CLIENT: FailureKind
+FAILURE_MODEL: FailureKind
+FAILURE_MEMORY: FailureKind
+FAILURE_DEVICE: FailureKind
+FAILURE_TRANSPORT: FailureKind
+FAILURE_OVERLOAD: FailureKind
 LEG_END_UNSPECIFIED: LegEndReason
 LEG_END_FINISHED: LegEndReason
 LEG_END_HANDED_OFF: LegEndReason
@@ -257,16 +274,18 @@ class TopLogprob(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class LegEnd(_message.Message):
-    __slots__ = ("request_id", "reason", "message", "timings")
+    __slots__ = ("request_id", "reason", "message", "timings", "failure")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     reason: LegEndReason
     message: str
     timings: LegTimings
-    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[LegEndReason, str]] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ...) -> None: ...
+    failure: FailureKind
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[LegEndReason, str]] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ..., failure: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class LegTimings(_message.Message):
     __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks", "transfer_tail_s")

@@ -12,6 +12,7 @@ from tasuki.engine.api import (
     RequestSpec,
     SamplingParams,
 )
+from tasuki.engine.failure import FailureKind
 from tasuki.errors import TasukiError
 from tasuki.kv.wire import logprob_to_wire
 from tasuki.v1 import worker_pb2 as pb
@@ -42,6 +43,15 @@ _LEG_END = {
     LegEndReason.KV_LOST: pb.LEG_END_KV_LOST,
     LegEndReason.REJECTED: pb.LEG_END_REJECTED,
     LegEndReason.FAILED: pb.LEG_END_FAILED,
+}
+_FAILURE = {
+    None: pb.FAILURE_UNSPECIFIED,
+    FailureKind.CLIENT: pb.FAILURE_CLIENT,
+    FailureKind.MODEL: pb.FAILURE_MODEL,
+    FailureKind.MEMORY: pb.FAILURE_MEMORY,
+    FailureKind.DEVICE: pb.FAILURE_DEVICE,
+    FailureKind.TRANSPORT: pb.FAILURE_TRANSPORT,
+    FailureKind.OVERLOAD: pb.FAILURE_OVERLOAD,
 }
 
 
@@ -111,7 +121,14 @@ def leg_end_to_wire(ended: LegEnd) -> pb.LegEnd:
         reason=_LEG_END[ended.reason],
         message=ended.message,
         timings=_timings_to_wire(ended.timings),
+        failure=_FAILURE[ended.failure],
     )
+
+
+def failed_leg(request_id: str, message: str) -> pb.WorkerMessage:
+    """A leg that the engine does not have, because router and worker differ about it, is over."""
+    ended = LegEnd(request_id, LegEndReason.FAILED, message)
+    return pb.WorkerMessage(step=pb.StepReport(ended=[leg_end_to_wire(ended)]))
 
 
 def _timings_to_wire(timings: LegTimings) -> pb.LegTimings:

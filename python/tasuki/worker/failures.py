@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tasuki.background import FAILED_TASK
+from tasuki.engine.failure import kind_of
 from tasuki.errors import ERROR_PREFIX
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class Failures:
         loop.set_exception_handler(self._on_task)
 
     def _end(self, error: BaseException, handle: Callable[[], None]) -> None:
-        log.critical("%r: this worker ends, to be started anew", error)
+        kind = kind_of(error).value
+        log.critical("%r (%s failure): this worker ends, to be started anew", error, kind)
         timer = threading.Timer(END_S, os._exit, (1,))
         timer.daemon = True
         timer.start()

@@ -22,6 +22,7 @@ from tasuki.engine.engine import Engine
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.convert import failed_leg
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.watchdog import Watchdog
 
@@ -185,7 +186,8 @@ class EngineLoop(threading.Thread):
                 self._abort(request_id, choices)
             case Retargeted(session, request_id, peer_engine_id, peer_endpoint):
                 if not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
-                    session.send(_nothing_to_retarget(request_id))
+                    message = "nothing is left here to hand over: prefill again"
+                    session.send(failed_leg(request_id, message))
             case RoleSet(role):
                 self._info.role = role
                 self._sessions.broadcast(pb.WorkerMessage(info=self._info))
@@ -230,12 +232,3 @@ class EngineLoop(threading.Thread):
                 leases_expired=kv.leases_expired,
             ),
         )
-
-
-def _nothing_to_retarget(request_id: str) -> pb.WorkerMessage:
-    ended = pb.LegEnd(
-        request_id=request_id,
-        reason=pb.LEG_END_FAILED,
-        message="nothing is left here to hand over: prefill again",
-    )
-    return pb.WorkerMessage(step=pb.StepReport(ended=[ended]))

@@ -14,7 +14,7 @@ from tasuki import background
 from tasuki.kv.link import STREAM_BROKE, keepalive_options
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
-from tasuki.worker.convert import UnknownLegError, request_from_wire
+from tasuki.worker.convert import UnknownLegError, failed_leg, request_from_wire
 from tasuki.worker.loop import (
     HEARTBEAT_S,
     Aborted,
@@ -96,12 +96,7 @@ class WorkerService(WorkerServicer):
             try:
                 command = _command(session, message)
             except UnknownLegError as error:
-                ended = pb.LegEnd(
-                    request_id=message.submit.request_id,
-                    reason=pb.LEG_END_FAILED,
-                    message=str(error),
-                )
-                session.send(pb.WorkerMessage(step=pb.StepReport(ended=[ended])))
+                session.send(failed_leg(message.submit.request_id, str(error)))
                 continue
             if command is not None:
                 self._inbox.put(command)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from tasuki.engine.api import Output, StepResult
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.convert import leg_end_to_wire, output_to_wire
+from tasuki.worker.convert import failed_leg, leg_end_to_wire, output_to_wire
 
 
 class Session:
@@ -95,9 +95,7 @@ def _position(output: Output) -> int:
 
 
 def _in_use(request_id: str) -> pb.WorkerMessage:
-    message = f"the request id {request_id} is in use by another router"
-    ended = pb.LegEnd(request_id=request_id, reason=pb.LEG_END_FAILED, message=message)
-    return pb.WorkerMessage(step=pb.StepReport(ended=[ended]))
+    return failed_leg(request_id, f"the request id {request_id} is in use by another router")
 
 
 def _report(

@@ -13,6 +13,8 @@ use super::delivery::Delivery;
 use super::echo::Echo;
 use super::generator::Generator;
 use super::usage::{Usage, merge};
+use tasuki_core::FailureKind;
+
 use crate::serve::api::{Event, Generating, Generation, ServeError, Timings};
 
 /// Tokens at the prompt's end that tell a detokenizer where it stands (some
@@ -130,9 +132,10 @@ impl Outputs {
                 }
                 Some(Event::Done(timings)) if prompt.is_finished() => self.timings.push(timings),
                 Some(Event::Done(_)) | None => {
-                    return self.fail(ServeError::Failed(
-                        "The generation ended before all its choices did.".to_owned(),
-                    ));
+                    return self.fail(ServeError::Failed {
+                        kind: FailureKind::Device,
+                        message: "The generation ended before all its choices did.".to_owned(),
+                    });
                 }
                 // The client has all of it; only the timings are missing.
                 Some(Event::Failed(_)) if prompt.is_finished() => {}

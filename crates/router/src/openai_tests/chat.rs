@@ -4,6 +4,8 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{post, saying};
+use tasuki_core::FailureKind;
+
 use crate::serve::api::{Event, ServeError};
 use crate::testing::{EOS, FakeGenerator, MAX_MODEL_LEN, MODEL, app, tokens_of};
 
@@ -213,7 +215,10 @@ async fn a_failure_in_mid_stream_is_an_error_event_and_the_end() {
                 logprobs: Vec::new(),
                 finish: None,
             },
-            Event::Failed(ServeError::Failed("gave up after 5 attempts".into())),
+            Event::Failed(ServeError::Failed {
+                kind: FailureKind::Device,
+                message: "gave up after 5 attempts".into(),
+            }),
         ]
     })));
     let answer = post(&app, PATH, hi(json!({"stream": true}))).await;
@@ -223,6 +228,7 @@ async fn a_failure_in_mid_stream_is_an_error_event_and_the_end() {
     let data: Value = serde_json::from_str(data).unwrap();
     assert_eq!(data["error"]["message"], "gave up after 5 attempts");
     assert_eq!(data["error"]["type"], "server_error");
+    assert_eq!(data["error"]["code"], "device_failure");
     assert!(!answer.text.contains("[DONE]"));
 }
 

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures::StreamExt;
 use serde_json::json;
+use tasuki_core::FailureKind;
 use tower::ServiceExt;
 
 use super::{get, post, saying};
@@ -140,6 +141,22 @@ async fn an_error_before_the_first_heartbeat_has_its_status() {
     let app = app(Arc::new(generator));
     let answer = post(&app, PATH, json!({"prompt": "x", "stream": true})).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_client_sees_the_kind_of_a_failure_and_whether_to_retry() {
+    for kind in FailureKind::ALL {
+        let generator = FakeGenerator::new(move |_| {
+            let message = "no".to_owned();
+            vec![Event::Failed(ServeError::Failed { kind, message })]
+        });
+        let answer = post(&app(Arc::new(generator)), PATH, json!({"prompt": "x"})).await;
+        assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(answer.json()["error"]["code"], format!("{kind}_failure"));
+        let told = answer.headers.get("x-should-retry");
+        let helps = !matches!(kind, FailureKind::Client | FailureKind::Model);
+        assert_eq!(told.is_none(), helps, "{kind}: {told:?}");
+    }
 }
 
 #[tokio::test]

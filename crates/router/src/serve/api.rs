@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tasuki_core::FailureKind;
 use tasuki_wire::v1;
 use tokio::sync::mpsc;
 
@@ -93,8 +94,19 @@ pub enum ServeError {
     #[error("{0}")]
     Rejected(String),
     /// 500: tried and failed; the message is fit for a client (no addresses).
-    #[error("{0}")]
-    Failed(String),
+    #[error("{message}")]
+    Failed { kind: FailureKind, message: String },
+}
+
+impl ServeError {
+    /// What is at fault.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::Unavailable { .. } => FailureKind::Overload,
+            Self::Rejected(_) => FailureKind::Client,
+            Self::Failed { kind, .. } => *kind,
+        }
+    }
 }
 
 /// The events of one generation. Dropping it aborts what is left.

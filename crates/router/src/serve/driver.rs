@@ -129,9 +129,15 @@ impl Desk {
                     setback,
                     detail,
                 } => {
-                    let reason = setback.as_str();
-                    tracing::warn!(request_id = attempt, reason, detail, "attempt set back");
-                    self.shared.metrics.set_back(reason);
+                    let (reason, kind) = (setback.as_str(), setback.kind());
+                    tracing::warn!(
+                        request_id = attempt,
+                        reason,
+                        %kind,
+                        detail,
+                        "attempt set back"
+                    );
+                    self.shared.metrics.set_back(reason, kind);
                 }
             }
         }

@@ -42,10 +42,11 @@ impl Meter {
                 self.metrics.finished(timings);
             }
             Event::Failed(error) => {
+                self.metrics.failed(error.kind());
                 self.outcome = match error {
                     ServeError::Unavailable { .. } => Outcome::Unavailable,
                     ServeError::Rejected(_) => Outcome::Rejected,
-                    ServeError::Failed(_) => Outcome::Failed,
+                    ServeError::Failed { .. } => Outcome::Failed,
                 };
             }
         }

@@ -138,8 +138,8 @@ impl Session {
             ended: vec![v1::LegEnd {
                 request_id: attempt.to_owned(),
                 reason: reason.into(),
-                message: String::new(),
                 timings: Some(timings),
+                ..Default::default()
             }],
             ..Default::default()
         });

@@ -1,6 +1,6 @@
 //! What goes into a request's state machine and what comes out.
 
-use tasuki_core::{RequestView, WorkerId};
+use tasuki_core::{FailureKind, RequestView, WorkerId};
 use tasuki_policy::NoPlacement;
 use tasuki_wire::v1;
 
@@ -62,12 +62,12 @@ pub enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setback {
     WorkerLost,
-    Failed,
+    Failed(FailureKind),
     KvLost,
     Returned,
     Refused,
-    /// Only the decode worker changed.
-    Retargeted,
+    /// Only the decode worker changed; what its predecessor failed of.
+    Retargeted(FailureKind),
 }
 
 impl Setback {
@@ -75,11 +75,22 @@ impl Setback {
     pub fn as_str(self) -> &'static str {
         match self {
             Setback::WorkerLost => "worker_lost",
-            Setback::Failed => "failed",
+            Setback::Failed(_) => "failed",
             Setback::KvLost => "kv_lost",
             Setback::Returned => "returned",
             Setback::Refused => "refused",
-            Setback::Retargeted => "retargeted",
+            Setback::Retargeted(_) => "retargeted",
+        }
+    }
+
+    /// What was at fault.
+    pub fn kind(self) -> FailureKind {
+        match self {
+            Setback::WorkerLost => FailureKind::Device,
+            Setback::KvLost => FailureKind::Transport,
+            Setback::Returned => FailureKind::Memory,
+            Setback::Refused => FailureKind::Overload,
+            Setback::Failed(kind) | Setback::Retargeted(kind) => kind,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use tasuki_core::{FailureKind, Retry};
 use tasuki_wire::v1::{self, LegEndReason};
 
 use super::Machine;
@@ -40,13 +41,13 @@ impl Machine {
         if self.unfinished(group).is_empty() {
             return;
         }
-        if reason == LegEndReason::LegEndRejected {
+        if is_failure(reason) && failure_kind(ended).retry() == Retry::Never {
             self.end(Some(ServeError::Rejected(ended.message.clone())));
             return;
         }
         match part {
-            Part::Whole => self.on_whole_ended(group, reason, &ended.message, now),
-            Part::Prefill => self.on_prefill_ended(group, reason, &ended.message, now),
+            Part::Whole => self.on_whole_ended(group, ended, now),
+            Part::Prefill => self.on_prefill_ended(group, ended, now),
             Part::Decode => self.on_decode_ended(group, from, ended, now, fleet),
         }
     }
@@ -72,28 +73,27 @@ impl Machine {
             match part {
                 // With the first token here, decode has the KV or reports its loss itself.
                 Part::Prefill if self.decode_can_go_on(group) => {}
-                Part::Decode if self.retarget(group, &detail, fleet) => {}
+                Part::Decode
+                    if self.retarget(group, Setback::WorkerLost.kind(), &detail, fleet) => {}
                 _ => self.set_back(group, Setback::WorkerLost, &detail, now),
             }
         }
     }
 
-    fn on_whole_ended(&mut self, group: usize, reason: LegEndReason, why: &str, now: Instant) {
+    fn on_whole_ended(&mut self, group: usize, ended: &v1::LegEnd, now: Instant) {
+        let reason = ended.reason();
         let setback = match reason {
             LegEndReason::LegEndReturned => Setback::Returned,
             LegEndReason::LegEndRefused => Setback::Refused,
-            _ => Setback::Failed,
+            _ => Setback::Failed(failure_kind(ended)),
         };
-        self.set_back(
-            group,
-            setback,
-            &format!("{}: {why}", reason.as_str_name()),
-            now,
-        );
+        let detail = format!("{}: {}", reason.as_str_name(), ended.message);
+        self.set_back(group, setback, &detail, now);
     }
 
-    fn on_prefill_ended(&mut self, group: usize, reason: LegEndReason, why: &str, now: Instant) {
-        match reason {
+    fn on_prefill_ended(&mut self, group: usize, ended: &v1::LegEnd, now: Instant) {
+        let why = &ended.message;
+        match ended.reason() {
             LegEndReason::LegEndHandedOff if self.decode_is_running(group) => {}
             _ if self.decode_can_go_on(group) => {
                 // The new peer can get nothing from a prefill leg that is gone.
@@ -103,9 +103,9 @@ impl Machine {
             }
             LegEndReason::LegEndRefused => self.set_back(group, Setback::Refused, why, now),
             LegEndReason::LegEndReturned => self.set_back(group, Setback::Returned, why, now),
-            _ => {
+            reason => {
                 let detail = format!("prefill {}: {why}", reason.as_str_name());
-                self.set_back(group, Setback::Failed, &detail, now);
+                self.set_back(group, Setback::Failed(failure_kind(ended)), &detail, now);
             }
         }
     }
@@ -125,7 +125,7 @@ impl Machine {
                     flight.refused_by.push(from.worker);
                 }
                 let detail = format!("worker {} refused: {why}", from.worker);
-                if !self.retarget(group, &detail, fleet) {
+                if !self.retarget(group, FailureKind::Overload, &detail, fleet) {
                     self.set_back(group, Setback::Refused, &detail, now);
                 }
             }
@@ -139,17 +139,18 @@ impl Machine {
                     && self.is_prefilled(group)
                     && !self.is_retargeted(group);
                 if fail {
-                    self.end(Some(ServeError::Failed(
-                        "the KV cache of the request was lost between prefill and decode"
+                    self.end(Some(ServeError::Failed {
+                        kind: failure_kind(ended),
+                        message: "the KV cache of the request was lost between prefill and decode"
                             .to_owned(),
-                    )));
+                    }));
                 } else {
                     self.set_back(group, Setback::KvLost, why, now);
                 }
             }
             reason => {
                 let detail = format!("decode {}: {why}", reason.as_str_name());
-                self.set_back(group, Setback::Failed, &detail, now);
+                self.set_back(group, Setback::Failed(failure_kind(ended)), &detail, now);
             }
         }
     }
@@ -172,5 +173,30 @@ impl Machine {
     fn is_retargeted(&self, group: usize) -> bool {
         let flight = self.groups[group].flight();
         flight.is_some_and(|flight| flight.retargeted) && !self.has_decoded(group)
+    }
+}
+
+/// Whether a leg ended because something is at fault.
+fn is_failure(reason: LegEndReason) -> bool {
+    use LegEndReason as R;
+    !matches!(
+        reason,
+        R::LegEndFinished | R::LegEndHandedOff | R::LegEndAborted
+    )
+}
+
+/// What a worker says is at fault. If it says nothing, a request that it rejects is the client's.
+fn failure_kind(ended: &v1::LegEnd) -> FailureKind {
+    use v1::FailureKind as Wire;
+    match ended.failure() {
+        Wire::FailureClient => FailureKind::Client,
+        Wire::FailureModel => FailureKind::Model,
+        Wire::FailureMemory => FailureKind::Memory,
+        Wire::FailureTransport => FailureKind::Transport,
+        Wire::FailureOverload => FailureKind::Overload,
+        Wire::FailureUnspecified if ended.reason() == LegEndReason::LegEndRejected => {
+            FailureKind::Client
+        }
+        Wire::FailureDevice | Wire::FailureUnspecified => FailureKind::Device,
     }
 }

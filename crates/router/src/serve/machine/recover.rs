@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tasuki_core::{RequestView, Warm};
+use tasuki_core::{FailureKind, RequestView, Warm};
 use tasuki_policy::NoPlacement;
 use tasuki_wire::v1;
 
@@ -88,7 +88,7 @@ impl Machine {
         if let GroupState::Flying(flight) = state {
             let alive = flight.prefill.state != LegState::Lost;
             warm = (alive && prefilled).then_some(flight.prefill.seat.key.worker);
-            if setback == Setback::Failed {
+            if matches!(setback, Setback::Failed(_)) {
                 let failed = flight.legs().filter(|leg| leg.state.is_failure());
                 avoid.extend(failed.map(|leg| leg.seat.key.worker));
             }
@@ -116,7 +116,13 @@ impl Machine {
     ///
     /// Not once decode has gone past the first token: what it said stands, and
     /// another worker would say it anew.
-    pub(super) fn retarget(&mut self, group: usize, detail: &str, fleet: &mut dyn Fleet) -> bool {
+    pub(super) fn retarget(
+        &mut self,
+        group: usize,
+        kind: FailureKind,
+        detail: &str,
+        fleet: &mut dyn Fleet,
+    ) -> bool {
         let view = self.view(group);
         if self.has_decoded(group) {
             return false;
@@ -131,7 +137,7 @@ impl Machine {
         let Some(seat) = fleet.place_decode(&view, prefill.key, &flight.refused_by) else {
             return false;
         };
-        self.note(group, Setback::Retargeted, detail);
+        self.note(group, Setback::Retargeted(kind), detail);
         let submit = self.submit(group, v1::Leg::Decode, &attempt, Some(&prefill));
         self.effects.push(Effect::Submit {
             to: seat.key,
@@ -272,15 +278,12 @@ impl Machine {
     ) -> Result<Duration, ServeError> {
         let counts = &mut self.groups[group].setbacks;
         let config = &self.config;
-        let failed = |what: String| Err(ServeError::Failed(what));
+        let failed = |message: String| {
+            let kind = setback.kind();
+            Err(ServeError::Failed { kind, message })
+        };
         match setback {
-            Setback::Failed => {
-                counts.failures += 1;
-                if counts.failures > config.max_failures {
-                    let attempts = counts.failures;
-                    return failed(format!("{attempts} attempts to run the request failed"));
-                }
-            }
+            Setback::Failed(kind) => counts.fail(kind, config)?,
             Setback::WorkerLost => {
                 counts.losses_in_a_row += 1;
                 if counts.losses_in_a_row > config.max_losses_in_a_row {
@@ -300,7 +303,7 @@ impl Machine {
                 }
             }
             Setback::Refused => return counts.pause_after_refusal(now, config),
-            Setback::Returned | Setback::Retargeted => {}
+            Setback::Returned | Setback::Retargeted(_) => {}
         }
         Ok(Duration::ZERO)
     }

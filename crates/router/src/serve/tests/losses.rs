@@ -33,8 +33,51 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
     let heard = hear(generating).await;
     assert_eq!(heard.tokens, [1, 2, 3, 4]);
     assert_eq!(heard.end.expect("done").replacements, 1);
-    let setback = "tasuki_setbacks_total{reason=\"worker_lost\"} 1";
+    let setback = "tasuki_setbacks_total{reason=\"worker_lost\",kind=\"device\"} 1";
     assert!(service.metrics_text().contains(setback));
+}
+
+#[tokio::test]
+async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
+    let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
+    let failed = |session: &Session, id: &str, kind: v1::FailureKind| {
+        session.report(v1::StepReport {
+            ended: vec![v1::LegEnd {
+                request_id: id.to_owned(),
+                reason: R::LegEndFailed.into(),
+                message: "as the worker says".to_owned(),
+                failure: kind.into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        });
+    };
+    let generating = service.generate(generation(1));
+    let id = sessions[0].submit().await.request_id;
+    failed(&sessions[0], &id, v1::FailureKind::FailureDevice);
+    let again = sessions[0].submit().await.request_id;
+    sessions[0].output(&again, 0, &[5], F::FinishLength);
+    sessions[0].ended(&again, R::LegEndFinished, LegTimings::default());
+    let heard = hear(generating).await;
+    assert_eq!(heard.tokens, [5]);
+    assert_eq!(heard.end.expect("done").replacements, 1);
+
+    let generating = service.generate(generation(1));
+    let id = sessions[0].submit().await.request_id;
+    failed(&sessions[0], &id, v1::FailureKind::FailureClient);
+    let Err(ServeError::Rejected(message)) = hear(generating).await.end else {
+        panic!("a client's failure is the client's to mend")
+    };
+    assert_eq!(message, "as the worker says");
+
+    let text = service.metrics_text();
+    for line in [
+        "tasuki_setbacks_total{reason=\"failed\",kind=\"device\"} 1",
+        "tasuki_failures_total{kind=\"client\"} 1",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    assert!(!text.contains("tasuki_failures_total{kind=\"device\"}"));
 }
 
 #[tokio::test]

@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use tasuki_core::{RequestView, Role, WorkerId};
+use tasuki_core::{FailureKind, RequestView, Role, WorkerId};
 use tasuki_policy::NoPlacement;
-use tasuki_wire::v1::{self, Leg, LegEndReason as R};
+use tasuki_wire::v1::{self, FailureKind as Kind, Leg, LegEndReason as R};
 
 use crate::serve::api::{Event, Generation, ServeError, Timings};
 use crate::serve::machine::Machine;
@@ -117,11 +117,16 @@ impl Desk {
     }
 
     fn ended(&mut self, from: u32, attempt: &str, reason: R) -> &mut Self {
+        self.failed(from, attempt, reason, Kind::FailureUnspecified)
+    }
+
+    fn failed(&mut self, from: u32, attempt: &str, reason: R, kind: Kind) -> &mut Self {
         let ended = v1::LegEnd {
             request_id: attempt.to_owned(),
             reason: reason.into(),
             message: "said the worker".to_owned(),
-            timings: None,
+            failure: kind.into(),
+            ..Default::default()
         };
         self.hear(Input::Ended(key(from), ended))
     }
@@ -324,8 +329,10 @@ fn lost_kv_can_fail_the_request_but_not_before_there_was_any() {
     early.ended(1, "r.0", R::LegEndKvLost);
     assert!(early.error().is_none() && early.submits().len() == 2);
     let mut late = Desk::new(1, config, &pairs, &[]);
-    late.tokens(0, "r.0", 0, 1).ended(1, "r.0", R::LegEndKvLost);
-    assert!(matches!(late.error(), Some(ServeError::Failed(_))));
+    late.tokens(0, "r.0", 0, 1);
+    late.failed(1, "r.0", R::LegEndKvLost, Kind::FailureTransport);
+    let error = late.error().expect("an error");
+    assert_eq!(error.kind(), FailureKind::Transport);
     assert_eq!(late.aborts(), [(0, "r.0")]);
 }
 
@@ -403,10 +410,49 @@ fn failures_are_bounded_and_the_failing_are_avoided() {
         assert!(asked.avoid.contains(&WorkerId(0)));
     }
     desk.ended(0, "r.3", R::LegEndFailed);
-    let Some(ServeError::Failed(message)) = desk.error() else {
+    let Some(ServeError::Failed { message, .. }) = desk.error() else {
         panic!("{:?}", desk.error())
     };
     assert!(message.contains('4') && !message.contains("said the worker"));
+}
+
+#[test]
+fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
+    let max = MachineConfig::default().max_failures;
+    for (wire, kind, retries) in [
+        (Kind::FailureClient, FailureKind::Client, 0),
+        (Kind::FailureModel, FailureKind::Model, 1),
+        (Kind::FailureMemory, FailureKind::Memory, max),
+        (Kind::FailureDevice, FailureKind::Device, max),
+        (Kind::FailureTransport, FailureKind::Transport, max),
+        (Kind::FailureOverload, FailureKind::Overload, max),
+    ] {
+        let mut desk = Desk::plain(&[Ok((0, 0)); 9], &[]);
+        for attempt in 0..retries {
+            desk.failed(0, &format!("r.{attempt}"), R::LegEndFailed, wire);
+            assert_eq!(desk.setbacks(), [Setback::Failed(kind)]);
+            assert_eq!(desk.submits().len(), 1, "{kind}");
+        }
+        desk.failed(0, &format!("r.{retries}"), R::LegEndFailed, wire);
+        assert!(desk.submits().is_empty(), "{kind}");
+        assert_eq!(desk.error().expect("an error").kind(), kind);
+    }
+}
+
+#[test]
+fn failures_of_different_kinds_add_up() {
+    let mut desk = Desk::plain(&[Ok((0, 0)); 9], &[]);
+    let kinds = [
+        Kind::FailureDevice,
+        Kind::FailureModel,
+        Kind::FailureMemory,
+        Kind::FailureDevice,
+    ];
+    for (attempt, kind) in kinds.into_iter().enumerate() {
+        assert!(desk.error().is_none());
+        desk.failed(0, &format!("r.{attempt}"), R::LegEndFailed, kind);
+    }
+    assert_eq!(desk.error().expect("an error").kind(), FailureKind::Device);
 }
 
 #[test]
@@ -419,7 +465,7 @@ fn a_request_that_kills_its_workers_is_given_up() {
         assert!(desk.error().is_none());
     }
     desk.hear(Input::Lost(key(4)));
-    assert!(matches!(desk.error(), Some(ServeError::Failed(_))));
+    assert_eq!(desk.error().expect("an error").kind(), FailureKind::Device);
 }
 
 #[test]

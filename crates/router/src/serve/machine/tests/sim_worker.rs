@@ -108,7 +108,7 @@ impl SimLeg {
             request_id: self.attempt.clone(),
             reason: reason.into(),
             message: "as the test has it".to_owned(),
-            timings: None,
+            ..Default::default()
         }
     }
 }
