@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_vs_peers import EIGHT, SINGLE, Scenario
+from engine_process import EIGHT, SINGLE, Scenario
 from memory_stream import read_bytes_per_s, weights
 
 from tasuki.bench.header import header, write_result
@@ -88,6 +88,8 @@ def main() -> None:
     ratios = json.loads((RESULTS / "engine_vs_peers.json").read_text())["ratios"]
     for name, ratio in ratios.items():
         best = max(peer["best"] for peer in ratio["against"].values())
+        if name not in result["output_tokens_per_s_at_most"]["float32"]:
+            continue
         most = max(limits[name] for limits in result["output_tokens_per_s_at_most"].values())
         result[name] = {
             "better_peer": best,

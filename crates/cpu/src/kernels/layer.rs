@@ -9,7 +9,7 @@
 
 use super::attention::{Item, MOST_ROWS, Queries, Target, attend};
 use super::forward::{Flow, Forward};
-use super::gemm::{MOST_ROWS as TILE_ROWS, gemm};
+use super::gemm::gemm;
 use super::keys::Plane;
 use super::panels::{Panels, WIDTH};
 use super::rows::{Rotation, add_row, gated, narrow_row, norm, rotate};
@@ -239,7 +239,7 @@ pub unsafe fn linear<S: Simd>(
     add: bool,
 ) {
     let panels = part.share.range(weight.count());
-    let put = |first: usize, rows: usize, panel: usize, sums: &[[f32; TILE_ROWS * WIDTH]; 1]| {
+    let put = |first: usize, rows: usize, panel: usize, sums: [&[f32]; 1]| {
         let column = panel * WIDTH;
         let width = WIDTH.min(weight.outputs() - column);
         let bias = if bias.is_null() {

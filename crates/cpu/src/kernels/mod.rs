@@ -1,6 +1,7 @@
 //! The kernels, written once over `Simd`.
 
 mod attention;
+mod chunk;
 mod forward;
 mod gemm;
 mod int8;

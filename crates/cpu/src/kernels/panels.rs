@@ -11,6 +11,7 @@
 //!
 //! Numbers beyond `outputs` and `inputs` are 0.
 
+use super::chunk::Widen;
 use super::int8;
 use super::tile::Source;
 use crate::memory::{Arena, Buffer};
@@ -197,6 +198,32 @@ impl<S: Simd, const COLUMNS: usize> Source<S> for Panel<COLUMNS> {
     unsafe fn multiply_add(factor: S::Term, term: S::Term, sum: Vector<S>) -> Vector<S> {
         // SAFETY: see above.
         unsafe { S::multiply_add(factor, term, sum) }
+    }
+}
+
+impl<S: Simd, const COLUMNS: usize> Widen<S> for Panel<COLUMNS> {
+    const PAIR_BYTES: usize = 4 * COLUMNS;
+
+    #[inline(always)]
+    fn inputs(&self, _: usize) -> usize {
+        2
+    }
+
+    #[inline(always)]
+    fn place(&self, unit: usize) -> *const u16 {
+        self.data.wrapping_add(unit * 2 * COLUMNS)
+    }
+
+    #[inline(always)]
+    unsafe fn wide<const V: usize>(unit: &*const u16, input: usize) -> [Vector<S>; V] {
+        let pairs = |v| unit.wrapping_add(v * 2 * S::Floats::LANES);
+        // SAFETY: the caller's promise.
+        std::array::from_fn(|v| unsafe {
+            match input {
+                0 => S::Floats::even(pairs(v)),
+                _ => S::Floats::odd(pairs(v)),
+            }
+        })
     }
 }
 

@@ -75,7 +75,7 @@ impl Linear {
             data: rows.as_ptr(),
             stride,
         };
-        let put = |first: usize, rows: usize, panel: usize, sums: &[[f32; 8 * WIDTH]; 1]| {
+        let put = |first: usize, rows: usize, panel: usize, sums: [&[f32]; 1]| {
             let column = panel * WIDTH;
             let width = WIDTH.min(outputs - column);
             for row in 0..rows {
@@ -136,15 +136,17 @@ mod tests {
 
     fn rows_alone_and_together<S: Simd>(format: Format) {
         let mut numbers = Numbers::new(2);
-        let (weight, x) = (numbers.bits(96 * 60), numbers.bits(17 * 96));
-        let linear = Linear::new(S::INSTANCE, format, &weight, 96).expect("supported");
-        let mut all = vec![0.0; 17 * 60];
-        linear.run(&x, &mut all).expect("lengths agree");
-        for rows in [1, 2, 3, 5, 7] {
-            for (x, all) in x.chunks(rows * 96).zip(all.chunks(rows * 60)) {
-                let mut few = vec![0.0; all.len()];
-                linear.run(x, &mut few).expect("lengths agree");
-                assert_eq!(few, all, "{rows} rows");
+        for (inputs, count) in [(96, 17), (1701, 140)] {
+            let (weight, x) = (numbers.bits(inputs * 60), numbers.bits(count * inputs));
+            let linear = Linear::new(S::INSTANCE, format, &weight, inputs).expect("supported");
+            let mut all = vec![0.0; count * 60];
+            linear.run(&x, &mut all).expect("lengths agree");
+            for rows in [1, 2, 3, 5, 7] {
+                for (x, all) in x.chunks(rows * inputs).zip(all.chunks(rows * 60)) {
+                    let mut few = vec![0.0; all.len()];
+                    linear.run(x, &mut few).expect("lengths agree");
+                    assert_eq!(few, all, "{rows} rows");
+                }
             }
         }
     }

@@ -109,7 +109,7 @@ pub unsafe fn multiply<S: Simd, P: Source<S>>(
 
 /// Vectors of a tile of `rows` rows: the most that divide `vectors` and fit the registers,
 /// beside a vector of weights for each, a number of a row and a constant.
-const fn width(rows: usize, vectors: usize, registers: usize) -> usize {
+pub const fn width(rows: usize, vectors: usize, registers: usize) -> usize {
     let mut width = vectors;
     while width > 1 && (!vectors.is_multiple_of(width) || (rows + 1) * width + 2 > registers) {
         width -= 1;
