@@ -52,7 +52,9 @@ def totals(client: Client) -> Metrics:
     return Metrics(client.http.get("/metrics").text)
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long), (1, 4)]
+)
 def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
     tiny: Deployment, tiny_model: Path, tmp_path: Path, prefill: int, decode: int
 ) -> None:

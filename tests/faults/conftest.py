@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.pace import Pace
 from support.reference import Reference
 from support.workload import known_requests
 
 IN_FLIGHT = 16
 STEPS = 300
+
+
+@pytest.fixture(scope="module")
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Pace:
+    """Slows the workers of deployments that are started with it."""
+    return Pace(tmp_path_factory.mktemp("pace"))
 
 
 @pytest.fixture(scope="session")

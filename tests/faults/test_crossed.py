@@ -30,7 +30,7 @@ MAX_LEN = 400
 # The least that a worker accepts: two requests of maximal length.
 BLOCKS = 2 * MAX_LEN // 16
 BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class CrossedTraffic:

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.crowd import Crowd
 from support.deployment import Deployment, Options
 from support.faulty_worker import FAULT_LINE
+from support.pace import Pace
 from support.processes import further_ranks
 from support.reference import Reference
 from support.waiting import until
@@ -73,9 +74,8 @@ def test_a_step_that_never_ends(
     states: list[int] = []
     watch = threading.Thread(target=lambda: states.extend(health_states(port)), daemon=True)
     watch.start()
+    switch.touch()  # from the fifth token of an answer on
     crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=16, tokens=5)
-    switch.touch()
     until_ended_by_watchdog(system, "mixed-0")
     assert FAULT_LINE + fault in system.workers["mixed-0"].process.output()
     answers = crowd.finish()
@@ -88,14 +88,19 @@ def test_a_step_that_never_ends(
 
 
 def test_a_rank_that_hangs(
-    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+    tiny_model: Path,
+    deploy: Callable[[Options], Deployment],
+    sixteen: list[Reference],
+    pace: Pace,
 ) -> None:
     """The first rank waits for it in a collective, which has no end of its own."""
-    system = deploy(Options(tiny_model, mixed=2, worker=(*WORKER, "--tp", "2")))
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=16, tokens=5)
+    modules = pace.modules("mixed-0", "mixed-1")
+    system = deploy(Options(tiny_model, mixed=2, worker=(*WORKER, "--tp", "2"), modules=modules))
     (rank,) = further_ranks("mixed-0")
-    rank.send_signal(signal.SIGSTOP)
+    with pace.slow("mixed"):
+        crowd = Crowd(system, sixteen).start()
+        crowd.wait_received(requests=16, tokens=5)
+        rank.send_signal(signal.SIGSTOP)
     until_ended_by_watchdog(system, "mixed-0")
     answers = crowd.finish()
     assert sum(a.timings["replacements"] for a in answers if a.timings) > 0

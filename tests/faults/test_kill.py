@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from support.client import Answer, request_body
 from support.crowd import Crowd, check
 from support.deployment import Deployment, Options
+from support.pace import Pace
 from support.reference import Reference
 from support.waiting import until
 
@@ -22,13 +24,20 @@ pytestmark = pytest.mark.faults
 SAMPLED_STEPS = 300
 
 
+def long(*values: int) -> ParameterSet:
+    """A case of which the others are a shorter version."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["1+1", "2+2"])
 def system(
     request: pytest.FixtureRequest,
     tiny_model: Path,
     deploy_for_module: Callable[[Options], Deployment],
+    pace: Pace,
 ) -> Deployment:
     count = request.param
+    names = [f"{role}-{number}" for role in ("prefill", "decode") for number in range(count)]
     options = ("--kv-memory", "50000000", "--max-batched-tokens", "256")
     return deploy_for_module(
         Options(
@@ -37,6 +46,7 @@ def system(
             decode=count,
             worker=options,
             router=("--recover-s", "120"),  # a worker's restart takes long on a busy machine
+            modules=pace.modules(*names),
         )
     )
 
@@ -105,7 +115,7 @@ def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Refere
     assert replacements(crowd.finish()) > 0
 
 
-@pytest.mark.parametrize("with_token", [1, 8, 16])
+@pytest.mark.parametrize("with_token", [long(1), 8, long(16)])
 def test_prefill_after_first_tokens(
     system: Deployment, sixteen: list[Reference], with_token: int
 ) -> None:
@@ -174,24 +184,27 @@ def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -
     assert system.setbacks() > before
 
 
-@pytest.mark.parametrize(("requests", "tokens"), [(1, 1), (1, 40), (16, 5)])
+@pytest.mark.parametrize(("requests", "tokens"), [(1, 1), long(1, 40), (16, 5)])
 def test_decode_in_mid_stream(
-    system: Deployment, sixteen: list[Reference], requests: int, tokens: int
+    system: Deployment, sixteen: list[Reference], pace: Pace, requests: int, tokens: int
 ) -> None:
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests, tokens)
-    kill_at_work(system, "decode-0")
+    with pace.slow("decode"):
+        crowd = Crowd(system, sixteen).start()
+        crowd.wait_received(requests, tokens)
+        kill_at_work(system, at_work(system, "decode"))
     assert replacements(crowd.finish()) > 0
 
 
 def test_worker_that_comes_back_in_mid_stream_is_used(
-    system: Deployment, sixteen: list[Reference]
+    system: Deployment, sixteen: list[Reference], pace: Pace
 ) -> None:
     """Killed and restarted while the sixteen still run; then the split is as before."""
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=4, tokens=4)
-    kill_at_work(system, "decode-0")
-    system.restart("decode-0", wait=False)
+    with pace.slow("decode"):
+        crowd = Crowd(system, sixteen).start()
+        crowd.wait_received(requests=4, tokens=4)
+        victim = at_work(system, "decode")
+        kill_at_work(system, victim)
+        system.restart(victim, wait=False)
     assert replacements(crowd.finish()) > 0
     system.restore()
     computed = system.total("prompt_tokens_computed_total", "decode")
@@ -202,18 +215,22 @@ def test_worker_that_comes_back_in_mid_stream_is_used(
     assert system.total("prompt_tokens_computed_total", "decode") <= computed
 
 
-def test_each_in_turn(system: Deployment, sixteen: list[Reference]) -> None:
+def test_each_in_turn(system: Deployment, sixteen: list[Reference], pace: Pace) -> None:
     """Decode dies; then prefill, with the same requests, before any of them goes on."""
-    crowd = Crowd(system, sixteen).start()
-    crowd.wait_received(requests=2, tokens=20)
-    prefill = by_role(system, "prefill")
-    for name in prefill:
-        system.stop_process(name)
-    kill_at_work(system, "decode-0")  # its requests are placed on the frozen ones
-    system.restart("decode-0", wait=False)
-    system.kill("prefill-0")
-    for name in prefill[1:]:
-        system.continue_process(name)
+    with pace.slow("decode"):
+        crowd = Crowd(system, sixteen).start()
+        crowd.wait_received(requests=2, tokens=20)
+        prefill, victim = by_role(system, "prefill"), at_work(system, "decode")
+        before = system.setbacks()
+        system.stop_at_work(victim, "running")
+        for name in prefill:  # after the victim: nothing is placed on who is silent for 4 s
+            system.stop_process(name)
+        system.kill(victim)  # its requests are placed on the frozen ones
+        until(lambda: system.setbacks() > before, "the loss to be noticed")
+        for name in prefill:
+            system.kill(name)
+        for name in (victim, *prefill):
+            system.restart(name, wait=False)
     answers = crowd.finish()
     twice = [a for a in answers if a.timings and a.timings["replacements"] >= 2]
     assert twice, "no request saw both workers die"
@@ -234,15 +251,16 @@ def stream_choices(system: Deployment, prompt: list[int], choices: int) -> dict[
 
 
 def test_sampled_choices_go_on_where_they_were(
-    system: Deployment, sixteen: list[Reference]
+    system: Deployment, sixteen: list[Reference], pace: Pace
 ) -> None:
     """n = 3, sampled: randomness belongs to seed, choice and position, not to a worker."""
     prompts = [reference.prompt_tokens for reference in sixteen[:6]]
     calls = [lambda p=prompt: stream_choices(system, p, 3) for prompt in prompts]
     undisturbed = system.gather(calls)
     with ThreadPoolExecutor(1) as pool:
-        disturbed = pool.submit(system.gather, calls)
-        kill_at_work(system, at_work(system, "decode"))
+        with pace.slow("decode"):
+            disturbed = pool.submit(system.gather, calls)
+            kill_at_work(system, at_work(system, "decode"))
         answers = disturbed.result()
     pairs = [
         (expected[index], got[index])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from support.client import AnswerError
 from support.crowd import Crowd
 from support.deployment import Deployment, Options
 from support.models import VOCAB_SIZE
+from support.pace import Pace
 from support.reference import Reference
 from support.waiting import until
 
@@ -54,17 +56,20 @@ def test_decode_stopped_past_its_lease(
 
 
 def test_prefill_stopped_past_its_lease(
-    tiny_model: Path, deploy: Callable[[Options], Deployment], sixteen: list[Reference]
+    tiny_model: Path,
+    deploy: Callable[[Options], Deployment],
+    sixteen: list[Reference],
+    pace: Pace,
 ) -> None:
     """The other side sleeps: renewals go unanswered, decode may not trust what it pulled."""
-    system = deploy(leased(tiny_model))
-    crowd = Crowd(system, sixteen).start()
-    system.stop_at_work("prefill-0", "leased_blocks")
+    system = deploy(replace(leased(tiny_model), modules=pace.modules("prefill-0")))
+    with pace.slow("prefill"):
+        crowd = Crowd(system, sixteen).start()
+        system.stop_at_work("prefill-0", "leased_blocks")
     before = system.setbacks()
-    time.sleep(4 * LEASE_S)  # the fault itself, not a synchronisation
+    until(lambda: system.setbacks() > before, lambda: f"KV given up\n{system.logs()}")
     system.continue_process("prefill-0")
     answers = crowd.finish()
-    assert system.setbacks() > before
     assert any(answer.timings and answer.timings["replacements"] for answer in answers)
     system.wait_idle()
 
@@ -82,11 +87,11 @@ def test_operator_may_prefer_failure_to_recomputing(
     try:
         crowd.wait_received(requests=1, tokens=1)
         system.stop_process("prefill-0")
-        time.sleep(1.5 * LEASE_S)
+        time.sleep(1.5 * LEASE_S)  # the fault itself, not a synchronisation
     finally:
         system.continue_process("decode-0")
     try:
-        time.sleep(2 * LEASE_S)
+        until(lambda: crowd.failed() > 0, lambda: f"a failure\n{system.logs()}")
     finally:
         system.continue_process("prefill-0")
     _, failures = crowd.outcomes()

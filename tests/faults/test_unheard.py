@@ -32,7 +32,7 @@ def test_a_part_that_dies_ends_its_worker(
 ) -> None:
     switch = tmp_path / "switch"
     module = ("support.faulty_worker", fault, str(switch))
-    worker = ("--kv-memory", "50000000")
+    worker = ("--kv-memory", "50000000", "--lease-s", "5")
     system = deploy(
         Options(tiny_model, prefill=1, decode=1, worker=worker, modules={"decode-0": module})
     )

@@ -46,7 +46,7 @@ from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 
 __all__ = ["VOCAB", "Leg", "LegEndReason", "Rig", "Worker", "expected", "spec"]
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 IDENTITY = bytes(range(16))
 
 _POOLS: dict[str, torch.Tensor] = {}  # what is reachable, by metadata

@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
@@ -53,12 +52,6 @@ class Source:
     pipe: multiprocessing.connection.Connection
     pool: kv_pb2.RankPool
 
-    def idle_cpu_fraction(self, seconds: float) -> float:
-        self.pipe.send(("idle", seconds))
-        assert self.pipe.poll(DEADLINE_S + seconds)
-        fraction: float = self.pipe.recv()
-        return fraction
-
     def kill(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
@@ -66,7 +59,7 @@ class Source:
 
     def stop(self) -> int | None:
         if self.process.is_alive():
-            self.pipe.send(("stop", 0.0))
+            self.pipe.send("stop")
             self.process.join(DEADLINE_S)
         if self.process.is_alive():
             self.kill()
@@ -103,10 +96,4 @@ def _serve(
     transport = create_transport(transport_name)
     transport.register(pool, shape)
     pipe.send_bytes(rank_pool(transport).SerializeToString())
-    while True:
-        command, seconds = pipe.recv()
-        if command == "stop":
-            return
-        started_s, wall_s = time.process_time(), time.monotonic()
-        time.sleep(seconds)
-        pipe.send((time.process_time() - started_s) / (time.monotonic() - wall_s))
+    assert pipe.recv() == "stop"

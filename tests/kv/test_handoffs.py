@@ -123,7 +123,7 @@ def test_an_abort_in_mid_pull_keeps_the_targets_quarantined(rig: Rig) -> None:
 
 
 def test_prefill_keeps_announced_blocks_when_only_the_router_aborts(rig: Rig) -> None:
-    prefill, decode = rig.worker(lease_s=0.5), rig.worker()
+    prefill, decode = rig.worker(lease_s=1.5), rig.worker()
     decode.transport.hold.set()
     rig.place(spec("r.0", prompt(12)), prefill, decode)
     rig.pump(lambda: "r.0" in prefill.outputs and prefill.handoffs.leased_blocks == 3)
@@ -155,7 +155,7 @@ def test_a_frozen_decode_worker_does_not_use_blocks_after_its_lease(rig: Rig) ->
 
 @pytest.mark.parametrize("slow", ["prefill", "decode"])
 def test_steps_longer_than_the_lease_lose_nothing(rig: Rig, slow: str) -> None:
-    lease_s = 0.4
+    lease_s = 0.8
     prefill = rig.worker(lease_s=lease_s, max_batched_tokens=16)
     decode = rig.worker(lease_s=lease_s)
     requests = [
@@ -163,7 +163,7 @@ def test_steps_longer_than_the_lease_lose_nothing(rig: Rig, slow: str) -> None:
     ]
     if slow == "decode":  # its steps are those of another request
         decode.engine.submit(spec("own", prompt(5, 9), max_tokens=20))
-    leased = {"prefill": prefill, "decode": decode}[slow].long_steps(rig, 3 * lease_s)
+    leased = {"prefill": prefill, "decode": decode}[slow].long_steps(rig, 1.5 * lease_s)
     for request in requests:
         rig.place(request, prefill, decode)
     names = {request.request_id for request in requests}
@@ -326,14 +326,15 @@ def test_places_are_assigned_while_the_first_chunk_is_computed(rig: Rig) -> None
 
 def test_only_the_announcing_waits_for_credit(rig: Rig) -> None:
     """Credit comes long after the prompt is computed, and later than a lease."""
-    prefill, decode = rig.worker(lease_s=0.3), rig.worker(lease_s=0.3)
+    lease_s = 1.0
+    prefill, decode = rig.worker(lease_s=lease_s), rig.worker(lease_s=lease_s)
     may_credit = decode.engine.may_credit
     decode.engine.may_credit = lambda request_id: False  # type: ignore[method-assign]
     request = spec("r.0", prompt(20), max_tokens=3)
     rig.place(request, prefill, decode)
     rig.pump(lambda: "r.0" in prefill.outputs)
     assert prefill.engine.counters().prompt_tokens_computed == 20
-    end_s = time.monotonic() + 2 * 0.3
+    end_s = time.monotonic() + 1.5 * lease_s
     rig.pump(lambda: time.monotonic() > end_s)
     assert prefill.handoffs.leased_blocks == 0
     assert prefill.handoffs.counters.leases_granted == 0

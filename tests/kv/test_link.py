@@ -22,7 +22,7 @@ from tasuki.worker.server import SERVER_OPTIONS
 
 IDENTITY = bytes(16)
 KEEPALIVE_S = 0.5
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Network:

@@ -17,7 +17,7 @@ from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import Run, TransferPlan, make_plans
 from tasuki.kv.transport import TransportError, metadata_digest
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PROBE = -1  # an order that ends at once
 LAYOUT = CacheLayout(
     num_blocks=64, kv_heads=1, layers=1, block_size=4, head_dim=8, dtype=torch.float32

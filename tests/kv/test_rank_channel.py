@@ -19,7 +19,7 @@ from tasuki.kv.rank_channel import KvRank, KvRankError, RemoteRanks
 from tasuki.kv.transfer_plan import PairPlan, make_plans
 from tasuki.kv.transport import rank_pool
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LAYOUT = layout(num_blocks=8, block_kib=1)
 
 

@@ -20,7 +20,7 @@ from tasuki.launch.topology import ProcessSpec
 
 pytestmark = pytest.mark.system
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 # Says where it is, appends its pid to a file, and sleeps.
 SERVE = """

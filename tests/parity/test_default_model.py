@@ -1,7 +1,9 @@
 """Greedy float32 output of the whole system equals `transformers`, token for token.
 
 Every fixed prompt goes through the HTTP API in every way the system can serve
-it. 64 tokens each; what a near-tie is and how it is treated: compare.py.
+it; here all of them through the split and some through the other ways, and all through
+each in `make test-long`. 64 tokens each; what a near-tie is and how it is treated:
+compare.py.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ BLOCK_BYTES = 30 * 2 * 3 * 64 * BLOCK * 4
 WORKER = ("--max-model-len", "2048", "--kv-memory", "400000000")
 
 Deploy = Callable[[Options], Deployment]
+
+some_and_all = pytest.mark.parametrize(
+    "prompts",
+    [by_prompt_length()[::3], pytest.param(load_prompts(), marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
 
 
 def run_mode(
@@ -60,10 +68,14 @@ def test_split(deployment: Deployment) -> None:
     assert grown("kv_pulled_bytes", "decode") == moved * BLOCK_BYTES
 
 
-def test_split_with_decode_side_prefix_hit(deployment: Deployment) -> None:
+@some_and_all
+def test_split_with_decode_side_prefix_hit(
+    deployment: Deployment, prompts: Sequence[Prompt]
+) -> None:
     """The same again: decode holds the prompts' full blocks and pulls only the rest."""
-    prompts = [p for p in by_prompt_length() if blocks_of([p]) > 1]
-    assert len(prompts) >= 10
+    rest = [p for p in prompts if blocks_of([p]) == 1]
+    prompts = [p for p in prompts if p not in rest]
+    assert len(prompts) >= 5 and rest
     for prompt in prompts:  # there already if test_split ran, else made now
         answer = deployment.http.complete(
             load_references()[prompt.name].prompt_tokens, max_tokens=2
@@ -74,28 +86,30 @@ def test_split_with_decode_side_prefix_hit(deployment: Deployment) -> None:
     moved = deployment.total("kv_pulled_blocks_total", "decode") - before
     # Of each prompt at most the last, partly filled block.
     assert moved <= len(prompts) < blocks_of(prompts)
-    rest = [p for p in load_prompts() if p not in prompts]
     run_mode(deployment, "split with prefix hit, one-block prompts", rest, concurrency=8)
 
 
-def test_colocated(default_model: Path, deploy: Deploy) -> None:
+@some_and_all
+def test_colocated(default_model: Path, deploy: Deploy, prompts: Sequence[Prompt]) -> None:
     """One mixed worker does everything; no KV moves."""
     deployment = deploy(Options(default_model, mixed=1, worker=WORKER))
-    run_mode(deployment, "colocated", load_prompts(), concurrency=8)
+    run_mode(deployment, "colocated", prompts, concurrency=8)
     assert deployment.total("kv_pulled_blocks_total") == 0
 
 
-def test_chunked_prefill(default_model: Path, deploy: Deploy) -> None:
+@some_and_all
+def test_chunked_prefill(default_model: Path, deploy: Deploy, prompts: Sequence[Prompt]) -> None:
     """Steps of at most 48 tokens: long prompts take many, decodes run in between."""
     options = (*WORKER, "--max-batched-tokens", "48")
     deployment = deploy(Options(default_model, prefill=1, decode=1, worker=options))
-    run_mode(deployment, "chunked prefill", load_prompts(), concurrency=8)
+    run_mode(deployment, "chunked prefill", prompts, concurrency=8)
 
 
-def test_batch_of_eight_with_preemption(default_model: Path, deploy: Deploy) -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(20, marks=pytest.mark.long)])
+def test_batch_of_eight_with_preemption(default_model: Path, deploy: Deploy, count: int) -> None:
     """A pool too small for eight at a time: some are preempted and computed again."""
     references = load_references()
-    prompts = by_prompt_length()[:20]
+    prompts = by_prompt_length()[:count]
     longest = max(len(references[p.name].prompt_tokens) for p in prompts) + STEPS
     blocks = 2 * -(-longest // BLOCK)
     options = ("--max-model-len", str(longest), "--kv-memory", str(blocks * BLOCK_BYTES))
@@ -104,11 +118,14 @@ def test_batch_of_eight_with_preemption(default_model: Path, deploy: Deploy) -> 
     assert deployment.total("preemptions_total") > 0, "the pool was large enough for everybody"
 
 
-def test_two_prefill_two_decode(default_model: Path, deploy: Deploy) -> None:
+@some_and_all
+def test_two_prefill_two_decode(
+    default_model: Path, deploy: Deploy, prompts: Sequence[Prompt]
+) -> None:
     """2 + 2; every worker has its share of the work."""
     options = Options(default_model, prefill=2, decode=2, worker=WORKER)
     deployment = deploy(options)
-    run_mode(deployment, "2 prefill + 2 decode", load_prompts(), concurrency=8)
+    run_mode(deployment, "2 prefill + 2 decode", prompts, concurrency=8)
     metrics = deployment.metrics()
     for role, counter in (("prefill", "prompt_tokens_computed"), ("decode", "output_tokens")):
         shares = metrics.find(f"tasuki_worker_{counter}_total", role=role)

@@ -62,6 +62,10 @@ class Crowd:
     def unfinished(self) -> int:
         return sum(answer is None for answer in self._answers)
 
+    def failed(self) -> int:
+        """How many requests have ended with an error."""
+        return sum(isinstance(answer, BaseException) for answer in self._answers)
+
     def begun(self) -> int:
         """How many requests have received a token."""
         return sum(count > 0 for count in self._received)

@@ -22,7 +22,7 @@ from support.waiting import free_port, until
 MODEL_NAME = "test-model"
 START_DEADLINE_S = 120.0
 # A lease of 10 s may have to run out first.
-IDLE_DEADLINE_S = 30.0
+IDLE_DEADLINE_S = 60.0
 # Workers report at least once a second.
 REPORT_PERIOD_S = 1.2
 
@@ -190,7 +190,7 @@ class Deployment:
     def alive_workers(self) -> list[WorkerHandle]:
         return [w for w in self.workers.values() if w.process.exit_code() is None]
 
-    def wait_connected(self, *, deadline_s: float = 30.0) -> None:
+    def wait_connected(self, *, deadline_s: float = 60.0) -> None:
         """Waits until the router is ready and knows every worker that runs."""
         wanted = len(self.alive_workers())
 

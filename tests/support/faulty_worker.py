@@ -9,9 +9,11 @@ the worker prints FAULT_LINE.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,11 @@ class Fault:
 
     def __init__(self, name: str, switch: Path) -> None:
         self.name = name
-        self._switch = switch
+        self.switch = switch
         self._told = False
 
     def acts(self) -> bool:
-        if not self._switch.exists():
+        if not self.switch.exists():
             return False
         if not self._told:
             self._told = True
@@ -43,24 +45,49 @@ class Fault:
         return True
 
 
+HANG_TOKENS = 5  # so many tokens of an answer are there when a step of it hangs
+
+
+def _hangs(fault: Fault, plan: StepPlan) -> bool:
+    return any(row.sequence.num_outputs >= HANG_TOKENS for row in plan.rows) and fault.acts()
+
+
 class HangingCall(ModelRunner):
-    """A step that never returns."""
+    """A step in mid-answer never returns."""
 
     fault: Fault
 
     def launch(self, plan: StepPlan) -> Launched:
-        if self.fault.acts():
+        if _hangs(self.fault, plan):
             threading.Event().wait()
         return super().launch(plan)
 
 
 class HangingDevice(ModelRunner):
-    """A step that is launched and never over."""
+    """A step in mid-answer is launched and never over."""
+
+    fault: Fault
+    _hung = False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        self._hung = self._hung or _hangs(self.fault, plan)
+        return super().launch(plan)
+
+    def landed(self, launched: Launched) -> bool:
+        return not self._hung and super().landed(launched)
+
+
+class PacedSteps(ModelRunner):
+    """Every step begins as many seconds later as the switch says, while it is there."""
 
     fault: Fault
 
-    def landed(self, launched: Launched) -> bool:
-        return not self.fault.acts() and super().landed(launched)
+    def launch(self, plan: StepPlan) -> Launched:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            end_s = time.monotonic() + float(self.fault.switch.read_text())
+            while self.fault.switch.exists() and time.monotonic() < end_s:
+                time.sleep(0.002)
+        return super().launch(plan)
 
 
 class BrokenWeights(ModelRunner):
@@ -127,6 +154,7 @@ def install(fault: Fault) -> None:
     runners: dict[str, type[Any]] = {
         "call": HangingCall,
         "device": HangingDevice,
+        "pace": PacedSteps,
         "weights": BrokenWeights,
     }
     if fault.name in runners:

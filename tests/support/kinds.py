@@ -30,6 +30,7 @@ PROCESS_EVENTS = {
     "os.spawn",
     "os.system",
     "subprocess.Popen",
+    "support.fork",
 }
 # Programs that only answer a question at once; result files carry what they say.
 HARMLESS_PROGRAMS = {"git", "nvidia-smi"}

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
+from support.forks import Forked, fork
 from support.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -77,13 +79,16 @@ class Process:
         self.name = name
         self.arguments = [*module, *arguments]
         self.log = log
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._log_start = 0
 
     def start(self) -> None:
         """Starts it (again)."""
         with self.log.open("ab") as output:
             self._log_start = output.tell()
+            self._popen = self._forked(output)
+            if self._popen is not None:
+                return
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", *self.arguments],
                 cwd=REPOSITORY,
@@ -93,6 +98,12 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _forked(self, output: BinaryIO) -> Forked | None:
+        """Workers are forked, from where the repository is; all else is started anew."""
+        if "worker" not in self.arguments or Path.cwd() != REPOSITORY:
+            return None
+        return fork(self.name, self.arguments, environment(), output)
 
     @property
     def pid(self) -> int:

@@ -18,7 +18,7 @@ def until(
     probe: Callable[[], T],
     what: str | Callable[[], str],
     *,
-    deadline_s: float = 30.0,
+    deadline_s: float = 60.0,
     interval_s: float = 0.02,
 ) -> T:
     """Calls `probe` until it gives something true, and returns that.
@@ -41,6 +41,33 @@ def until(
             name = what() if callable(what) else what
             raise TimeoutError(f"not within {deadline_s:g} s: {name}")
         time.sleep(interval_s)
+
+
+def idle_shares(
+    used_s: Callable[[], dict[str, float]], most: float, *, window_s: float = 4.0, windows: int = 6
+) -> dict[str, float]:
+    """Shares of a core that some threads or processes use, in the first window without work.
+
+    What polls does so in every window; what else a process has to do ends.
+
+    Args:
+        used_s: processor seconds of each so far, by name.
+        most: a window counts if no share is larger.
+        window_s: length of a window.
+        windows: how many to look at.
+
+    Raises:
+        AssertionError: every window had a larger share; the message has all of them.
+    """
+    seen = []
+    for _ in range(windows):
+        before, begin_s = used_s(), time.monotonic()
+        time.sleep(window_s)  # the window of the measurement
+        wall_s = time.monotonic() - begin_s
+        seen.append({name: (after - before[name]) / wall_s for name, after in used_s().items()})
+        if max(seen[-1].values()) < most:
+            return seen[-1]
+    raise AssertionError(f"more than {most:.0%} of a core in each of {windows} windows: {seen}")
 
 
 def free_port() -> int:

@@ -52,14 +52,14 @@ def is_gone(process: psutil.Process) -> bool:
 
 def test_a_rank_that_dies_ends_the_worker(worker: Process) -> None:
     rank_of(worker).kill()
-    assert worker.wait(deadline_s=30) == 1
+    assert worker.wait() == 1
     assert "rank 1: it ended by signal 9" in worker.output()
 
 
 def test_ranks_end_with_a_first_one_that_is_killed(worker: Process) -> None:
     rank = rank_of(worker)
     os.kill(worker.pid, signal.SIGKILL)
-    until(lambda: is_gone(rank), "rank 1 gone with the first one", deadline_s=10)
+    until(lambda: is_gone(rank), "rank 1 gone with the first one")
 
 
 def test_they_listen_on_this_machine_only_and_a_signal_to_all_ends_them_in_order(
@@ -70,7 +70,7 @@ def test_they_listen_on_this_machine_only_and_a_signal_to_all_ends_them_in_order
     listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
     os.killpg(worker.pid, signal.SIGTERM)
-    assert worker.wait(deadline_s=30) == 0, worker.tail()
+    assert worker.wait() == 0, worker.tail()
     assert is_gone(rank)
     assert "a rank has ended" not in worker.output()
 

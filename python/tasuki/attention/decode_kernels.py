@@ -10,7 +10,7 @@ between sequences, and loads that are several tiles ahead:
     pieces      a        a   b  c        c           c  d             one sequence in one program
 
 A sequence in one piece is written at once. Otherwise each piece leaves its sums,
-and whoever comes last merges them, in their order: results do not depend on who
+and the last one merges them, in their order: results do not depend on who
 that was. The rows of a tile's products are the query heads that share the KV
 head, padded to 16.
 
@@ -294,10 +294,10 @@ def attend(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, k.to(q.dtype)) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
-        chances = tl.exp2(scores - new_top[:, None])
+        probabilities = tl.exp2(scores - new_top[:, None])
         kept = tl.exp2(top - new_top)
-        each_weight = each_weight * kept[:, None] + chances
-        sum_ = tl.dot(chances.to(q.dtype), v.to(q.dtype), sum_ * kept[:, None])
+        each_weight = each_weight * kept[:, None] + probabilities
+        sum_ = tl.dot(probabilities.to(q.dtype), v.to(q.dtype), sum_ * kept[:, None])
         top = new_top
 
         is_last = left <= tile

@@ -2,12 +2,12 @@
 
 `run` checks its arguments and gathers forty of the kernel's, which takes the host
 longer than the launch. Between two plans only four of them change from layer to
-layer: the query, where keys and values lie, and the result. So the first layer
-goes through `run`, with somebody listening at the kernel's door; for the others
-those four are exchanged.
+layer: the query, the keys, the values and the result. So the first layer goes through
+`run`, while the kernel's arguments are recorded; for the other layers those four are
+replaced in the record.
 
-Which place is whose is told by identity. Where that does not come out clearly,
-every layer goes through `run`. This file owns no state beyond a step.
+The four are found in the record by object identity. If one of them is not found exactly
+once, every layer goes through `run`. This file owns no state beyond a step.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 _WEIGHT = 0.2  # of the newest step in the moving averages
 _FORGET = 0.95  # of the longest launch, a step
 _LEAD_S = (0.3e-3, 3e-3)  # the least and the most
-_LATE_S = 0.25e-3  # longer the lead after a launch that came too late
-_IN_TIME = 0.995  # of the lead, after each that did not: one in a hundred is late
+_LATE_S = 0.25e-3  # added to the lead after a launch that came too late
+_IN_TIME = 0.995  # factor of the lead after a launch in time: one in a hundred is late
 _SIZE_TOKENS = 128
-_EARLY = 0.85  # of the expected time of a step with prompts: they differ among one size
+_EARLY = 0.85  # of the expected time of a step with prompts, whose times vary at one size
 _LEAST_BESIDE = 0.25  # of a step with decodes: its chunk is not free, whatever the noise says
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
 _HUNG = 50.0  # times what was expected: no step takes that long

@@ -97,7 +97,7 @@ class SymmetricSum:
 
 
 def make_symmetric_sum(device: torch.device) -> tuple[SymmetricSum | None, str]:
-    """A sum that has proved itself on every rank; None where it does not work.
+    """A sum that was tried on every rank and is right; None where it does not work.
 
     Returns:
         It, and the choice in one line for the log.

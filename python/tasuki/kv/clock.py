@@ -1,7 +1,7 @@
 """The one clock of the handoff: seconds that go on while the machine is suspended.
 
-A lease must not outlive a nap: CLOCK_MONOTONIC stands still while a machine
-sleeps, CLOCK_BOOTTIME does not. Values of two machines are never compared; processes of
+A lease must run out while a machine is suspended: CLOCK_MONOTONIC stands still then,
+CLOCK_BOOTTIME does not. Values of two machines are never compared; processes of
 one machine since one boot share it, and `machine` tells whether they do.
 """
 

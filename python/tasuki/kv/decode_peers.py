@@ -15,10 +15,10 @@ from tasuki.v1 import kv_pb2 as pb
 
 
 class DecodePeers:
-    """The prefill worker's voice.
+    """Sends the prefill worker's messages to decode engines.
 
     A handoff's progress is told to its target, while that wants it and it is
-    not ending; "gone" and the answers to renewals go to whoever they are about.
+    not ending; "gone" and the answers to renewals go to the engine that they are about.
 
     Args:
         effects: where what is to be said goes, in order.

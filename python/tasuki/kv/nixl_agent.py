@@ -46,7 +46,7 @@ _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "ERROR",
 }
 
-# Registered memory and its agents live to the end of the process, whoever lets go of a transport.
+# Registered memory and its agents live to the end of the process, also without their transport.
 _KEPT: list[object] = []
 
 # Handles of reads under way: never dropped, so that none is released by its finalizer.

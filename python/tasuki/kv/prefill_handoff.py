@@ -19,7 +19,7 @@ class PrefillHandoff:
     Attributes:
         target: decode engine that gets the KV; empty after it gave the work back.
         wanted: the target has credit and is told everything.
-        heard: `seq` of the last want or renewal of this target, in this its turn.
+        heard: `seq` of the last want or renewal of this target since it became the target.
         admitted: there was credit once; what is computed from then on is leased.
         expires_s: end of the lease; None before the first announcement.
         residual: earlier targets that may still accept a read, and until when.

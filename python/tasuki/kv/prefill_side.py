@@ -21,7 +21,7 @@ What makes the decode worker's reads safe:
 - An announcement names the last want or renewal of its receiver that did so.
   What came before the first announcement counts as well: the lease that began
   after it ends later still.
-- A lease that is gone is never answered "alive" again, to nobody.
+- A lease that is gone is never answered "alive" again.
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
 
@@ -385,7 +385,7 @@ class PrefillSide:
             self._host.end_prefill_leg(handoff.request_id, reason, message)
 
     def _bury(self, handoff: PrefillHandoff, now_s: float) -> None:
-        """Forget all but the name: a late want must not wait for it."""
+        """Forget a handoff but for its name, so that a late want is refused at once."""
         del self._handoffs[handoff.request_id]
         self._ended.add(handoff.request_id, now_s)
 

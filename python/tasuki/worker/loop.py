@@ -29,7 +29,7 @@ from tasuki.worker.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-_GLANCE_S = 0.5e-3  # between looks at the device while a step runs on it
+_POLL_S = 0.5e-3  # between looks at the device while a step runs on it
 _SWITCH_S = 0.2e-3  # how long another thread may keep the interpreter: handoffs need three
 
 
@@ -144,7 +144,7 @@ class EngineLoop(threading.Thread):
         until_s = min(heartbeat_s, self._handoffs.next_deadline() or heartbeat_s)
         glance = False
         if self._engine.has_work():
-            look_s = now_s() + min(self._engine.due_in_s(), _GLANCE_S)
+            look_s = now_s() + min(self._engine.due_in_s(), _POLL_S)
             glance = now_s() < look_s < until_s
             until_s = min(until_s, look_s)
         try:

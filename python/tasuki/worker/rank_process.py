@@ -148,7 +148,7 @@ def _tell(pipe: Connection, error: Exception) -> None:
     try:
         pipe.send(Failed(message))
     except OSError:
-        log.debug("nobody hears it")
+        log.debug("the first rank is gone")
 
 
 def _configure_logging(plan: RankPlan) -> None:
