@@ -106,7 +106,10 @@ class Steps:
             return self._bench.device_ms(step.run, repeats)
 
     def _exact(self, step: Step) -> Any:
-        from tasuki.models.products import FewRows
+        try:
+            from tasuki.models.gemms import FewRows
+        except ImportError:  # an older revision
+            from tasuki.models.products import FewRows
 
         with torch.inference_mode(), patch.object(FewRows, "takes", lambda *_: False):
             step.attention.plan(step.batch)

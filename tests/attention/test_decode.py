@@ -206,7 +206,7 @@ def test_wider_tables_than_the_bucket_was_planned_for() -> None:
 
 
 def test_rows_of_the_query_may_lie_apart() -> None:
-    """As they do in the result of one product for queries, keys and values."""
+    """As they do in the result of one GEMM for queries, keys and values."""
     case = make(UNEVEN)
     query = case.query(4)
     apart = torch.zeros(5, 8, 16, dtype=torch.float16, device=DEVICE)

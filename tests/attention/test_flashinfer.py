@@ -1,6 +1,6 @@
 """What the FlashInfer backend plans and calls, with FlashInfer's part computed on the CPU.
 
-In float16, not bfloat16: decodes run in Triton's interpreter, whose products know no such type.
+In float16, not bfloat16: decodes run in Triton's interpreter, whose GEMMs know no such type.
 
 The kernels themselves are tested on a GPU, in tests/gpu/test_attention.py.
 """

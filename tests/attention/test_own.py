@@ -12,7 +12,7 @@ from tasuki.attention.own import OwnAttention
 
 HEADS, SCALE = 6, 0.3
 FP8 = torch.float8_e4m3fn
-# float16: the interpreter's products know no bfloat16.
+# float16: the interpreter's GEMMs know no bfloat16.
 SHAPE = Shape(2, head_dim=32, dtype=torch.float16, device=DEVICE)
 
 

@@ -36,8 +36,8 @@ from tasuki.device_limits import CAPABILITY, limits_of
 from tasuki.engine import draw_kernel, penalty_kernel
 from tasuki.engine.batch import Batch
 from tasuki.models import kernels, one_row_op
+from tasuki.models.gemms import FewRows
 from tasuki.models.layers import PlainLinear
-from tasuki.models.products import FewRows
 
 CPU = torch.device("cpu")
 BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -150,7 +150,7 @@ def gemms(full: bool) -> None:
         few.plain(linear(4096, 2048, F32), rows_of(1, 2048, F32))
     with label("one row of a compiled model"):
         torch.ops.tasuki.one_row(rows_of(1, 2048), rows_of(2048, 2048), None)
-    assert one_row_op.product_with is not None  # registers the operator
+    assert one_row_op.gemm_with is not None  # registers the operator
 
 
 def fused(full: bool) -> None:

@@ -85,18 +85,18 @@ def test_what_inductor_makes_of_it_is_right(
 def test_one_row_is_multiplied_by_our_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each layer's four products of a single token, and no others."""
-    products = pytest.importorskip("tasuki.models.products", reason="there is no Triton here")
+    """Each layer's four GEMMs of a single token, and no others."""
+    gemms = pytest.importorskip("tasuki.models.gemms", reason="there is no Triton here")
     monkeypatch.setattr(one_row_op, "_DEVICES", ("cpu",))
-    monkeypatch.setattr(products, "_COLUMNS_OF_ONE", 16)
+    monkeypatch.setattr(gemms, "_COLUMNS_OF_ONE", 16)
     rows: list[int] = []
-    plain = products.FewRows.plain
+    plain = gemms.FewRows.plain
 
-    def counted(few: Any, product: Any, x: torch.Tensor) -> torch.Tensor:
+    def counted(few: Any, gemm: Any, x: torch.Tensor) -> torch.Tensor:
         rows.append(x.shape[0])
-        return plain(few, product, x)  # type: ignore[no-any-return]
+        return plain(few, gemm, x)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(products.FewRows, "plain", counted)
+    monkeypatch.setattr(gemms.FewRows, "plain", counted)
     model = load("olmo2", tmp_path)
     want = run(model)
     assert not rows, "it is not compiled"

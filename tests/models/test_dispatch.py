@@ -15,7 +15,7 @@ from support.ranks import on_ranks
 from tiny import save
 
 from tasuki.engine.collective import ALONE, Collective
-from tasuki.models import cache, layers, products
+from tasuki.models import cache, gemms, layers
 from tasuki.models.dispatch import measure as measuring
 from tasuki.models.dispatch import settle as settling
 from tasuki.models.dispatch.measure import cells_of, measure
@@ -27,17 +27,17 @@ from tasuki.models.llama_layer import LlamaLayer
 from tasuki.models.loader import load_model
 from tasuki.models.ops_cuda import CudaOps
 
-HALF = torch.float16  # the interpreter's product knows no bfloat16
+HALF = torch.float16  # the interpreter's GEMM knows no bfloat16
 ADDMM = Choice("addmm", "linear")
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaModel]:
     """A tiny model over the CUDA steps; its kernels take its sizes."""
-    monkeypatch.setattr(products, "_COLUMNS", 16)
-    monkeypatch.setattr(products, "_COLUMNS_OF_GATED", 16)
-    monkeypatch.setattr(products, "_COLUMNS_OF_ONE", 16)
-    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    monkeypatch.setattr(gemms, "_COLUMNS", 16)
+    monkeypatch.setattr(gemms, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(gemms, "_COLUMNS_OF_ONE", 16)
+    monkeypatch.setattr(gemms, "_WEIGHTED", (HALF,))
     monkeypatch.setattr(layers, "_packing_works", lambda _: False)
     monkeypatch.setattr(cache, "cache_root", lambda: tmp_path / "cache")
     save("qwen3", tmp_path)

@@ -13,7 +13,7 @@ from paged import Paged, Sequence
 from support.kernels import DEVICE
 from tiny import save
 
-from tasuki.models import kernels, layers, products
+from tasuki.models import gemms, kernels, layers
 from tasuki.models.kernels import add_norm, gated, norm
 from tasuki.models.loader import load_model
 from tasuki.models.ops_cuda import CudaOps
@@ -78,14 +78,14 @@ def test_model_on_fused_kernels_equals_transformers(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-yarn-bias", "qwen2"])
-def test_model_on_products_of_few_rows_equals_transformers(
+def test_model_on_gemms_of_few_rows_equals_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of one row, where the norms are the products' own, between steps of more."""
+    """Steps of one row, where the norms are the GEMMs' own, between steps of more."""
     taken = []
-    run = products.FewRows._run
-    monkeypatch.setattr(products, "_COLUMNS_OF_ONE", 16)
-    monkeypatch.setattr(products.FewRows, "_run", lambda *a, **k: (taken.append(k), run(*a, **k)))
+    run = gemms.FewRows._run
+    monkeypatch.setattr(gemms, "_COLUMNS_OF_ONE", 16)
+    monkeypatch.setattr(gemms.FewRows, "_run", lambda *a, **k: (taken.append(k), run(*a, **k)))
     monkeypatch.setattr(layers, "_packing_works", lambda _: False)
     reference = save(name, tmp_path).to(DEVICE)
     model = load_model(tmp_path, dtype=torch.float32, device=DEVICE)
@@ -104,19 +104,19 @@ def test_model_on_products_of_few_rows_equals_transformers(
     assert float((torch.cat(parts) - want).abs().max() / want.abs().max()) < 1e-4
 
 
-def test_model_whose_norms_are_its_products_equals_transformers(
+def test_model_whose_norms_are_its_gemms_equals_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps in 16 bits. Of 19 rows a kernel norms what goes to the first product and the head, of
-    2 what goes to each product.
+    """Steps in 16 bits. Of 19 rows a kernel norms what goes to the first GEMM and the head, of
+    2 what goes to each GEMM.
     """
-    half = torch.float16  # the interpreter's product knows no bfloat16
+    half = torch.float16  # the interpreter's GEMM knows no bfloat16
     normed: list[int] = []
     run = kernels.norm
     monkeypatch.setattr(kernels, "norm", lambda x, *a: (normed.append(x.shape[0]), run(x, *a))[1])
-    monkeypatch.setattr(products, "_COLUMNS", 16)
-    monkeypatch.setattr(products, "_COLUMNS_OF_GATED", 16)
-    monkeypatch.setattr(products, "_WEIGHTED", (half,))
+    monkeypatch.setattr(gemms, "_COLUMNS", 16)
+    monkeypatch.setattr(gemms, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(gemms, "_WEIGHTED", (half,))
     monkeypatch.setattr(layers, "_packing_works", lambda _: False)
     reference = save("qwen3", tmp_path).to(DEVICE)
     model = load_model(tmp_path, dtype=half, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Products with a packed weight: right at every row count, and of few shapes."""
+"""GEMMs with a packed weight: right at every row count, and of few shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_few_row_counts_reach_the_kernels() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 100, 257])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_equals_a_plain_product(rows: int, with_bias: bool) -> None:
+def test_equals_a_plain_gemm(rows: int, with_bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(96, 64, generator=generator)
     bias = torch.randn(96, generator=generator) if with_bias else None
@@ -56,10 +56,10 @@ def test_a_part_of_a_sum_is_written_where_the_ranks_read_it(biased: bool) -> Non
     weight = torch.randn(3, 5)
     bias = torch.randn(3) if biased else None
     collective = Placed()
-    product = SummedLinear(PlainLinear(weight, bias), collective)
+    gemm = SummedLinear(PlainLinear(weight, bias), collective)
     for rows in (1, 2, 4):
         x = torch.randn(rows, 5)
-        torch.testing.assert_close(product(x), F.linear(x, weight, bias) + 1)
+        torch.testing.assert_close(gemm(x), F.linear(x, weight, bias) + 1)
     assert collective.placed == [True, True, False]
     packed = SummedLinear(lambda x: F.linear(x, weight, bias), collective)
     torch.testing.assert_close(packed(x), F.linear(x, weight, bias) + 1)

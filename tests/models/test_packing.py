@@ -1,4 +1,4 @@
-"""Products of one input made one, in modules of others."""
+"""GEMMs of one input made one, in modules of others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasuki.models.packing import pack
 
 
 class Attention(nn.Module):
-    """Has what is packed, in an order of its own; `bias`: of which products."""
+    """Has what is packed, in an order of its own; `bias`: of which GEMMs."""
 
     def __init__(self, bias: str) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class Attention(nn.Module):
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Columns of every product that is computed."""
+def gemms(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Columns of every GEMM that is computed."""
     seen: list[int] = []
     plain = nn.functional.linear
 
@@ -38,25 +38,25 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("bias", ["", "qkv"])
 @pytest.mark.parametrize("order", ["qkv", "kvq", "vqk", "qvk"])
-def test_parts_are_those_of_the_single_products(order: str, bias: str, products: list[int]) -> None:
+def test_parts_are_those_of_the_single_gemms(order: str, bias: str, gemms: list[int]) -> None:
     module = nn.ModuleList([Attention(bias), Attention(bias)])
     x, y = torch.randn(2, 1, 5, 8)
     want = [m(z, order) for m in module for z in (x, y)]
-    products.clear()
+    gemms.clear()
     undo = pack(module)
-    assert not products, "packing computes nothing"
+    assert not gemms, "packing computes nothing"
     got = [m(z, order) for m in module for z in (x, y)]
     for parts, expected in zip(got, want, strict=True):
         for a, b in zip(parts, expected, strict=True):
             torch.testing.assert_close(a, b)
     if order == "qkv":
-        assert products == [20] * 4, "one product of all columns for each module and input"
+        assert gemms == [20] * 4, "one GEMM of all columns for each module and input"
     undo()
     assert type(module[0].q_proj) is nn.Linear
     torch.testing.assert_close(module[0](x, "v")[0], want[0][order.index("v")])
 
 
-def test_a_changed_input_is_not_mistaken_for_the_last(products: list[int]) -> None:
+def test_a_changed_input_is_not_mistaken_for_the_last(gemms: list[int]) -> None:
     module = Attention("")
     x = torch.randn(3, 8)
     want = module(x, "qkv")

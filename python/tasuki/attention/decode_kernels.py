@@ -11,7 +11,7 @@ between sequences, and loads that are several tiles ahead:
 
 A sequence in one piece is written at once. Otherwise each piece leaves its sums,
 and the last one merges them, in their order: results do not depend on who
-that was. The rows of a tile's products are the query heads that share the KV
+that was. The rows of a tile's GEMMs are the query heads that share the KV
 head, padded to 16.
 
 Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph of
@@ -20,9 +20,9 @@ each tile: its row of the batch, how many tokens the sequence has from its begin
 on, and the slot of each unit, a run of tokens that lies together. Results of rows
 without tiles are left alone.
 
-Arithmetic is float32 but for the products' operands. Slots beyond a sequence's
+Arithmetic is float32 but for the GEMMs' operands. Slots beyond a sequence's
 length are not read. Triton's interpreter runs the same code on the CPU (not in
-bfloat16: its products know no such type). This file owns no state.
+bfloat16: its GEMMs know no such type). This file owns no state.
 """
 
 from __future__ import annotations

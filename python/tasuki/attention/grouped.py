@@ -2,8 +2,8 @@
 
 The query heads that share a KV head are rows of one query matrix, so K and V are
 never repeated. Of PyTorch's two ways, its fused kernel and plain matrix
-products, each call takes the one that is faster. Measured with torch 2.15 on one
-Zen 5 core, 9 heads over 3 KV heads of dimension 64 (microseconds, fused / products):
+GEMMs, each call takes the one that is faster. Measured with torch 2.15 on one
+Zen 5 core, 9 heads over 3 KV heads of dimension 64 (microseconds, fused / GEMMs):
 
                         float32         bfloat16
     1 decode x 160       14 / 14          19 / 35
@@ -13,7 +13,7 @@ Zen 5 core, 9 heads over 3 KV heads of dimension 64 (microseconds, fused / produ
     256 tokens x 256   1837 / 2910      1930 / 785
     256 tokens x 1024  7180 / 11730     7913 / 2918
 
-In bfloat16 the products round the scores, as transformers' "eager" attention
+In bfloat16 the GEMMs round the scores, as transformers' "eager" attention
 does. This file owns no state.
 """
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-# Products hold all scores at once; above this many the fused kernel is taken.
+# GEMMs hold all scores at once; above this many the fused kernel is taken.
 _MOST_SCORES = 1 << 25
 
 
@@ -52,7 +52,7 @@ def attend_decodes(
     flat = (count * kv_heads, -1, head_dim)
     if mask is not None:
         mask = mask.expand(-1, kv_heads, -1, -1).reshape(-1, 1, length)
-    attended = _products(grouped.reshape(flat), keys.view(flat), values.view(flat), mask, scale)
+    attended = _gemms(grouped.reshape(flat), keys.view(flat), values.view(flat), mask, scale)
     return attended.view(query.shape)
 
 
@@ -84,7 +84,7 @@ def attend_chunk(
         if mask is None:
             mask = causal_mask(tokens, length, None, query)
         flat = grouped.reshape(kv_heads, share * tokens, head_dim)
-        attended = _products(flat, keys, values, mask.repeat(share, 1)[None], scale)
+        attended = _gemms(flat, keys, values, mask.repeat(share, 1)[None], scale)
         attended = attended.view(kv_heads, share, tokens, head_dim)
     else:
         attended = F.scaled_dot_product_attention(
@@ -122,7 +122,7 @@ def additive(hidden: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill_(hidden, float("-inf"))
 
 
-def _products(
+def _gemms(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,

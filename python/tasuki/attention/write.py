@@ -1,6 +1,6 @@
 """Kernels that write keys and values to their slots in the pool; CUDA only.
 
-One takes what the query-key-value product gives and does all that stands before
+One takes what the query-key-value GEMM gives and does all that stands before
 attention in one pass: norm of queries and keys, rotation, the write to the
 cache. It reads each number once; done apart these are six passes and as many
 launches a layer.

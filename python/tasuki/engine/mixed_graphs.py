@@ -45,7 +45,7 @@ class _Room:
 def rooms_up_to(max_tokens: int) -> list[int]:
     """Numbers of tokens to record: steps of 32, of 64 from 256 on, of 128 from 512 on.
 
-    Matrix products work through 128 rows at a time: padding to a multiple costs
+    GEMMs work through 128 rows at a time: padding to a multiple costs
     them nothing.
     """
     sizes = [*range(32, 256, 32), *range(256, 512, 64), *range(512, max_tokens, 128)]

@@ -3,7 +3,7 @@
 A whole model as one graph takes minutes to compile and gains little on it. What
 would tell layers apart (their index, their weights) is kept out of a layer's
 graph, so there are two graphs for each kind of layer: one for any number of
-tokens, and one for a single token. There products are our own kernel's (`one_row_op`);
+tokens, and one for a single token. There GEMMs are our own kernel's (`one_row_op`);
 inductor tunes those that it does not take, hardly more than the reading of weights.
 """
 

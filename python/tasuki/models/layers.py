@@ -1,7 +1,7 @@
-"""Products with a fixed weight, as fast as this machine does them.
+"""GEMMs with a fixed weight, as fast as this machine does them.
 
 On the CPU a weight is repacked once into oneDNN's blocked layout. Measured with
-torch 2.15 on two Zen 5 cores and the products of a 135M model (a whole step,
+torch 2.15 on two Zen 5 cores and the GEMMs of a 135M model (a whole step,
 milliseconds, plain -> packed):
 
     rows    float32        bfloat16
@@ -31,7 +31,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """A product whose weight, [out, in], is as it was given, so that others may use it."""
+    """A GEMM whose weight, [out, in], is as it was given, so that others may use it."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -41,7 +41,7 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Write the product to `out`, [T, out], and return it."""
+        """Write the GEMM to `out`, [T, out], and return it."""
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
@@ -52,7 +52,7 @@ _PACKED_FOR_ROWS = 256  # layout for this many rows was the fastest at 1, 8 and 
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Prepare a product with `weight`, which the result may or may not share memory with.
+    """Prepare a GEMM with `weight`, which the result may or may not share memory with.
 
     Args:
         weight: [out, in].
@@ -66,7 +66,7 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 def make_head(weight: torch.Tensor) -> Linear:
     """As `make_linear`, but the result is float32: logits.
 
-    On CUDA the product of 16-bit numbers leaves its float32 sums as they are;
+    On CUDA the GEMM of 16-bit numbers leaves its float32 sums as they are;
     a rounded result would cost another pass over it.
     """
     if weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16):
@@ -75,13 +75,13 @@ def make_head(weight: torch.Tensor) -> Linear:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
         return unrounded
-    product = make_linear(weight)
-    return lambda x: product(x).float()
+    gemm = make_linear(weight)
+    return lambda x: gemm(x).float()
 
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """The sum of a product over the ranks, each of which has part of its columns: `part`."""
+    """The sum of a GEMM over the ranks, each of which has part of its columns: `part`."""
 
     part: Linear
     collective: Collective
@@ -96,13 +96,13 @@ class SummedLinear:
         return self.collective.all_reduce(part(x))
 
 
-def summed(product: Linear, collective: Collective) -> Linear:
-    """The sum of a product over the ranks, if there are several."""
-    return product if collective.size == 1 else SummedLinear(product, collective)
+def summed(gemm: Linear, collective: Collective) -> Linear:
+    """The sum of a GEMM over the ranks, if there are several."""
+    return gemm if collective.size == 1 else SummedLinear(gemm, collective)
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    product = torch.ops.mkldnn._linear_pointwise.default
+    gemm = torch.ops.mkldnn._linear_pointwise.default
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -110,17 +110,17 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         padding = padded_rows(rows) - rows
         if padding:
             x = F.pad(x, (0, 0, 0, padding))
-        result: torch.Tensor = product(x, packed, bias, "none", [], "")
+        result: torch.Tensor = gemm(x, packed, bias, "none", [], "")
         return result[:rows] if padding else result
 
     return run
 
 
 def padded_rows(rows: int) -> int:
-    """The row count that a product of `rows` rows is computed with.
+    """The row count that a GEMM of `rows` rows is computed with.
 
     oneDNN compiles a kernel for every row count it meets, takes as long for it
-    as for the product itself and keeps about 1 MB of each, 1024 of them. Prefill
+    as for the GEMM itself and keeps about 1 MB of each, 1024 of them. Prefill
     steps are of every length, so few counts are used: every one up to 16, then
     four to an octave, then, above 128, eight: 44 of them up to 512.
     """
@@ -134,7 +134,7 @@ def padded_rows(rows: int) -> int:
 
 @functools.cache
 def _packing_works(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed product is there and agrees with the plain one.
+    """Whether oneDNN's packed GEMM is there and agrees with the plain one.
 
     The operators are what torch's own compiler emits, but not documented API:
     hence the trial.

@@ -1,4 +1,4 @@
-"""What the kernels of product_kernels.py compute, by PyTorch's operators.
+"""What the kernels of gemm_kernels.py compute, by PyTorch's operators.
 
 For a GPU that a kernel of ours does not fit: slower, and never refused.
 """
@@ -13,7 +13,7 @@ from tasuki.models.weighted import Weighted
 
 
 def multiply(
-    product: PlainLinear,
+    gemm: PlainLinear,
     x: torch.Tensor,
     result: torch.Tensor,
     eps: float,
@@ -27,7 +27,7 @@ def multiply(
     """Multiply `x`, [rows, in], by the weight, with what surrounds it, into `result`.
 
     Args:
-        product: weight [out, in] and bias.
+        gemm: weight [out, in] and bias.
         x: rows; with `squares` weighted (`Weighted.x`).
         result: [rows, out], of a gated one [rows, out / 2]; with `added` what is added to.
         eps: of the norm.
@@ -41,11 +41,11 @@ def multiply(
     rows, size = x.shape
     if norm is not None and not added and squares is None and rows == 1:
         x = torch.rms_norm(x.float(), (size,), norm.float(), eps).to(x.dtype)
-    total = F.linear(x, product.weight).float()
+    total = F.linear(x, gemm.weight).float()
     if squares is not None:
         total *= torch.rsqrt(squares.sum(0)[:rows, None] / size + eps)
-    if product.bias is not None:
-        total += product.bias.float()
+    if gemm.bias is not None:
+        total += gemm.bias.float()
     if gated:
         gate, up = total.chunk(2, -1)
         total = F.silu(gate) * up

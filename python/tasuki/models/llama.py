@@ -1,6 +1,6 @@
 """The Llama family, written out: Llama, Mistral, Qwen2, Qwen3, SmolLM2.
 
-q, k and v are one product, gate and up another; what lies between the products
+q, k and v are one GEMM, gate and up another; what lies between the GEMMs
 is `Ops`, made for the device; modules and their dispatch are left out. In the
 last layer only the rows whose logits are wanted go through what follows
 attention: there `body`, whose work depends on the number of tokens alone, ends
@@ -40,7 +40,7 @@ class LlamaWeights:
 
 
 def prepare(tensors: LlamaTensors, collective: Collective) -> LlamaWeights:
-    """Make this rank's products."""
+    """Make this rank's GEMMs."""
     return LlamaWeights(
         embedding=tensors.embedding,
         layers=tuple(_prepare_layer(layer, collective) for layer in tensors.layers),

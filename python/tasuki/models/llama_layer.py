@@ -14,7 +14,7 @@ Norms = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """Products and norms; `attention_norm` and `mlp_norm` are [hidden]."""
+    """GEMMs and norms; `attention_norm` and `mlp_norm` are [hidden]."""
 
     attention_norm: torch.Tensor
     qkv: Linear

@@ -29,7 +29,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer. Products are [out, in]; norms [hidden], those of heads [head_dim].
+    """One layer. GEMMs are [out, in]; norms [hidden], those of heads [head_dim].
 
     Attributes:
         qkv: rows of queries, keys and values, one after the other.

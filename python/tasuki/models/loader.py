@@ -26,7 +26,7 @@ from tasuki.models.spec_reader import read_spec
 
 log = logging.getLogger(__name__)
 
-# choose_dtype: rows of its products, and bytes of float32 weights that one pass reads.
+# choose_dtype: rows of its GEMMs, and bytes of float32 weights that one pass reads.
 _TRIAL_ROWS = (1, 8, 256)
 _TRIAL_BYTES = 96e6
 _TRIAL_REPEATS = 3
@@ -141,7 +141,7 @@ def compile_model(model: CausalModel) -> bool:
 def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dtype, str]:
     """Measure whether float32 or bfloat16 is faster on this machine, for this model.
 
-    Times products of the model's shapes, by the kernels that it would run by, at
+    Times GEMMs of the model's shapes, by the kernels that it would run by, at
     rows like those of decoding (1, 8) and of prefill (256), on one thread and in
     processor time, so that what else runs on the machine matters little: a fraction
     of a second.
@@ -171,23 +171,23 @@ def choose_dtype(spec: ModelSpec, device: torch.device | str) -> tuple[torch.dty
 
 
 def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
-    """Seconds of one pass over some layers' MLP products, for each of _TRIAL_ROWS."""
+    """Seconds of one pass over some layers' MLP GEMMs, for each of _TRIAL_ROWS."""
     inner, hidden = 2 * spec.intermediate_size, spec.hidden_size
     copies = max(1, min(spec.num_layers, int(_TRIAL_BYTES / (4 * inner * hidden))))
     with torch.inference_mode():
         make: Callable[[torch.Tensor], Linear] = make_linear
         if spec.native and why_not(spec, dtype, torch.device("cpu")) is None:
             make = make_native_linear
-        products = [make(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)]
+        gemms = [make(torch.full((inner, hidden), 0.01, dtype=dtype)) for _ in range(copies)]
         result = []
         for rows in _TRIAL_ROWS:
             x = torch.full((rows, hidden), 0.01, dtype=dtype)
-            used = products if rows < 32 else products[: max(1, copies // 8)]
+            used = gemms if rows < 32 else gemms[: max(1, copies // 8)]
             times = []
             for _ in range(_TRIAL_REPEATS + 1):
                 begin = time.thread_time()
-                for product in used:
-                    product(x)
+                for gemm in used:
+                    gemm(x)
                 times.append(time.thread_time() - begin)
             result.append(min(times[1:]))
     return result

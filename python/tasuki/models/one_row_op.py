@@ -1,7 +1,7 @@
-"""Products of models that we did not write: of a single row, under torch.compile, our own kernel.
+"""GEMMs of models that we did not write: of a single row, under torch.compile, our own kernel.
 
 On an H200 the kernels that the compiler makes and tunes read the weights of a 4B model at
-62% of the speed of a copy, `product_kernels.one_row` at 71%. As an operator that kernel is
+62% of the speed of a copy, `gemm_kernels.one_row` at 71%. As an operator that kernel is
 opaque to the compiler, and the choice is made while it traces: a graph for one token has
 it, a graph for many has not.
 """
@@ -19,9 +19,9 @@ from torch import nn
 from tasuki.models.layers import PlainLinear
 
 if TYPE_CHECKING:
-    from tasuki.models.products import FewRows
+    from tasuki.models.gemms import FewRows
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Like `F.linear`: x [..., in], weight [out, in], bias [out] or None, to [..., out]."""
 
 _DEVICES = ("cuda",)
@@ -32,22 +32,22 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        return _product(x, self.weight, self.bias)
+        return _gemm(x, self.weight, self.bias)
 
 
-def product_with(weight: torch.Tensor) -> Product:
+def gemm_with(weight: torch.Tensor) -> Gemm:
     """What to multiply by `weight` with: `F.linear` where the kernel does not take it."""
     if weight.device.type not in _DEVICES:
         return F.linear
-    from tasuki.models.products import takes_one_row  # imports Triton, which others may lack
+    from tasuki.models.gemms import takes_one_row  # imports Triton, which others may lack
 
-    return _product if takes_one_row(weight) else F.linear
+    return _gemm if takes_one_row(weight) else F.linear
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _gemm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if torch.compiler.is_compiling() and x.numel() == x.shape[-1]:
-        product: torch.Tensor = torch.ops.tasuki.one_row(x, weight, bias)
-        return product
+        gemm: torch.Tensor = torch.ops.tasuki.one_row(x, weight, bias)
+        return gemm
     return F.linear(x, weight, bias)
 
 
@@ -64,6 +64,6 @@ def _shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 @functools.cache
 def _few_rows(device: torch.device) -> FewRows:
-    from tasuki.models.products import FewRows  # as above
+    from tasuki.models.gemms import FewRows  # as above
 
     return FewRows(0.0, device)

@@ -1,4 +1,4 @@
-"""The steps of a Llama layer around its products: what differs from device to device."""
+"""The steps of a Llama layer around its GEMMs: what differs from device to device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Ahead = torch.Tensor | Weighted | None
 class Ops(ABC):
     """T tokens; tensors of the model's dtype and device.
 
-    `hidden`, [T, hidden], is what the layers add to. Each product's input is `hidden`
-    normed, which is made where it was last added to, if not by the product itself.
+    `hidden`, [T, hidden], is what the layers add to. Each GEMM's input is `hidden`
+    normed, which is made where it was last added to, if not by the GEMM itself.
     """
 
     def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:

@@ -16,10 +16,10 @@ from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
 from tasuki.models import kernels
 from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
+from tasuki.models.gemms import LIMIT_ROWS, FewRows
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
 from tasuki.models.llama_layer import LlamaLayer, Norms
 from tasuki.models.ops import Ahead, Ops, Rotation
-from tasuki.models.products import LIMIT_ROWS, FewRows
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 
@@ -77,9 +77,9 @@ class CudaOps(Ops):
 
     def can(self, choice: Choice, first: Linear, second: Linear, rows: int) -> bool:
         """Whether so many rows of a stage can be computed so."""
-        for way, product in ((choice.add, first), (choice.use, second)):
+        for way, gemm in ((choice.add, first), (choice.use, second)):
             few = self._ways.get(way)
-            if few is not None and not few.takes(product, rows, LIMIT_ROWS):
+            if few is not None and not few.takes(gemm, rows, LIMIT_ROWS):
                 return False
         if "early" in choice and rows > 1:
             return False
@@ -88,24 +88,24 @@ class CudaOps(Ops):
     def add(
         self,
         choice: Choice,
-        product: Linear,
+        gemm: Linear,
         x: torch.Tensor,
         hidden: torch.Tensor,
         norm: torch.Tensor,
     ) -> Ahead:
         """Add the GEMM of `x` to `hidden` in place; what is left for the norm, as `Ops.rest`."""
         if choice.add in self._ways:
-            assert isinstance(product, PlainLinear)
+            assert isinstance(gemm, PlainLinear)
             few = self._ways[choice.add]
-            return few.add(product, x, hidden, norm if choice.use in self._ways else None)
+            return few.add(gemm, x, hidden, norm if choice.use in self._ways else None)
         if choice.add == "addmm":
-            assert isinstance(product, PlainLinear)
-            hidden.addmm_(x, product.weight.t())
+            assert isinstance(gemm, PlainLinear)
+            hidden.addmm_(x, gemm.weight.t())
             return None
         if choice.use in self._ways and x.shape[0] == 1:  # which norms its row itself
-            hidden += product(x)
+            hidden += gemm(x)
             return None
-        return self.add_norm(hidden, product(x), norm)
+        return self.add_norm(hidden, gemm(x), norm)
 
     def use_gate_up(
         self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
@@ -183,9 +183,9 @@ def stage_of(stage: str, layer: LlamaLayer) -> tuple[Linear, Linear]:
     return (layer.output, layer.gate_up) if stage == "mlp" else (layer.down, layer.qkv)
 
 
-def plain(product: Linear) -> PlainLinear:
+def plain(gemm: Linear) -> PlainLinear:
     """This rank's part of a GEMM."""
-    part = product.part if isinstance(product, SummedLinear) else product
+    part = gemm.part if isinstance(gemm, SummedLinear) else gemm
     assert isinstance(part, PlainLinear)
     return part
 

@@ -1,12 +1,12 @@
-"""Products of one input as a single product, in models that we did not write.
+"""GEMMs of one input as a single GEMM, in models that we did not write.
 
 Modules of transformers multiply the same hidden states by three matrices, then by
-two. One product of all their columns reads its input once and fills the device
+two. One GEMM of all their columns reads its input once and fills the device
 better: at few rows that is a tenth of a decode step. Weights are put together
-once; modules in the old ones' places hand out their parts of the product.
+once; modules in the old ones' places hand out their parts of the GEMM.
 
-A part is taken from the last product if it was of the very same tensor. Under
-torch.compile that is decided while tracing: what is left is one product. All products,
+A part is taken from the last GEMM if it was of the very same tensor. Under
+torch.compile that is decided while tracing: what is left is one GEMM. All GEMMs,
 packed or not, are those of `one_row_op`. Runs on the engine thread.
 """
 
@@ -18,21 +18,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from tasuki.models.one_row_op import Linear, product_with
+from tasuki.models.one_row_op import Linear, gemm_with
 
-# Names under which modules hold products of one input.
+# Names under which modules hold GEMMs of one input.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class _Product:
-    """The product of several `Linear`s, and the input and parts of the last one until taken."""
+class _Gemm:
+    """The GEMM of several `Linear`s, and the input and parts of the last one until taken."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         self.weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
         self.sizes = [linear.out_features for linear in linears]
-        self._multiply = product_with(self.weight)
+        self._multiply = gemm_with(self.weight)
         self._input: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
@@ -40,8 +40,8 @@ class _Product:
         """Columns of `linears[index]`, [..., out_features]."""
         if self._input is not x:
             self._input = x
-            product = self._multiply(x, self.weight, self.bias)
-            self._parts = torch.split_with_sizes(product, self.sizes, -1)
+            gemm = self._multiply(x, self.weight, self.bias)
+            self._parts = torch.split_with_sizes(gemm, self.sizes, -1)
         part = self._parts[index]
         if index == len(self.sizes) - 1:
             self._input, self._parts = None, ()
@@ -51,24 +51,24 @@ class _Product:
 class _Part(nn.Module):
     """What stands where a `Linear` stood."""
 
-    def __init__(self, product: _Product, index: int) -> None:
+    def __init__(self, gemm: _Gemm, index: int) -> None:
         super().__init__()
-        self._product = product
+        self._gemm = gemm
         self._index = index
-        first = sum(product.sizes[:index])
-        rows = slice(first, first + product.sizes[index])
+        first = sum(gemm.sizes[:index])
+        rows = slice(first, first + gemm.sizes[index])
         # Views, for whoever looks at them.
-        self.weight = nn.Parameter(product.weight[rows], requires_grad=False)
-        bias = product.bias
+        self.weight = nn.Parameter(gemm.weight[rows], requires_grad=False)
+        bias = gemm.bias
         self.bias = None if bias is None else nn.Parameter(bias[rows], requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        return self._product.part(x, self._index)
+        return self._gemm.part(x, self._index)
 
 
 def pack(module: nn.Module) -> Callable[[], None]:
-    """Let products of one input be one, wherever `module` has such, and all be `one_row_op`'s.
+    """Let GEMMs of one input be one, wherever `module` has such, and all be `one_row_op`'s.
 
     Returns:
         What undoes it.
@@ -80,11 +80,11 @@ def pack(module: nn.Module) -> Callable[[], None]:
         if _may_pack([getattr(parent, name, None) for name in group])
     ]
     for parent, group in packed:
-        product = _Product([getattr(parent, name) for name in group])
+        gemm = _Gemm([getattr(parent, name) for name in group])
         for index, name in enumerate(group):
-            setattr(parent, name, _Part(product, index))
+            setattr(parent, name, _Part(gemm, index))
     plain = [each for each in module.modules() if type(each) is nn.Linear]
-    quick = [each for each in plain if product_with(each.weight) is not F.linear]
+    quick = [each for each in plain if gemm_with(each.weight) is not F.linear]
     for each in quick:
         each.__class__ = Linear
 
@@ -99,7 +99,7 @@ def pack(module: nn.Module) -> Callable[[], None]:
 
 
 def _may_pack(found: list[object]) -> bool:
-    """Whether all are plain products alike but for their numbers of columns."""
+    """Whether all are plain GEMMs alike but for their numbers of columns."""
     kinds = {
         (each.in_features, each.bias is None, each.weight.dtype, each.weight.device)
         if type(each) is nn.Linear

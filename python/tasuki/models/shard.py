@@ -1,7 +1,7 @@
 """Which part of each weight a rank has: tensor parallelism of the Llama family.
 
     q, k, v, gate, up    rows: whole heads, and columns of the inner layer
-    output, down         columns; the ranks' products are summed
+    output, down         columns; the ranks' GEMMs are summed
     head                 rows: a stretch of the vocabulary (engine/joint_logits.py joins them)
     embedding, norms     whole on every rank
 
@@ -61,7 +61,7 @@ class Shard:
         return self.rank * self.spec.num_kv_heads // self.size
 
     def kv_rows(self) -> Slice:
-        """Rows of this rank's KV heads, in the products with k and v."""
+        """Rows of this rank's KV heads, in the GEMMs with k and v."""
         first, count, size = self.first_kv_head, self.local.num_kv_heads, self.spec.head_dim
         return Slice(0, first * size, (first + count) * size)
 

@@ -17,8 +17,8 @@ class ModelSpec:
         sliding_windows: per layer, tokens that a query sees; None: all.
         rope: rotation; None when the model itself deals with positions.
         qk_norm: queries and keys are normalised per head before the rotation.
-        attention_bias: q, k and v products have a bias.
-        output_bias: so has the attention's output product.
+        attention_bias: q, k and v GEMMs have a bias.
+        output_bias: so has the attention's output GEMM.
         tied_head: the head's weight is the embedding table.
         norm_eps: added to the mean square under the root.
         eos_token_ids: tokens that end a generation, in the folder's order.

@@ -1,4 +1,4 @@
-"""What one product leaves for the next one, where the norm between them is no kernel."""
+"""What one GEMM leaves for the next one, where the norm between them is no kernel."""
 
 from __future__ import annotations
 

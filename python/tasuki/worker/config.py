@@ -48,7 +48,7 @@ _CPU_LIMITS = Limits(block_size=16, max_batched_tokens=1_024, max_running_reques
 
 # A block of 32 tokens is megabytes: copying it over NVLink then takes as long as
 # posting its descriptor (8.5 us), so posting hides behind copying. 2,048 rows fill
-# a GPU's matrix products; more would make a step, and with it everybody's next
+# a GPU's GEMMs; more would make a step, and with it everybody's next
 # token, longer. Where nobody decodes, twice as many bring 3 to 4% more prompts of
 # 5,000 tokens through, and the end of their KV comes 1.4 ms later.
 _CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=2_048, max_running_requests=256)

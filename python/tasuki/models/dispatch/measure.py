@@ -34,7 +34,7 @@ def cells_of(layer: LlamaLayer) -> list[Cell]:
     """All choices of a model whose layers are like this one, the same in every rank's order."""
     cells = []
     for stage in STAGES:
-        first, second = (plain(product).weight for product in stage_of(stage, layer))
+        first, second = (plain(gemm).weight for gemm in stage_of(stage, layer))
         dtype = str(first.dtype).removeprefix("torch.")
         key = stage_key(stage, tuple(first.shape), tuple(second.shape), dtype)
         cells += [Cell(stage, key, rows) for rows in ROWS]
@@ -93,7 +93,7 @@ def _decide(
 
 def weights_read(layers: Sequence[LlamaLayer], cell: Cell) -> int:
     """How many layers' weights a candidate's work goes through."""
-    of_one = sum(plain(product).weight.nbytes for product in stage_of(cell.stage, layers[0]))
+    of_one = sum(plain(gemm).weight.nbytes for gemm in stage_of(cell.stage, layers[0]))
     return min(len(layers), max(2, -(-_COLD_BYTES // of_one)))
 
 

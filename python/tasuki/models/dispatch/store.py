@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tasuki.models import cache, kernels, product_kernels, products
+from tasuki.models import cache, gemm_kernels, gemms, kernels
 from tasuki.models.dispatch.table import DispatchError, Table
 
 
@@ -22,7 +22,7 @@ def facts_of(device: torch.device) -> dict[str, str]:
     facts["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     facts["driver"] = _driver()
     digest = hashlib.sha256()
-    for module in (kernels, product_kernels, products):
+    for module in (kernels, gemm_kernels, gemms):
         digest.update(Path(str(module.__file__)).read_bytes())
     facts["kernels"] = digest.hexdigest()[:16]
     return facts

@@ -5,7 +5,7 @@ A stage is two GEMMs of a layer and what lies between them:
     mlp         output GEMM + residual ▶ norm ▶ gate and up GEMM + gate
     attention   down GEMM + residual ▶ norm ▶ the next layer's query, key and value GEMM
 
-A choice names what computes the first and the second: `ours` (products.py), `early` (`ours`
+A choice names what computes the first and the second: `ours` (gemms.py), `early` (`ours`
 of one row, which loads weights before the kernel before it ends), `linear` (cuBLAS, and one
 kernel for residual and norm), or, for the first, `addmm` (cuBLAS adds the residual). They
 are chosen together, as the norm belongs to one or the other.

@@ -1,6 +1,6 @@
-"""Kernels of products with few rows and what surrounds them, in Triton; CUDA only.
+"""Kernels of GEMMs with few rows and what surrounds them, in Triton; CUDA only.
 
-With few rows a product is the reading of its weight, and what costs beside it are
+With few rows a GEMM is the reading of its weight, and what costs beside it are
 the ends of kernels. So the norm before it, the gate and the residual behind it are
 part of its kernel, and kernels overlap at their ends (overlap.py).
 
@@ -9,9 +9,9 @@ part of its kernel, and kernels overlap at their ends (overlap.py).
                  a weight of few rows is divided by columns as well: each program leaves
                  its part, and whoever comes last adds them up, in their order
 
-A norm is a factor for each column, its weight, and one for each row. A product that adds may
+A norm is a factor for each column, its weight, and one for each row. A GEMM that adds may
 leave what it made times the next norm's weight (weighted.py), and each tile's squares of it,
-[tiles, rows]; the product after it adds these up in their order, and has the rows' factors.
+[tiles, rows]; the GEMM after it adds these up in their order, and has the rows' factors.
 
 Results do not depend on who was last. Triton's interpreter runs both on the CPU
 (TRITON_INTERPRET=1). This file owns no state.

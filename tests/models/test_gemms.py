@@ -1,4 +1,4 @@
-"""Products of few rows with what surrounds them, against PyTorch's operators."""
+"""GEMMs of few rows with what surrounds them, against PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from support.kernels import DEVICE
 from triton.runtime.errors import OutOfResources
 
-from tasuki.models import products
+from tasuki.models import gemms
+from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows, _stages, row_groups
 from tasuki.models.layers import PlainLinear
-from tasuki.models.products import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows, _stages, row_groups
 
 SIZE, OUT = 1024, 144
 EPS = 1e-5
 ROWS = [1, 2, 17, 40]  # one row; then each way to group them but 64
-# float16: the interpreter's product knows no bfloat16.
+# float16: the interpreter's GEMM knows no bfloat16.
 HALF = torch.float16
 TOLERANCE = 2**-8  # of which the result's rounding, which the interpreter cuts, is a half
 
@@ -43,9 +43,9 @@ def linear(out: int, dtype: torch.dtype = HALF, *, biased: bool = False) -> Plai
     return PlainLinear(weight.to(dtype), torch.randn(out).to(dtype) if biased else None)
 
 
-def exact(product: PlainLinear, x: torch.Tensor) -> torch.Tensor:
-    result = x.float() @ product.weight.float().t()
-    return result if product.bias is None else result + product.bias.float()
+def exact(gemm: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+    result = x.float() @ gemm.weight.float().t()
+    return result if gemm.bias is None else result + gemm.bias.float()
 
 
 def norm_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -60,51 +60,51 @@ def check(got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_plain(few: FewRows, rows: int, biased: bool) -> None:
-    product, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
-    check(few.plain(product, x), exact(product, x))
+    gemm, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
+    check(few.plain(gemm, x), exact(gemm, x))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_normed(few: FewRows, rows: int, biased: bool) -> None:
-    product, norm = linear(OUT, biased=biased), torch.randn(SIZE).to(HALF)
+    gemm, norm = linear(OUT, biased=biased), torch.randn(SIZE).to(HALF)
     x = (3 * torch.randn(rows, SIZE + 16)).to(HALF)[:, :SIZE]  # rows that lie apart
-    check(few.normed(product, x, norm), exact(product, norm_of(x, norm)))
+    check(few.normed(gemm, x, norm), exact(gemm, norm_of(x, norm)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated(few: FewRows, rows: int) -> None:
-    product, norm = linear(2 * OUT), torch.randn(SIZE).to(HALF)
+    gemm, norm = linear(2 * OUT), torch.randn(SIZE).to(HALF)
     x = (3 * torch.randn(rows, SIZE)).to(HALF)
-    gate, up = exact(product, norm_of(x, norm)).chunk(2, -1)
-    check(few.gated(product, x, norm), F.silu(gate) * up)
+    gate, up = exact(gemm, norm_of(x, norm)).chunk(2, -1)
+    check(few.gated(gemm, x, norm), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("biased", [False, True])
 def test_add_touches_its_rows_only(few: FewRows, rows: int, biased: bool) -> None:
-    product, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
+    gemm, x = linear(OUT, biased=biased), torch.randn(rows, SIZE).to(HALF)
     hidden = torch.randn(rows + 1, OUT).to(HALF)
     want = hidden.float()
-    want[:rows] += exact(product, x)
-    few.add(product, x, hidden[:rows])
+    want[:rows] += exact(gemm, x)
+    few.add(gemm, x, hidden[:rows])
     check(hidden, want)
-    few.add(product, x, hidden[:rows])  # counters are as they were
-    want[:rows] += exact(product, x)
+    few.add(gemm, x, hidden[:rows])  # counters are as they were
+    want[:rows] += exact(gemm, x)
     torch.testing.assert_close(hidden.float(), want, atol=2 * TOLERANCE, rtol=2 * TOLERANCE)
 
 
 @pytest.mark.parametrize("rows", [MIN_ROWS_WEIGHTED, 17, 40])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_norm_between_two_products(
+def test_a_norm_between_two_gemms(
     few: FewRows, rows: int, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begun by the one that adds, ended by the one after it, without a kernel between."""
-    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    monkeypatch.setattr(gemms, "_WEIGHTED", (HALF,))
     adding, norm = linear(SIZE, biased=True), torch.randn(SIZE).to(HALF)
     x, hidden = torch.randn(2, rows, SIZE).to(HALF)
     want = hidden + exact(adding, x)
-    monkeypatch.setattr(products.kernels, "norm", None)
+    monkeypatch.setattr(gemms.kernels, "norm", None)
     weighted = few.add(adding, x, hidden, norm)
     check(hidden, want)
     assert weighted is not None
@@ -121,27 +121,27 @@ def test_a_norm_between_two_products(
 
 def test_what_is_not_weighted(few: FewRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """float16, which has no room for it; too few rows; too large rows; rows no norm follows."""
-    product, norm = linear(SIZE), torch.randn(SIZE).to(HALF)
+    gemm, norm = linear(SIZE), torch.randn(SIZE).to(HALF)
 
     def is_weighted(rows: int, norm: torch.Tensor | None = norm) -> bool:
         x = torch.randn(rows, SIZE).to(HALF)
-        return few.add(product, x, x.clone(), norm) is not None
+        return few.add(gemm, x, x.clone(), norm) is not None
 
     assert not is_weighted(MIN_ROWS_WEIGHTED)
-    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    monkeypatch.setattr(gemms, "_WEIGHTED", (HALF,))
     assert is_weighted(MIN_ROWS_WEIGHTED)
     assert not is_weighted(MIN_ROWS_WEIGHTED, None)
     assert not is_weighted(MIN_ROWS_WEIGHTED - 1)
     assert not is_weighted(1)
-    monkeypatch.setattr(products, "_MAX_STRETCHES", 15)
+    monkeypatch.setattr(gemms, "_MAX_STRETCHES", 15)
     assert not is_weighted(MIN_ROWS_WEIGHTED)
 
 
 def test_one_row_in_float32(few: FewRows) -> None:
-    product, norm = linear(OUT, torch.float32, biased=True), torch.randn(SIZE)
+    gemm, norm = linear(OUT, torch.float32, biased=True), torch.randn(SIZE)
     x = 3 * torch.randn(1, SIZE)
-    want = exact(product, norm_of(x, norm))
-    torch.testing.assert_close(few.normed(product, x, norm), want, atol=2e-5, rtol=2e-5)
+    want = exact(gemm, norm_of(x, norm))
+    torch.testing.assert_close(few.normed(gemm, x, norm), want, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 17])
@@ -149,7 +149,7 @@ def test_a_kernel_that_does_not_fit_is_done_without(
     rows: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A layer, refused at its first, second or third GEMM, comes out right; one line is logged."""
-    monkeypatch.setattr(products, "_WEIGHTED", (HALF,))
+    monkeypatch.setattr(gemms, "_WEIGHTED", (HALF,))
     adding, after, norm = linear(SIZE), linear(2 * OUT), torch.randn(SIZE).to(HALF)
     start, hidden_before = torch.randn(2, rows, SIZE).to(HALF)
     normed = exact(adding, norm_of(start, norm)).to(HALF)
@@ -180,11 +180,11 @@ def test_a_kernel_that_does_not_fit_is_done_without(
 
 
 def test_what_is_not_taken(few: FewRows) -> None:
-    product = linear(OUT)
-    assert few.takes(product, MAX_ROWS)
-    assert not few.takes(product, MAX_ROWS + 1)
-    assert not few.takes(product, 0)
-    assert not few.takes(product.__call__, 1)
+    gemm = linear(OUT)
+    assert few.takes(gemm, MAX_ROWS)
+    assert not few.takes(gemm, MAX_ROWS + 1)
+    assert not few.takes(gemm, 0)
+    assert not few.takes(gemm.__call__, 1)
     assert not few.takes(linear(OUT, torch.float32), 2)
     assert not few.takes(PlainLinear(torch.zeros(OUT, SIZE - 16).to(HALF), None), 2)
 

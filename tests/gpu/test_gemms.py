@@ -1,4 +1,4 @@
-"""Products of few rows at real sizes, one kernel beginning while the one before it ends."""
+"""GEMMs of few rows at real sizes, one kernel beginning while the one before it ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
-from tasuki.models.products import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.weighted import Weighted
 
 DEVICE = torch.device("cuda")

@@ -1,6 +1,6 @@
-"""Products of few rows with what surrounds them: which kernel, and how divided.
+"""GEMMs of few rows with what surrounds them: which kernel, and how divided.
 
-Measured on an H200 over the products of a 4B model's 36 layers with their norms, gates and
+Measured on an H200 over the GEMMs of a 4B model's 36 layers with their norms, gates and
 additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a copy):
 
     rows     cuBLAS and our kernels between    these
@@ -15,8 +15,8 @@ With more rows what counts is that neighbours share what they read, which these 
 cannot: that is cuBLAS's.
 
 A tensor core's operand goes there without passing through registers, so that the norm before
-more than one row is a kernel of its own, as in the table above. Or it is begun by the product
-that adds to `hidden` and ended by the one after it (product_kernels.py). On an H200, whole
+more than one row is a kernel of its own, as in the table above. Or it is begun by the GEMM
+that adds to `hidden` and ended by the one after it (gemm_kernels.py). On an H200, whole
 decode steps of a 4B model at 850 tokens in CUDA graphs then take so much more (microseconds):
 
     rows       2    16    32    50    64
@@ -34,8 +34,8 @@ from triton.errors import TritonError
 
 from tasuki.device_limits import limits_of
 from tasuki.models import kernels, library_gemm
+from tasuki.models.gemm_kernels import few_rows, one_row
 from tasuki.models.layers import PlainLinear
-from tasuki.models.product_kernels import few_rows, one_row
 from tasuki.models.weighted import Weighted
 from tasuki.overlap import overlaps
 
@@ -48,7 +48,7 @@ MIN_ROWS_WEIGHTED = 16
 _OUTS_OF_ONE, _COLUMNS_OF_ONE, _EARLY_COLUMNS = 4, 512, 2048
 _OUTS, _COLUMNS, _COLUMNS_OF_GATED = 64, 128, 64
 _HALF = (torch.bfloat16, torch.float16)
-_MAX_TILES = 8192  # of a product: rows of the largest weight / _OUTS
+_MAX_TILES = 8192  # of a gemm: rows of the largest weight / _OUTS
 _WEIGHTED = (torch.bfloat16,)  # float16 has no room for what is not normed
 _SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
 _MAX_STRETCHES = 128  # beyond these sums of squares would not stay in registers
@@ -65,9 +65,9 @@ class _Surroundings(TypedDict):
 
 
 class FewRows:
-    """Products of up to MAX_ROWS rows on one device, of one stream at a time.
+    """GEMMs of up to MAX_ROWS rows on one device, of one stream at a time.
 
-    Owns the counters by which the programs of a divided product find out who is last;
+    Owns the counters by which the programs of a divided GEMM find out who is last;
     they are 0 between kernels.
     """
 
@@ -82,68 +82,66 @@ class FewRows:
         self._refused = False
         self._programs = limits.cores if device.type == "cuda" else 1
 
-    def takes(
-        self, product: object, rows: int, most_rows: int = MAX_ROWS
-    ) -> TypeGuard[PlainLinear]:
-        """Whether the methods below take a product of so many rows.
+    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[PlainLinear]:
+        """Whether the methods below take a GEMM of so many rows.
 
         Args:
-            product: A linear layer.
+            gemm: A linear layer.
             rows: Of its input.
             most_rows: Up to `LIMIT_ROWS`; beyond `MAX_ROWS` they are rarely the fastest.
         """
-        if self._refused or not isinstance(product, PlainLinear) or not 0 < rows <= most_rows:
+        if self._refused or not isinstance(gemm, PlainLinear) or not 0 < rows <= most_rows:
             return False
         if rows == 1:
-            return takes_one_row(product.weight)
-        out, size = product.weight.shape
-        half = product.weight.dtype in _HALF
+            return takes_one_row(gemm.weight)
+        out, size = gemm.weight.shape
+        half = gemm.weight.dtype in _HALF
         return half and size % _COLUMNS == 0 and out <= _MAX_TILES * _OUTS
 
-    def plain(self, product: PlainLinear, x: torch.Tensor) -> torch.Tensor:
-        """The product of `x`, [rows, in] with adjacent elements."""
-        result = x.new_empty(x.shape[0], product.weight.shape[0])
-        self._run(product, x, result)
+    def plain(self, gemm: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+        """The GEMM of `x`, [rows, in] with adjacent elements."""
+        result = x.new_empty(x.shape[0], gemm.weight.shape[0])
+        self._run(gemm, x, result)
         return result
 
     def normed(
-        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
+        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
     ) -> torch.Tensor:
-        """The product of `x`, [rows, in] with adjacent elements, after `kernels.norm`.
+        """The GEMM of `x`, [rows, in] with adjacent elements, after `kernels.norm`.
 
         Where `x` is weighted, it is so with `norm`.
         """
-        return self._normed(product, x, norm, product.weight.shape[0])
+        return self._normed(gemm, x, norm, gemm.weight.shape[0])
 
     def gated(
-        self, product: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor | None
+        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias.
 
         Without `norm` `x` is normed already.
         """
-        assert product.bias is None
-        return self._normed(product, x, norm, product.weight.shape[0] // 2, gated=True)
+        assert gemm.bias is None
+        return self._normed(gemm, x, norm, gemm.weight.shape[0] // 2, gated=True)
 
     def add(
         self,
-        product: PlainLinear,
+        gemm: PlainLinear,
         x: torch.Tensor,
         hidden: torch.Tensor,
         norm: torch.Tensor | None = None,
     ) -> Weighted | None:
-        """Add the product of `x`, [rows, in] with adjacent elements, to `hidden` in place.
+        """Add the GEMM of `x`, [rows, in] with adjacent elements, to `hidden` in place.
 
         Returns:
             `hidden` weighted with `norm`; None: without one, or of rows that are not weighted.
         """
         left = None if norm is None else _room(hidden)
-        self._run(product, x, hidden, norm=norm, added=True, left=left)
+        self._run(gemm, x, hidden, norm=norm, added=True, left=left)
         return left
 
     def _normed(
         self,
-        product: PlainLinear,
+        gemm: PlainLinear,
         x: torch.Tensor | Weighted,
         norm: torch.Tensor | None,
         out: int,
@@ -158,12 +156,12 @@ class FewRows:
         else:
             rows = kernels.norm(x, norm, self._eps)
         result = rows.new_empty(rows.shape[0], out)
-        self._run(product, rows, result, norm=norm, gated=gated, squares=squares)
+        self._run(gemm, rows, result, norm=norm, gated=gated, squares=squares)
         return result
 
     def _run(
         self,
-        product: PlainLinear,
+        gemm: PlainLinear,
         x: torch.Tensor,
         result: torch.Tensor,
         *,
@@ -183,7 +181,7 @@ class FewRows:
         }
         if not self._refused:
             try:
-                return self._launch(product, x, result, **surroundings)
+                return self._launch(gemm, x, result, **surroundings)
             except TritonError as error:  # before anything ran: it does not fit, or compile
                 self._refused = True
                 first = (str(error).splitlines() or [""])[0]
@@ -192,11 +190,11 @@ class FewRows:
                     type(error).__name__,
                     first,
                 )
-        library_gemm.multiply(product, x, result, self._eps, **surroundings)
+        library_gemm.multiply(gemm, x, result, self._eps, **surroundings)
 
     def _launch(
         self,
-        product: PlainLinear,
+        gemm: PlainLinear,
         x: torch.Tensor,
         result: torch.Tensor,
         *,
@@ -208,7 +206,7 @@ class FewRows:
     ) -> None:
         rows, size = x.shape
         out = result.shape[1]
-        weight, bias = product.weight, product.bias
+        weight, bias = gemm.weight, gemm.bias
         what = {"biased": bias is not None, "gated": gated, "added": added}
         launch = {"dependent": self._dependent, "launch_pdl": self._dependent}
         bias = weight if bias is None else bias
@@ -283,7 +281,7 @@ def _early_columns(size: int) -> int:
 
 
 def takes_one_row(weight: torch.Tensor) -> bool:
-    """Whether `FewRows` takes products of one row by `weight`, [out, in]."""
+    """Whether `FewRows` takes GEMMs of one row by `weight`, [out, in]."""
     return weight.shape[1] % _COLUMNS_OF_ONE == 0
 
 
