@@ -29,7 +29,7 @@ GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 
 # What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
 QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
-QUICK_CRATES := -p tasuki-core -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
+QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
 .PHONY: test-long test-search quick quick-checks quick-tests lint-python lint-rust
@@ -74,7 +74,7 @@ test-long: setup-dev model ## What `make test` has a shorter version of
 test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES: cases of each, 20,000)
 	@export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
 	export TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20000}; \
-	cargo test -p tasuki-router -p tasuki-policy -p tasuki-bench --lib --tests; \
+	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
 
 test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept

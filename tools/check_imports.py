@@ -63,9 +63,10 @@ ALLOWED_CRATES = {
     "text": set(),
     "searches": set(),  # for tests only
     "policy": {"core", "searches"},
-    "sim": {"core", "policy"},
+    "flow": {"core", "policy", "searches"},
+    "sim": {"core", "flow", "policy"},
     "bench": {"core", "searches", "text"},
-    "router": {"core", "policy", "searches", "text", "wire"},
+    "router": {"core", "flow", "policy", "text", "wire"},
     "cpu": set(),
     "py": {"bench", "core", "cpu", "router"},
 }

@@ -84,10 +84,10 @@ def kill_at_work(system: Deployment, name: str) -> None:
     Raises:
         TimeoutError: it holds none, or the router did not give any up.
     """
-    before = system.setbacks()
+    before = system.retries()
     system.stop_at_work(name, "waiting", "running")
     system.kill(name)
-    until(lambda: system.setbacks() > before, lambda: f"the loss to be noticed\n{system.logs()}")
+    until(lambda: system.retries() > before, lambda: f"the loss to be noticed\n{system.logs()}")
 
 
 def at_work(system: Deployment, role: str) -> str:
@@ -125,13 +125,13 @@ def test_prefill_after_first_tokens(
     try:
         crowd.wait_received(requests=with_token, tokens=1)
         held = system.stop_at_work("prefill-0", "leased_blocks")
-        before = system.setbacks()
+        before = system.retries()
         system.kill("prefill-0")
     finally:
         for name in by_role(system, "decode"):
             system.continue_process(name)
     assert replacements(crowd.finish()) > 0, held
-    assert system.setbacks() > before
+    assert system.retries() > before
 
 
 def open_streams(system: Deployment, references: list[Reference]) -> None:
@@ -175,13 +175,13 @@ def test_decode_before_any_token(system: Deployment, sixteen: list[Reference]) -
         crowd.start()
         system.stop_at_work("decode-0", "waiting")
         assert crowd.begun() == 0
-        before = system.setbacks()
+        before = system.retries()
         system.kill("decode-0")
     finally:
         for name in prefill:
             system.continue_process(name)
     crowd.finish()
-    assert system.setbacks() > before
+    assert system.retries() > before
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(1, 1), long(1, 40), (16, 5)])
@@ -221,12 +221,12 @@ def test_each_in_turn(system: Deployment, sixteen: list[Reference], pace: Pace) 
         crowd = Crowd(system, sixteen).start()
         crowd.wait_received(requests=2, tokens=20)
         prefill, victim = by_role(system, "prefill"), at_work(system, "decode")
-        before = system.setbacks()
+        before = system.retries()
         system.stop_at_work(victim, "running")
         for name in prefill:  # after the victim: nothing is placed on who is silent for 4 s
             system.stop_process(name)
         system.kill(victim)  # its requests are placed on the frozen ones
-        until(lambda: system.setbacks() > before, "the loss to be noticed")
+        until(lambda: system.retries() > before, "the loss to be noticed")
         for name in prefill:
             system.kill(name)
         for name in (victim, *prefill):

@@ -66,8 +66,8 @@ def test_prefill_stopped_past_its_lease(
     with pace.slow("prefill"):
         crowd = Crowd(system, sixteen).start()
         system.stop_at_work("prefill-0", "leased_blocks")
-    before = system.setbacks()
-    until(lambda: system.setbacks() > before, lambda: f"KV given up\n{system.logs()}")
+    before = system.retries()
+    until(lambda: system.retries() > before, lambda: f"KV given up\n{system.logs()}")
     system.continue_process("prefill-0")
     answers = crowd.finish()
     assert any(answer.timings and answer.timings["replacements"] for answer in answers)

@@ -168,9 +168,9 @@ class Deployment:
         metrics = self.metrics()
         return {each: metrics.sum(f"tasuki_worker_{each}", worker=number) for each in gauges}
 
-    def setbacks(self) -> float:
-        """Attempts that the router gave up or retargeted, for any reason."""
-        return sum(sample.value for sample in self.metrics().find("tasuki_setbacks_total"))
+    def retries(self) -> float:
+        """Attempts that the router abandoned or retargeted, for any reason."""
+        return sum(sample.value for sample in self.metrics().find("tasuki_retries_total"))
 
     def gather(self, calls: Sequence[Any]) -> list[Any]:
         """Runs callables at once, each on its own thread; results in order.

@@ -147,12 +147,15 @@ fn measured(value: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Capacity, Health, Identity, Outstanding, ReportedLoad, Role, WorkerId};
+    use crate::{
+        Capabilities, Capacity, Health, KvDomain, Outstanding, ReportedLoad, Role, WorkerId,
+    };
 
     fn worker() -> WorkerView {
         WorkerView {
             id: WorkerId(0),
-            identity: Identity::default(),
+            domain: KvDomain::default(),
+            capabilities: Capabilities::default(),
             role: Role::Mixed,
             health: Health::Ready,
             capacity: Capacity {

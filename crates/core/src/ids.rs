@@ -12,7 +12,7 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// What must be equal on two workers before KV moves between them.
+/// The name of a model with its weights and dtypes, as far as KV depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Identity(pub [u8; 16]);
 
@@ -21,6 +21,15 @@ impl Identity {
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
+}
+
+/// Between whom KV can move: workers of equal domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct KvDomain {
+    /// The protocol in which workers exchange KV.
+    pub backend: &'static str,
+    /// The model, its weights and dtypes.
+    pub identity: Identity,
 }
 
 /// What a worker is preferred for. Every worker can do everything.

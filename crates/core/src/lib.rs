@@ -2,6 +2,7 @@
 //! what work costs, how blocks are named. No I/O, no clock, no randomness.
 
 pub mod block_hash;
+pub mod capabilities;
 pub mod cost;
 pub mod failure;
 pub mod ids;
@@ -9,8 +10,9 @@ pub mod request;
 pub mod worker;
 
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
+pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
 pub use cost::{CostConfig, CostModel};
 pub use failure::{FailureKind, Retry};
-pub use ids::{Identity, Role, WorkerId};
+pub use ids::{Identity, KvDomain, Role, WorkerId};
 pub use request::{RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

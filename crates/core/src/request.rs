@@ -7,6 +7,8 @@ use crate::WorkerId;
 pub struct RequestView {
     /// Tokens to prefill: the prompt, and what earlier attempts already produced.
     pub prompt_tokens: u32,
+    /// Of `prompt_tokens`, those that earlier attempts produced.
+    pub resumed_tokens: u32,
     /// Output tokens still to come at most, at least 1.
     pub max_tokens: u32,
     /// Choices that one prefill serves, at least 1.
@@ -31,6 +33,7 @@ impl RequestView {
     pub fn new(prompt_tokens: u32, max_tokens: u32) -> Self {
         Self {
             prompt_tokens,
+            resumed_tokens: 0,
             max_tokens,
             choices: 1,
             warm: None,

@@ -1,6 +1,6 @@
 //! A worker as a placement decision sees it.
 
-use crate::{Identity, Role, WorkerId};
+use crate::{Capabilities, KvDomain, Role, WorkerId};
 
 /// Whether a worker may be given new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,8 @@ pub struct Outstanding {
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerView {
     pub id: WorkerId,
-    pub identity: Identity,
+    pub domain: KvDomain,
+    pub capabilities: Capabilities,
     pub role: Role,
     pub health: Health,
     pub capacity: Capacity,

@@ -6,7 +6,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use tasuki_core::{
-    Capacity, Health, Identity, Outstanding, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
+    Capabilities, Capacity, Health, KvDomain, Outstanding, ReportedLoad, RequestView, Role,
+    WorkerId, WorkerView,
 };
 use tasuki_policy::{PolicyConfig, place};
 
@@ -26,7 +27,8 @@ fn fleet(workers: u32) -> Vec<WorkerView> {
     let roles = [Role::Prefill, Role::Decode, Role::Mixed];
     let worker = |id: u32| WorkerView {
         id: WorkerId(id),
-        identity: Identity([1; 16]),
+        domain: KvDomain::default(),
+        capabilities: Capabilities::default(),
         role: roles[id as usize % 3],
         health: Health::Ready,
         capacity: Capacity {

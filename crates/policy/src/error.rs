@@ -10,6 +10,9 @@ pub enum NoPlacement {
         "prompt and output come to {tokens} tokens, the longest that any worker takes is {limit_tokens}"
     )]
     TooLarge { tokens: u64, limit_tokens: u32 },
+    /// Waiting does not help.
+    #[error("the request was interrupted after its first token, and no worker can resume it")]
+    CannotResume,
     #[error("no worker is up")]
     NoWorker,
     #[error(
@@ -18,13 +21,16 @@ pub enum NoPlacement {
     NoneLargeEnough { tokens: u64, limit_tokens: u32 },
     #[error("no {role} worker is up and roles are strict")]
     NoRole { role: Role },
-    #[error("no prefill worker and decode worker of the same model and dtype are up")]
+    #[error("no prefill worker and decode worker between which the request's KV can move are up")]
     NoPair,
 }
 
 impl NoPlacement {
     /// Whether a worker that comes back could change the answer.
     pub fn may_pass(self) -> bool {
-        !matches!(self, NoPlacement::TooLarge { .. })
+        !matches!(
+            self,
+            NoPlacement::TooLarge { .. } | NoPlacement::CannotResume
+        )
     }
 }

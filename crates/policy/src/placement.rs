@@ -1,12 +1,14 @@
 //! Least expected work among the workers able to do it.
 //!
-//! A placement is a pair (prefill, decode) of workers of equal identity; both may
+//! A placement is a pair (prefill, decode) of workers between which KV can move; both may
 //! be the same one. Roles are preferences: they bind while a healthy worker has
 //! the wanted role, and yield after, unless roles are strict.
 
 use std::collections::BTreeMap;
 
-use tasuki_core::{CostModel, Health, Identity, RequestView, Role, WorkerId, WorkerView};
+use tasuki_core::{
+    CostModel, HandoffKind, Health, KvDomain, RequestView, Role, WorkerId, WorkerView,
+};
 
 use crate::{NoPlacement, PolicyConfig};
 
@@ -62,14 +64,16 @@ pub fn place_decode(
     config: &PolicyConfig,
     tie: u64,
 ) -> Option<WorkerId> {
-    let identity = workers.iter().find(|w| w.id == prefill)?.identity;
+    let prefill = workers.iter().find(|w| w.id == prefill)?;
+    let domain = handoff_domain(prefill, request)?;
     let fitting = able(workers, request).ok()?;
     let decoders = Half::among(&fitting, Role::Decode, config)
         .ok()?
         .of(&fitting);
     let model = CostModel::new(config.cost, fitting.iter().copied());
     let candidates = decoders.into_iter().filter(|worker| {
-        worker.id != prefill && worker.identity == identity && !tried.contains(&worker.id)
+        let reaches = handoff_domain(worker, request) == Some(domain);
+        worker.id != prefill.id && reaches && !tried.contains(&worker.id)
     });
     let offer = |worker: &WorkerView| (worker.id, model.decode_s(worker, request, false));
     let offers: Vec<Offer> = candidates.map(offer).collect();
@@ -82,10 +86,15 @@ fn able<'a>(
     request: &RequestView,
 ) -> Result<Vec<&'a WorkerView>, NoPlacement> {
     let tokens = request.total_tokens();
+    let resumes = |w: &&WorkerView| request.resumed_tokens == 0 || w.capabilities.resumes;
+    let known = || workers.iter().filter(resumes);
+    if !workers.is_empty() && known().next().is_none() {
+        return Err(NoPlacement::CannotResume);
+    }
     let limit = |workers: &mut dyn Iterator<Item = &WorkerView>| {
         workers.map(|w| w.capacity.max_model_len_tokens).max()
     };
-    if let Some(limit_tokens) = limit(&mut workers.iter())
+    if let Some(limit_tokens) = limit(&mut known())
         && tokens > u64::from(limit_tokens)
     {
         return Err(NoPlacement::TooLarge {
@@ -93,7 +102,7 @@ fn able<'a>(
             limit_tokens,
         });
     }
-    let ready = || workers.iter().filter(|w| w.health == Health::Ready);
+    let ready = || known().filter(|w| w.health == Health::Ready);
     let limit_tokens = limit(&mut ready()).ok_or(NoPlacement::NoWorker)?;
     if tokens > u64::from(limit_tokens) {
         return Err(NoPlacement::NoneLargeEnough {
@@ -175,6 +184,16 @@ fn best(
         .ok_or(NoPlacement::NoPair)
 }
 
+/// Workers between which a request's KV can move, and by which kind of handoff.
+type Domain = (KvDomain, HandoffKind);
+
+/// Where a worker can hand the request over, if it can.
+fn handoff_domain(worker: &WorkerView, request: &RequestView) -> Option<Domain> {
+    let can = &worker.capabilities;
+    let splits = request.choices == 1 || can.splits_choices;
+    (splits && can.handoff != HandoffKind::None).then_some((worker.domain, can.handoff))
+}
+
 /// A worker and what one half of the request costs there.
 type Offer = (WorkerId, f64);
 
@@ -205,15 +224,20 @@ impl Search<'_> {
 
     /// The cheapest pair of two workers of one domain.
     fn split(&self, prefillers: &[&WorkerView], decoders: &[&WorkerView]) -> Option<Placement> {
-        let mut domains: BTreeMap<Identity, (Vec<Offer>, Vec<Offer>)> = BTreeMap::new();
+        let mut domains: BTreeMap<Domain, (Vec<Offer>, Vec<Offer>)> = BTreeMap::new();
+        let domain = |worker: &WorkerView| handoff_domain(worker, self.request);
         for worker in prefillers {
+            let Some(domain) = domain(worker) else {
+                continue;
+            };
             let cost_s = self.model.first_token_s(worker, self.request);
-            let (prefill, _) = domains.entry(worker.identity).or_default();
+            let (prefill, _) = domains.entry(domain).or_default();
             prefill.push((worker.id, cost_s));
         }
         for worker in decoders {
             let cost_s = self.model.decode_s(worker, self.request, false);
-            if let Some((_, decode)) = domains.get_mut(&worker.identity) {
+            let domain = domain(worker);
+            if let Some((_, decode)) = domain.and_then(|domain| domains.get_mut(&domain)) {
                 decode.push((worker.id, cost_s));
             }
         }

@@ -5,15 +5,23 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use tasuki_core::{
-    Capacity, CostModel, Health, Identity, Outstanding, ReportedLoad, RequestView, Role, Warm,
-    WorkerId, WorkerView,
+    Capabilities, Capacity, CostModel, HandoffKind, Health, Identity, KvDomain, Outstanding,
+    ReportedLoad, RequestView, Role, Warm, WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig, place, place_decode};
+
+fn domain(identity: u8) -> KvDomain {
+    KvDomain {
+        backend: "test",
+        identity: Identity([identity; 16]),
+    }
+}
 
 fn worker(id: u32, role: Role) -> WorkerView {
     WorkerView {
         id: WorkerId(id),
-        identity: Identity([1; 16]),
+        domain: domain(1),
+        capabilities: Capabilities::default(),
         role,
         health: Health::Ready,
         capacity: Capacity {
@@ -209,7 +217,7 @@ fn too_large_is_told_from_down() {
 #[test]
 fn a_pair_of_another_identity_is_worked_around_unless_roles_are_strict() {
     let mut workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
-    workers[1].identity = Identity([2; 16]);
+    workers[1].domain = domain(2);
     let request = RequestView::new(100, 10);
     let (prefill, decode) = pair(&workers, &request);
     assert_eq!(prefill, decode);
@@ -255,6 +263,55 @@ fn a_warm_prefix_attracts() {
     assert_eq!(pair(&workers, &request), (1, 2));
 }
 
+#[test]
+fn kv_moves_within_a_domain_by_one_kind_of_handoff() {
+    let pair_of = |change: fn(&mut WorkerView), choices| {
+        let mut workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+        change(&mut workers[1]);
+        let request = RequestView {
+            choices,
+            ..RequestView::new(100, 10)
+        };
+        let (prefill, decode) = pair(&workers, &request);
+        prefill != decode
+    };
+    assert!(pair_of(|_| {}, 3));
+    assert!(!pair_of(|w| w.domain.backend = "another", 1));
+    assert!(!pair_of(
+        |w| w.capabilities.handoff = HandoffKind::Ticket,
+        1
+    ));
+    assert!(pair_of(|w| w.capabilities.splits_choices = false, 1));
+    assert!(!pair_of(|w| w.capabilities.splits_choices = false, 3));
+    let mut alone = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+    for worker in &mut alone {
+        worker.capabilities.handoff = HandoffKind::None;
+    }
+    let (prefill, decode) = pair(&alone, &RequestView::new(100, 10));
+    assert_eq!(prefill, decode);
+}
+
+#[test]
+fn what_was_begun_goes_to_workers_that_resume() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
+    workers[0].capabilities.resumes = false;
+    let begun = RequestView {
+        resumed_tokens: 5,
+        ..RequestView::new(100, 10)
+    };
+    for tie in 0..4 {
+        let placement = place(&workers, &begun, &PolicyConfig::default(), tie).unwrap();
+        assert_eq!((placement.prefill.0, placement.decode.0), (1, 1));
+    }
+    workers[1].health = Health::Down;
+    let waits = place(&workers, &begun, &PolicyConfig::default(), 0).unwrap_err();
+    assert!(waits.may_pass(), "{waits}");
+    workers[1].capabilities.resumes = false;
+    let never = place(&workers, &begun, &PolicyConfig::default(), 0).unwrap_err();
+    assert_eq!(never, NoPlacement::CannotResume);
+    assert!(!never.may_pass());
+}
+
 fn any_role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Mixed)]
 }
@@ -277,7 +334,7 @@ fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
         move |(role, health, identity, size, load, rest)| {
             let mut worker = worker(id, role);
             worker.health = health;
-            worker.identity = Identity([identity / 2; 16]);
+            worker.domain = domain(identity / 2);
             worker.capacity.max_model_len_tokens = 1_024 << size;
             worker.load = ReportedLoad {
                 waiting_requests: load.0,
@@ -338,7 +395,7 @@ proptest! {
                 let prefill = find(&workers, placement.prefill);
                 let decode = find(&workers, placement.decode);
                 prop_assert!(able.contains(&prefill) && able.contains(&decode));
-                prop_assert_eq!(prefill.identity, decode.identity);
+                prop_assert_eq!(prefill.domain, decode.domain);
                 prop_assert!(placement.cost_s.is_finite());
                 prop_assert!(request.max_tokens > 1 || placement.is_whole());
                 if is_strict {
@@ -369,7 +426,7 @@ proptest! {
         for prefill in wanted(Role::prefills) {
             for decode in wanted(Role::decodes) {
                 let whole = prefill.id == decode.id;
-                if prefill.identity != decode.identity || (request.max_tokens == 1 && !whole) {
+                if prefill.domain != decode.domain || (request.max_tokens == 1 && !whole) {
                     continue;
                 }
                 let handoff_s = if whole { 0.0 } else { model.handoff_s(&request) };
@@ -427,7 +484,7 @@ proptest! {
             let decode = find(&workers, id);
             prop_assert!(decode.health == Health::Ready);
             prop_assert!(id != prefill && !tried.contains(&id));
-            prop_assert_eq!(decode.identity, find(&workers, prefill).identity);
+            prop_assert_eq!(decode.domain, find(&workers, prefill).domain);
             prop_assert!(!is_strict || decode.role.decodes());
         }
     }

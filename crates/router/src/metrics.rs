@@ -47,7 +47,7 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     pub in_flight: Gauge,
     requests: Family<Label, Counter>,
-    setbacks: Family<[(&'static str, &'static str); 2], Counter>,
+    retries: Family<[(&'static str, &'static str); 2], Counter>,
     failures: Family<Label, Counter>,
     http_errors: Family<Answered, Counter>,
     pub output_tokens: Counter,
@@ -71,7 +71,7 @@ impl Metrics {
             registry: Mutex::new(Registry::with_prefix("tasuki")),
             in_flight: Gauge::default(),
             requests: Family::default(),
-            setbacks: Family::default(),
+            retries: Family::default(),
             failures: Family::default(),
             http_errors: Family::default(),
             output_tokens: Counter::default(),
@@ -100,9 +100,9 @@ impl Metrics {
             self.requests.clone(),
         );
         to.register(
-            "setbacks",
-            "Attempts given up or retargeted, by reason and by kind of failure",
-            self.setbacks.clone(),
+            "retries",
+            "Attempts abandoned or retargeted, by reason and by kind of failure",
+            self.retries.clone(),
         );
         to.register(
             "failures",
@@ -164,10 +164,10 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts an attempt that was given up or bent.
-    pub fn set_back(&self, reason: &'static str, kind: FailureKind) {
+    /// Counts an attempt that was abandoned or retargeted.
+    pub fn retried(&self, reason: &'static str, kind: FailureKind) {
         let labels = [("reason", reason), ("kind", kind.as_str())];
-        self.setbacks.get_or_create(&labels).inc();
+        self.retries.get_or_create(&labels).inc();
     }
 
     /// Counts a generation that ended with an error.

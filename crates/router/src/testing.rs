@@ -1,11 +1,11 @@
 //! A model whose tokens are bytes, and a serving layer that follows a script.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
+use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
-use tasuki_wire::v1::TokenLogprob;
 use tokio::sync::mpsc;
 
 use crate::app::{App, HttpSettings};
@@ -166,7 +166,7 @@ pub fn say(generation: &Generation, text: &str) -> Vec<Event> {
 }
 
 impl Generator for FakeGenerator {
-    fn generate(&self, generation: Generation) -> Generating {
+    fn generate(&self, generation: Generation, _received: Instant) -> Generating {
         let (event_sender, events) = mpsc::unbounded_channel();
         let (stop, stops) = mpsc::unbounded_channel();
         for event in (self.script)(&generation) {

@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use tasuki_flow::TokenLogprob;
 use tasuki_text::{Detokenizer, StopMatcher};
-use tasuki_wire::v1::TokenLogprob;
 
 use super::delivery::Delivery;
 use crate::serve::api::Finish;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tasuki_flow::TokenLogprob;
 use tasuki_text::{Detokenizer, ModelText};
-use tasuki_wire::v1::TokenLogprob;
 
 use super::choice::{Piece, PlacedToken};
 

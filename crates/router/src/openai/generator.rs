@@ -1,11 +1,14 @@
 //! What the handlers need of the serving layer; tests put a script there.
 
+use std::time::Instant;
+
 use crate::serve::Service;
 use crate::serve::api::{Generating, Generation, ModelLimits};
 
 pub trait Generator: Send + Sync + 'static {
-    /// Starts a generation; its fate comes as events.
-    fn generate(&self, generation: Generation) -> Generating;
+    /// Starts a generation; its tokens and its end come as events. `received`: when the
+    /// whole of the client's request was there.
+    fn generate(&self, generation: Generation, received: Instant) -> Generating;
 
     /// `None` while no worker is known.
     fn limits(&self) -> Option<ModelLimits>;
@@ -21,8 +24,8 @@ pub trait Generator: Send + Sync + 'static {
 }
 
 impl Generator for Service {
-    fn generate(&self, generation: Generation) -> Generating {
-        Service::generate(self, generation)
+    fn generate(&self, generation: Generation, received: Instant) -> Generating {
+        Service::generate(self, generation, received)
     }
 
     fn limits(&self) -> Option<ModelLimits> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::extract::Request;
 use axum::response::Response;
-use tasuki_wire::v1::SamplingParams;
+use tasuki_flow::SamplingParams;
 
 use super::answer_size;
 use super::body::Received;
@@ -67,10 +67,7 @@ pub async fn serve<S: Shape>(
         bytes: body.bytes.len(),
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, prepare));
-    let mut prepared = prepared.await??;
-    for job in &mut prepared.jobs {
-        job.generation.received = received;
-    }
+    let prepared = prepared.await??;
     answer_size::check(&prepared, app.settings.max_answer_bytes)?;
     let permit = app
         .gate
@@ -80,6 +77,7 @@ pub async fn serve<S: Shape>(
         &app.text,
         &prepared.delivery,
         prepared.jobs,
+        received,
     );
     let log = RequestLog::new(prepared.identity.id.clone(), endpoint, started);
     let running = Running {
@@ -193,7 +191,6 @@ impl Common {
                 ..self.sampling.clone()
             },
             tenant: self.tenant.clone(),
-            received: Instant::now(),
         })
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
+use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
-use tasuki_wire::v1::TokenLogprob;
 
 use super::choice::PlacedToken;
 
@@ -140,7 +140,7 @@ pub fn token_string(bytes: &[u8], prefix: &str) -> String {
 mod tests {
     use super::*;
     use crate::testing::{TestModel, logprob};
-    use tasuki_wire::v1::TopLogprob;
+    use tasuki_flow::TopLogprob;
 
     fn placed(token: u32, text_offset: usize) -> PlacedToken {
         let mut logprob = logprob(token);

@@ -2,6 +2,7 @@
 //! the order in which they come. Dropping it aborts whatever still runs.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -69,19 +70,23 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Starts every job.
+    /// Starts every job. `received`: when the whole of the client's request was there.
     pub fn start(
         generator: &dyn Generator,
         text: &ModelText,
         delivery: &Delivery,
         jobs: Vec<Job>,
+        received: Instant,
     ) -> Self {
         let waiting = FuturesUnordered::new();
         let mut prompts = Vec::with_capacity(jobs.len());
         for (prompt, job) in jobs.into_iter().enumerate() {
             prompts.push(Prompt::new(text, delivery, &job));
             prompts[prompt].echo = job.echo;
-            waiting.push(receive(prompt, generator.generate(job.generation)));
+            waiting.push(receive(
+                prompt,
+                generator.generate(job.generation, received),
+            ));
         }
         Self {
             waiting,
@@ -216,7 +221,7 @@ impl Prompt {
         &mut self,
         choice: usize,
         tokens: &[u32],
-        logprobs: Vec<tasuki_wire::v1::TokenLogprob>,
+        logprobs: Vec<tasuki_flow::TokenLogprob>,
         finish: Option<crate::serve::api::Finish>,
     ) -> Option<(bool, Piece)> {
         let state = self.choices.get_mut(choice)?;

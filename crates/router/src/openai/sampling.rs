@@ -1,7 +1,7 @@
 //! From a request's fields to the sampling parameters that workers get.
 
+use tasuki_flow::SamplingParams;
 use tasuki_text::GenerationDefaults;
-use tasuki_wire::v1::SamplingParams;
 
 use super::limits;
 use super::types::CommonFields;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tasuki_flow::{MachineConfig, OnKvLoss};
 use tasuki_policy::PolicyConfig;
 
-use super::machine::config::{MachineConfig, OnKvLoss};
 use crate::workers::Liveness;
 
 /// Settings of the serving layer.

@@ -1,23 +1,16 @@
-//! The task of one request: feeds its machine and does what that says.
+//! The task of one request: passes inputs to its machine and carries out the effects.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tasuki_core::{RequestView, WorkerId};
-use tasuki_policy::NoPlacement;
-use tasuki_wire::v1::router_message::Message;
+use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
-use super::api::{Event, Generation};
-use super::machine::Machine;
-use super::machine::config::MachineConfig;
-use super::machine::io::{Effect, Fleet, Input};
 use super::meter::Meter;
 use crate::metrics::Metrics;
-use crate::workers::{Mail, Registry, Seat, WorkerKey};
+use crate::workers::Registry;
 
 /// What every request's task shares.
 pub struct Shared {
@@ -34,27 +27,30 @@ pub struct ClientEnds {
     pub stop: UnboundedReceiver<u32>,
 }
 
-/// Serves one request to its end.
-pub async fn drive(request: Generation, mut client: ClientEnds, shared: Arc<Shared>) {
-    let received = request.received;
+/// Serves one request to its end. `received`: when the whole of the client's request was there.
+pub async fn drive(
+    generation: Generation,
+    received: Instant,
+    mut client: ClientEnds,
+    shared: Arc<Shared>,
+) {
     let mut changes = shared.registry.changes();
     let mut cancel = shared.cancel.subscribe();
-    let (mail_sender, mut mail) = mpsc::unbounded_channel();
-    let prompt_tokens = request.prompt.len();
-    let mut desk = Desk {
-        request_id: request.request_id.clone(),
+    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let prompt_tokens = generation.prompt.len();
+    let mut task = RequestTask {
+        request_id: generation.request_id.clone(),
+        received,
         meter: Meter::new(Arc::clone(&shared.metrics), prompt_tokens, received),
-        machine: Machine::new(request, shared.machine),
+        machine: Machine::new(generation, shared.machine),
         events: client.events.clone(),
-        mail: mail_sender,
+        inbox: sender,
         shared,
     };
-    let mut fleet = desk.fleet();
-    let effects = desk.machine.start(Instant::now(), &mut fleet);
-    desk.perform(effects);
+    task.start();
     let mut stops_open = true;
-    while !desk.machine.is_over() {
-        let deadline = desk.machine.deadline();
+    while !task.machine.is_over() {
+        let deadline = task.machine.deadline().map(|after| received + after);
         let input = tokio::select! {
             biased;
             () = client.events.closed() => Input::HangUp,
@@ -65,82 +61,94 @@ pub async fn drive(request: Generation, mut client: ClientEnds, shared: Arc<Shar
                     continue;
                 }
             },
-            Some(mail) = mail.recv() => match mail {
-                Mail::Output(from, output) => Input::Output(from, output),
-                Mail::Ended(from, ended) => Input::Ended(from, ended),
-                Mail::Lost(key) => Input::Lost(key),
-            },
+            Some(input) = inbox.recv() => input,
             Ok(()) = changes.changed() => Input::WorkersChanged,
             Ok(_) = cancel.wait_for(|&cancel| cancel) => Input::Cancel,
             () = sleep_until(deadline.unwrap_or(received).into()), if deadline.is_some() => {
                 Input::Tick
             }
         };
-        desk.hear(input);
+        task.on_input(input);
     }
 }
 
-struct Desk {
+struct RequestTask {
     request_id: String,
+    received: Instant,
     machine: Machine,
     meter: Meter,
     events: UnboundedSender<Event>,
-    mail: UnboundedSender<Mail>,
+    /// For what the workers report of this request's legs.
+    inbox: UnboundedSender<Input>,
     shared: Arc<Shared>,
 }
 
-impl Desk {
-    fn hear(&mut self, input: Input) {
-        let mut fleet = self.fleet();
-        let effects = self.machine.handle(input, Instant::now(), &mut fleet);
-        self.perform(effects);
+impl RequestTask {
+    fn start(&mut self) {
+        let now = Instant::now().saturating_duration_since(self.received);
+        self.machine.start(now, &mut &*self.shared.registry);
+        self.perform_effects();
     }
 
-    fn fleet(&self) -> Placing {
-        Placing(Arc::clone(&self.shared.registry))
+    fn on_input(&mut self, input: Input) {
+        let now = Instant::now().saturating_duration_since(self.received);
+        self.machine.handle(input, now, &mut &*self.shared.registry);
+        self.perform_effects();
     }
 
-    /// Does what the machine says; a worker that is gone meanwhile is told back to it.
-    fn perform(&mut self, effects: Vec<Effect>) {
-        let mut effects = VecDeque::from(effects);
-        while let Some(effect) = effects.pop_front() {
-            match effect {
-                Effect::Submit { to, submit } => {
-                    tracing::debug!(
-                        request_id = submit.request_id,
-                        worker = %to.worker,
-                        leg = submit.leg().as_str_name(),
-                        prompt_tokens = submit.prompt_tokens.len(),
-                        "submit",
-                    );
-                    if !self.shared.registry.submit(to, submit, &self.mail) {
-                        let _ = self.mail.send(Mail::Lost(to));
-                    }
-                }
-                Effect::Abort { to, abort } => {
-                    self.shared.registry.send(to, Message::Abort(abort));
-                }
-                Effect::Retarget { to, retarget } => {
-                    self.shared.registry.send(to, Message::Retarget(retarget));
-                }
-                Effect::Emit(event) => self.emit(event),
-                Effect::Setback {
-                    attempt,
-                    setback,
-                    detail,
-                } => {
-                    let (reason, kind) = (setback.as_str(), setback.kind());
-                    tracing::warn!(
-                        request_id = attempt,
-                        reason,
-                        %kind,
-                        detail,
-                        "attempt set back"
-                    );
-                    self.shared.metrics.set_back(reason, kind);
+    fn perform_effects(&mut self) {
+        while let Some(effect) = self.machine.next_effect() {
+            self.perform(effect);
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        let registry = &self.shared.registry;
+        match effect {
+            Effect::Dispatch { leg, spec } => {
+                let name = self.name_of(leg.attempt);
+                tracing::debug!(
+                    request_id = name,
+                    worker = %leg.worker.worker,
+                    leg = spec.kind.as_str(),
+                    prompt_tokens = spec.prompt.len(),
+                    "dispatch",
+                );
+                if !registry.dispatch(leg, name, spec, &self.inbox) {
+                    let _ = self.inbox.send(Input::Lost(leg.worker));
                 }
             }
+            Effect::Abort {
+                leg: LegId { worker, attempt },
+                choices,
+            } => registry.abort(worker, &self.name_of(attempt), choices),
+            Effect::Retarget {
+                leg: LegId { worker, attempt },
+                peer,
+            } => registry.retarget(worker, &self.name_of(attempt), peer),
+            Effect::Emit(event) => self.emit(event),
+            Effect::Retry {
+                attempt,
+                reason,
+                detail,
+            } => {
+                let (request_id, kind) = (self.name_of(attempt), reason.kind());
+                let reason = reason.as_str();
+                tracing::warn!(
+                    request_id,
+                    reason,
+                    %kind,
+                    detail,
+                    "attempt abandoned or retargeted"
+                );
+                self.shared.metrics.retried(reason, kind);
+            }
         }
+    }
+
+    /// The name of an attempt's legs on their workers, and in logs.
+    fn name_of(&self, attempt: u32) -> String {
+        format!("{}.{attempt}", self.request_id)
     }
 
     fn emit(&mut self, event: Event) {
@@ -150,23 +158,5 @@ impl Desk {
         }
         // A client that left is noticed by the loop.
         let _ = self.events.send(event);
-    }
-}
-
-/// The registry, as the machine asks it.
-struct Placing(Arc<Registry>);
-
-impl Fleet for Placing {
-    fn place(&mut self, request: &RequestView) -> Result<(Seat, Seat), NoPlacement> {
-        self.0.place(request)
-    }
-
-    fn place_decode(
-        &mut self,
-        request: &RequestView,
-        prefill: WorkerKey,
-        tried: &[WorkerId],
-    ) -> Option<Seat> {
-        self.0.place_decode(request, prefill, tried)
     }
 }

@@ -1,14 +1,13 @@
-//! From a validated prompt to its tokens, whatever happens to the workers meanwhile.
+//! From a validated prompt to its tokens: `tasuki_flow` in real time, over real streams.
 
 pub mod api;
 mod config;
 mod driver;
-mod machine;
 mod meter;
 mod service;
 #[cfg(test)]
 mod tests;
 
 pub use config::Config;
-pub use machine::config::OnKvLoss;
 pub use service::Service;
+pub use tasuki_flow::OnKvLoss;

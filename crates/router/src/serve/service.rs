@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use tasuki_core::WorkerId;
+use tasuki_flow::fleet::NotReady;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -13,7 +14,7 @@ use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use crate::metrics::Metrics;
-use crate::workers::{NotReady, Registry, keep_connected};
+use crate::workers::{Registry, keep_connected};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
 #[derive(Clone)]
@@ -87,8 +88,9 @@ impl Service {
         }
     }
 
-    /// Begins a generation. Its end, good or bad, comes as an event.
-    pub fn generate(&self, request: Generation) -> Generating {
+    /// Begins a generation. Its end, good or bad, comes as an event. `received`: when the
+    /// whole of the client's request was there.
+    pub fn generate(&self, generation: Generation, received: Instant) -> Generating {
         let (events, for_client) = mpsc::unbounded_channel();
         let (stop, stops) = mpsc::unbounded_channel();
         let generating = Generating {
@@ -114,8 +116,9 @@ impl Service {
         };
         tokio::spawn(async move {
             let _ticket = ticket;
-            let request_id = request.request_id.clone();
-            let task = AssertUnwindSafe(drive(request, client, Arc::clone(&shared)));
+            let request_id = generation.request_id.clone();
+            let task = drive(generation, received, client, Arc::clone(&shared));
+            let task = AssertUnwindSafe(task);
             if task.catch_unwind().await.is_err() {
                 // Its machine is gone, so nothing else would stop its workers.
                 let aborted = shared.registry.abort_orphans();
@@ -127,8 +130,8 @@ impl Service {
 
     /// What the workers take; `None` while none was ever seen.
     pub fn limits(&self) -> Option<ModelLimits> {
-        self.inner.shared.registry.read(|slots| {
-            let infos = || slots.iter().filter_map(|slot| slot.info.as_ref());
+        self.inner.shared.registry.read(|workers, _| {
+            let infos = || workers.iter().filter_map(|worker| worker.info.as_ref());
             Some(ModelLimits {
                 max_model_len: infos().map(|info| info.max_model_len).max()?,
                 common_len: infos().map(|info| info.max_model_len).min()?,

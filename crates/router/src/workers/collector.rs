@@ -1,4 +1,4 @@
-//! What workers report of themselves, as metrics: read at every scrape, kept by nobody.
+//! What workers report of themselves, as metrics: read at every scrape.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use tasuki_core::Health;
+use tasuki_flow::fleet::WorkerState;
 use tasuki_wire::v1;
 
 use super::Registry;
-use super::slot::Slot;
 
 type Labels = [(&'static str, String); 2];
 
@@ -101,14 +101,14 @@ impl fmt::Debug for WorkerCollector {
 
 impl Collector for WorkerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let (up, loads) = self.0.read(|slots| {
-            let up: Vec<_> = slots
-                .iter()
-                .map(|slot| (labels(slot), i64::from(slot.view.health == Health::Ready)))
-                .collect();
-            let with_load = |slot: &Slot| Some((labels(slot), slot.load?));
-            let loads: Vec<_> = slots.iter().filter_map(with_load).collect();
-            (up, loads)
+        let (up, loads) = self.0.read(|workers, loads| {
+            let up = workers.iter().map(|worker| {
+                let ready = worker.view.health == Health::Ready;
+                (labels(worker), i64::from(ready))
+            });
+            let loads = workers.iter().zip(loads);
+            let loads = loads.filter_map(|(worker, load)| Some((labels(worker), (*load)?)));
+            (up.collect::<Vec<_>>(), loads.collect::<Vec<_>>())
         });
         let help = "Whether the worker is connected and heard of";
         let mut family = encoder.encode_descriptor("worker_up", help, None, MetricType::Gauge)?;
@@ -134,9 +134,9 @@ impl Collector for WorkerCollector {
     }
 }
 
-fn labels(slot: &Slot) -> Labels {
+fn labels(worker: &WorkerState) -> Labels {
     [
-        ("worker", slot.view.id.to_string()),
-        ("role", slot.view.role.to_string()),
+        ("worker", worker.view.id.to_string()),
+        ("role", worker.view.role.to_string()),
     ]
 }

@@ -1,26 +1,23 @@
-//! The workers: one stream to each, and one registry of what is known of them.
+//! The workers: a link to each, and the registry of what is known of them.
 //!
 //! ```text
-//!  link (one task per worker) ──reports──▶ Registry ──mail──▶ requests' tasks
-//!        ▲                                    │ ▲
-//!        └────── messages to the worker ──────┘ └── place, submit, send
+//!  connect (one task per worker) ──reports──▶ Registry ──inputs──▶ tasks of the requests
+//!                                              │   ▲
+//!        worker ◀──WorkerLink── messages ──────┘   └── place, dispatch, abort
 //! ```
 //!
-//! The registry's one mutex is held for short, never across an await.
+//! The registry's one mutex is never held across an await.
 
 mod collector;
-mod key;
+mod connect;
 mod link;
-mod mail;
 mod registry;
-mod slot;
 #[cfg(test)]
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 pub use collector::WorkerCollector;
-pub use key::{Seat, WorkerKey};
-pub use link::{Liveness, keep_connected};
-pub use mail::Mail;
-pub use registry::{NotReady, Registry};
+pub use connect::{Liveness, keep_connected};
+pub use registry::Registry;

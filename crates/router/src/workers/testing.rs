@@ -1,9 +1,13 @@
-//! A worker for tests: a real gRPC server whose words are the test's.
+//! Workers for tests, which send what the test tells them: a real gRPC server, and one
+//! inside the process.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
+use tasuki_core::{Capabilities, KvDomain, Role};
+use tasuki_flow::fleet::WorkerInfo;
+use tasuki_flow::{LegSpec, Peer};
 use tasuki_wire::v1::worker_server::{Worker, WorkerServer};
 use tasuki_wire::v1::{self, router_message, worker_message};
 use tokio::net::TcpListener;
@@ -15,6 +19,8 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
+
+use super::link::WorkerLink;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -49,10 +55,10 @@ pub struct Session {
     outgoing: mpsc::UnboundedSender<Result<v1::WorkerMessage, Status>>,
 }
 
-struct Face(mpsc::UnboundedSender<Session>);
+struct FakeService(mpsc::UnboundedSender<Session>);
 
 #[tonic::async_trait]
-impl Worker for Face {
+impl Worker for FakeService {
     type ServeStream = Pin<Box<dyn Stream<Item = Result<v1::WorkerMessage, Status>> + Send>>;
 
     async fn serve(
@@ -83,7 +89,7 @@ impl FakeWorker {
         let (sender, sessions) = mpsc::unbounded_channel();
         let incoming = TcpIncoming::from(listener);
         let server = tokio::spawn(async move {
-            let service = Server::builder().add_service(WorkerServer::new(Face(sender)));
+            let service = Server::builder().add_service(WorkerServer::new(FakeService(sender)));
             let _ = service.serve_with_incoming(incoming).await;
         });
         Self {
@@ -108,16 +114,16 @@ impl Drop for FakeWorker {
 }
 
 impl Session {
-    pub fn say(&self, message: worker_message::Message) {
+    pub fn send(&self, message: worker_message::Message) {
         let message = v1::WorkerMessage {
             message: Some(message),
         };
-        // A router that is gone hears nothing.
+        // A router that is gone receives nothing.
         let _ = self.outgoing.send(Ok(message));
     }
 
     pub fn report(&self, report: v1::StepReport) {
-        self.say(worker_message::Message::Step(report));
+        self.send(worker_message::Message::Step(report));
     }
 
     pub fn output(&self, attempt: &str, position: u32, tokens: &[u32], finish: v1::FinishReason) {
@@ -191,5 +197,63 @@ pub fn idle(role: v1::Role) -> v1::Load {
         free_blocks: 100,
         total_blocks: 100,
         ..Default::default()
+    }
+}
+
+/// The link to a worker inside the process.
+pub struct LocalLink(mpsc::UnboundedSender<ToWorker>);
+
+/// A worker inside the process: what its link sent.
+pub struct LocalWorker(mpsc::UnboundedReceiver<ToWorker>);
+
+/// A message of a [`LocalLink`].
+#[derive(Debug, PartialEq)]
+pub enum ToWorker {
+    Dispatch(String, LegSpec),
+    Abort(String, Vec<u32>),
+    Retarget(String, Peer),
+}
+
+impl LocalWorker {
+    pub fn new() -> (LocalLink, Self) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (LocalLink(sender), Self(receiver))
+    }
+
+    /// The next message that was sent already.
+    pub fn received(&mut self) -> Option<ToWorker> {
+        self.0.try_recv().ok()
+    }
+}
+
+impl WorkerLink for LocalLink {
+    fn dispatch(&self, name: &str, spec: LegSpec) {
+        let _ = self.0.send(ToWorker::Dispatch(name.to_owned(), spec));
+    }
+
+    fn abort(&self, name: &str, choices: Vec<u32>) {
+        let _ = self.0.send(ToWorker::Abort(name.to_owned(), choices));
+    }
+
+    fn retarget(&self, name: &str, peer: Peer) {
+        let _ = self.0.send(ToWorker::Retarget(name.to_owned(), peer));
+    }
+}
+
+/// Information of a worker inside the process: 100 blocks, up to 1,024 tokens.
+pub fn local_info(engine: &str) -> WorkerInfo {
+    WorkerInfo {
+        peer: Peer {
+            engine_id: engine.to_owned(),
+            kv_endpoint: String::new(),
+        },
+        role: Role::Mixed,
+        model: "tiny".to_owned(),
+        domain: KvDomain::default(),
+        capabilities: Capabilities::default(),
+        vocab_size: 512,
+        max_model_len: 1_024,
+        block_size: 16,
+        num_blocks: 100,
     }
 }

@@ -5,14 +5,14 @@ use super::*;
 #[tokio::test]
 async fn draining_lets_requests_finish_and_takes_no_new_ones() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
-    let generating = service.generate(generation(1));
+    let generating = service.generate(generation(1), Instant::now());
     let submit = sessions[0].submit().await;
     let drain = tokio::spawn({
         let service = service.clone();
         async move { service.drain(Duration::from_secs(60)).await }
     });
     until("draining", || service.readiness().is_err()).await;
-    let refused = hear(service.generate(generation(1))).await;
+    let refused = hear(service.generate(generation(1), Instant::now())).await;
     assert!(matches!(refused.end, Err(ServeError::Unavailable { .. })));
     assert!(!drain.is_finished());
     sessions[0].output(&submit.request_id, 0, &[5], F::FinishLength);
@@ -25,7 +25,7 @@ async fn draining_lets_requests_finish_and_takes_no_new_ones() {
 #[tokio::test]
 async fn draining_ends_what_does_not_finish() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
-    let generating = service.generate(generation(1));
+    let generating = service.generate(generation(1), Instant::now());
     let submit = sessions[0].submit().await;
     soon("the drain", service.drain(Duration::from_millis(10))).await;
     let heard = hear(generating).await;

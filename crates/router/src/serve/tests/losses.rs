@@ -6,7 +6,7 @@ use super::*;
 async fn a_lost_decode_worker_is_made_good_by_the_other() {
     let roles = [Role::Prefill, Role::Decode, Role::Decode];
     let (service, _workers, mut sessions) = serve(&roles, |_| {}).await;
-    let generating = service.generate(generation(4));
+    let generating = service.generate(generation(4), Instant::now());
     let first = sessions[0].submit().await;
     let lost: usize = match first.peer.as_ref().expect("a peer").engine_id.as_str() {
         "e1" => 1,
@@ -33,8 +33,8 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
     let heard = hear(generating).await;
     assert_eq!(heard.tokens, [1, 2, 3, 4]);
     assert_eq!(heard.end.expect("done").replacements, 1);
-    let setback = "tasuki_setbacks_total{reason=\"worker_lost\",kind=\"device\"} 1";
-    assert!(service.metrics_text().contains(setback));
+    let retry = "tasuki_retries_total{reason=\"worker_lost\",kind=\"device\"} 1";
+    assert!(service.metrics_text().contains(retry));
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
             ..Default::default()
         });
     };
-    let generating = service.generate(generation(1));
+    let generating = service.generate(generation(1), Instant::now());
     let id = sessions[0].submit().await.request_id;
     failed(&sessions[0], &id, v1::FailureKind::FailureDevice);
     let again = sessions[0].submit().await.request_id;
@@ -62,7 +62,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
     assert_eq!(heard.tokens, [5]);
     assert_eq!(heard.end.expect("done").replacements, 1);
 
-    let generating = service.generate(generation(1));
+    let generating = service.generate(generation(1), Instant::now());
     let id = sessions[0].submit().await.request_id;
     failed(&sessions[0], &id, v1::FailureKind::FailureClient);
     let Err(ServeError::Rejected(message)) = hear(generating).await.end else {
@@ -72,7 +72,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
 
     let text = service.metrics_text();
     for line in [
-        "tasuki_setbacks_total{reason=\"failed\",kind=\"device\"} 1",
+        "tasuki_retries_total{reason=\"failed\",kind=\"device\"} 1",
         "tasuki_failures_total{kind=\"client\"} 1",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
@@ -90,7 +90,7 @@ async fn nobody_there_is_said_at_once() {
     let service = Service::start(config);
     assert!(service.limits().is_none());
     assert_eq!(service.readiness(), Err("no worker is up".to_owned()));
-    let heard = hear(service.generate(generation(4))).await;
+    let heard = hear(service.generate(generation(4), Instant::now())).await;
     let Err(ServeError::Unavailable {
         reason,
         retry_after_s,
@@ -105,12 +105,12 @@ async fn nobody_there_is_said_at_once() {
 #[tokio::test]
 async fn an_accepted_request_survives_a_restart_of_the_only_worker() {
     let (service, mut workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
-    let generating = service.generate(generation(2));
+    let generating = service.generate(generation(2), Instant::now());
     let id = sessions[0].submit().await.request_id;
     sessions[0].output(&id, 0, &[1], F::FinishNone);
     sessions.clear();
     let session = workers[0].session().await;
-    session.say(Message::Info(info("another", Role::Mixed)));
+    session.send(Message::Info(info("another", Role::Mixed)));
     let mut session = session;
     let again = session.submit().await;
     assert_eq!(again.resumed_tokens, [1]);
@@ -137,7 +137,7 @@ async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
             ..Default::default()
         });
     };
-    let generating = service.generate(generation(1));
+    let generating = service.generate(generation(1), Instant::now());
     let frozen = soon("a submit", async {
         let (left, right) = sessions.split_at_mut(1);
         tokio::select! {
@@ -174,7 +174,7 @@ async fn a_panic_of_the_requests_task_aborts_its_legs() {
         tuning.machine.recover = Duration::MAX;
     })
     .await;
-    let generating = service.generate(generation(4));
+    let generating = service.generate(generation(4), Instant::now());
     let prefill = sessions[0].submit().await;
     sessions[1].submit().await;
     workers.truncate(1);

@@ -1,4 +1,4 @@
-//! The service over real streams to workers whose words are the test's.
+//! The service over real streams to workers that send what the test tells them.
 
 mod draining;
 mod losses;
@@ -6,6 +6,7 @@ mod requests;
 
 use std::time::{Duration, Instant};
 
+use tasuki_flow::SamplingParams;
 use tasuki_wire::v1::router_message::Message as ToWorker;
 use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, FinishReason as F, Leg, LegEndReason as R, LegTimings, Role};
@@ -21,12 +22,11 @@ fn generation(max_tokens: u32) -> Generation {
         request_id: "r".to_owned(),
         prompt: (0..20).collect(),
         n: 1,
-        sampling: v1::SamplingParams {
+        sampling: SamplingParams {
             max_tokens,
             ..Default::default()
         },
         tenant: String::new(),
-        received: Instant::now(),
     }
 }
 
@@ -49,7 +49,7 @@ async fn serve(
     let mut sessions = Vec::new();
     for (at, (worker, &role)) in workers.iter_mut().zip(roles).enumerate() {
         let session = worker.session().await;
-        session.say(Message::Info(info(&format!("e{at}"), role)));
+        session.send(Message::Info(info(&format!("e{at}"), role)));
         sessions.push(session);
     }
     until("all workers", || {

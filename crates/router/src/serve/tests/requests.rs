@@ -8,7 +8,7 @@ async fn a_split_request_from_both_workers() {
     assert!(service.readiness().is_ok());
     let limits = service.limits().expect("limits");
     assert_eq!((limits.max_model_len, limits.vocab_size), (1_024, 512));
-    let generating = service.generate(generation(9));
+    let generating = service.generate(generation(9), Instant::now());
     let [prefill, decode] = &mut sessions[..] else {
         unreachable!()
     };
@@ -89,7 +89,7 @@ async fn a_split_request_from_both_workers() {
 #[tokio::test]
 async fn dropping_a_generation_aborts_both_legs() {
     let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], |_| {}).await;
-    let generating = service.generate(generation(4));
+    let generating = service.generate(generation(4), Instant::now());
     let mut ids = Vec::new();
     for session in &mut sessions {
         ids.push(session.submit().await.request_id);
@@ -110,7 +110,7 @@ async fn dropping_a_generation_aborts_both_legs() {
 #[tokio::test]
 async fn a_stopped_choice_is_aborted_and_done_follows() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
-    let mut generating = service.generate(generation(9));
+    let mut generating = service.generate(generation(9), Instant::now());
     let submit = sessions[0].submit().await;
     assert_eq!(submit.leg(), Leg::Colocated);
     sessions[0].output(&submit.request_id, 0, &[1], F::FinishNone);
@@ -128,9 +128,7 @@ async fn a_stopped_choice_is_aborted_and_done_follows() {
 async fn time_counts_from_the_requests_arrival() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
     let tokenizing = Duration::from_secs(3);
-    let mut request = generation(1);
-    request.received -= tokenizing;
-    let generating = service.generate(request);
+    let generating = service.generate(generation(1), Instant::now() - tokenizing);
     let id = sessions[0].submit().await.request_id;
     sessions[0].output(&id, 0, &[5], F::FinishLength);
     let timings = LegTimings {

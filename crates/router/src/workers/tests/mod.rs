@@ -1,17 +1,16 @@
-//! The link against a real gRPC server, and the registry's bookkeeping.
+//! The stream's task against a real gRPC server, and what the registry passes on.
 
-mod link;
+mod connect;
 mod registry;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use tasuki_core::WorkerView;
+use tasuki_flow::{LegKind, LegSpec};
 use tasuki_policy::PolicyConfig;
-use tasuki_wire::v1::{self, Role};
 
 use super::Registry;
-use super::testing::idle;
 
 fn registry(workers: usize) -> Arc<Registry> {
     let policy = PolicyConfig::default();
@@ -19,26 +18,17 @@ fn registry(workers: usize) -> Arc<Registry> {
 }
 
 fn view(registry: &Registry, worker: usize) -> WorkerView {
-    registry.read(|slots| slots[worker].view.clone())
+    registry.read(|workers, _| workers[worker].view.clone())
 }
 
-fn submit(attempt: &str, leg: v1::Leg, prompt: usize) -> v1::Submit {
-    v1::Submit {
-        request_id: attempt.to_owned(),
-        leg: leg.into(),
-        prompt_tokens: vec![0; prompt],
+fn spec(kind: LegKind) -> LegSpec {
+    LegSpec {
+        kind,
+        handoff: None,
+        prompt: (0..10).collect(),
+        resumed: Vec::new(),
         choices: vec![0],
-        sampling: Some(v1::SamplingParams {
-            max_tokens: 1_000,
-            ..Default::default()
-        }),
-        ..Default::default()
-    }
-}
-
-fn load_report() -> v1::StepReport {
-    v1::StepReport {
-        load: Some(idle(Role::Mixed)),
-        ..Default::default()
+        sampling: Arc::default(),
+        tenant: "".into(),
     }
 }

@@ -3,9 +3,10 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tasuki_core::Role::{self, Decode, Mixed, Prefill};
+use tasuki_core::{Capabilities, FirstToken, HandoffKind, Positions};
 
 use super::world::{Action, Setup, World};
-use crate::serve::machine::config::OnKvLoss;
+use crate::machine::config::OnKvLoss;
 
 const MOST_STEPS: usize = 2_000;
 
@@ -59,8 +60,13 @@ fn explore(setup: &Setup, deviations: usize) -> usize {
 
 fn check(setup: &Setup, world: &World) {
     if let Some(error) = &world.client.failed {
-        let may = setup.on_kv_loss == OnKvLoss::Fail && !world.client.tokens.is_empty();
-        assert!(may, "failed with {error} after {:#?}", world.trace);
+        let begun = !world.client.tokens.is_empty();
+        let may = setup.on_kv_loss == OnKvLoss::Fail || !setup.capabilities.resumes;
+        assert!(
+            begun && may && !world.is_faultless(),
+            "failed with {error} after {:#?}",
+            world.trace
+        );
     }
     if let Some(timings) = world.client.done.as_ref().filter(|_| world.is_faultless()) {
         assert_eq!(timings.replacements, 0, "after {:#?}", world.trace);
@@ -124,6 +130,70 @@ fn every_run_with_two_deviations_and_logprobs_of_the_prompt() {
 }
 
 #[test]
+fn every_run_with_two_deviations_and_several_tokens_at_once() {
+    for (n, first, max_tokens) in [(1, 7, 9), (2, 5, 6)] {
+        let mut setup = Setup::new(&[Prefill, Decode, Decode], n, first, max_tokens, 2);
+        setup.run = 3;
+        explore(&setup, 2);
+    }
+}
+
+/// Workers that neither resume nor retarget, and hand over one choice at a time.
+const NO_RESUME: Capabilities = Capabilities {
+    handoff: HandoffKind::Concurrent,
+    first_token: FirstToken::Decode,
+    positions: Positions::Counted,
+    resumes: false,
+    retargets: false,
+    splits_choices: false,
+    reports_load: false,
+};
+
+/// The same, and prefill runs to its end before decode begins.
+const SERIAL: Capabilities = Capabilities {
+    handoff: HandoffKind::Ticket,
+    ..NO_RESUME
+};
+
+#[test]
+fn every_run_with_two_deviations_of_workers_with_fewer_capabilities() {
+    let resumes = Capabilities {
+        positions: Positions::Exact,
+        resumes: true,
+        ..SERIAL
+    };
+    let fleets: [&[Role]; 3] = [
+        &[Prefill, Decode],
+        &[Prefill, Prefill, Decode, Decode],
+        &[Mixed, Mixed],
+    ];
+    for capabilities in [NO_RESUME, SERIAL, resumes] {
+        let mut runs = 0;
+        for roles in fleets {
+            for (n, first, max_tokens) in [(1, 3, 8), (1, 1, 8), (2, 2, 4)] {
+                let mut setup = Setup::new(roles, n, first, max_tokens, 2);
+                setup.capabilities = capabilities;
+                let undisturbed = run(&setup, |_, _| 0);
+                assert_eq!(undisturbed.client.done.expect("the end").replacements, 0);
+                runs += explore(&setup, 2);
+            }
+        }
+        assert!(runs > 2_000, "only {runs} runs");
+    }
+}
+
+#[test]
+fn every_run_with_two_deviations_of_fewer_capabilities_and_a_client_that_acts() {
+    for capabilities in [NO_RESUME, SERIAL] {
+        let mut setup = Setup::new(&[Prefill, Decode, Decode], 1, 3, 8, 2);
+        setup.capabilities = capabilities;
+        setup.client_acts = true;
+        setup.scored = true;
+        explore(&setup, 2);
+    }
+}
+
+#[test]
 fn lost_kv_fails_the_request_only_when_told_to() {
     let mut setup = Setup::new(&[Prefill, Prefill, Decode, Decode], 1, 3, 8, 2);
     setup.on_kv_loss = OnKvLoss::Fail;
@@ -149,6 +219,8 @@ fn random_run(seed: u64) {
     let mut setup = Setup::new(&roles, n, first, most, random.random_range(0..8));
     setup.client_acts = random.random_bool(0.3);
     setup.scored = random.random_bool(0.3);
+    setup.run = random.random_range(1..4);
+    setup.capabilities = [Capabilities::default(), NO_RESUME, SERIAL][random.random_range(0..3)];
     let world = run(&setup, |_, actions| random.random_range(0..actions.len()));
     check(&setup, &world);
 }

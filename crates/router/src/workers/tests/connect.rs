@@ -2,14 +2,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tasuki_core::{Health, RequestView, WorkerId};
+use tasuki_flow::fleet::NotReady;
+use tasuki_flow::{Fleet, Input, LegId, LegKind, WorkerRef};
 use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, Role};
 use tokio::sync::{mpsc, watch};
 
-use super::super::registry::NotReady;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
-use super::super::{Liveness, Mail, Registry, Seat, keep_connected};
-use super::{load_report, registry, submit, view};
+use super::super::{Liveness, Registry, keep_connected};
+use super::{registry, spec, view};
 
 struct Linked {
     registry: Arc<Registry>,
@@ -36,6 +37,18 @@ fn link(addresses: &[String], liveness: Liveness) -> Linked {
     }
 }
 
+/// The worker that gets both legs of a short request.
+fn placed(registry: &Registry) -> WorkerRef {
+    let mut fleet = registry;
+    let (prefill, _) = fleet.place(&RequestView::new(10, 5)).expect("a placement");
+    prefill
+}
+
+fn dispatch(registry: &Registry, leg: LegId, inbox: &mpsc::UnboundedSender<Input>) -> bool {
+    let name = format!("r.{}", leg.attempt);
+    registry.dispatch(leg, name, spec(LegKind::Colocated), inbox)
+}
+
 fn health(registry: &Registry, worker: usize) -> Health {
     view(registry, worker).health
 }
@@ -46,27 +59,32 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     let linked = link(&[worker.address.to_string()], Liveness::default());
     let registry = &linked.registry;
     let mut session = worker.session().await;
-    session.say(Message::Info(info("a", Role::Mixed)));
+    session.send(Message::Info(info("a", Role::Mixed)));
     until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
 
-    let (Seat { key, peer }, _) = registry.place(&RequestView::new(10, 5)).expect("a seat");
+    let WorkerRef { key, peer, .. } = placed(registry);
     assert_eq!(
         (peer.engine_id.as_str(), peer.kv_endpoint.as_str()),
         ("a", "a:1")
     );
-    let (sender, mut mail) = mpsc::unbounded_channel();
-    assert!(registry.submit(key, submit("r.0", v1::Leg::Colocated, 10), &sender));
+    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let leg = |attempt| LegId {
+        worker: key,
+        attempt,
+    };
+    assert!(dispatch(registry, leg(0), &sender));
     assert_eq!(session.submit().await.request_id, "r.0");
     session.output("r.0", 0, &[5], v1::FinishReason::FinishNone);
-    let heard = soon("an output", mail.recv()).await;
-    assert!(matches!(heard, Some(Mail::Output(from, output))
-        if from == key && output.tokens == [5]));
+    let input = soon("an output", inbox.recv()).await;
+    assert!(matches!(input, Some(Input::Output(from, output))
+        if from == leg(0) && output.tokens == [5]));
 
     let address = worker.address;
     drop((worker, session));
-    assert!(matches!(soon("the loss", mail.recv()).await, Some(Mail::Lost(lost)) if lost == key));
+    let input = soon("the loss", inbox.recv()).await;
+    assert!(matches!(input, Some(Input::Lost(lost)) if lost == key));
     assert_eq!(health(registry, 0), Health::Down);
-    assert!(!registry.submit(key, submit("r.1", v1::Leg::Colocated, 10), &sender));
+    assert!(!dispatch(registry, leg(1), &sender));
 
     let mut worker = FakeWorker::start_at(address).await;
     let back = Instant::now();
@@ -76,15 +94,15 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
         "{:?}",
         back.elapsed()
     );
-    session.say(Message::Info(info("b", Role::Mixed)));
+    session.send(Message::Info(info("b", Role::Mixed)));
     until("the worker again", || {
         registry.readiness(Instant::now()).is_ok()
     })
     .await;
-    let (seat, _) = registry.place(&RequestView::new(10, 5)).expect("a seat");
-    assert_eq!(seat.peer.engine_id, "b");
-    assert_ne!(seat.key, key);
-    assert!(!registry.submit(key, submit("r.2", v1::Leg::Colocated, 10), &sender));
+    let back = placed(registry);
+    assert_eq!(back.peer.engine_id, "b");
+    assert_ne!(back.key, key);
+    assert!(!dispatch(registry, leg(2), &sender));
 }
 
 #[tokio::test]
@@ -102,7 +120,7 @@ async fn readiness_waits_for_every_workers_first_answer() {
     let registry = &linked.registry;
     let readiness = || registry.readiness(began);
     let session = prefill.session().await;
-    session.say(Message::Info(info("p", Role::Prefill)));
+    session.send(Message::Info(info("p", Role::Prefill)));
     // The prefill worker could serve alone, and nobody listens at the third address.
     let waits = NotReady::Starting {
         waiting: 1,
@@ -116,7 +134,7 @@ async fn readiness_waits_for_every_workers_first_answer() {
         "it waits, but not for ever"
     );
     let session = decode.session().await;
-    session.say(Message::Info(info("d", Role::Decode)));
+    session.send(Message::Info(info("d", Role::Decode)));
     until("the decode worker", || readiness().is_ok()).await;
     drop(session);
     until("its end", || health(registry, 1) == Health::Down).await;
@@ -124,19 +142,19 @@ async fn readiness_waits_for_every_workers_first_answer() {
 }
 
 #[tokio::test]
-async fn another_protocol_is_not_taken_in() {
+async fn another_protocol_is_not_admitted() {
     let mut worker = FakeWorker::start().await;
     let linked = link(&[worker.address.to_string()], Liveness::default());
     let mut session = worker.session().await;
     let mut stranger = info("a", Role::Mixed);
     stranger.protocol_version += 1;
-    session.say(Message::Info(stranger));
+    session.send(Message::Info(stranger));
     assert!(session.next().await.is_none(), "the router hangs up");
     assert!(linked.registry.readiness(Instant::now()).is_err());
-    assert!(linked.registry.read(|slots| slots[0].info.is_none()));
+    assert!(linked.registry.read(|workers, _| workers[0].info.is_none()));
     // It dials again: the worker may be replaced by one of the right version.
     let session = worker.session().await;
-    session.say(Message::Info(info("a", Role::Mixed)));
+    session.send(Message::Info(info("a", Role::Mixed)));
     until("the right version", || {
         linked.registry.readiness(Instant::now()).is_ok()
     })
@@ -144,18 +162,18 @@ async fn another_protocol_is_not_taken_in() {
 }
 
 #[tokio::test]
-async fn one_engine_is_taken_in_once() {
+async fn one_engine_is_admitted_once() {
     let mut worker = FakeWorker::start().await;
     let address = worker.address.to_string();
     let linked = link(&[address.clone(), address], Liveness::default());
     let first = worker.session().await;
-    first.say(Message::Info(info("a", Role::Mixed)));
+    first.send(Message::Info(info("a", Role::Mixed)));
     until("the worker", || {
         linked.registry.readiness(Instant::now()).is_ok()
     })
     .await;
     let mut second = worker.session().await;
-    second.say(Message::Info(info("a", Role::Mixed)));
+    second.send(Message::Info(info("a", Role::Mixed)));
     assert!(second.next().await.is_none());
     let up = |registry: &Registry| {
         (0..2)
@@ -166,7 +184,7 @@ async fn one_engine_is_taken_in_once() {
 }
 
 #[tokio::test]
-async fn silence_is_doubted_then_ended() {
+async fn a_silent_worker_is_suspected_and_then_lost() {
     let liveness = Liveness {
         suspect_after: Duration::from_millis(100),
         lost_after: Duration::from_secs(3),
@@ -176,11 +194,14 @@ async fn silence_is_doubted_then_ended() {
     let linked = link(&[worker.address.to_string()], liveness);
     let registry = &linked.registry;
     let mut session = worker.session().await;
-    session.say(Message::Info(info("a", Role::Mixed)));
-    until("doubt", || health(registry, 0) == Health::Suspect).await;
+    session.send(Message::Info(info("a", Role::Mixed)));
+    until("suspicion", || health(registry, 0) == Health::Suspect).await;
     assert!(registry.readiness(Instant::now()).is_err());
     let mut changes = registry.changes();
-    session.report(load_report());
+    session.report(v1::StepReport {
+        load: Some(idle(Role::Mixed)),
+        ..Default::default()
+    });
     // Only a worker that is trusted again is announced.
     soon("the recovery's notice", changes.changed())
         .await
@@ -195,7 +216,7 @@ async fn role_and_load_follow_the_worker() {
     let linked = link(&[worker.address.to_string()], Liveness::default());
     let registry = &linked.registry;
     let session = worker.session().await;
-    session.say(Message::Info(info("a", Role::Prefill)));
+    session.send(Message::Info(info("a", Role::Prefill)));
     until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
     session.report(v1::StepReport {
         load: Some(v1::Load {

@@ -1,20 +1,20 @@
-//! One choice's tokens: each position once, in order, whoever reports it.
+//! One choice's tokens: each position once, in order, whichever worker reports it.
 
 use std::collections::BTreeMap;
 
-use tasuki_wire::v1;
-
-use crate::serve::api::{Event, Finish};
+use crate::generation::{Event, Finish};
+use crate::leg::Output;
+use crate::sampling::TokenLogprob;
 
 /// The output of one choice so far.
 #[derive(Debug)]
-pub struct Choice {
+pub struct ChoiceTokens {
     pub index: u32,
     pub tokens: Vec<u32>,
     pub end: Option<End>,
     max_tokens: usize,
-    /// What arrived ahead of its turn, by position.
-    early: BTreeMap<usize, Piece>,
+    /// Runs that arrived before those that precede them, by position.
+    early: BTreeMap<usize, Run>,
 }
 
 /// Why a choice has no more tokens.
@@ -26,13 +26,13 @@ pub enum End {
 }
 
 #[derive(Debug, Clone)]
-struct Piece {
+struct Run {
     tokens: Vec<u32>,
-    logprobs: Vec<v1::TokenLogprob>,
+    logprobs: Vec<TokenLogprob>,
     finish: Option<Finish>,
 }
 
-impl Choice {
+impl ChoiceTokens {
     pub fn new(index: u32, max_tokens: u32) -> Self {
         Self {
             index,
@@ -43,26 +43,22 @@ impl Choice {
         }
     }
 
-    /// Takes a report; pushes what is new and in turn.
-    pub fn accept(&mut self, output: v1::Output, events: &mut Vec<Event>) {
-        let finish = match output.finish() {
-            v1::FinishReason::FinishNone => None,
-            v1::FinishReason::FinishStop => Some(Finish::Stop),
-            v1::FinishReason::FinishLength => Some(Finish::Length),
-        };
-        let piece = Piece {
+    /// Takes a run; emits what is new and in order.
+    pub fn accept(&mut self, output: Output, mut emit: impl FnMut(Event)) {
+        if self.end.is_some() {
+            return;
+        }
+        let position = output.position as usize;
+        let run = Run {
             tokens: output.tokens,
             logprobs: output.logprobs,
-            finish,
+            finish: output.finish,
         };
-        let known = self.early.entry(output.position as usize);
-        known
-            .and_modify(|known| {
-                if known.tokens.len() <= piece.tokens.len() {
-                    known.clone_from(&piece);
-                }
-            })
-            .or_insert(piece);
+        if position > self.tokens.len() {
+            self.keep_early(position, run);
+            return;
+        }
+        self.append(position, run, &mut emit);
         while let Some(entry) = self.early.first_entry() {
             let position = *entry.key();
             if self.end.is_some() {
@@ -70,30 +66,42 @@ impl Choice {
             } else if position > self.tokens.len() {
                 return;
             } else {
-                let piece = entry.remove();
-                self.append(position, piece, events);
+                let run = entry.remove();
+                self.append(position, run, &mut emit);
             }
         }
     }
 
-    /// Drops what came ahead of its turn: another attempt is going to say it.
+    /// Drops runs that arrived early: the next attempt reports them again.
     pub fn forget_early(&mut self) {
         self.early.clear();
     }
 
-    fn append(&mut self, position: usize, piece: Piece, events: &mut Vec<Event>) {
+    /// Of two runs at one position the longer one stays, of equals the later one.
+    fn keep_early(&mut self, position: usize, run: Run) {
+        match self.early.get_mut(&position) {
+            Some(known) if known.tokens.len() > run.tokens.len() => {}
+            Some(known) => *known = run,
+            None => {
+                self.early.insert(position, run);
+            }
+        }
+    }
+
+    /// Appends what is new in a run that begins at `position`, which is not ahead.
+    fn append(&mut self, position: usize, run: Run, emit: &mut impl FnMut(Event)) {
         let known = self.tokens.len() - position;
         let room = self.max_tokens - self.tokens.len();
-        let mut finish = piece.finish.filter(|_| known <= piece.tokens.len());
-        let tokens: Vec<u32> = piece.tokens.into_iter().skip(known).take(room).collect();
-        let logprobs: Vec<_> = piece.logprobs.into_iter().skip(known).take(room).collect();
+        let mut finish = run.finish.filter(|_| known <= run.tokens.len());
+        let tokens = cut(run.tokens, known, room);
+        let logprobs = cut(run.logprobs, known, room);
         self.tokens.extend_from_slice(&tokens);
         if finish.is_none() && self.tokens.len() == self.max_tokens {
             finish = Some(Finish::Length);
         }
         self.end = finish.map(End::Finished);
         if !tokens.is_empty() || finish.is_some() {
-            events.push(Event::Tokens {
+            emit(Event::Tokens {
                 choice: self.index,
                 tokens,
                 logprobs,
@@ -103,29 +111,36 @@ impl Choice {
     }
 }
 
+/// `items` without the first `skip`, and at most `most` of the rest; in place.
+fn cut<T>(mut items: Vec<T>, skip: usize, most: usize) -> Vec<T> {
+    items.drain(..skip.min(items.len()));
+    items.truncate(most);
+    items
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn output(position: u32, tokens: &[u32], finish: v1::FinishReason) -> v1::Output {
-        v1::Output {
+    fn output(position: u32, tokens: &[u32], finish: Option<Finish>) -> Output {
+        Output {
             position,
             tokens: tokens.to_vec(),
             logprobs: tokens
                 .iter()
-                .map(|&token| v1::TokenLogprob {
+                .map(|&token| TokenLogprob {
                     token,
                     ..Default::default()
                 })
                 .collect(),
-            finish: finish.into(),
+            finish,
             ..Default::default()
         }
     }
 
-    fn feed(choice: &mut Choice, output: v1::Output) -> Vec<(Vec<u32>, Option<Finish>)> {
+    fn feed(choice: &mut ChoiceTokens, output: Output) -> Vec<(Vec<u32>, Option<Finish>)> {
         let mut events = Vec::new();
-        choice.accept(output, &mut events);
+        choice.accept(output, |event| events.push(event));
         events
             .into_iter()
             .map(|event| match event {
@@ -143,12 +158,12 @@ mod tests {
             .collect()
     }
 
-    const NONE: v1::FinishReason = v1::FinishReason::FinishNone;
-    const STOP: v1::FinishReason = v1::FinishReason::FinishStop;
+    const NONE: Option<Finish> = None;
+    const STOP: Option<Finish> = Some(Finish::Stop);
 
     #[test]
     fn repeats_are_dropped_and_overlaps_cut() {
-        let mut choice = Choice::new(0, 10);
+        let mut choice = ChoiceTokens::new(0, 10);
         assert_eq!(feed(&mut choice, output(0, &[5], NONE)), [(vec![5], None)]);
         assert!(feed(&mut choice, output(0, &[5], NONE)).is_empty());
         assert_eq!(
@@ -158,8 +173,8 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_early_waits() {
-        let mut choice = Choice::new(0, 10);
+    fn runs_that_overtake_others_wait() {
+        let mut choice = ChoiceTokens::new(0, 10);
         assert!(feed(&mut choice, output(2, &[7], STOP)).is_empty());
         assert!(feed(&mut choice, output(1, &[6], NONE)).is_empty());
         assert_eq!(
@@ -175,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_finish_counts_once_even_with_a_known_token() {
-        let mut choice = Choice::new(0, 10);
+        let mut choice = ChoiceTokens::new(0, 10);
         feed(&mut choice, output(0, &[5], NONE));
         assert_eq!(
             feed(&mut choice, output(0, &[5], STOP)),
@@ -185,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn a_finish_at_an_older_position_is_not_believed() {
-        let mut choice = Choice::new(0, 10);
+    fn a_finish_at_an_older_position_is_ignored() {
+        let mut choice = ChoiceTokens::new(0, 10);
         feed(&mut choice, output(0, &[5, 6], NONE));
         assert!(feed(&mut choice, output(0, &[5], STOP)).is_empty());
         assert_eq!(choice.end, None);
@@ -194,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_limit_ends_a_choice_whatever_the_worker_says() {
-        let mut choice = Choice::new(0, 2);
+        let mut choice = ChoiceTokens::new(0, 2);
         assert_eq!(
             feed(&mut choice, output(0, &[5, 6, 7], NONE)),
             [(vec![5, 6], Some(Finish::Length))]
@@ -203,7 +218,7 @@ mod tests {
 
     #[test]
     fn forgotten_tokens_do_not_come_back() {
-        let mut choice = Choice::new(0, 10);
+        let mut choice = ChoiceTokens::new(0, 10);
         feed(&mut choice, output(1, &[9], NONE));
         choice.forget_early();
         assert_eq!(feed(&mut choice, output(0, &[5], NONE)), [(vec![5], None)]);

@@ -1,22 +1,22 @@
-//! Workers, wires and a client around one machine; every step is somebody's pick.
+//! Workers, connections and a client around one machine; the test chooses every step.
 //!
 //! Longer than a room: the model is one piece, and its parts make no sense alone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tasuki_core::{
-    Capacity, Health, Identity, Outstanding, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
+    Capabilities, Capacity, FirstToken, HandoffKind, Health, KvDomain, Outstanding, Positions,
+    ReportedLoad, RequestView, Role, WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig};
-use tasuki_wire::v1::{self, LegEndReason};
 
-use super::sim_worker::{Lengths, Progress, SimLeg, truth};
-use crate::serve::api::{Event, Finish, Generation, ServeError};
-use crate::serve::machine::Machine;
-use crate::serve::machine::config::{MachineConfig, OnKvLoss};
-use crate::serve::machine::io::{Effect, Fleet, Input};
-use crate::workers::{Seat, WorkerKey};
+use super::sim_worker::{Lengths, Progress, SimLeg, ended, handed_off, truth};
+use crate::generation::{Event, Finish, Generation, ServeError, Timings};
+use crate::leg::{Handoff, LegEndReason, LegKind, LegSpec, Ticket};
+use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss};
+use crate::sampling::SamplingParams;
+use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
 
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -29,6 +29,10 @@ pub struct Setup {
     pub client_acts: bool,
     /// The client wants the prompt's logprobs.
     pub scored: bool,
+    /// Tokens of a choice that a decode step reports as one run.
+    pub run: usize,
+    /// Of every worker.
+    pub capabilities: Capabilities,
 }
 
 impl Setup {
@@ -41,6 +45,8 @@ impl Setup {
             on_kv_loss: OnKvLoss::Recompute,
             client_acts: false,
             scored: false,
+            run: 1,
+            capabilities: Capabilities::default(),
         }
     }
 }
@@ -51,11 +57,11 @@ pub enum Action {
     ToWorker(WorkerKey),
     ToRouter(WorkerKey),
     /// The leg's next step: first tokens, pull and start, or decode.
-    Advance(WorkerKey, String),
+    Advance(LegId),
     Restart(usize),
     TimePasses,
     // Faults.
-    EndLeg(WorkerKey, String, LegEndReason),
+    EndLeg(LegId, LegEndReason),
     Crash(usize, Crash),
     Repeat(WorkerKey),
     Stop(u32),
@@ -64,10 +70,10 @@ pub enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crash {
-    /// What was said before still arrives.
+    /// Messages sent before still arrive.
     AfterFlush,
-    /// What was said and is under way is lost.
-    InMidSentence,
+    /// Messages under way are lost.
+    MessagesLost,
     /// Only the stream breaks: peers can still pull announced KV.
     StreamOnly,
 }
@@ -91,17 +97,19 @@ pub struct World {
     workers: Vec<Worker>,
     to_router: BTreeMap<u64, (WorkerKey, VecDeque<Input>)>,
     to_worker: BTreeMap<u64, (WorkerKey, VecDeque<Effect>)>,
+    /// Tickets that were issued and not used yet.
+    tickets: Vec<Ticket>,
     /// KV that outlived its leg, by attempt and engine.
-    orphans: BTreeSet<(String, String)>,
+    orphans: BTreeSet<(u32, String)>,
     /// Attempts that ended with their first tokens.
-    ended_by_prefill: BTreeSet<String>,
+    ended_by_prefill: BTreeSet<u32>,
     next_connection: u64,
     tie: u64,
-    now: Instant,
+    now: Duration,
     faults_left: usize,
     pub client: Client,
     pub trace: Vec<String>,
-    attempts: BTreeSet<(String, WorkerKey)>,
+    legs_dispatched: BTreeSet<LegId>,
 }
 
 /// What the client has seen.
@@ -112,24 +120,22 @@ pub struct Client {
     pub finished: BTreeMap<u32, Finish>,
     pub stopped: BTreeSet<u32>,
     pub gone: bool,
-    pub done: Option<crate::serve::api::Timings>,
+    pub done: Option<Timings>,
     pub failed: Option<ServeError>,
 }
 
 impl World {
     pub fn new(setup: Setup) -> Self {
-        let now = Instant::now();
         let request = Generation {
             request_id: "r".to_owned(),
             prompt: (0..40).collect(),
             n: setup.n,
-            sampling: v1::SamplingParams {
+            sampling: SamplingParams {
                 max_tokens: setup.lengths.max_tokens as u32,
                 prompt_logprobs: setup.scored.then_some(0),
                 ..Default::default()
             },
             tenant: String::new(),
-            received: now,
         };
         let config = MachineConfig {
             on_kv_loss: setup.on_kv_loss,
@@ -153,19 +159,20 @@ impl World {
             machine: Machine::new(request, config),
             to_router: BTreeMap::new(),
             to_worker: BTreeMap::new(),
+            tickets: Vec::new(),
             orphans: BTreeSet::new(),
             ended_by_prefill: BTreeSet::new(),
             tie: 0,
-            now,
+            now: Duration::ZERO,
             faults_left: setup.faults,
             client: Client::default(),
             trace: Vec::new(),
-            attempts: BTreeSet::new(),
+            legs_dispatched: BTreeSet::new(),
             setup,
         };
         let mut views = world.views();
-        let effects = world.machine.start(world.now, &mut views);
-        world.apply(effects);
+        world.machine.start(world.now, &mut views);
+        world.apply();
         world
     }
 
@@ -188,9 +195,9 @@ impl World {
         );
         for (key, leg) in self.legs() {
             if self.can_advance(leg) {
-                actions.push(Action::Advance(key, leg.attempt.clone()));
+                actions.push(Action::Advance(leg_id(key, leg)));
             } else if let Some(reason) = self.ends_by_itself(leg) {
-                actions.push(Action::EndLeg(key, leg.attempt.clone(), reason));
+                actions.push(Action::EndLeg(leg_id(key, leg), reason));
             }
         }
         let down = (0..self.workers.len()).filter(|&at| self.workers[at].key.is_none());
@@ -206,15 +213,16 @@ impl World {
 
     fn add_faults(&self, actions: &mut Vec<Action>) {
         use LegEndReason as R;
+        let serial = self.setup.capabilities.handoff == HandoffKind::Ticket;
         for (key, leg) in self.legs() {
-            let reasons: &[R] = match (leg.leg, leg.progress) {
-                (v1::Leg::Decode, Progress::Begun) => {
-                    &[R::LegEndRefused, R::LegEndKvLost, R::LegEndFailed]
-                }
-                (v1::Leg::Decode, _) => &[R::LegEndReturned, R::LegEndFailed],
-                _ => &[R::LegEndFailed],
+            let reasons: &[R] = match (leg.kind, leg.progress) {
+                (LegKind::Decode, Progress::Begun) => &[R::Refused, R::KvLost, R::Failed],
+                (LegKind::Decode, _) => &[R::Returned, R::Failed],
+                // Without the ticket that was asked for.
+                (LegKind::Prefill, _) if serial => &[R::Failed, R::HandedOff],
+                _ => &[R::Failed],
             };
-            let end = |&reason: &R| Action::EndLeg(key, leg.attempt.clone(), reason);
+            let end = |&reason: &R| Action::EndLeg(leg_id(key, leg), reason);
             for action in reasons.iter().map(end) {
                 if !actions.contains(&action) {
                     actions.push(action);
@@ -223,12 +231,13 @@ impl World {
         }
         for (at, worker) in self.workers.iter().enumerate() {
             if worker.key.is_some() {
-                for crash in [Crash::AfterFlush, Crash::InMidSentence, Crash::StreamOnly] {
+                for crash in [Crash::AfterFlush, Crash::MessagesLost, Crash::StreamOnly] {
                     actions.push(Action::Crash(at, crash));
                 }
             }
         }
-        for (key, queue) in self.to_router.values() {
+        let exact = self.setup.capabilities.positions == Positions::Exact;
+        for (key, queue) in self.to_router.values().filter(|_| exact) {
             if let Some(Input::Output(..) | Input::Ended(..)) = queue.front() {
                 actions.push(Action::Repeat(*key));
             }
@@ -249,13 +258,13 @@ impl World {
         match action {
             Action::ToWorker(key) => {
                 let effect = pop(&mut self.to_worker, *key);
-                self.worker_hears(*key, effect);
+                self.deliver(*key, effect);
             }
             Action::ToRouter(key) => {
                 let input = pop(&mut self.to_router, *key);
                 self.feed(input);
             }
-            Action::Advance(key, attempt) => self.advance(*key, attempt),
+            Action::Advance(leg) => self.advance(*leg),
             Action::Restart(at) => {
                 let key = WorkerKey {
                     worker: WorkerId(*at as u32),
@@ -276,15 +285,13 @@ impl World {
 
     fn fault(&mut self, action: &Action) {
         // A decode leg whose KV is gone ends by itself: no fault of its own.
-        let by_itself = matches!(action, Action::EndLeg(key, attempt, reason)
-            if self.leg(*key, attempt).is_some_and(|leg| self.ends_by_itself(leg) == Some(*reason)));
+        let by_itself = matches!(action, Action::EndLeg(leg, reason)
+            if self.leg(*leg).is_some_and(|leg| self.ends_by_itself(leg) == Some(*reason)));
         self.faults_left -= usize::from(!by_itself);
         match action {
-            Action::EndLeg(key, attempt, reason) => {
-                let leg = self
-                    .take_leg(*key, attempt)
-                    .expect("only offered for a leg");
-                self.say(*key, Input::Ended(*key, leg.end(*reason)));
+            Action::EndLeg(leg, reason) => {
+                self.take_leg(*leg).expect("only offered for a leg");
+                self.report(leg.worker, Input::Ended(*leg, ended(*reason)));
             }
             Action::Crash(at, crash) => self.crash(*at, *crash),
             Action::Repeat(key) => {
@@ -315,100 +322,116 @@ impl World {
             self.orphans.retain(|(_, owner)| *owner != engine(key));
         }
         self.to_worker.remove(&key.connection);
-        if crash == Crash::InMidSentence {
+        if crash == Crash::MessagesLost {
             self.to_router.remove(&key.connection);
         }
-        self.say(key, Input::Lost(key));
+        self.report(key, Input::Lost(key));
     }
 
-    fn worker_hears(&mut self, key: WorkerKey, effect: Effect) {
+    fn deliver(&mut self, key: WorkerKey, effect: Effect) {
         match effect {
-            Effect::Submit { submit, .. } => self.worker_of(key).legs.push(SimLeg::new(&submit)),
-            Effect::Abort { abort, .. } => {
-                let Some(mut leg) = self.take_leg(key, &abort.request_id) else {
+            Effect::Dispatch { leg, spec } => {
+                let leg = SimLeg::new(leg.attempt, &spec, self.decode_first());
+                self.worker_of(key).legs.push(leg);
+            }
+            Effect::Abort { leg: id, choices } => {
+                let Some(mut leg) = self.take_leg(id) else {
                     return;
                 };
-                leg.choices.retain(|(choice, _)| {
-                    !abort.choices.is_empty() && !abort.choices.contains(choice)
-                });
+                leg.choices
+                    .retain(|(choice, _)| !choices.is_empty() && !choices.contains(choice));
                 if leg.choices.is_empty() {
-                    let ended = leg.end(LegEndReason::LegEndAborted);
-                    self.say(key, Input::Ended(key, ended));
+                    self.report(key, Input::Ended(id, ended(LegEndReason::Aborted)));
                 } else {
                     self.worker_of(key).legs.push(leg);
                 }
             }
-            Effect::Retarget { retarget, .. } => {
-                let peer = retarget.peer.expect("a new peer").engine_id;
-                let attempt = retarget.request_id;
-                match self.take_leg(key, &attempt) {
-                    Some(mut leg) => {
-                        leg.peer = peer;
-                        self.worker_of(key).legs.push(leg);
-                    }
-                    None => {
-                        let ended = v1::LegEnd {
-                            request_id: attempt,
-                            reason: LegEndReason::LegEndFailed.into(),
-                            ..Default::default()
-                        };
-                        self.say(key, Input::Ended(key, ended));
-                    }
+            Effect::Retarget { leg: id, peer } => match self.take_leg(id) {
+                Some(mut leg) => {
+                    leg.peer = peer.engine_id;
+                    self.worker_of(key).legs.push(leg);
                 }
-            }
+                None => self.report(key, Input::Ended(id, ended(LegEndReason::Failed))),
+            },
             other => unreachable!("{other:?} is not for a worker"),
         }
     }
 
-    fn advance(&mut self, key: WorkerKey, attempt: &str) {
-        let lengths = self.setup.lengths;
-        let mut leg = self.take_leg(key, attempt).expect("only offered for a leg");
-        if leg.leg == v1::Leg::Decode && leg.progress == Progress::Begun {
+    fn advance(&mut self, id: LegId) {
+        let Setup { lengths, run, .. } = self.setup;
+        let mut leg = self.take_leg(id).expect("only offered for a leg");
+        if leg.kind == LegKind::Decode && leg.progress == Progress::Begun {
             self.pull(&leg);
         }
-        for output in leg.step(lengths) {
-            self.say(key, Input::Output(key, output));
+        if leg.kind == LegKind::Prefill && leg.decode_first {
+            self.prefill_silently(id, leg);
+            return;
         }
-        leg.progress = match leg.leg {
-            v1::Leg::Prefill => Progress::Prefilled,
+        // A prefill leg samples one token of each choice.
+        let run = if leg.kind == LegKind::Prefill { 1 } else { run };
+        for mut output in leg.step(lengths, run) {
+            if self.setup.capabilities.positions == Positions::Counted {
+                output.position = 0;
+            }
+            self.report(id.worker, Input::Output(id, output));
+        }
+        leg.progress = match leg.kind {
+            LegKind::Prefill => Progress::Prefilled,
             _ => Progress::Decoding,
         };
         if leg.choices.is_empty() {
-            if leg.leg == v1::Leg::Prefill {
-                self.ended_by_prefill.insert(leg.attempt.clone());
+            if leg.kind == LegKind::Prefill {
+                self.ended_by_prefill.insert(leg.attempt);
             }
-            let ended = leg.end(LegEndReason::LegEndFinished);
-            self.say(key, Input::Ended(key, ended));
+            self.report(id.worker, Input::Ended(id, ended(LegEndReason::Finished)));
         } else {
-            self.worker_of(key).legs.push(leg);
+            self.worker_of(id.worker).legs.push(leg);
         }
+    }
+
+    /// A prefill leg without output: its KV is there, or it ends with a ticket for it.
+    fn prefill_silently(&mut self, id: LegId, mut leg: SimLeg) {
+        if self.setup.capabilities.handoff == HandoffKind::Ticket {
+            let engine = engine(id.worker);
+            let ended = handed_off(&engine);
+            self.tickets.extend(ended.ticket.clone());
+            self.orphans.insert((id.attempt, engine));
+            self.report(id.worker, Input::Ended(id, ended));
+        } else {
+            leg.progress = Progress::Prefilled;
+            self.worker_of(id.worker).legs.push(leg);
+        }
+    }
+
+    fn decode_first(&self) -> bool {
+        self.setup.capabilities.first_token == FirstToken::Decode
     }
 
     /// The decode worker has the KV: prefill's leg is over.
     fn pull(&mut self, decode: &SimLeg) {
-        self.orphans
-            .remove(&(decode.attempt.clone(), decode.peer.clone()));
-        let peer = self.keys().find(|key| engine(*key) == decode.peer);
-        if let Some((key, leg)) =
-            peer.and_then(|key| Some((key, self.take_leg(key, &decode.attempt)?)))
-        {
-            self.say(
-                key,
-                Input::Ended(key, leg.end(LegEndReason::LegEndHandedOff)),
-            );
+        self.orphans.remove(&(decode.attempt, decode.peer.clone()));
+        let Some(worker) = self.keys().find(|key| engine(*key) == decode.peer) else {
+            return;
+        };
+        let id = LegId {
+            worker,
+            attempt: decode.attempt,
+        };
+        if self.take_leg(id).is_some() {
+            self.report(worker, Input::Ended(id, ended(LegEndReason::HandedOff)));
         }
     }
 
     fn can_advance(&self, leg: &SimLeg) -> bool {
-        match (leg.leg, leg.progress) {
-            (v1::Leg::Prefill, progress) => progress == Progress::Begun,
-            (v1::Leg::Decode, Progress::Begun) => self.kv_is_there(leg),
+        match (leg.kind, leg.progress) {
+            (LegKind::Prefill, progress) => progress == Progress::Begun,
+            (LegKind::Decode, Progress::Begun) => self.kv_is_there(leg),
             _ => true,
         }
     }
 
     fn kv_is_there(&self, decode: &SimLeg) -> bool {
-        let orphan = (decode.attempt.clone(), decode.peer.clone());
+        let orphan = (decode.attempt, decode.peer.clone());
         self.orphans.contains(&orphan)
             || self
                 .prefill_of(decode)
@@ -420,8 +443,9 @@ impl World {
         let announced = self.to_worker.values().any(|(key, queue)| {
             engine(*key) == decode.peer
                 && queue.iter().any(|effect| match effect {
-                    Effect::Submit { submit, .. } => submit.request_id == decode.attempt,
-                    Effect::Retarget { retarget, .. } => retarget.request_id == decode.attempt,
+                    Effect::Dispatch { leg, .. } | Effect::Retarget { leg, .. } => {
+                        leg.attempt == decode.attempt
+                    }
                     _ => false,
                 })
         });
@@ -433,13 +457,13 @@ impl World {
 
     /// How a leg ends that waits for KV which will not come.
     fn ends_by_itself(&self, leg: &SimLeg) -> Option<LegEndReason> {
-        if leg.leg != v1::Leg::Decode || !self.kv_is_gone(leg) {
+        if leg.kind != LegKind::Decode || !self.kv_is_gone(leg) {
             return None;
         }
         Some(if self.ended_by_prefill.contains(&leg.attempt) {
-            LegEndReason::LegEndFinished
+            LegEndReason::Finished
         } else {
-            LegEndReason::LegEndKvLost
+            LegEndReason::KvLost
         })
     }
 
@@ -448,32 +472,32 @@ impl World {
             .find(|(key, leg)| {
                 engine(*key) == decode.peer
                     && leg.attempt == decode.attempt
-                    && leg.leg == v1::Leg::Prefill
+                    && leg.kind == LegKind::Prefill
             })
             .map(|(_, leg)| leg)
     }
 
     fn feed(&mut self, input: Input) {
         let mut views = self.views();
-        let effects = self.machine.handle(input, self.now, &mut views);
+        self.machine.handle(input, self.now, &mut views);
         self.tie = views.tie;
-        self.apply(effects);
+        self.apply();
     }
 
-    /// What the request's task does with effects.
-    fn apply(&mut self, effects: Vec<Effect>) {
-        for effect in effects {
-            let to = match &effect {
-                Effect::Submit { to, submit } => {
-                    self.check_submit(*to, submit);
-                    *to
+    /// What a shell does with effects.
+    fn apply(&mut self) {
+        while let Some(effect) = self.machine.next_effect() {
+            let to = match effect {
+                Effect::Dispatch { leg, ref spec } => {
+                    self.check_dispatch(leg, spec);
+                    leg.worker
                 }
-                Effect::Abort { to, .. } | Effect::Retarget { to, .. } => *to,
-                Effect::Emit(_) => {
-                    self.client_hears(effect);
+                Effect::Abort { leg, .. } | Effect::Retarget { leg, .. } => leg.worker,
+                Effect::Emit(event) => {
+                    self.show_client(event);
                     continue;
                 }
-                Effect::Setback { .. } => continue,
+                Effect::Retry { .. } => continue,
             };
             if self.keys().any(|key| key == to) {
                 let queue = self.to_worker.entry(to.connection);
@@ -481,38 +505,53 @@ impl World {
                     .or_insert_with(|| (to, VecDeque::new()))
                     .1
                     .push_back(effect);
-            } else if matches!(effect, Effect::Submit { .. }) {
-                self.say(to, Input::Lost(to));
+            } else if matches!(effect, Effect::Dispatch { .. }) {
+                self.report(to, Input::Lost(to));
             }
         }
     }
 
-    fn check_submit(&mut self, to: WorkerKey, submit: &v1::Submit) {
-        let id = (submit.request_id.clone(), to);
-        assert!(self.attempts.insert(id), "an id is used twice on a worker");
-        assert!(!submit.choices.is_empty());
-        let resumed = submit.resumed_tokens.len();
-        assert!(resumed == 0 || submit.choices.len() == 1);
+    fn check_dispatch(&mut self, leg: LegId, spec: &LegSpec) {
+        assert!(
+            self.legs_dispatched.insert(leg),
+            "an attempt has two legs on a worker"
+        );
+        assert!(!spec.choices.is_empty());
+        let resumed = spec.resumed.len();
+        assert!(resumed == 0 || spec.choices.len() == 1);
         assert!(resumed < self.setup.lengths.max_tokens);
-        for (position, &token) in submit.resumed_tokens.iter().enumerate() {
-            assert_eq!(token, truth(submit.choices[0], position));
+        for (position, &token) in spec.resumed.iter().enumerate() {
+            assert_eq!(token, truth(spec.choices[0], position));
         }
-        if submit.leg() != v1::Leg::Decode {
-            for choice in &submit.choices {
+        if spec.kind != LegKind::Decode {
+            for choice in &spec.choices {
                 let seen = self.client.tokens.get(choice).map_or(0, Vec::len);
                 assert_eq!(resumed, seen, "what was streamed is resumed");
             }
         }
-        let split = submit.leg() != v1::Leg::Colocated;
-        assert_eq!(split, submit.peer.is_some());
+        let split = spec.kind != LegKind::Colocated;
+        assert_eq!(split, spec.handoff.is_some());
+        let capabilities = self.setup.capabilities;
+        assert!(capabilities.resumes || resumed == 0);
+        assert!(capabilities.splits_choices || !split || spec.choices.len() == 1);
+        match &spec.handoff {
+            Some(Handoff::Redeem(ticket)) => {
+                let at = self.tickets.iter().position(|issued| issued == ticket);
+                self.tickets
+                    .remove(at.expect("a ticket that was issued, once"));
+                assert_eq!(spec.kind, LegKind::Decode);
+            }
+            Some(Handoff::IssueTicket) => assert_eq!(spec.kind, LegKind::Prefill),
+            Some(Handoff::With(_)) => {
+                assert_eq!(capabilities.handoff, HandoffKind::Concurrent);
+            }
+            None => {}
+        }
         assert!(!split || resumed + 1 < self.setup.lengths.max_tokens);
     }
 
-    fn client_hears(&mut self, effect: Effect) {
+    fn show_client(&mut self, event: Event) {
         assert!(!self.is_over(), "something follows the end");
-        let Effect::Emit(event) = effect else {
-            unreachable!()
-        };
         match event {
             Event::Tokens {
                 choice,
@@ -557,10 +596,7 @@ impl World {
                 let length = self.client.tokens.get(&choice).map_or(0, Vec::len);
                 if !self.client.stopped.contains(&choice) {
                     assert_eq!(length, self.setup.lengths.of(choice), "choice {choice}");
-                    let expected = match self.setup.lengths.finish(choice) {
-                        v1::FinishReason::FinishLength => Finish::Length,
-                        _ => Finish::Stop,
-                    };
+                    let expected = self.setup.lengths.finish(choice);
                     assert_eq!(self.client.finished.get(&choice), Some(&expected));
                 }
             }
@@ -568,7 +604,7 @@ impl World {
         self.check_nothing_stranded();
     }
 
-    /// Every leg ended, or its worker is told that it is not wanted.
+    /// Every leg ended, or its worker gets an abort.
     fn check_nothing_stranded(&mut self) {
         while let Some(key) = self
             .to_worker
@@ -576,7 +612,7 @@ impl World {
             .find_map(|(key, queue)| (!queue.is_empty()).then_some(*key))
         {
             let effect = pop(&mut self.to_worker, key);
-            self.worker_hears(key, effect);
+            self.deliver(key, effect);
         }
         let left: Vec<_> = self.legs().map(|(_, leg)| leg.clone()).collect();
         assert!(left.is_empty(), "stranded: {left:?}");
@@ -585,7 +621,8 @@ impl World {
     fn views(&self) -> Views {
         let view = |(index, worker): (usize, &Worker)| WorkerView {
             id: WorkerId(index as u32),
-            identity: Identity::default(),
+            domain: KvDomain::default(),
+            capabilities: self.setup.capabilities,
             role: worker.role,
             health: if worker.key.is_some() {
                 Health::Ready
@@ -610,7 +647,7 @@ impl World {
         }
     }
 
-    fn say(&mut self, key: WorkerKey, input: Input) {
+    fn report(&mut self, key: WorkerKey, input: Input) {
         let queue = self.to_router.entry(key.connection);
         queue
             .or_insert_with(|| (key, VecDeque::new()))
@@ -629,9 +666,9 @@ impl World {
         })
     }
 
-    fn leg(&self, key: WorkerKey, attempt: &str) -> Option<&SimLeg> {
+    fn leg(&self, id: LegId) -> Option<&SimLeg> {
         self.legs()
-            .find(|(owner, leg)| *owner == key && leg.attempt == attempt)
+            .find(|(key, leg)| leg_id(*key, leg) == id)
             .map(|(_, leg)| leg)
     }
 
@@ -639,19 +676,22 @@ impl World {
         &mut self.workers[key.worker.0 as usize]
     }
 
-    fn take_leg(&mut self, key: WorkerKey, attempt: &str) -> Option<SimLeg> {
-        let legs = &mut self.worker_of(key).legs;
-        let at = legs.iter().position(|leg| leg.attempt == attempt)?;
+    fn take_leg(&mut self, id: LegId) -> Option<SimLeg> {
+        let legs = &mut self.worker_of(id.worker).legs;
+        let at = legs.iter().position(|leg| leg.attempt == id.attempt)?;
         Some(legs.remove(at))
     }
 }
 
 impl Fleet for Views {
-    fn place(&mut self, request: &RequestView) -> Result<(Seat, Seat), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
         self.tie += 1;
         let config = PolicyConfig::default();
         let placement = tasuki_policy::place(&self.views, request, &config, self.tie)?;
-        Ok((self.seat(placement.prefill), self.seat(placement.decode)))
+        Ok((
+            self.worker_ref(placement.prefill),
+            self.worker_ref(placement.decode),
+        ))
     }
 
     fn place_decode(
@@ -659,7 +699,7 @@ impl Fleet for Views {
         request: &RequestView,
         prefill: WorkerKey,
         tried: &[WorkerId],
-    ) -> Option<Seat> {
+    ) -> Option<WorkerRef> {
         self.tie += 1;
         let config = PolicyConfig::default();
         tasuki_policy::place_decode(
@@ -670,20 +710,28 @@ impl Fleet for Views {
             &config,
             self.tie,
         )
-        .map(|id| self.seat(id))
+        .map(|id| self.worker_ref(id))
     }
 }
 
 impl Views {
-    fn seat(&self, id: WorkerId) -> Seat {
+    fn worker_ref(&self, id: WorkerId) -> WorkerRef {
         let key = self.keys[id.0 as usize].expect("only workers that are up are chosen");
-        Seat {
+        WorkerRef {
             key,
-            peer: v1::Peer {
+            peer: Peer {
                 engine_id: engine(key),
                 kv_endpoint: String::new(),
             },
+            capabilities: self.views[id.0 as usize].capabilities,
         }
+    }
+}
+
+fn leg_id(worker: WorkerKey, leg: &SimLeg) -> LegId {
+    LegId {
+        worker,
+        attempt: leg.attempt,
     }
 }
 

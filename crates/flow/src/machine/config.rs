@@ -1,4 +1,4 @@
-//! How patient and how stubborn serving is.
+//! Limits of retries and waits.
 
 use std::time::Duration;
 

@@ -1,0 +1,299 @@
+//! The workers of one shell: who they are, what they have to do, who gets a request.
+//!
+//! Owned by the shell, which passes reports and dispatches on as they happen.
+
+mod report;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::time::Duration;
+
+use tasuki_core::{Health, RequestView, WorkerId, WorkerView};
+use tasuki_policy::{NoPlacement, PolicyConfig};
+
+pub use self::report::{LoadReport, WorkerInfo};
+pub use self::worker::{LegSlot, WorkerState};
+use crate::leg::LegSpec;
+use crate::machine::Fleet;
+use crate::worker_ref::{WorkerKey, WorkerRef};
+
+/// Why a worker is not admitted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    #[error("the worker is already connected as worker {0}: it is listed twice")]
+    Twice(WorkerId),
+    #[error(
+        "the worker serves {theirs:?}, worker {worker} serves {ours:?}: one router serves one \
+         model, which it keeps until it is restarted"
+    )]
+    OtherModel {
+        theirs: String,
+        worker: WorkerId,
+        ours: String,
+    },
+}
+
+/// Why requests should not come yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    #[error("{waiting} of {workers} workers have not answered yet")]
+    Starting { waiting: usize, workers: usize },
+    #[error(transparent)]
+    NoPlacement(#[from] NoPlacement),
+}
+
+/// What a worker's silence means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    Fine,
+    /// It gets no new work.
+    Suspect,
+    /// Its requests go elsewhere.
+    Lost,
+}
+
+/// Readiness waits so long for every worker's first answer: with some of them only,
+/// the first requests would be placed on workers of the wrong role.
+const FIRST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// Every configured worker, connected or not.
+#[derive(Debug)]
+pub struct FleetState {
+    workers: Vec<WorkerState>,
+    policy: PolicyConfig,
+    next_connection: u64,
+    /// Rotates among equally good workers.
+    tie: u64,
+}
+
+impl FleetState {
+    pub fn new(workers: usize, policy: PolicyConfig) -> Self {
+        let ids = (0u32..).take(workers).map(WorkerId);
+        Self {
+            workers: ids.map(WorkerState::new).collect(),
+            policy,
+            next_connection: 0,
+            tie: 0,
+        }
+    }
+
+    /// Admits a worker that has connected.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError`]: it is connected already, or serves another model.
+    pub fn join(
+        &mut self,
+        worker: WorkerId,
+        info: WorkerInfo,
+        now: Duration,
+    ) -> Result<WorkerKey, JoinError> {
+        let twin = self.workers.iter().find(|known| {
+            let engine = known.info.as_ref().map(|info| &info.peer.engine_id);
+            known.connection.is_some() && engine == Some(&info.peer.engine_id)
+        });
+        if let Some(twin) = twin {
+            return Err(JoinError::Twice(twin.view.id));
+        }
+        self.refuse_other_model(&info)?;
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let state = &mut self.workers[worker.0 as usize];
+        state.set_info(info);
+        state.connect(connection, now);
+        Ok(WorkerKey { worker, connection })
+    }
+
+    /// An attempt to reach the worker has failed.
+    pub fn on_unreachable(&mut self, worker: WorkerId) {
+        self.workers[worker.0 as usize].was_tried = true;
+    }
+
+    /// Takes over changed information. False: it is another engine now, or gone.
+    pub fn on_info(&mut self, key: WorkerKey, info: WorkerInfo) -> bool {
+        let Some(state) = self.connected(key) else {
+            return false;
+        };
+        let engine = state.info.as_ref().map(|known| &known.peer.engine_id);
+        let same = engine == Some(&info.peer.engine_id);
+        if same {
+            state.set_info(info);
+        }
+        same
+    }
+
+    /// A worker reported, with or without its load. True: it has recovered by that.
+    ///
+    /// The outputs and ends of the same report come after it, each with
+    /// [`FleetState::on_output`] or [`FleetState::on_ended`], then [`FleetState::recount`].
+    pub fn on_report(&mut self, key: WorkerKey, load: Option<&LoadReport>, now: Duration) -> bool {
+        let cost = self.policy.cost;
+        let Some(state) = self.connected(key) else {
+            return false;
+        };
+        state.last_report = now;
+        if let Some(load) = load {
+            state.take_load(load, &cost);
+        }
+        std::mem::replace(&mut state.view.health, Health::Ready) != Health::Ready
+    }
+
+    /// A leg is dispatched. `None`: the connection is gone.
+    pub fn on_dispatched(&mut self, key: WorkerKey, spec: &LegSpec) -> Option<LegSlot> {
+        let cost = self.policy.cost;
+        let state = self.connected(key)?;
+        let slot = state.add_leg(spec, &cost);
+        state.recount();
+        Some(slot)
+    }
+
+    /// A leg has output.
+    pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot) {
+        if let Some(state) = self.connected(key) {
+            state.on_output(slot);
+        }
+    }
+
+    /// A leg has ended.
+    pub fn on_ended(&mut self, key: WorkerKey, slot: LegSlot) {
+        if let Some(state) = self.connected(key) {
+            state.remove_leg(slot);
+        }
+    }
+
+    /// Counts again what a worker's load does not show, after outputs and ends.
+    pub fn recount(&mut self, key: WorkerKey) {
+        if let Some(state) = self.connected(key) {
+            state.recount();
+        }
+    }
+
+    /// The connection is over, and its legs with it.
+    pub fn leave(&mut self, key: WorkerKey) {
+        if let Some(state) = self.connected(key) {
+            state.disconnect();
+        }
+    }
+
+    /// What the time since a worker's last report means; a suspect gets no new work.
+    pub fn check_silence(
+        &mut self,
+        key: WorkerKey,
+        now: Duration,
+        suspect_after: Duration,
+        lost_after: Duration,
+    ) -> Silence {
+        let Some(state) = self.connected(key) else {
+            return Silence::Lost;
+        };
+        let silent = now.saturating_sub(state.last_report);
+        if silent >= lost_after {
+            Silence::Lost
+        } else if silent >= suspect_after {
+            state.view.health = Health::Suspect;
+            Silence::Suspect
+        } else {
+            Silence::Fine
+        }
+    }
+
+    /// Whether every worker has answered, could not be reached or was given its time.
+    ///
+    /// It does not try a placement: that takes long, and needs only [`FleetState::views`].
+    ///
+    /// # Errors
+    ///
+    /// [`NotReady::Starting`]: not yet.
+    pub fn has_started(&self, now: Duration) -> Result<(), NotReady> {
+        let waiting = self.workers.iter().filter(|state| !state.was_tried).count();
+        if waiting > 0 && now < FIRST_ANSWERS {
+            let workers = self.workers.len();
+            return Err(NotReady::Starting { waiting, workers });
+        }
+        Ok(())
+    }
+
+    /// Every worker, for metrics and limits.
+    pub fn workers(&self) -> &[WorkerState] {
+        &self.workers
+    }
+
+    /// Workers that were ever connected, as the policy sees them.
+    pub fn views(&self) -> Vec<WorkerView> {
+        let known = self.workers.iter().filter(|state| state.info.is_some());
+        known.map(|state| state.view.clone()).collect()
+    }
+
+    /// What a worker is, if the key is that of its connection now.
+    fn connected(&mut self, key: WorkerKey) -> Option<&mut WorkerState> {
+        let state = self.workers.get_mut(key.worker.0 as usize)?;
+        (state.connection == Some(key.connection)).then_some(state)
+    }
+
+    fn worker_ref(&self, worker: WorkerId) -> Option<WorkerRef> {
+        let state = &self.workers[worker.0 as usize];
+        Some(WorkerRef {
+            key: WorkerKey {
+                worker,
+                connection: state.connection?,
+            },
+            peer: state.info.as_ref()?.peer.clone(),
+            capabilities: state.view.capabilities,
+        })
+    }
+
+    fn next_tie(&mut self) -> u64 {
+        let tie = self.tie;
+        self.tie = tie.wrapping_add(1);
+        tie
+    }
+
+    /// A request that one model began, another cannot resume, and a router has the text
+    /// of one model: that of the workers seen so far, whether or not they are there. Equal
+    /// names or equal identities prove it, for one model may have two names, and
+    /// dtypes differ in identity.
+    fn refuse_other_model(&self, info: &WorkerInfo) -> Result<(), JoinError> {
+        let mut known = self
+            .workers
+            .iter()
+            .filter_map(|state| Some((state.view.id, state.info.as_ref()?)));
+        let Some((worker, first)) = known.clone().next() else {
+            return Ok(());
+        };
+        if known.any(|(_, known)| {
+            known.domain.identity == info.domain.identity || known.model == info.model
+        }) {
+            return Ok(());
+        }
+        Err(JoinError::OtherModel {
+            theirs: info.model.clone(),
+            worker,
+            ours: first.model.clone(),
+        })
+    }
+}
+
+impl Fleet for FleetState {
+    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+        let tie = self.next_tie();
+        let placement = tasuki_policy::place(&self.views(), request, &self.policy, tie)?;
+        let prefill = self.worker_ref(placement.prefill);
+        let decode = self.worker_ref(placement.decode);
+        prefill.zip(decode).ok_or(NoPlacement::NoWorker)
+    }
+
+    fn place_decode(
+        &mut self,
+        request: &RequestView,
+        prefill: WorkerKey,
+        tried: &[WorkerId],
+    ) -> Option<WorkerRef> {
+        let tie = self.next_tie();
+        let views = self.views();
+        let prefill = prefill.worker;
+        let worker =
+            tasuki_policy::place_decode(&views, request, prefill, tried, &self.policy, tie)?;
+        self.worker_ref(worker)
+    }
+}

@@ -1,0 +1,39 @@
+//! What a worker says of itself.
+
+use tasuki_core::{Capabilities, KvDomain, Role};
+
+use crate::worker_ref::Peer;
+
+/// Who a worker is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerInfo {
+    pub peer: Peer,
+    pub role: Role,
+    /// The name of the model that it was started with.
+    pub model: String,
+    pub domain: KvDomain,
+    pub capabilities: Capabilities,
+    pub vocab_size: u32,
+    /// Prompt plus output of one request, in tokens.
+    pub max_model_len: u32,
+    /// In tokens.
+    pub block_size: u32,
+    pub num_blocks: u32,
+}
+
+/// What a worker has to do at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LoadReport {
+    /// `None`: as before.
+    pub role: Option<Role>,
+    pub waiting_requests: u32,
+    pub running_requests: u32,
+    /// Not yet computed, of all requests there.
+    pub waiting_prefill_tokens: u64,
+    /// Free or evictable.
+    pub free_blocks: u32,
+    /// Measured; 0: not yet.
+    pub prefill_tokens_per_s: f64,
+    /// Measured, with `running_requests` in the batch; 0: not yet.
+    pub decode_step_s: f64,
+}

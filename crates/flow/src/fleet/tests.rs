@@ -1,0 +1,237 @@
+//! Who is admitted, and what is counted of our own legs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tasuki_core::{Capabilities, Identity, KvDomain, Outstanding, Role, WorkerId};
+use tasuki_policy::PolicyConfig;
+
+use super::{FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
+use crate::leg::{LegKind, LegSpec};
+use crate::sampling::SamplingParams;
+use crate::worker_ref::{Peer, WorkerKey};
+
+const NOW: Duration = Duration::ZERO;
+
+fn fleet(workers: usize) -> FleetState {
+    FleetState::new(workers, PolicyConfig::default())
+}
+
+/// A worker of 100 blocks that takes 1,024 tokens.
+fn info(engine: &str) -> WorkerInfo {
+    WorkerInfo {
+        peer: Peer {
+            engine_id: engine.to_owned(),
+            kv_endpoint: format!("{engine}:1"),
+        },
+        role: Role::Mixed,
+        model: "tiny".to_owned(),
+        domain: domain(7),
+        capabilities: Capabilities::default(),
+        vocab_size: 512,
+        max_model_len: 1_024,
+        block_size: 16,
+        num_blocks: 100,
+    }
+}
+
+fn domain(identity: u8) -> KvDomain {
+    KvDomain {
+        backend: "test",
+        identity: Identity([identity; 16]),
+    }
+}
+
+fn spec(kind: LegKind, prompt_tokens: u32) -> LegSpec {
+    LegSpec {
+        kind,
+        handoff: None,
+        prompt: (0..prompt_tokens).collect(),
+        resumed: Vec::new(),
+        choices: vec![0],
+        sampling: Arc::new(SamplingParams {
+            max_tokens: 1_000,
+            ..SamplingParams::default()
+        }),
+        tenant: "".into(),
+    }
+}
+
+fn idle() -> LoadReport {
+    LoadReport {
+        free_blocks: 100,
+        ..LoadReport::default()
+    }
+}
+
+#[test]
+fn a_router_keeps_the_model_of_its_first_worker_though_that_is_gone() {
+    let mut fleet = fleet(1);
+    let first = fleet
+        .join(WorkerId(0), info("a"), NOW)
+        .expect("the first one is admitted");
+    fleet.leave(first);
+    let other = WorkerInfo {
+        model: "large".to_owned(),
+        domain: domain(8),
+        ..info("b")
+    };
+    let refused = fleet
+        .join(WorkerId(0), other, NOW)
+        .expect_err("another model");
+    assert!(matches!(refused, JoinError::OtherModel { .. }), "{refused}");
+    assert!(refused.to_string().contains("\"large\""), "{refused}");
+    let bfloat16 = WorkerInfo {
+        domain: domain(9),
+        ..info("c")
+    };
+    fleet
+        .join(WorkerId(0), bfloat16, NOW)
+        .expect("the same model in another dtype is admitted");
+}
+
+#[test]
+fn what_we_sent_counts_until_the_worker_counts_it() {
+    let mut fleet = fleet(1);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    let prefill = fleet.on_dispatched(key, &spec(LegKind::Prefill, 100));
+    let decode = fleet.on_dispatched(key, &spec(LegKind::Decode, 33));
+    let (prefill, decode) = prefill.zip(decode).expect("the worker is there");
+    let report = |fleet: &mut FleetState| {
+        fleet.on_report(key, Some(&idle()), NOW);
+        fleet.recount(key);
+        fleet.workers()[0].view.outstanding
+    };
+    // 7 blocks of prompt; 3 of prompt and 4 for growth.
+    let all = Outstanding {
+        prefill_tokens: 100,
+        requests: 2,
+        promised_blocks: 14,
+    };
+    assert_eq!(fleet.workers()[0].view.outstanding, all);
+    // A report that was under way cannot have counted them, the second one has.
+    assert_eq!(report(&mut fleet), all);
+    let promised = |promised_blocks| Outstanding {
+        promised_blocks,
+        ..Outstanding::default()
+    };
+    assert_eq!(report(&mut fleet), promised(14));
+    fleet.on_output(key, decode);
+    assert_eq!(report(&mut fleet), promised(7));
+    fleet.on_ended(key, prefill);
+    assert_eq!(report(&mut fleet), promised(0));
+}
+
+#[test]
+fn of_a_worker_without_load_reports_our_legs_count_until_they_end() {
+    let mut fleet = fleet(1);
+    let silent = WorkerInfo {
+        capabilities: Capabilities {
+            reports_load: false,
+            ..Capabilities::default()
+        },
+        ..info("a")
+    };
+    let key = fleet.join(WorkerId(0), silent, NOW).expect("joined");
+    let leg = fleet.on_dispatched(key, &spec(LegKind::Colocated, 100));
+    let leg = leg.expect("the worker is there");
+    let mut counted = |event: fn(&mut FleetState, WorkerKey, LegSlot)| {
+        event(&mut fleet, key, leg);
+        fleet.on_report(key, None, NOW);
+        fleet.recount(key);
+        fleet.workers()[0].view.outstanding
+    };
+    let all = counted(|_, _, _| {});
+    assert_eq!((all.prefill_tokens, all.requests), (100, 1));
+    let decoding = counted(FleetState::on_output);
+    assert_eq!((decoding.prefill_tokens, decoding.requests), (0, 1));
+    assert_eq!(decoding.promised_blocks, all.promised_blocks);
+    assert_eq!(counted(FleetState::on_ended), Outstanding::default());
+}
+
+#[test]
+fn the_bookkeeping_of_an_ended_leg_is_used_again() {
+    let mut fleet = fleet(1);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    let mut dispatch = || fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
+    let (first, second) = (dispatch().expect("a slot"), dispatch().expect("a slot"));
+    assert_ne!(first, second);
+    fleet.on_ended(key, first);
+    let third = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
+    assert_eq!(third, Some(first));
+    assert_eq!(fleet.workers()[0].view.outstanding.requests, 2);
+    fleet.leave(key);
+    let late = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
+    assert_eq!(late, None, "the connection is gone");
+    assert_eq!(
+        fleet.workers()[0].view.outstanding,
+        Outstanding::default(),
+        "and its legs with it"
+    );
+}
+
+#[test]
+fn one_engine_is_admitted_once_and_does_not_change_on_a_connection() {
+    let mut fleet = fleet(2);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    assert_eq!(
+        fleet.join(WorkerId(1), info("a"), NOW),
+        Err(JoinError::Twice(WorkerId(0)))
+    );
+    let prefill = WorkerInfo {
+        role: Role::Prefill,
+        ..info("a")
+    };
+    assert!(fleet.on_info(key, prefill));
+    assert_eq!(fleet.workers()[0].view.role, Role::Prefill);
+    assert!(!fleet.on_info(key, info("b")), "another engine");
+    fleet.leave(key);
+    assert!(fleet.join(WorkerId(1), info("a"), NOW).is_ok());
+}
+
+#[test]
+fn one_router_serves_one_model() {
+    let mut fleet = fleet(2);
+    let mut join = |worker, engine: &str, model: &str, identity| {
+        let info = WorkerInfo {
+            model: model.to_owned(),
+            domain: domain(identity),
+            ..info(engine)
+        };
+        let joined = fleet.join(WorkerId(worker), info, NOW);
+        if let (Ok(key), 1) = (&joined, worker) {
+            fleet.leave(*key);
+        }
+        joined
+    };
+    join(0, "a", "m", 1).expect("joined");
+    let error = join(1, "b", "other", 2).expect_err("another model");
+    let says = "\"other\", worker 0 serves \"m\"";
+    assert!(error.to_string().contains(says), "{error}");
+    join(1, "b", "other", 1).expect("the same under another name");
+    join(1, "b", "m", 2).expect("another dtype");
+}
+
+#[test]
+fn an_idle_workers_speeds_are_forgotten_in_time() {
+    let mut fleet = fleet(1);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    let mut report = |running_requests| {
+        let load = LoadReport {
+            running_requests,
+            prefill_tokens_per_s: 500.0,
+            decode_step_s: 0.01,
+            ..idle()
+        };
+        fleet.on_report(key, Some(&load), NOW);
+        let load = &fleet.workers()[0].view.load;
+        (load.prefill_tokens_per_s, load.single_step_s)
+    };
+    report(1);
+    for _ in 0..8 {
+        report(0);
+    }
+    assert_eq!(report(0), (500.0, 0.01));
+    assert_eq!(report(0), (0.0, 0.0));
+    assert_eq!(report(1), (500.0, 0.01));
+}

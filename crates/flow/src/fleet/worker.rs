@@ -1,0 +1,218 @@
+//! What is known of one worker, and what our legs there are going to take.
+
+use std::time::Duration;
+
+use tasuki_core::cost::single_step_s;
+use tasuki_core::{
+    Capabilities, Capacity, CostConfig, Health, KvDomain, Outstanding, ReportedLoad, Role,
+    WorkerId, WorkerView,
+};
+
+use super::report::{LoadReport, WorkerInfo};
+use crate::leg::{LegKind, LegSpec};
+
+/// How much a new measurement of the step time counts.
+const STEP_WEIGHT: f64 = 0.2;
+
+/// Speeds that an idle worker measured so many reports (seconds) ago are
+/// forgotten: a bad moment must not keep requests away for good.
+const IDLE_REPORTS_UNTIL_FORGOTTEN: u32 = 10;
+
+/// A report that was under way when we submitted cannot have counted it; the next one has.
+const REPORTS_UNTIL_COUNTED: u8 = 2;
+
+/// One worker of the fleet, connected or not.
+#[derive(Debug)]
+pub struct WorkerState {
+    pub view: WorkerView,
+    /// Of the last connection; kept while the worker is away, for its limits.
+    pub info: Option<WorkerInfo>,
+    /// A first attempt to reach the worker is over, whether or not it succeeded.
+    pub was_tried: bool,
+    pub(super) connection: Option<u64>,
+    pub(super) last_report: Duration,
+    /// Of this connection, by [`LegSlot`].
+    legs: Vec<Option<RunningLeg>>,
+    free_slots: Vec<u32>,
+    idle_reports: u32,
+}
+
+/// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LegSlot(u32);
+
+/// A leg of ours on the worker.
+#[derive(Debug, Clone, Copy)]
+struct RunningLeg {
+    prefill_tokens: u64,
+    promised_blocks: u64,
+    reports_since: u8,
+    has_blocks: bool,
+}
+
+impl WorkerState {
+    pub(super) fn new(id: WorkerId) -> Self {
+        Self {
+            view: WorkerView {
+                id,
+                domain: KvDomain::default(),
+                capabilities: Capabilities::default(),
+                role: Role::Mixed,
+                health: Health::Down,
+                capacity: Capacity {
+                    max_model_len_tokens: 0,
+                    block_size_tokens: 1,
+                    total_blocks: 0,
+                },
+                load: ReportedLoad::default(),
+                outstanding: Outstanding::default(),
+            },
+            info: None,
+            was_tried: false,
+            connection: None,
+            last_report: Duration::ZERO,
+            legs: Vec::new(),
+            free_slots: Vec::new(),
+            idle_reports: 0,
+        }
+    }
+
+    /// Takes over what a worker says of itself.
+    pub(super) fn set_info(&mut self, info: WorkerInfo) {
+        self.view.domain = info.domain;
+        self.view.capabilities = info.capabilities;
+        self.view.role = info.role;
+        self.view.capacity = Capacity {
+            max_model_len_tokens: info.max_model_len,
+            block_size_tokens: info.block_size.max(1),
+            total_blocks: info.num_blocks,
+        };
+        self.info = Some(info);
+    }
+
+    /// A new connection: nothing of ours is there, nothing is measured yet.
+    pub(super) fn connect(&mut self, connection: u64, now: Duration) {
+        self.view.health = Health::Ready;
+        self.view.load = ReportedLoad {
+            free_blocks: self.view.capacity.total_blocks,
+            ..ReportedLoad::default()
+        };
+        self.forget_legs();
+        self.connection = Some(connection);
+        self.was_tried = true;
+        self.last_report = now;
+    }
+
+    /// The connection is over, and its legs with it.
+    pub(super) fn disconnect(&mut self) {
+        self.view.health = Health::Down;
+        self.connection = None;
+        self.forget_legs();
+    }
+
+    fn forget_legs(&mut self) {
+        self.legs.clear();
+        self.free_slots.clear();
+        self.view.outstanding = Outstanding::default();
+    }
+
+    /// Counts a report against what was submitted, and takes its load over.
+    pub(super) fn take_load(&mut self, load: &LoadReport, cost: &CostConfig) {
+        if let Some(role) = load.role {
+            self.view.role = role;
+        }
+        let mut single = self.view.load.single_step_s;
+        if load.decode_step_s > 0.0 && load.running_requests > 0 {
+            let running = load.running_requests;
+            let measured = single_step_s(load.decode_step_s, running, cost.batch_slope);
+            single = if single > 0.0 {
+                single + STEP_WEIGHT * (measured - single)
+            } else {
+                measured
+            };
+        }
+        if load.running_requests + load.waiting_requests > 0 {
+            self.idle_reports = 0;
+        }
+        self.idle_reports += 1;
+        let forget = self.idle_reports > IDLE_REPORTS_UNTIL_FORGOTTEN;
+        let known = |measured: f64| if forget { 0.0 } else { measured };
+        self.view.load = ReportedLoad {
+            waiting_requests: load.waiting_requests,
+            running_requests: load.running_requests,
+            waiting_prefill_tokens: load.waiting_prefill_tokens,
+            free_blocks: load.free_blocks,
+            prefill_tokens_per_s: known(load.prefill_tokens_per_s),
+            single_step_s: known(single),
+        };
+        for leg in self.legs.iter_mut().flatten() {
+            leg.reports_since = leg.reports_since.saturating_add(1);
+        }
+    }
+
+    /// A leg was sent to the worker.
+    pub(super) fn add_leg(&mut self, spec: &LegSpec, cost: &CostConfig) -> LegSlot {
+        let tokens = (spec.prompt.len() + spec.resumed.len()) as u64;
+        let growth = match spec.kind {
+            LegKind::Prefill => 0,
+            LegKind::Colocated | LegKind::Decode => {
+                spec.sampling.max_tokens.min(cost.headroom_tokens)
+            }
+        };
+        let choices = spec.choices.len() as u64;
+        let leg = RunningLeg {
+            prefill_tokens: match spec.kind {
+                LegKind::Decode => 0,
+                LegKind::Colocated | LegKind::Prefill => tokens,
+            },
+            promised_blocks: self.view.blocks_for(tokens)
+                + choices * self.view.blocks_for(u64::from(growth)),
+            reports_since: 0,
+            has_blocks: false,
+        };
+        match self.free_slots.pop() {
+            Some(slot) => {
+                self.legs[slot as usize] = Some(leg);
+                LegSlot(slot)
+            }
+            None => {
+                self.legs.push(Some(leg));
+                LegSlot(u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32"))
+            }
+        }
+    }
+
+    /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
+    pub(super) fn on_output(&mut self, slot: LegSlot) {
+        if let Some(Some(leg)) = self.legs.get_mut(slot.0 as usize) {
+            leg.prefill_tokens = 0;
+            if self.view.capabilities.reports_load {
+                leg.has_blocks = true;
+                leg.reports_since = REPORTS_UNTIL_COUNTED;
+            }
+        }
+    }
+
+    /// A leg has ended.
+    pub(super) fn remove_leg(&mut self, slot: LegSlot) {
+        let leg = self.legs.get_mut(slot.0 as usize);
+        if leg.and_then(Option::take).is_some() {
+            self.free_slots.push(slot.0);
+        }
+    }
+
+    /// Counts what the worker's last report cannot show, from our own legs.
+    pub(super) fn recount(&mut self) {
+        let mut outstanding = Outstanding::default();
+        for leg in self.legs.iter().flatten() {
+            if leg.reports_since < REPORTS_UNTIL_COUNTED {
+                outstanding.prefill_tokens += leg.prefill_tokens;
+                outstanding.requests += 1;
+            }
+            if !leg.has_blocks {
+                outstanding.promised_blocks += leg.promised_blocks;
+            }
+        }
+        self.view.outstanding = outstanding;
+    }
+}

@@ -1,0 +1,200 @@
+//! Choices that are served together, and the legs of their attempt.
+
+use std::time::Duration;
+
+use tasuki_core::{FirstToken, HandoffKind, Positions, WorkerId};
+
+use super::retries::RetryCounts;
+use super::timing::PhaseSums;
+use crate::leg::{LegEndReason, LegKind, Output};
+use crate::worker_ref::{LegId, WorkerKey, WorkerRef};
+
+/// Choices that are served by one attempt at a time.
+#[derive(Debug)]
+pub struct Group {
+    pub choices: Vec<u32>,
+    pub state: GroupState,
+    /// Workers that failed the group.
+    pub avoid: Vec<WorkerId>,
+    /// The worker that prefilled the group before, if it is still there.
+    pub warm: Option<WorkerId>,
+    pub retries: RetryCounts,
+    /// Of its attempts so far, and of those of the group that it was part of.
+    pub phases: PhaseSums,
+}
+
+#[derive(Debug)]
+pub enum GroupState {
+    /// For a placement, tried at `not_before`.
+    Waiting {
+        not_before: Duration,
+        since: Duration,
+        /// No worker could take it: ask again as soon as any worker changes.
+        for_workers: bool,
+    },
+    Running(Box<Attempt>),
+    /// Every choice ended and nothing is awaited.
+    Ended,
+}
+
+/// One attempt to serve a group.
+#[derive(Debug)]
+pub struct Attempt {
+    pub number: u32,
+    /// Tokens of the choices that earlier attempts produced.
+    pub base: usize,
+    /// The only leg when `decode` is `None`.
+    pub prefill: Leg,
+    pub decode: Option<Leg>,
+    /// Decode workers that refused the attempt.
+    pub refused_by: Vec<WorkerId>,
+    pub retargeted: bool,
+    /// Output of the decode leg that came before the prompt's logprobs, which go first.
+    pub held: Vec<Output>,
+    pub started: Duration,
+    /// Set when every choice has ended: until then the legs' own ends are awaited.
+    pub settle_until: Option<Duration>,
+}
+
+/// One leg of an attempt.
+#[derive(Debug)]
+pub struct Leg {
+    pub worker: WorkerRef,
+    pub state: LegState,
+    /// Tokens received, by choice of the group; only where positions are counted.
+    received: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LegState {
+    /// A decode leg that is not dispatched before there is a ticket, and perhaps elsewhere.
+    AwaitingTicket,
+    Running,
+    Ended(LegEndReason),
+    Lost,
+}
+
+impl Leg {
+    pub fn new(worker: WorkerRef) -> Self {
+        Self {
+            worker,
+            state: LegState::Running,
+            received: Vec::new(),
+        }
+    }
+
+    /// Where a run of `tokens` begins, if the worker leaves the counting to us. `base`: where
+    /// the leg began. `choice`: an index into those of the group.
+    pub fn count(&mut self, base: usize, choice: usize, tokens: usize) -> Option<usize> {
+        if self.worker.capabilities.positions == Positions::Exact {
+            return None;
+        }
+        if self.received.len() <= choice {
+            self.received.resize(choice + 1, 0);
+        }
+        let position = base + self.received[choice];
+        self.received[choice] += tokens;
+        Some(position)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.state == LegState::Running
+    }
+
+    /// Whether the worker itself failed the leg.
+    pub fn has_failed(&self) -> bool {
+        use LegEndReason as R;
+        matches!(self.state, LegState::Ended(reason)
+            if !matches!(reason, R::Finished | R::HandedOff | R::Returned))
+    }
+}
+
+impl Attempt {
+    /// What a worker does for the attempt now.
+    pub fn kind_on(&self, key: WorkerKey) -> Option<LegKind> {
+        if self.prefill.worker.key == key {
+            let colocated = self.decode.is_none();
+            return Some(if colocated {
+                LegKind::Colocated
+            } else {
+                LegKind::Prefill
+            });
+        }
+        let decode = self.decode.as_ref()?;
+        (decode.worker.key == key).then_some(LegKind::Decode)
+    }
+
+    pub fn leg_mut(&mut self, kind: LegKind) -> &mut Leg {
+        match (kind, &mut self.decode) {
+            (LegKind::Decode, Some(leg)) => leg,
+            _ => &mut self.prefill,
+        }
+    }
+
+    pub fn legs(&self) -> impl Iterator<Item = &Leg> {
+        std::iter::once(&self.prefill).chain(self.decode.as_ref())
+    }
+
+    pub fn decode_is_running(&self) -> bool {
+        self.decode.as_ref().is_some_and(Leg::is_running)
+    }
+
+    /// Whether prefill runs to its end before decode begins.
+    pub fn is_serial(&self) -> bool {
+        self.prefill.worker.capabilities.handoff == HandoffKind::Ticket
+    }
+
+    /// Whether output of the decode leg begins with the first token that clients get.
+    pub fn decode_is_first(&self) -> bool {
+        let worker = &self.prefill.worker;
+        self.decode.is_some() && worker.capabilities.first_token == FirstToken::Decode
+    }
+
+    /// The name of this attempt's leg on a worker.
+    pub fn leg_on(&self, worker: WorkerKey) -> LegId {
+        LegId {
+            worker,
+            attempt: self.number,
+        }
+    }
+}
+
+impl Group {
+    pub fn waiting(choices: Vec<u32>) -> Self {
+        Self {
+            choices,
+            state: GroupState::Waiting {
+                not_before: Duration::ZERO,
+                since: Duration::ZERO,
+                for_workers: true,
+            },
+            avoid: Vec::new(),
+            warm: None,
+            retries: RetryCounts::default(),
+            phases: PhaseSums::default(),
+        }
+    }
+
+    /// When something has to happen by itself.
+    pub fn deadline(&self) -> Option<Duration> {
+        match &self.state {
+            GroupState::Waiting { not_before, .. } => Some(*not_before),
+            GroupState::Running(attempt) => attempt.settle_until,
+            GroupState::Ended => None,
+        }
+    }
+
+    pub fn attempt(&self) -> Option<&Attempt> {
+        match &self.state {
+            GroupState::Running(attempt) => Some(attempt),
+            _ => None,
+        }
+    }
+
+    pub fn attempt_mut(&mut self) -> Option<&mut Attempt> {
+        match &mut self.state {
+            GroupState::Running(attempt) => Some(attempt),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How often choices that are served together were retried, and when to give up.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tasuki_core::{FailureKind, Retry};
+
+use super::config::MachineConfig;
+use super::io::RetryReason;
+use crate::generation::ServeError;
+
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The retries of a group so far, by reason.
+#[derive(Debug, Clone, Default)]
+pub struct RetryCounts {
+    /// Attempts that failed, of each kind.
+    failures: HashMap<FailureKind, u32>,
+    losses_in_a_row: u32,
+    pub kv_losses: u32,
+    refusals_in_a_row: u32,
+    refused_since: Option<Duration>,
+}
+
+impl RetryCounts {
+    /// A new token arrived.
+    pub fn progress(&mut self) {
+        self.losses_in_a_row = 0;
+        self.refusals_in_a_row = 0;
+        self.refused_since = None;
+    }
+
+    /// Counts one more: how long to pause before it.
+    ///
+    /// # Errors
+    ///
+    /// It is one too many.
+    pub fn count(
+        &mut self,
+        reason: RetryReason,
+        now: Duration,
+        config: &MachineConfig,
+    ) -> Result<Duration, ServeError> {
+        let at_most = |count: u32, limit: u32, message: String| {
+            if count > limit {
+                let kind = reason.kind();
+                return Err(ServeError::Failed { kind, message });
+            }
+            Ok(Duration::ZERO)
+        };
+        match reason {
+            RetryReason::Failed(kind) => self.count_failure(kind, config),
+            RetryReason::WorkerLost => {
+                self.losses_in_a_row += 1;
+                let losses = self.losses_in_a_row;
+                let message = format!("{losses} workers were lost while they ran the request");
+                at_most(losses, config.max_losses_in_a_row, message)
+            }
+            RetryReason::KvLost => {
+                self.kv_losses += 1;
+                let losses = self.kv_losses;
+                let message = format!("the KV cache of the request was lost {losses} times");
+                at_most(losses, config.max_kv_losses, message)
+            }
+            RetryReason::Refused => self.pause_after_refusal(now, config),
+            RetryReason::Returned | RetryReason::Retargeted(_) => Ok(Duration::ZERO),
+        }
+    }
+
+    /// As often as the kind of failure allows, and all kinds together `max_failures` times.
+    fn count_failure(
+        &mut self,
+        kind: FailureKind,
+        config: &MachineConfig,
+    ) -> Result<Duration, ServeError> {
+        let of_kind = self.failures.entry(kind).or_default();
+        *of_kind += 1;
+        let limit = match kind.retry() {
+            Retry::Never => 0,
+            Retry::Once => 1,
+            Retry::Again => config.max_failures,
+        };
+        let too_many = *of_kind > limit;
+        let attempts: u32 = self.failures.values().sum();
+        if too_many || attempts > config.max_failures {
+            return Err(ServeError::Failed {
+                kind,
+                message: format!(
+                    "{attempts} attempts to run the request failed; the last one by a {kind} \
+                     failure"
+                ),
+            });
+        }
+        Ok(Duration::ZERO)
+    }
+
+    fn pause_after_refusal(
+        &mut self,
+        now: Duration,
+        config: &MachineConfig,
+    ) -> Result<Duration, ServeError> {
+        let since = *self.refused_since.get_or_insert(now);
+        if now.saturating_sub(since) > config.refused_limit {
+            return Err(ServeError::Unavailable {
+                reason: "the workers have had no room for the request for too long".to_owned(),
+                retry_after_s: 10,
+            });
+        }
+        let doublings = self.refusals_in_a_row.min(8);
+        self.refusals_in_a_row += 1;
+        Ok((config.refused_pause * 2u32.pow(doublings)).min(LONGEST_PAUSE))
+    }
+}

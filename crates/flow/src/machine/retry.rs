@@ -1,0 +1,83 @@
+//! Abandoning an attempt: what was streamed stands, the rest waits for the next attempt.
+
+use std::time::Duration;
+
+use super::Machine;
+use super::attempt::{Group, GroupState, LegState};
+use super::io::{Effect, RetryReason};
+use crate::leg::LegEndReason;
+
+impl Machine {
+    /// Abandons an attempt; its unfinished choices wait for the next one.
+    pub(super) fn retry(&mut self, group: usize, reason: RetryReason, detail: &str, now: Duration) {
+        self.report_retry(group, reason, detail);
+        let counted = self.groups[group].retries.count(reason, now, &self.config);
+        let pause = match counted {
+            Ok(pause) => pause,
+            Err(error) => {
+                self.end(Some(error));
+                return;
+            }
+        };
+        self.abort(group, &[]);
+        self.timings.replacements += 1;
+        let prefilled = self.is_prefilled(group);
+        let unfinished = self.unfinished(group);
+        let old = &mut self.groups[group];
+        old.choices.clear();
+        let state = std::mem::replace(&mut old.state, GroupState::Ended);
+        let (retries, mut avoid) = (old.retries.clone(), std::mem::take(&mut old.avoid));
+        let phases = old.phases.clone();
+        let mut warm = None;
+        if let GroupState::Running(attempt) = state {
+            let prefill = &attempt.prefill;
+            let prefilled = prefilled && prefill.state != LegState::Lost
+                || prefill.state == LegState::Ended(LegEndReason::HandedOff);
+            warm = prefilled.then_some(prefill.worker.key.worker);
+            if matches!(reason, RetryReason::Failed(_)) {
+                let failed = attempt.legs().filter(|leg| leg.has_failed());
+                avoid.extend(failed.map(|leg| leg.worker.key.worker));
+            }
+        }
+        for choices in self.regroup(unfinished) {
+            for &index in &choices {
+                self.choices[index as usize].forget_early();
+            }
+            self.groups.push(Group {
+                choices,
+                state: GroupState::Waiting {
+                    not_before: now + pause,
+                    since: now + pause,
+                    for_workers: false,
+                },
+                avoid: avoid.clone(),
+                warm,
+                retries: retries.clone(),
+                phases: phases.clone(),
+            });
+        }
+    }
+
+    /// For logs and metrics.
+    pub(super) fn report_retry(&mut self, group: usize, reason: RetryReason, detail: &str) {
+        let attempt = self.groups[group].attempt().map(|attempt| attempt.number);
+        self.effects.push_back(Effect::Retry {
+            attempt: attempt.unwrap_or_default(),
+            reason,
+            detail: detail.to_owned(),
+        });
+    }
+
+    /// Choices without a token can share a prefill; each of the others has tokens of its own
+    /// to resume.
+    fn regroup(&self, unfinished: Vec<u32>) -> Vec<Vec<u32>> {
+        let has_none = |index: &u32| self.choices[*index as usize].tokens.is_empty();
+        let (fresh, begun): (Vec<u32>, Vec<u32>) = unfinished.into_iter().partition(has_none);
+        let fresh = (!fresh.is_empty()).then_some(fresh);
+        begun
+            .into_iter()
+            .map(|index| vec![index])
+            .chain(fresh)
+            .collect()
+    }
+}

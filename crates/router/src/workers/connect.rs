@@ -1,0 +1,251 @@
+//! Keeps the gRPC stream to one worker: connect, listen, notice silence, connect again.
+
+use std::error::Error as _;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tasuki_core::WorkerId;
+use tasuki_flow::WorkerKey;
+use tasuki_flow::fleet::{JoinError, Silence};
+use tasuki_wire::v1::worker_client::WorkerClient;
+use tasuki_wire::v1::{self, worker_message::Message};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Endpoint;
+
+use super::registry::Registry;
+use super::wire::{self, GrpcLink, InfoError};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A refused port costs nothing to ask again, and a restarted worker rejoins at once.
+const LONGEST_PAUSE_REFUSED: Duration = Duration::from_millis(200);
+const MOST_MESSAGE_BYTES: usize = 64 << 20;
+const WINDOW_BYTES: u32 = 4 << 20;
+
+/// When a silent worker is suspected, and when it counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Liveness {
+    pub connect: Duration,
+    /// For the worker's first message: it may be in the middle of a long step.
+    pub hello: Duration,
+    pub ping_interval: Duration,
+    /// A machine that does not answer pings for so long is gone.
+    pub ping_timeout: Duration,
+    /// No report for so long: no new work. Workers report once a second at least.
+    pub suspect_after: Duration,
+    /// No report for so long: its requests go elsewhere.
+    pub lost_after: Duration,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            hello: Duration::from_secs(30),
+            ping_interval: Duration::from_secs(2),
+            ping_timeout: Duration::from_secs(8),
+            suspect_after: Duration::from_secs(4),
+            lost_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a connection did not come about or ended.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    #[error("the stream broke: {0}")]
+    Broken(#[from] tonic::Status),
+    #[error("the worker ended the stream")]
+    Ended,
+    #[error("no first message for {0:?}")]
+    NoHello(Duration),
+    #[error("the first message is not the worker's information")]
+    NotHello,
+    #[error(transparent)]
+    Info(#[from] InfoError),
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    #[error("another engine speaks on the stream now")]
+    OtherEngine,
+    #[error("no report for {0:?}")]
+    Silent(Duration),
+}
+
+impl ConnectError {
+    fn is_refused(&self) -> bool {
+        let ConnectError::Connect(error) = self else {
+            return false;
+        };
+        let mut source = error.source();
+        while let Some(error) = source {
+            if let Some(error) = error.downcast_ref::<io::Error>() {
+                return error.kind() == io::ErrorKind::ConnectionRefused;
+            }
+            source = error.source();
+        }
+        false
+    }
+}
+
+/// Runs until `shutdown` turns true or its sender is gone.
+pub async fn keep_connected(
+    worker: WorkerId,
+    address: String,
+    registry: Arc<Registry>,
+    liveness: Liveness,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let mut stream = WorkerStream {
+        worker,
+        address,
+        registry,
+        liveness,
+        key: None,
+    };
+    let mut pause = FIRST_PAUSE;
+    let mut logged = String::new();
+    loop {
+        let outcome = tokio::select! {
+            outcome = stream.connect_and_listen() => outcome,
+            _ = shutdown.wait_for(|&down| down) => return,
+        };
+        let Err(error) = outcome;
+        stream.registry.on_unreachable(worker);
+        if stream.leave() {
+            pause = FIRST_PAUSE;
+            tracing::warn!(%worker, address = stream.address, %error, "worker lost");
+        } else if logged != error.to_string() {
+            if matches!(error, ConnectError::Join(_) | ConnectError::Info(_)) {
+                tracing::warn!(%worker, address = stream.address, %error, "worker refused");
+            } else {
+                tracing::info!(%worker, address = stream.address, %error, "worker not reached yet");
+            }
+            logged = error.to_string();
+        }
+        let longest = if error.is_refused() {
+            LONGEST_PAUSE_REFUSED
+        } else {
+            LONGEST_PAUSE
+        };
+        tokio::select! {
+            () = sleep(pause.min(longest)) => {}
+            _ = shutdown.wait_for(|&down| down) => return,
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+struct WorkerStream {
+    worker: WorkerId,
+    address: String,
+    registry: Arc<Registry>,
+    liveness: Liveness,
+    key: Option<WorkerKey>,
+}
+
+impl Drop for WorkerStream {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl WorkerStream {
+    /// Whether there was a connection to leave.
+    fn leave(&mut self) -> bool {
+        let key = self.key.take();
+        if let Some(key) = key {
+            self.registry.leave(key);
+        }
+        key.is_some()
+    }
+
+    async fn connect_and_listen(&mut self) -> Result<std::convert::Infallible, ConnectError> {
+        let limits = self.liveness;
+        let channel = Endpoint::from_shared(format!("http://{}", self.address))?
+            .connect_timeout(limits.connect)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(limits.ping_interval)
+            .keep_alive_timeout(limits.ping_timeout)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .connect()
+            .await?;
+        let mut client = WorkerClient::new(channel)
+            .max_decoding_message_size(MOST_MESSAGE_BYTES)
+            .max_encoding_message_size(MOST_MESSAGE_BYTES);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let hello = async {
+            let outgoing = UnboundedReceiverStream::new(receiver);
+            let mut incoming = client.serve(outgoing).await?.into_inner();
+            let first = incoming.message().await?.ok_or(ConnectError::Ended)?;
+            match first.message {
+                Some(Message::Info(info)) => Ok((incoming, info)),
+                _ => Err(ConnectError::NotHello),
+            }
+        };
+        let (mut incoming, info) = timeout(limits.hello, hello)
+            .await
+            .map_err(|_| ConnectError::NoHello(limits.hello))??;
+        let link = Arc::new(GrpcLink(sender));
+        let admitted = wire::info(info.clone())?;
+        let key = self
+            .registry
+            .join(self.worker, admitted, link, Instant::now())?;
+        self.key = Some(key);
+        tracing::info!(
+            worker = %self.worker,
+            role = %info.role().as_str_name(),
+            engine = info.engine_id,
+            address = self.address,
+            max_model_len = info.max_model_len,
+            num_blocks = info.num_blocks,
+            "worker joins",
+        );
+
+        let mut silence_check = interval((limits.suspect_after / 4).max(Duration::from_millis(10)));
+        silence_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                message = incoming.message() => {
+                    self.on_message(key, message?.ok_or(ConnectError::Ended)?)?;
+                }
+                _ = silence_check.tick() => self.check_silence(key)?,
+            }
+        }
+    }
+
+    fn on_message(&self, key: WorkerKey, message: v1::WorkerMessage) -> Result<(), ConnectError> {
+        match message.message {
+            Some(Message::Step(report)) => {
+                let report = wire::report(report);
+                self.registry.on_report(key, report, Instant::now());
+            }
+            Some(Message::Info(info)) => {
+                let same = self.registry.on_info(key, wire::info(info)?);
+                return same.then_some(()).ok_or(ConnectError::OtherEngine);
+            }
+            // Of a later version, and optional by the protocol's rules.
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn check_silence(&self, key: WorkerKey) -> Result<(), ConnectError> {
+        let Liveness {
+            suspect_after,
+            lost_after,
+            ..
+        } = self.liveness;
+        let registry = &self.registry;
+        match registry.check_silence(key, Instant::now(), suspect_after, lost_after) {
+            Silence::Fine | Silence::Suspect => Ok(()),
+            Silence::Lost => Err(ConnectError::Silent(lost_after)),
+        }
+    }
+}

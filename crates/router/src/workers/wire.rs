@@ -1,0 +1,302 @@
+//! Tasuki's own protocol, converted to and from the types of `tasuki_flow`.
+
+use std::time::Duration;
+
+use tasuki_core::{Capabilities, FailureKind, Identity, KvDomain, Role};
+use tasuki_flow::fleet::{LoadReport, WorkerInfo};
+use tasuki_flow::{
+    Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Peer,
+    SamplingParams, TokenLogprob, TopLogprob,
+};
+use tasuki_wire::v1::router_message::Message;
+use tasuki_wire::v1::{self, RouterMessage};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::link::WorkerLink;
+use super::registry::Report;
+
+/// The protocol of `kv.proto`.
+const KV_BACKEND: &str = "tasuki";
+
+/// A duration above this, reported by a worker, is an error of its clock.
+const LONGEST_REPORTED_S: f64 = 1e9;
+
+/// What is wrong with a worker's information.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InfoError {
+    #[error(
+        "the worker speaks protocol version {theirs}, this router {ours}: run one version of both"
+    )]
+    Protocol { theirs: u32, ours: u32 },
+    #[error("the worker's identity has {0} bytes instead of 16")]
+    Identity(usize),
+}
+
+/// The sending half of a gRPC stream to a worker.
+#[derive(Debug)]
+pub struct GrpcLink(pub UnboundedSender<RouterMessage>);
+
+impl GrpcLink {
+    fn send(&self, message: Message) {
+        // A closed channel means that the stream's task is about to report the loss.
+        let _ = self.0.send(RouterMessage {
+            message: Some(message),
+        });
+    }
+}
+
+impl WorkerLink for GrpcLink {
+    fn dispatch(&self, request_id: &str, spec: LegSpec) {
+        self.send(Message::Submit(submit(request_id, spec)));
+    }
+
+    fn abort(&self, request_id: &str, choices: Vec<u32>) {
+        self.send(Message::Abort(v1::Abort {
+            request_id: request_id.to_owned(),
+            choices,
+        }));
+    }
+
+    fn retarget(&self, request_id: &str, peer: Peer) {
+        self.send(Message::Retarget(v1::Retarget {
+            request_id: request_id.to_owned(),
+            peer: Some(peer_to_wire(peer)),
+        }));
+    }
+}
+
+/// A worker's information.
+///
+/// # Errors
+///
+/// [`InfoError`]: it speaks another version, or its identity has the wrong length.
+pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
+    if info.protocol_version != tasuki_wire::PROTOCOL_VERSION {
+        return Err(InfoError::Protocol {
+            theirs: info.protocol_version,
+            ours: tasuki_wire::PROTOCOL_VERSION,
+        });
+    }
+    let identity =
+        Identity::from_slice(&info.identity).ok_or(InfoError::Identity(info.identity.len()))?;
+    Ok(WorkerInfo {
+        role: role(info.role()).unwrap_or(Role::Mixed),
+        peer: Peer {
+            engine_id: info.engine_id,
+            kv_endpoint: info.kv_endpoint,
+        },
+        model: info.model,
+        domain: KvDomain {
+            backend: KV_BACKEND,
+            identity,
+        },
+        // The types of `tasuki_flow` were made for this protocol: it can do all of it.
+        capabilities: Capabilities::default(),
+        vocab_size: info.vocab_size,
+        max_model_len: info.max_model_len,
+        block_size: info.block_size,
+        num_blocks: info.num_blocks,
+    })
+}
+
+/// A worker's report; outputs and ends are converted as they are taken.
+pub fn report(
+    report: v1::StepReport,
+) -> Report<impl Iterator<Item = (String, Output)>, impl Iterator<Item = (String, LegEnd)>> {
+    Report {
+        load: report.load.as_ref().map(load),
+        exported: report.load,
+        outputs: report.outputs.into_iter().map(output),
+        ended: report.ended.into_iter().map(leg_end),
+    }
+}
+
+fn load(load: &v1::Load) -> LoadReport {
+    LoadReport {
+        role: role(load.role()),
+        waiting_requests: load.waiting_requests,
+        running_requests: load.running_requests,
+        waiting_prefill_tokens: load.waiting_prefill_tokens,
+        free_blocks: load.free_blocks,
+        prefill_tokens_per_s: load.prefill_tokens_per_s,
+        decode_step_s: load.decode_step_s,
+    }
+}
+
+fn output(output: v1::Output) -> (String, Output) {
+    let finish = match output.finish() {
+        v1::FinishReason::FinishNone => None,
+        v1::FinishReason::FinishStop => Some(Finish::Stop),
+        v1::FinishReason::FinishLength => Some(Finish::Length),
+    };
+    let converted = Output {
+        choice: output.choice,
+        position: output.position,
+        tokens: output.tokens,
+        logprobs: logprobs(output.logprobs),
+        finish,
+        prompt_logprobs: logprobs(output.prompt_logprobs),
+        cached_prompt_tokens: output.cached_prompt_tokens,
+        timings: output.timings.as_ref().map(timings),
+    };
+    (output.request_id, converted)
+}
+
+fn leg_end(ended: v1::LegEnd) -> (String, LegEnd) {
+    use v1::LegEndReason as Wire;
+    let reason = match ended.reason() {
+        Wire::LegEndFinished => LegEndReason::Finished,
+        Wire::LegEndHandedOff => LegEndReason::HandedOff,
+        Wire::LegEndAborted => LegEndReason::Aborted,
+        Wire::LegEndRefused => LegEndReason::Refused,
+        Wire::LegEndReturned => LegEndReason::Returned,
+        Wire::LegEndKvLost => LegEndReason::KvLost,
+        Wire::LegEndRejected => LegEndReason::Rejected,
+        Wire::LegEndFailed | Wire::LegEndUnspecified => LegEndReason::Failed,
+    };
+    let converted = LegEnd {
+        reason,
+        failure: failure(ended.failure()).unwrap_or(reason.usual_failure()),
+        message: ended.message,
+        ticket: None,
+        timings: ended.timings.as_ref().map(timings),
+    };
+    (ended.request_id, converted)
+}
+
+/// The kind of failure on the wire; `None` when it is not set.
+fn failure(kind: v1::FailureKind) -> Option<FailureKind> {
+    use v1::FailureKind as Wire;
+    match kind {
+        Wire::FailureUnspecified => None,
+        Wire::FailureClient => Some(FailureKind::Client),
+        Wire::FailureModel => Some(FailureKind::Model),
+        Wire::FailureMemory => Some(FailureKind::Memory),
+        Wire::FailureDevice => Some(FailureKind::Device),
+        Wire::FailureTransport => Some(FailureKind::Transport),
+        Wire::FailureOverload => Some(FailureKind::Overload),
+    }
+}
+
+fn submit(request_id: &str, spec: LegSpec) -> v1::Submit {
+    let leg = match spec.kind {
+        LegKind::Colocated => v1::Leg::Colocated,
+        LegKind::Prefill => v1::Leg::Prefill,
+        LegKind::Decode => v1::Leg::Decode,
+    };
+    let peer = match spec.handoff {
+        Some(Handoff::With(peer)) => Some(peer_to_wire(peer)),
+        // Only between workers that hand over by tickets.
+        Some(Handoff::IssueTicket | Handoff::Redeem(_)) | None => None,
+    };
+    v1::Submit {
+        request_id: request_id.to_owned(),
+        leg: leg.into(),
+        peer,
+        prompt_tokens: spec.prompt.to_vec(),
+        resumed_tokens: spec.resumed,
+        choices: spec.choices,
+        sampling: Some(sampling(&spec.sampling)),
+        tenant: spec.tenant.as_ref().to_owned(),
+    }
+}
+
+fn sampling(params: &SamplingParams) -> v1::SamplingParams {
+    v1::SamplingParams {
+        seed: params.seed,
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        repetition_penalty: params.repetition_penalty,
+        logit_bias: params.logit_bias.clone(),
+        stop_token_ids: params.stop_token_ids.clone(),
+        max_tokens: params.max_tokens,
+        min_tokens: params.min_tokens,
+        logprobs: params.logprobs,
+        prompt_logprobs: params.prompt_logprobs,
+    }
+}
+
+fn peer_to_wire(peer: Peer) -> v1::Peer {
+    v1::Peer {
+        engine_id: peer.engine_id,
+        kv_endpoint: peer.kv_endpoint,
+    }
+}
+
+/// The role on the wire; `None` when it is not set.
+fn role(role: v1::Role) -> Option<Role> {
+    match role {
+        v1::Role::Unspecified => None,
+        v1::Role::Prefill => Some(Role::Prefill),
+        v1::Role::Decode => Some(Role::Decode),
+        v1::Role::Mixed => Some(Role::Mixed),
+    }
+}
+
+fn logprobs(logprobs: Vec<v1::TokenLogprob>) -> Vec<TokenLogprob> {
+    let alternative = |top: v1::TopLogprob| TopLogprob {
+        token: top.token,
+        logprob: top.logprob,
+    };
+    let converted = logprobs.into_iter().map(|logprob| TokenLogprob {
+        token: logprob.token,
+        logprob: logprob.logprob,
+        rank: logprob.rank,
+        top: logprob.top.into_iter().map(alternative).collect(),
+    });
+    converted.collect()
+}
+
+fn timings(timings: &v1::LegTimings) -> LegTimings {
+    LegTimings {
+        queue: seconds(timings.queue_s),
+        prefill: seconds(timings.prefill_s),
+        handshake: seconds(timings.handshake_s),
+        transfer: seconds(timings.transfer_s),
+        transfer_exposed: seconds(timings.transfer_exposed_s),
+        transfer_tail: seconds(timings.transfer_tail_s),
+        first_decode: seconds(timings.first_decode_s),
+        decode: seconds(timings.decode_s),
+        transfer_bytes: timings.transfer_bytes,
+    }
+}
+
+/// A worker's number of seconds; what is no duration counts as zero.
+fn seconds(value: f64) -> Duration {
+    let plausible = (0.0..LONGEST_REPORTED_S).contains(&value);
+    if plausible {
+        Duration::from_secs_f64(value)
+    } else {
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workers::testing::info as worker_info;
+
+    #[test]
+    fn a_workers_information_is_checked() {
+        let mut short = worker_info("a", v1::Role::Mixed);
+        short.identity = vec![1; 15];
+        assert_eq!(info(short), Err(InfoError::Identity(15)));
+        let mut newer = worker_info("a", v1::Role::Mixed);
+        newer.protocol_version += 1;
+        assert!(matches!(info(newer), Err(InfoError::Protocol { .. })));
+        let unset = worker_info("a", v1::Role::Unspecified);
+        assert_eq!(info(unset).map(|info| info.role), Ok(Role::Mixed));
+    }
+
+    #[test]
+    fn what_is_no_duration_counts_as_zero() {
+        for value in [f64::INFINITY, f64::NAN, -1.0, 1e300] {
+            assert_eq!(seconds(value), Duration::ZERO);
+        }
+        assert_eq!(seconds(0.25), Duration::from_millis(250));
+    }
+}
