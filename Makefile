@@ -112,8 +112,9 @@ bench: setup ## Colocated against every split of three workers here (10 min), wi
 	@$(BIN)/tasuki bench sweep benchmarks/sweep.yaml
 	@$(BIN)/tasuki plot results/sweep --out results/plots
 
-proto: setup-dev ## Generate the Python side of the contract
+proto: setup-dev ## Generate both sides of the contract
 	$(GENERATE) proto/tasuki/v1/*.proto
+	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-wire
 
 requirements: setup-dev ## Pin the newest requirements that fit pyproject.toml
 	$(BIN)/python tools/pin_requirements.py
@@ -153,10 +154,15 @@ $(STAMPS)/gpu: requirements-gpu.txt $(STAMPS)/runtime | check
 	@tools/install_requirements.sh $(VENV) -r requirements-gpu.txt
 	@touch $@
 
+# Features of the extension that serving does not need: FEATURES=tls for https in `bench serve`.
+FEATURES ?= $(shell cat $(STAMPS)/native 2>/dev/null)
+ifneq ($(FEATURES),$(shell cat $(STAMPS)/native 2>/dev/null))
+.PHONY: $(STAMPS)/native
+endif
 $(STAMPS)/native: $(RUST_SOURCES) $(STAMPS)/venv | check
 	@echo "setup: building the Rust extension (minutes the first time) …"
-	@tools/build_native.sh $(VENV)
-	@touch $@
+	@tools/build_native.sh $(VENV) $(FEATURES)
+	@echo "$(FEATURES)" >$@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/native $(STAMPS)/runtime
 	@MAKEFLAGS= tools/install_requirements.sh $(VENV) --no-deps --no-build-isolation -e .

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds a stripped wheel; maturin checks the libraries it links and
+# Builds a wheel with every feature, without debug information; maturin checks the libraries it links and
 # names the lowest manylinux that it runs on. Needs maturin on the PATH.
 # Usage: build_wheel.sh FOLDER
 set -eu
 cd "$(dirname "$0")/.."
-exec maturin build --release --strip --out "$1"
+exec maturin build --release --features extension-module,tls --out "$1"

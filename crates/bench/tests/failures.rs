@@ -178,6 +178,7 @@ async fn over_the_network_a_connection_is_kept_and_replaced_when_the_server_clos
     assert_eq!(play.requests(), 3);
 }
 
+#[cfg(feature = "tls")]
 #[tokio::test]
 async fn https_to_a_server_without_it_fails_by_name() {
     let play = Play::new(|asked| steady(asked, 0, 0));

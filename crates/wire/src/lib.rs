@@ -2,7 +2,7 @@
 
 #[allow(clippy::all, clippy::pedantic, missing_docs)]
 pub mod v1 {
-    tonic::include_proto!("tasuki.v1");
+    include!("../generated/tasuki.v1.rs");
 }
 
 /// Compared by both sides before anything else; a difference is a refusal.

@@ -10,6 +10,8 @@ mod pool;
 mod probe;
 mod sse;
 mod target;
+#[cfg(feature = "tls")]
+mod tls;
 mod transport;
 mod wire;
 

@@ -29,6 +29,10 @@ impl Target {
     /// # Errors
     /// What is wrong with `url`.
     pub fn parse(url: &str) -> Result<Self, TargetError> {
+        Self::parse_in_build(url, cfg!(feature = "tls"))
+    }
+
+    fn parse_in_build(url: &str, has_tls: bool) -> Result<Self, TargetError> {
         let fail = |reason: &str| TargetError {
             url: url.to_owned(),
             reason: reason.to_owned(),
@@ -36,7 +40,13 @@ impl Target {
         let uri: Uri = url.parse().map_err(|_| fail("it is no URL"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
-            Some("https") => true,
+            Some("https") if has_tls => true,
+            Some("https") => {
+                return Err(fail(
+                    "https requires the feature `tls`, which this build leaves out: \
+                     `make setup FEATURES=tls` adds it",
+                ));
+            }
             _ => return Err(fail("it begins with neither http:// nor https://")),
         };
         let host = uri.host().ok_or_else(|| fail("it names no host"))?;
@@ -83,7 +93,7 @@ mod tests {
             ("http://a.b/v1/", 80, false, "/v1/models"),
             ("https://a.b/openai/v1", 443, true, "/openai/v1/models"),
         ] {
-            let target = Target::parse(url).unwrap();
+            let target = Target::parse_in_build(url, true).unwrap();
             assert_eq!((target.port, target.tls), (port, tls), "{url}");
             assert_eq!(target.path("/v1/models"), path, "{url}");
         }
@@ -96,5 +106,11 @@ mod tests {
             let error = Target::parse(bad).unwrap_err().to_string();
             assert!(error.contains("http://127.0.0.1:8000"), "{error}");
         }
+    }
+    #[test]
+    fn a_build_without_tls_names_the_feature() {
+        assert!(Target::parse_in_build("http://a.b", false).is_ok());
+        let error = Target::parse_in_build("https://a.b", false).unwrap_err();
+        assert!(error.to_string().contains("FEATURES=tls"), "{error}");
     }
 }
