@@ -13,6 +13,7 @@ from support.reference import Reference
 from support.waiting import until
 
 pytestmark = pytest.mark.faults
+CROWDS = 10  # its end takes several requests' worth of NaN in a row, each of which goes elsewhere
 
 
 def test_broken_weights_end_the_worker(
@@ -28,8 +29,11 @@ def test_broken_weights_end_the_worker(
     system = deploy(Options(tiny_model, mixed=2, worker=worker, modules={"mixed-0": module}))
     process = system.workers["mixed-0"].process
     switch.touch()
-    answers = Crowd(system, short_ones).start().finish()  # either worker gets some of them
-    assert sum(a.timings["replacements"] for a in answers if a.timings) > 0
+    crowds = 0
+    while process.exit_code() is None and crowds < CROWDS:
+        crowds += 1
+        answers = Crowd(system, short_ones).start().finish()  # either worker gets some of them
+        assert crowds > 1 or sum(a.timings["replacements"] for a in answers if a.timings) > 0
     until(lambda: process.exit_code() is not None, process.tail)
     assert process.exit_code() == 1
     output = process.output()
