@@ -2,8 +2,9 @@
 
     python benchmarks/placement.py --before REVISION --output benchmarks/results/placement.json
 
-Both revisions time the same fleets with `crates/policy/examples/placement_time.rs` of this
-tree: a third of the workers each prefill, decode and mixed, one domain, loads that differ.
+A third of the workers each prefill, decode and mixed, one domain, loads that differ. Each
+revision runs its own `crates/policy/examples/placement_time.rs`; one that has none gets this
+tree's, which compiles where a worker has the same fields (before 896d795: at that revision).
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ def main() -> None:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", tree, options.before], check=True)
         try:
-            (tree / EXAMPLE).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / EXAMPLE, tree / EXAMPLE)
+            if not (tree / EXAMPLE).exists():
+                (tree / EXAMPLE).parent.mkdir(exist_ok=True)
+                shutil.copy(ROOT / EXAMPLE, tree / EXAMPLE)
             programs = {
                 "before": build(tree, Path(folder) / "before_target"),
                 "now": build(ROOT, Path(folder) / "now_target"),

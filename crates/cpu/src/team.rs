@@ -20,13 +20,13 @@ type Job<'a> = &'a (dyn Fn(usize) + Sync + 'a);
 /// A number alone on its cache line: its neighbours' writes do not disturb who watches it.
 #[repr(align(128))]
 #[derive(Default)]
-struct Lonely(AtomicUsize);
+struct CachePadded(AtomicUsize);
 
 /// Where a fixed number of threads wait for one another, again and again.
 pub struct Barrier {
     parties: usize,
-    arrived: Lonely,
-    generation: Lonely,
+    arrived: CachePadded,
+    generation: CachePadded,
 }
 
 impl Barrier {
@@ -34,8 +34,8 @@ impl Barrier {
     pub fn new(parties: usize) -> Self {
         Self {
             parties,
-            arrived: Lonely::default(),
-            generation: Lonely::default(),
+            arrived: CachePadded::default(),
+            generation: CachePadded::default(),
         }
     }
 
@@ -72,7 +72,7 @@ fn spin_until(ready: impl Fn() -> bool) -> bool {
 
 /// What the members share: which job it is, and the job.
 struct Board {
-    number: Lonely,
+    number: CachePadded,
     /// Points to a `Job` on the caller's stack while one runs; null tells members to end.
     job: AtomicPtr<Job<'static>>,
     done: Barrier,
@@ -88,7 +88,7 @@ impl Team {
     /// A team of `size`, the calling thread included; at least 1.
     pub fn new(size: usize) -> Self {
         let board = Arc::new(Board {
-            number: Lonely::default(),
+            number: CachePadded::default(),
             job: AtomicPtr::default(),
             done: Barrier::new(size.max(1)),
         });

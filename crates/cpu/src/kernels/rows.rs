@@ -1,4 +1,4 @@
-//! Steps of one row, or one row's heads, between the products.
+//! Steps of one row, or one row's heads, between the GEMMs.
 
 use crate::simd::functions::silu;
 use crate::simd::{Floats, Simd, vectors};
