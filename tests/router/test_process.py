@@ -20,22 +20,6 @@ pytestmark = pytest.mark.system
 START_DEADLINE_S = 30.0
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Sequence[str]], tuple[Process, str]]]:
-    """Starts a router and gives its URL."""
-    processes: list[Process] = []
-
-    def launch(arguments: Sequence[str]) -> tuple[Process, str]:
-        process = Process("router", ["router", *arguments], tmp_path / "router.log")
-        processes.append(process)
-        process.start()
-        return process, process.wait_for_line("listening on ", deadline_s=START_DEADLINE_S)
-
-    yield launch
-    for process in processes:
-        process.kill()
-
-
 def get(url: str) -> httpx.Response:
     return httpx.get(url, trust_env=False, timeout=10)
 

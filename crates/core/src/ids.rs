@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A worker's place in the deployment's list. It outlives restarts of the process there.
+/// A worker's address in the deployment. It outlives restarts of the process there; when the
+/// address leaves the deployment, its id is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u32);
 

@@ -9,6 +9,8 @@ pub enum Health {
     Ready,
     /// Connected but silent for too long.
     Suspect,
+    /// Connected, and finishing what it has: it gets no new work.
+    Draining,
     /// Not connected.
     Down,
 }

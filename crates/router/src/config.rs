@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgGroup, Parser, ValueEnum};
 
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
+use crate::discovery::{Sources, address};
 use crate::serve::{self, OnKvLoss};
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "tasuki router", version, about)]
+#[command(group = ArgGroup::new("workers").required(true).multiple(true))]
 pub struct RouterArgs {
     /// Address to bind.
     #[arg(long, default_value = "127.0.0.1")]
@@ -30,8 +32,31 @@ pub struct RouterArgs {
     pub served_model_name: Vec<String>,
 
     /// A worker's gRPC address; give one option per worker.
-    #[arg(long, value_name = "HOST:PORT", num_args = 1.., required = true, value_parser = address)]
+    #[arg(long, value_name = "HOST:PORT", num_args = 1.., group = "workers", value_parser = address)]
     pub worker: Vec<String>,
+
+    /// File with a worker's address on each line; # begins a comment. It is read again every
+    /// second. Workers whose address is new join, those whose address is gone drain and leave.
+    #[arg(long, value_name = "PATH", group = "workers")]
+    pub workers_file: Option<PathBuf>,
+
+    /// Name whose A and AAAA records are the workers' addresses; several are allowed.
+    #[arg(long, value_name = "HOST:PORT", num_args = 1.., group = "workers", value_parser = address)]
+    pub workers_dns: Vec<String>,
+
+    /// How often the names of --workers-dns are resolved.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = positive_seconds)]
+    pub workers_dns_interval_s: f64,
+
+    /// How long the requests of a worker go on whose address is gone. What still runs then is
+    /// placed on other workers.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
+    pub worker_drain_s: f64,
+
+    /// Port of the admin API, on 127.0.0.1 only: lists workers, drains them, sets their role.
+    /// Not served if not given; 0 lets the system choose.
+    #[arg(long, value_name = "PORT")]
+    pub admin_port: Option<u16>,
 
     /// What to do when the KV is lost on its way to the decode worker.
     #[arg(long, value_enum, default_value_t = KvLoss::Recompute)]
@@ -164,7 +189,13 @@ impl RouterArgs {
     /// What the serving layer needs to know.
     pub fn serving(&self) -> serve::Config {
         serve::Config {
-            workers: self.worker.clone(),
+            workers: Sources {
+                list: self.worker.clone(),
+                file: self.workers_file.clone(),
+                dns: self.workers_dns.clone(),
+                dns_interval: Duration::from_secs_f64(self.workers_dns_interval_s),
+            },
+            worker_drain: Duration::from_secs_f64(self.worker_drain_s),
             on_kv_loss: self.on_kv_loss.into(),
             strict_roles: self.strict_roles,
             recover: Duration::from_secs_f64(self.recover_s),
@@ -177,15 +208,6 @@ impl RouterArgs {
 
     pub fn drain(&self) -> Duration {
         Duration::from_secs_f64(self.drain_s)
-    }
-}
-
-fn address(given: &str) -> Result<String, String> {
-    match given.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
-            Ok(given.to_owned())
-        }
-        _ => Err("it must be HOST:PORT, such as 127.0.0.1:9000".to_owned()),
     }
 }
 
@@ -227,6 +249,13 @@ mod tests {
         let args = args.unwrap();
         assert_eq!(args.http().model_names, ["x", "y"]);
         assert_eq!(args.on_kv_loss, KvLoss::Fail);
+        let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
+        let sources = args.serving().workers;
+        assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
+        assert_eq!(
+            (sources.list.len(), sources.dns),
+            (0, vec!["a:1".to_owned()])
+        );
     }
 
     #[test]
@@ -235,6 +264,8 @@ mod tests {
             "--model m",
             "--model m --worker a",
             "--model m --worker a:0",
+            "--model m --workers-dns workers",
+            "--model m --workers-dns workers:1 --workers-dns-interval-s 0",
             "--model m --worker a:1 --drain-s -1",
             "--model m --worker a:1 --drain-s nan",
             "--model m --worker a:1 --max-concurrent-requests 0",

@@ -1,12 +1,15 @@
 //! The OpenAI front: owns text, places requests, streams tokens.
 //!
 //! `openai/` speaks HTTP and text, `serve/` places and follows requests,
-//! `workers/` speaks to workers. `serve::api` is the border between the first
+//! `workers/` speaks to workers, `discovery/` says where they are,
+//! `admin` shows and directs them. `serve::api` is the border between the first
 //! two. [`run`] is the process.
 
+mod admin;
 mod app;
 mod config;
 mod connections;
+mod discovery;
 mod error;
 mod gate;
 mod metrics;

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+use crate::admin;
 use crate::app::App;
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
@@ -20,6 +21,9 @@ use crate::serve;
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
 const INTERRUPTED: i32 = 130;
+
+/// The admin API has no authentication, so only this machine reaches it.
+const ADMIN_HOST: &str = "127.0.0.1";
 
 /// After draining: for connections to send what they still hold.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -95,14 +99,20 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         path: args.model.display().to_string(),
         source,
     })?;
-    let listener = TcpListener::bind((args.host.as_str(), args.port))
-        .await
-        .map_err(|source| StartError::Bind {
-            address: format!("{}:{}", args.host, args.port),
-            source,
-        })?;
+    let listener = bind(&args.host, args.port).await?;
     let url = url(&args.host, listener.local_addr()?);
+    let admin = match args.admin_port {
+        Some(port) => Some(bind(ADMIN_HOST, port).await?),
+        None => None,
+    };
     let service = serve::Service::start(args.serving());
+    if let Some(listener) = admin {
+        let address = listener.local_addr()?;
+        tracing::info!(%address, "admin API");
+        let routes = admin::routes(Arc::clone(service.registry()));
+        // It ends with the process: a drain can be watched to its end.
+        tokio::spawn(axum::serve(listener, routes).into_future());
+    }
     let app = Arc::new(App::new(
         Arc::new(service.clone()),
         Arc::new(text),
@@ -133,6 +143,14 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let _ = tokio::time::timeout(CLOSING, server).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+async fn bind(host: &str, port: u16) -> Result<TcpListener, StartError> {
+    let listener = TcpListener::bind((host, port)).await;
+    listener.map_err(|source| StartError::Bind {
+        address: format!("{host}:{port}"),
+        source,
+    })
 }
 
 /// Turns readiness off and goes on serving for `grace`, while load balancers notice. Then

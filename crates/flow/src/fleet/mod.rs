@@ -7,13 +7,14 @@ mod report;
 mod tests;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tasuki_core::{Health, RequestView, WorkerId, WorkerView};
 use tasuki_policy::{NoPlacement, PolicyConfig};
 
 pub use self::report::{LoadReport, WorkerInfo};
-pub use self::worker::{LegSlot, WorkerState};
+pub use self::worker::{DrainReason, LegSlot, WorkerState};
 use crate::leg::LegSpec;
 use crate::machine::Fleet;
 use crate::worker_ref::{WorkerKey, WorkerRef};
@@ -21,6 +22,8 @@ use crate::worker_ref::{WorkerKey, WorkerRef};
 /// Why a worker is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
+    #[error("worker {0} was removed")]
+    Removed(WorkerId),
     #[error("the worker is already connected as worker {0}: it is listed twice")]
     Twice(WorkerId),
     #[error(
@@ -57,39 +60,69 @@ pub enum Silence {
 /// the first requests would be placed on workers of the wrong role.
 const FIRST_ANSWERS: Duration = Duration::from_secs(2);
 
-/// Every configured worker, connected or not.
+/// Every worker of the deployment, connected or not.
+///
+/// A worker is *added* when its address appears, *joins* and *leaves* with each connection,
+/// and is *removed* when its address is gone and it has drained.
 #[derive(Debug)]
 pub struct FleetState {
-    workers: Vec<WorkerState>,
+    workers: BTreeMap<WorkerId, WorkerState>,
     policy: PolicyConfig,
+    next_worker: u32,
     next_connection: u64,
     /// Rotates among equally good workers.
     tie: u64,
 }
 
 impl FleetState {
-    pub fn new(workers: usize, policy: PolicyConfig) -> Self {
-        let ids = (0u32..).take(workers).map(WorkerId);
+    /// Without workers.
+    pub fn new(policy: PolicyConfig) -> Self {
         Self {
-            workers: ids.map(WorkerState::new).collect(),
+            workers: BTreeMap::new(),
             policy,
+            next_worker: 0,
             next_connection: 0,
             tie: 0,
         }
+    }
+
+    /// A worker's address appeared. Ids count up and are never used again.
+    pub fn add(&mut self) -> WorkerId {
+        let worker = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        self.workers.insert(worker, WorkerState::new(worker));
+        worker
+    }
+
+    /// Forgets a worker, and its connection and legs with it.
+    pub fn remove(&mut self, worker: WorkerId) {
+        self.workers.remove(&worker);
+    }
+
+    /// From now on the worker gets no new work; its legs go on. False: there is no such worker.
+    pub fn drain(&mut self, worker: WorkerId, reason: DrainReason) -> bool {
+        let state = self.workers.get_mut(&worker);
+        state.map(|state| state.drain(reason)).is_some()
+    }
+
+    /// Takes one reason to drain back. True: the worker is ready for new work by that.
+    pub fn undrain(&mut self, worker: WorkerId, reason: DrainReason) -> bool {
+        let state = self.workers.get_mut(&worker);
+        state.is_some_and(|state| state.undrain(reason))
     }
 
     /// Admits a worker that has connected.
     ///
     /// # Errors
     ///
-    /// [`JoinError`]: it is connected already, or serves another model.
+    /// [`JoinError`]: it is removed, is connected already, or serves another model.
     pub fn join(
         &mut self,
         worker: WorkerId,
         info: WorkerInfo,
         now: Duration,
     ) -> Result<WorkerKey, JoinError> {
-        let twin = self.workers.iter().find(|known| {
+        let twin = self.workers.values().find(|known| {
             let engine = known.info.as_ref().map(|info| &info.peer.engine_id);
             known.connection.is_some() && engine == Some(&info.peer.engine_id)
         });
@@ -97,9 +130,10 @@ impl FleetState {
             return Err(JoinError::Twice(twin.view.id));
         }
         self.refuse_other_model(&info)?;
+        let state = self.workers.get_mut(&worker);
+        let state = state.ok_or(JoinError::Removed(worker))?;
         let connection = self.next_connection;
         self.next_connection += 1;
-        let state = &mut self.workers[worker.0 as usize];
         state.set_info(info);
         state.connect(connection, now);
         Ok(WorkerKey { worker, connection })
@@ -107,7 +141,9 @@ impl FleetState {
 
     /// An attempt to reach the worker has failed.
     pub fn on_unreachable(&mut self, worker: WorkerId) {
-        self.workers[worker.0 as usize].was_tried = true;
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.was_tried = true;
+        }
     }
 
     /// Takes over changed information. False: it is another engine now, or gone.
@@ -136,7 +172,7 @@ impl FleetState {
         if let Some(load) = load {
             state.take_load(load, &cost);
         }
-        std::mem::replace(&mut state.view.health, Health::Ready) != Health::Ready
+        state.recover()
     }
 
     /// A leg is dispatched. `None`: the connection is gone.
@@ -206,7 +242,8 @@ impl FleetState {
     ///
     /// [`NotReady::Starting`]: not yet.
     pub fn has_started(&self, now: Duration) -> Result<(), NotReady> {
-        let waiting = self.workers.iter().filter(|state| !state.was_tried).count();
+        let untried = self.workers.values().filter(|state| !state.was_tried);
+        let waiting = untried.count();
         if waiting > 0 && now < FIRST_ANSWERS {
             let workers = self.workers.len();
             return Err(NotReady::Starting { waiting, workers });
@@ -214,25 +251,30 @@ impl FleetState {
         Ok(())
     }
 
-    /// Every worker, for metrics and limits.
-    pub fn workers(&self) -> &[WorkerState] {
-        &self.workers
+    /// Every worker, in the order in which they were added.
+    pub fn workers(&self) -> impl Iterator<Item = &WorkerState> {
+        self.workers.values()
+    }
+
+    /// One worker.
+    pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
+        self.workers.get(&worker)
     }
 
     /// Workers that were ever connected, as the policy sees them.
     pub fn views(&self) -> Vec<WorkerView> {
-        let known = self.workers.iter().filter(|state| state.info.is_some());
+        let known = self.workers.values().filter(|state| state.info.is_some());
         known.map(|state| state.view.clone()).collect()
     }
 
     /// What a worker is, if the key is that of its connection now.
     fn connected(&mut self, key: WorkerKey) -> Option<&mut WorkerState> {
-        let state = self.workers.get_mut(key.worker.0 as usize)?;
+        let state = self.workers.get_mut(&key.worker)?;
         (state.connection == Some(key.connection)).then_some(state)
     }
 
     fn worker_ref(&self, worker: WorkerId) -> Option<WorkerRef> {
-        let state = &self.workers[worker.0 as usize];
+        let state = self.workers.get(&worker)?;
         Some(WorkerRef {
             key: WorkerKey {
                 worker,
@@ -256,7 +298,7 @@ impl FleetState {
     fn refuse_other_model(&self, info: &WorkerInfo) -> Result<(), JoinError> {
         let mut known = self
             .workers
-            .iter()
+            .values()
             .filter_map(|state| Some((state.view.id, state.info.as_ref()?)));
         let Some((worker, first)) = known.clone().next() else {
             return Ok(());

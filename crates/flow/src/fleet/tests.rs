@@ -3,18 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, Identity, KvDomain, Outstanding, Role, WorkerId};
+use tasuki_core::{
+    Capabilities, Health, Identity, KvDomain, Outstanding, RequestView, Role, WorkerId, WorkerView,
+};
 use tasuki_policy::PolicyConfig;
 
-use super::{FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
+use super::{DrainReason, FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
 use crate::leg::{LegKind, LegSpec};
+use crate::machine::Fleet;
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{Peer, WorkerKey};
 
 const NOW: Duration = Duration::ZERO;
 
 fn fleet(workers: usize) -> FleetState {
-    FleetState::new(workers, PolicyConfig::default())
+    let mut fleet = FleetState::new(PolicyConfig::default());
+    for id in 0..workers {
+        assert_eq!(fleet.add().0 as usize, id);
+    }
+    fleet
+}
+
+fn view(fleet: &FleetState, worker: u32) -> &WorkerView {
+    &fleet.worker(WorkerId(worker)).expect("a worker").view
 }
 
 /// A worker of 100 blocks that takes 1,024 tokens.
@@ -100,7 +111,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
     let report = |fleet: &mut FleetState| {
         fleet.on_report(key, Some(&idle()), NOW);
         fleet.recount(key);
-        fleet.workers()[0].view.outstanding
+        view(fleet, 0).outstanding
     };
     // 7 blocks of prompt; 3 of prompt and 4 for growth.
     let all = Outstanding {
@@ -108,7 +119,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         requests: 2,
         promised_blocks: 14,
     };
-    assert_eq!(fleet.workers()[0].view.outstanding, all);
+    assert_eq!(view(&fleet, 0).outstanding, all);
     // A report that was under way cannot have counted them, the second one has.
     assert_eq!(report(&mut fleet), all);
     let promised = |promised_blocks| Outstanding {
@@ -139,7 +150,7 @@ fn of_a_worker_without_load_reports_our_legs_count_until_they_end() {
         event(&mut fleet, key, leg);
         fleet.on_report(key, None, NOW);
         fleet.recount(key);
-        fleet.workers()[0].view.outstanding
+        view(&fleet, 0).outstanding
     };
     let all = counted(|_, _, _| {});
     assert_eq!((all.prefill_tokens, all.requests), (100, 1));
@@ -159,12 +170,12 @@ fn the_bookkeeping_of_an_ended_leg_is_used_again() {
     fleet.on_ended(key, first);
     let third = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
     assert_eq!(third, Some(first));
-    assert_eq!(fleet.workers()[0].view.outstanding.requests, 2);
+    assert_eq!(view(&fleet, 0).outstanding.requests, 2);
     fleet.leave(key);
     let late = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
     assert_eq!(late, None, "the connection is gone");
     assert_eq!(
-        fleet.workers()[0].view.outstanding,
+        view(&fleet, 0).outstanding,
         Outstanding::default(),
         "and its legs with it"
     );
@@ -183,7 +194,7 @@ fn one_engine_is_admitted_once_and_does_not_change_on_a_connection() {
         ..info("a")
     };
     assert!(fleet.on_info(key, prefill));
-    assert_eq!(fleet.workers()[0].view.role, Role::Prefill);
+    assert_eq!(view(&fleet, 0).role, Role::Prefill);
     assert!(!fleet.on_info(key, info("b")), "another engine");
     fleet.leave(key);
     assert!(fleet.join(WorkerId(1), info("a"), NOW).is_ok());
@@ -224,7 +235,7 @@ fn an_idle_workers_speeds_are_forgotten_in_time() {
             ..idle()
         };
         fleet.on_report(key, Some(&load), NOW);
-        let load = &fleet.workers()[0].view.load;
+        let load = &view(&fleet, 0).load;
         (load.prefill_tokens_per_s, load.single_step_s)
     };
     report(1);
@@ -234,4 +245,52 @@ fn an_idle_workers_speeds_are_forgotten_in_time() {
     assert_eq!(report(0), (500.0, 0.01));
     assert_eq!(report(0), (0.0, 0.0));
     assert_eq!(report(1), (500.0, 0.01));
+}
+
+#[test]
+fn a_draining_worker_gets_nothing_new_and_keeps_its_legs() {
+    let mut fleet = fleet(2);
+    let first = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    fleet.join(WorkerId(1), info("b"), NOW).expect("joined");
+    let leg = fleet.on_dispatched(first, &spec(LegKind::Colocated, 16));
+    assert!(leg.is_some());
+    let placed = |fleet: &mut FleetState| {
+        let (prefill, decode) = fleet.place(&RequestView::new(10, 5)).ok()?;
+        Some([prefill.key.worker.0, decode.key.worker.0])
+    };
+    assert!(fleet.drain(WorkerId(0), DrainReason::Asked));
+    assert!(fleet.drain(WorkerId(0), DrainReason::Unlisted));
+    // Reports do not change that.
+    assert!(!fleet.on_report(first, Some(&idle()), NOW));
+    for _ in 0..4 {
+        assert_eq!(placed(&mut fleet), Some([1, 1]));
+    }
+    assert_eq!(view(&fleet, 0).health, Health::Draining);
+    assert_eq!(fleet.worker(WorkerId(0)).map(|w| w.running_legs()), Some(1));
+
+    // Nor does a new connection.
+    fleet.leave(first);
+    fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    assert!(!fleet.undrain(WorkerId(0), DrainReason::Unlisted));
+    assert_eq!(placed(&mut fleet), Some([1, 1]));
+    assert!(fleet.undrain(WorkerId(0), DrainReason::Asked));
+    assert!(fleet.drain(WorkerId(1), DrainReason::Asked));
+    assert_eq!(placed(&mut fleet), Some([0, 0]));
+    assert!(!fleet.drain(WorkerId(7), DrainReason::Asked), "nobody");
+}
+
+#[test]
+fn ids_are_not_used_again_and_a_removed_workers_key_is_dead() {
+    let mut fleet = fleet(1);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    fleet.remove(WorkerId(0));
+    assert_eq!(fleet.workers().count(), 0);
+    assert!(fleet.place(&RequestView::new(10, 5)).is_err());
+    assert_eq!(fleet.on_dispatched(key, &spec(LegKind::Decode, 1)), None);
+    let again = fleet.join(WorkerId(0), info("a"), NOW);
+    assert_eq!(again, Err(JoinError::Removed(WorkerId(0))));
+    let next = fleet.add();
+    assert_eq!(next, WorkerId(1));
+    let back = fleet.join(next, info("a"), NOW).expect("the same engine");
+    assert!(back.connection > key.connection);
 }

@@ -1,5 +1,6 @@
 //! What is known of one worker, and what our legs there are going to take.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tasuki_core::cost::single_step_s;
@@ -29,12 +30,23 @@ pub struct WorkerState {
     pub info: Option<WorkerInfo>,
     /// A first attempt to reach the worker is over, whether or not it succeeded.
     pub was_tried: bool,
+    /// Why it gets no new work; empty: it does.
+    drain: BTreeSet<DrainReason>,
     pub(super) connection: Option<u64>,
     pub(super) last_report: Duration,
     /// Of this connection, by [`LegSlot`].
     legs: Vec<Option<RunningLeg>>,
     free_slots: Vec<u32>,
     idle_reports: u32,
+}
+
+/// Why a worker gets no new work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DrainReason {
+    /// An operator asked for it.
+    Asked,
+    /// Its address is not in the deployment any more.
+    Unlisted,
 }
 
 /// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
@@ -69,6 +81,7 @@ impl WorkerState {
             },
             info: None,
             was_tried: false,
+            drain: BTreeSet::new(),
             connection: None,
             last_report: Duration::ZERO,
             legs: Vec::new(),
@@ -92,7 +105,7 @@ impl WorkerState {
 
     /// A new connection: nothing of ours is there, nothing is measured yet.
     pub(super) fn connect(&mut self, connection: u64, now: Duration) {
-        self.view.health = Health::Ready;
+        self.view.health = self.health_when_up();
         self.view.load = ReportedLoad {
             free_blocks: self.view.capacity.total_blocks,
             ..ReportedLoad::default()
@@ -101,6 +114,43 @@ impl WorkerState {
         self.connection = Some(connection);
         self.was_tried = true;
         self.last_report = now;
+    }
+
+    fn health_when_up(&self) -> Health {
+        if self.drain.is_empty() {
+            Health::Ready
+        } else {
+            Health::Draining
+        }
+    }
+
+    /// The worker reported. True: it gets new work by that.
+    pub(super) fn recover(&mut self) -> bool {
+        let health = self.health_when_up();
+        std::mem::replace(&mut self.view.health, health) != health && health == Health::Ready
+    }
+
+    pub(super) fn drain(&mut self, reason: DrainReason) {
+        self.drain.insert(reason);
+        if self.view.health == Health::Ready {
+            self.view.health = Health::Draining;
+        }
+    }
+
+    /// True: the worker is ready for new work by that.
+    pub(super) fn undrain(&mut self, reason: DrainReason) -> bool {
+        self.drain.remove(&reason);
+        self.view.health == Health::Draining && self.recover()
+    }
+
+    /// Whether an operator, or the loss of its address, keeps new work away.
+    pub fn drains_because(&self, reason: DrainReason) -> bool {
+        self.drain.contains(&reason)
+    }
+
+    /// Our legs there.
+    pub fn running_legs(&self) -> usize {
+        self.legs.len() - self.free_slots.len()
     }
 
     /// The connection is over, and its legs with it.

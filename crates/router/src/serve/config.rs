@@ -5,13 +5,16 @@ use std::time::Duration;
 use tasuki_flow::{MachineConfig, OnKvLoss};
 use tasuki_policy::PolicyConfig;
 
+use crate::discovery::Sources;
 use crate::workers::Liveness;
 
 /// Settings of the serving layer.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Address of each worker, host:port.
-    pub workers: Vec<String>,
+    /// Where the workers are.
+    pub workers: Sources,
+    /// How long the requests of a worker go on whose address is gone.
+    pub worker_drain: Duration,
     pub on_kv_loss: OnKvLoss,
     /// Refuse to place a leg on a worker of another role.
     pub strict_roles: bool,
@@ -23,7 +26,8 @@ impl Default for Config {
     fn default() -> Self {
         let machine = MachineConfig::default();
         Self {
-            workers: Vec::new(),
+            workers: Sources::default(),
+            worker_drain: Duration::from_secs(600),
             on_kv_loss: machine.on_kv_loss,
             strict_roles: false,
             recover: machine.recover,
@@ -34,6 +38,7 @@ impl Default for Config {
 /// What follows from [`Config`], and what only tests change.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tuning {
+    pub worker_drain: Duration,
     pub machine: MachineConfig,
     pub policy: PolicyConfig,
     pub liveness: Liveness,
@@ -42,6 +47,7 @@ pub struct Tuning {
 impl From<&Config> for Tuning {
     fn from(config: &Config) -> Self {
         Self {
+            worker_drain: config.worker_drain,
             machine: MachineConfig {
                 on_kv_loss: config.on_kv_loss,
                 recover: config.recover,

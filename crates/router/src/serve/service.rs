@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use tasuki_core::WorkerId;
 use tasuki_flow::fleet::NotReady;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -13,8 +12,9 @@ use tokio::time::timeout;
 use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
+use crate::discovery::{Discovery, union};
 use crate::metrics::Metrics;
-use crate::workers::{Registry, keep_connected};
+use crate::workers::{Registry, follow};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub struct Service {
 
 struct Inner {
     shared: Arc<Shared>,
-    /// Links end when it turns true or is dropped.
+    /// Connections end when it turns true or is dropped.
     shutdown: watch::Sender<bool>,
     /// Requests running, and whether new ones are refused.
     running: watch::Sender<Running>,
@@ -55,22 +55,25 @@ impl Service {
     /// Begins to connect to the workers. Call it on a Tokio runtime.
     pub fn start(config: Config) -> Self {
         let tuning = Tuning::from(&config);
-        Self::start_tuned(&config, tuning)
+        Self::start_tuned(config.workers.open(), tuning)
     }
 
-    pub(super) fn start_tuned(config: &Config, tuning: Tuning) -> Self {
-        let workers = config.workers.len();
-        let registry = Arc::new(Registry::new(workers, tuning.policy, Instant::now()));
-        let (shutdown, down) = watch::channel(false);
-        for (id, address) in (0u32..).zip(&config.workers) {
-            tokio::spawn(keep_connected(
-                WorkerId(id),
-                address.clone(),
-                Arc::clone(&registry),
-                tuning.liveness,
-                down.clone(),
-            ));
-        }
+    pub(super) fn start_tuned(workers: Vec<Box<dyn Discovery>>, tuning: Tuning) -> Self {
+        let registry = Arc::new(Registry::new(tuning.policy, Instant::now()));
+        let (shutdown, mut down) = watch::channel(false);
+        let connections = follow(
+            union(workers),
+            Arc::clone(&registry),
+            tuning.liveness,
+            tuning.worker_drain,
+        );
+        tokio::spawn(async move {
+            tokio::select! {
+                never = connections => match never {},
+                // Also when its sender is gone.
+                _ = down.wait_for(|&down| down) => {}
+            }
+        });
         let metrics = Arc::new(Metrics::new(&registry));
         let shared = Shared {
             registry,
@@ -130,13 +133,16 @@ impl Service {
 
     /// What the workers take; `None` while none was ever seen.
     pub fn limits(&self) -> Option<ModelLimits> {
-        self.inner.shared.registry.read(|workers, _| {
-            let infos = || workers.iter().filter_map(|worker| worker.info.as_ref());
-            Some(ModelLimits {
-                max_model_len: infos().map(|info| info.max_model_len).max()?,
-                common_len: infos().map(|info| info.max_model_len).min()?,
-                vocab_size: infos().map(|info| info.vocab_size).min()?,
-            })
+        let registry = &self.inner.shared.registry;
+        let infos = registry.read(|worker| {
+            let info = worker.state.info.as_ref()?;
+            Some((info.max_model_len, info.vocab_size))
+        });
+        let infos = || infos.iter().flatten();
+        Some(ModelLimits {
+            max_model_len: infos().map(|(len, _)| *len).max()?,
+            common_len: infos().map(|(len, _)| *len).min()?,
+            vocab_size: infos().map(|(_, size)| *size).min()?,
         })
     }
 
@@ -164,6 +170,11 @@ impl Service {
             }
         };
         placed.map_err(|reason| reason.to_string())
+    }
+
+    /// The workers, for the admin API.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.inner.shared.registry
     }
 
     /// Counts an answer with an error status, whoever gave it.

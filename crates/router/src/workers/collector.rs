@@ -89,8 +89,9 @@ const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
     }),
 ];
 
-/// Exports every worker's last report, with the labels `worker` (its place in
-/// the router's list) and `role`. A worker that is away has only `up`.
+/// Exports every worker's last report, with the labels `worker` (its number, in the order in
+/// which addresses appeared) and `role`. A worker that is away has only `up` and `draining`,
+/// one whose address is gone has nothing.
 pub struct WorkerCollector(pub Arc<Registry>);
 
 impl fmt::Debug for WorkerCollector {
@@ -101,20 +102,30 @@ impl fmt::Debug for WorkerCollector {
 
 impl Collector for WorkerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        let (up, loads) = self.0.read(|workers, loads| {
-            let up = workers.iter().map(|worker| {
-                let ready = worker.view.health == Health::Ready;
-                (labels(worker), i64::from(ready))
-            });
-            let loads = workers.iter().zip(loads);
-            let loads = loads.filter_map(|(worker, load)| Some((labels(worker), (*load)?)));
-            (up.collect::<Vec<_>>(), loads.collect::<Vec<_>>())
+        let workers = self.0.read(|worker| {
+            let health = worker.state.view.health;
+            (labels(worker.state), health, worker.exported)
         });
-        let help = "Whether the worker is connected and heard of";
-        let mut family = encoder.encode_descriptor("worker_up", help, None, MetricType::Gauge)?;
-        for (labels, up) in &up {
-            ConstGauge::new(*up).encode(family.encode_family(labels)?)?;
+        let up = |health: &Health| matches!(health, Health::Ready | Health::Draining);
+        let states: [Reading<Health, bool>; 2] = [
+            ("up", "Whether the worker is connected and heard of", up),
+            (
+                "draining",
+                "Whether the worker finishes what it has and gets no new work",
+                |health| *health == Health::Draining,
+            ),
+        ];
+        for (name, help, read) in states {
+            let name = format!("worker_{name}");
+            let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
+            for (labels, health, _) in &workers {
+                let value = i64::from(read(health));
+                ConstGauge::new(value).encode(family.encode_family(labels)?)?;
+            }
         }
+        let loads = workers.into_iter();
+        let loads = loads.filter_map(|(labels, _, load)| Some((labels, load?)));
+        let loads: Vec<_> = loads.collect();
         for (name, help, read) in GAUGES {
             let name = format!("worker_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;

@@ -1,5 +1,6 @@
 //! Keeps the gRPC stream to one worker: connect, listen, notice silence, connect again.
 
+use std::convert::Infallible;
 use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use tasuki_flow::WorkerKey;
 use tasuki_flow::fleet::{JoinError, Silence};
 use tasuki_wire::v1::worker_client::WorkerClient;
 use tasuki_wire::v1::{self, worker_message::Message};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
@@ -92,14 +93,13 @@ impl ConnectError {
     }
 }
 
-/// Runs until `shutdown` turns true or its sender is gone.
+/// Runs until it is dropped, and the connection with it.
 pub async fn keep_connected(
     worker: WorkerId,
     address: String,
     registry: Arc<Registry>,
     liveness: Liveness,
-    mut shutdown: watch::Receiver<bool>,
-) {
+) -> Infallible {
     let mut stream = WorkerStream {
         worker,
         address,
@@ -110,11 +110,7 @@ pub async fn keep_connected(
     let mut pause = FIRST_PAUSE;
     let mut logged = String::new();
     loop {
-        let outcome = tokio::select! {
-            outcome = stream.connect_and_listen() => outcome,
-            _ = shutdown.wait_for(|&down| down) => return,
-        };
-        let Err(error) = outcome;
+        let Err(error) = stream.connect_and_listen().await;
         stream.registry.on_unreachable(worker);
         if stream.leave() {
             pause = FIRST_PAUSE;
@@ -132,10 +128,7 @@ pub async fn keep_connected(
         } else {
             LONGEST_PAUSE
         };
-        tokio::select! {
-            () = sleep(pause.min(longest)) => {}
-            _ = shutdown.wait_for(|&down| down) => return,
-        }
+        sleep(pause.min(longest)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -164,7 +157,7 @@ impl WorkerStream {
         key.is_some()
     }
 
-    async fn connect_and_listen(&mut self) -> Result<std::convert::Infallible, ConnectError> {
+    async fn connect_and_listen(&mut self) -> Result<Infallible, ConnectError> {
         let limits = self.liveness;
         let channel = Endpoint::from_shared(format!("http://{}", self.address))?
             .connect_timeout(limits.connect)

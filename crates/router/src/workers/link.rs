@@ -1,5 +1,6 @@
 //! The border between the router and one worker's protocol.
 
+use tasuki_core::Role;
 use tasuki_flow::{LegSpec, Peer};
 
 /// Sends messages to one connected worker, in its own protocol.
@@ -16,4 +17,7 @@ pub trait WorkerLink: Send + Sync {
 
     /// Lets a prefill leg hand over to another decode worker.
     fn retarget(&self, name: &str, peer: Peer);
+
+    /// Gives the worker another role; it reports it when it has it.
+    fn set_role(&self, role: Role);
 }

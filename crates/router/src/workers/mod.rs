@@ -1,6 +1,7 @@
 //! The workers: a link to each, and the registry of what is known of them.
 //!
 //! ```text
+//!  addresses ──follow──▶ (workers added and removed)
 //!  connect (one task per worker) ──reports──▶ Registry ──inputs──▶ tasks of the requests
 //!                                              │   ▲
 //!        worker ◀──WorkerLink── messages ──────┘   └── place, dispatch, abort
@@ -10,7 +11,9 @@
 
 mod collector;
 mod connect;
+mod connection;
 mod link;
+mod membership;
 mod registry;
 #[cfg(test)]
 pub mod testing;
@@ -19,5 +22,6 @@ mod tests;
 mod wire;
 
 pub use collector::WorkerCollector;
-pub use connect::{Liveness, keep_connected};
-pub use registry::Registry;
+pub use connect::Liveness;
+pub use membership::follow;
+pub use registry::{Known, Registry};

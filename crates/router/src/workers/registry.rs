@@ -1,18 +1,20 @@
 //! The fleet's state and the connections to its workers, shared by all requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tasuki_core::{RequestView, WorkerId};
-use tasuki_flow::fleet::{FleetState, JoinError, LegSlot, LoadReport, NotReady, Silence};
-use tasuki_flow::fleet::{WorkerInfo, WorkerState};
+use tasuki_core::{RequestView, Role, WorkerId};
+use tasuki_flow::fleet::{
+    DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo, WorkerState,
+};
 use tasuki_flow::{Fleet, Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey, WorkerRef};
 use tasuki_policy::{NoPlacement, PolicyConfig, place};
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 
+use super::connection::{Connection, RoutedLeg};
 use super::link::WorkerLink;
 
 /// What a worker reports at once.
@@ -25,7 +27,7 @@ pub struct Report<Outputs, Ends> {
     pub ended: Ends,
 }
 
-/// Every configured worker, connected or not.
+/// Every worker of the deployment, connected or not.
 pub struct Registry {
     began: Instant,
     policy: PolicyConfig,
@@ -33,41 +35,87 @@ pub struct Registry {
     changes: watch::Sender<u64>,
 }
 
+/// What is known of one worker.
+pub struct Known<'a> {
+    pub state: &'a WorkerState,
+    /// host:port.
+    pub address: &'a str,
+    /// Its last load, for metrics.
+    pub exported: Option<v1::Load>,
+}
+
 struct State {
     fleet: FleetState,
-    /// By worker.
-    connections: Vec<Option<Connection>>,
+    members: BTreeMap<WorkerId, Member>,
 }
 
-struct Connection {
-    serial: u64,
-    link: Arc<dyn WorkerLink>,
-    /// By their name on the connection.
-    legs: HashMap<String, RoutedLeg>,
-    exported: Option<v1::Load>,
-}
-
-/// A leg, and the request that its messages go to.
-struct RoutedLeg {
-    attempt: u32,
-    slot: LegSlot,
-    inbox: UnboundedSender<Input>,
+/// A worker's address, and the connection to it while there is one.
+struct Member {
+    address: Arc<str>,
+    connection: Option<Connection>,
 }
 
 impl Registry {
-    pub fn new(workers: usize, policy: PolicyConfig, now: Instant) -> Self {
+    /// Without workers.
+    pub fn new(policy: PolicyConfig, now: Instant) -> Self {
         Self {
             began: now,
             policy,
             state: Mutex::new(State {
-                fleet: FleetState::new(workers, policy),
-                connections: (0..workers).map(|_| None).collect(),
+                fleet: FleetState::new(policy),
+                members: BTreeMap::new(),
             }),
             changes: watch::Sender::new(0),
         }
     }
 
-    /// Changes whenever a worker joins or recovers.
+    /// A worker's address appeared.
+    pub fn add(&self, address: &str) -> WorkerId {
+        let mut state = self.lock();
+        let worker = state.fleet.add();
+        let member = Member {
+            address: address.into(),
+            connection: None,
+        };
+        state.members.insert(worker, member);
+        worker
+    }
+
+    /// Forgets a worker. Legs that are still there are lost to their requests.
+    pub fn remove(&self, worker: WorkerId) {
+        let mut state = self.lock();
+        state.fleet.remove(worker);
+        let member = state.members.remove(&worker);
+        drop(state);
+        if let Some(connection) = member.and_then(|member| member.connection) {
+            connection.lose_legs(worker);
+        }
+    }
+
+    /// From now on the worker gets no new work; its legs go on. False: there is no such worker.
+    pub fn drain(&self, worker: WorkerId, reason: DrainReason) -> bool {
+        self.lock().fleet.drain(worker, reason)
+    }
+
+    /// Takes one reason to drain back.
+    pub fn undrain(&self, worker: WorkerId, reason: DrainReason) {
+        let ready = self.lock().fleet.undrain(worker, reason);
+        if ready {
+            self.announce_change();
+        }
+    }
+
+    /// Legs that run on a worker; 0 if it is not connected.
+    pub fn running_legs(&self, worker: WorkerId) -> usize {
+        let state = self.lock();
+        state
+            .fleet
+            .worker(worker)
+            .map_or(0, WorkerState::running_legs)
+    }
+
+    /// Changes whenever a worker gets new work from now on: it joined, recovered, or does not
+    /// drain any more.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -76,7 +124,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`JoinError`]: it is connected already, or serves another model.
+    /// [`JoinError`]: it is removed, is connected already, or serves another model.
     pub fn join(
         &self,
         worker: WorkerId,
@@ -86,12 +134,14 @@ impl Registry {
     ) -> Result<WorkerKey, JoinError> {
         let mut state = self.lock();
         let key = state.fleet.join(worker, info, self.since_start(now))?;
-        state.connections[worker.0 as usize] = Some(Connection {
-            serial: key.connection,
-            link,
-            legs: HashMap::new(),
-            exported: None,
-        });
+        if let Some(member) = state.members.get_mut(&worker) {
+            member.connection = Some(Connection {
+                serial: key.connection,
+                link,
+                legs: HashMap::new(),
+                exported: None,
+            });
+        }
         drop(state);
         self.announce_change();
         Ok(key)
@@ -154,10 +204,11 @@ impl Registry {
             return;
         }
         state.fleet.leave(key);
-        let connection = state.connections[key.worker.0 as usize].take();
+        let member = state.members.get_mut(&key.worker);
+        let connection = member.and_then(|member| member.connection.take());
         drop(state);
-        for leg in connection.into_iter().flat_map(|c| c.legs.into_values()) {
-            let _ = leg.inbox.send(Input::Lost(key));
+        if let Some(connection) = connection {
+            connection.lose_legs(key.worker);
         }
     }
 
@@ -217,6 +268,16 @@ impl Registry {
         }
     }
 
+    /// Gives a worker another role; it reports it when it has it. False: it is not connected.
+    pub fn set_role(&self, worker: WorkerId, role: Role) -> bool {
+        let state = self.lock();
+        let member = state.members.get(&worker);
+        let connection = member.and_then(|member| member.connection.as_ref());
+        connection
+            .map(|connection| connection.link.set_role(role))
+            .is_some()
+    }
+
     /// Whether a request could be placed now, without placing one, and every worker
     /// has answered, could not be reached or was given its time.
     ///
@@ -234,15 +295,12 @@ impl Registry {
     /// Aborts the legs whose request has no task any more. Returns how many there were.
     pub fn abort_orphans(&self) -> usize {
         let mut aborted = 0;
-        let State { fleet, connections } = &mut *self.lock();
-        for (worker, connection) in (0u32..).map(WorkerId).zip(connections) {
-            let Some(connection) = connection else {
+        let State { fleet, members } = &mut *self.lock();
+        for (&worker, member) in members {
+            let Some(connection) = &mut member.connection else {
                 continue;
             };
-            let key = WorkerKey {
-                worker,
-                connection: connection.serial,
-            };
+            let key = connection.key(worker);
             connection.legs.retain(|name, leg| {
                 let orphan = leg.inbox.is_closed();
                 if orphan {
@@ -257,11 +315,18 @@ impl Registry {
         aborted
     }
 
-    /// Reads what is known of each worker, and its last load for metrics.
-    pub fn read<T>(&self, read: impl FnOnce(&[WorkerState], &[Option<v1::Load>]) -> T) -> T {
-        let state = self.lock();
-        let exported = state.connections.iter().map(|c| c.as_ref()?.exported);
-        read(state.fleet.workers(), &exported.collect::<Vec<_>>())
+    /// Reads what is known of each worker, in the order in which they were added.
+    pub fn read<T>(&self, read: impl FnMut(Known<'_>) -> T) -> Vec<T> {
+        let State { fleet, members } = &*self.lock();
+        let known = fleet.workers().filter_map(|state| {
+            let member = members.get(&state.view.id)?;
+            Some(Known {
+                state,
+                address: &member.address,
+                exported: member.connection.as_ref().and_then(|c| c.exported),
+            })
+        });
+        known.map(read).collect()
     }
 
     fn since_start(&self, now: Instant) -> Duration {
@@ -281,17 +346,8 @@ impl Registry {
 impl State {
     /// The fleet and the connection of that key, if it is still there.
     fn connected(&mut self, key: WorkerKey) -> Option<(&mut FleetState, &mut Connection)> {
-        let connection = self.connections.get_mut(key.worker.0 as usize)?.as_mut()?;
+        let connection = self.members.get_mut(&key.worker)?.connection.as_mut()?;
         (connection.serial == key.connection).then_some((&mut self.fleet, connection))
-    }
-}
-
-impl RoutedLeg {
-    fn id(&self, worker: WorkerKey) -> LegId {
-        LegId {
-            worker,
-            attempt: self.attempt,
-        }
     }
 }
 

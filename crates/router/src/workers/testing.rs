@@ -212,6 +212,7 @@ pub enum ToWorker {
     Dispatch(String, LegSpec),
     Abort(String, Vec<u32>),
     Retarget(String, Peer),
+    SetRole(Role),
 }
 
 impl LocalWorker {
@@ -237,6 +238,10 @@ impl WorkerLink for LocalLink {
 
     fn retarget(&self, name: &str, peer: Peer) {
         let _ = self.0.send(ToWorker::Retarget(name.to_owned(), peer));
+    }
+
+    fn set_role(&self, role: Role) {
+        let _ = self.0.send(ToWorker::SetRole(role));
     }
 }
 

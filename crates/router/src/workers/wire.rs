@@ -63,6 +63,15 @@ impl WorkerLink for GrpcLink {
             peer: Some(peer_to_wire(peer)),
         }));
     }
+
+    fn set_role(&self, role: Role) {
+        let role = match role {
+            Role::Prefill => v1::Role::Prefill,
+            Role::Decode => v1::Role::Decode,
+            Role::Mixed => v1::Role::Mixed,
+        };
+        self.send(Message::SetRole(v1::SetRole { role: role.into() }));
+    }
 }
 
 /// A worker's information.

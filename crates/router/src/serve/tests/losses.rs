@@ -82,11 +82,10 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
 
 #[tokio::test]
 async fn nobody_there_is_said_at_once() {
-    let config = Config {
-        // Nothing listens on a port that was just given back.
-        workers: vec![FakeWorker::start().await.address.to_string()],
-        ..Config::default()
-    };
+    // Nothing listens on a port that was just given back.
+    let address = FakeWorker::start().await.address.to_string();
+    let mut config = Config::default();
+    config.workers.list = vec![address];
     let service = Service::start(config);
     assert!(service.limits().is_none());
     assert_eq!(service.readiness(), Err("no worker is up".to_owned()));

@@ -2,6 +2,7 @@
 
 mod draining;
 mod losses;
+mod membership;
 mod requests;
 
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use tasuki_wire::v1::{self, FinishReason as F, Leg, LegEndReason as R, LegTiming
 use super::Service;
 use super::api::{Event, Finish, Generating, Generation, ServeError, Timings};
 use super::config::{Config, Tuning};
+use crate::discovery::StaticList;
 use crate::workers::Liveness;
 use crate::workers::testing::{FakeWorker, Session, idle, info, soon, until};
 
@@ -39,13 +41,11 @@ async fn serve(
     for _ in roles {
         workers.push(FakeWorker::start().await);
     }
-    let config = Config {
-        workers: workers.iter().map(|w| w.address.to_string()).collect(),
-        ..Config::default()
-    };
-    let mut tuning = Tuning::from(&config);
+    let addresses = workers.iter().map(|w| w.address.to_string());
+    let list = StaticList(addresses.collect());
+    let mut tuning = Tuning::from(&Config::default());
     tune(&mut tuning);
-    let service = Service::start_tuned(&config, tuning);
+    let service = Service::start_tuned(vec![Box::new(list)], tuning);
     let mut sessions = Vec::new();
     for (at, (worker, &role)) in workers.iter_mut().zip(roles).enumerate() {
         let session = worker.session().await;

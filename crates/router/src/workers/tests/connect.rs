@@ -1,3 +1,4 @@
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -6,34 +7,34 @@ use tasuki_flow::fleet::NotReady;
 use tasuki_flow::{Fleet, Input, LegId, LegKind, WorkerRef};
 use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, Role};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
+use super::super::connect::keep_connected;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
-use super::super::{Liveness, Registry, keep_connected};
+use super::super::{Liveness, Registry};
 use super::{registry, spec, view};
 
 struct Linked {
     registry: Arc<Registry>,
-    _shutdown: watch::Sender<bool>,
+    _tasks: JoinSet<Infallible>,
 }
 
 fn link(addresses: &[String], liveness: Liveness) -> Linked {
     let registry = registry(addresses.len());
-    let (shutdown, down) = watch::channel(false);
+    let mut tasks = JoinSet::new();
     for (id, address) in (0..).zip(addresses) {
         let registry = Arc::clone(&registry);
-        let (address, down) = (address.clone(), down.clone());
-        tokio::spawn(keep_connected(
+        tasks.spawn(keep_connected(
             WorkerId(id),
-            address,
+            address.clone(),
             registry,
             liveness,
-            down,
         ));
     }
     Linked {
         registry,
-        _shutdown: shutdown,
+        _tasks: tasks,
     }
 }
 
@@ -151,7 +152,8 @@ async fn another_protocol_is_not_admitted() {
     session.send(Message::Info(stranger));
     assert!(session.next().await.is_none(), "the router hangs up");
     assert!(linked.registry.readiness(Instant::now()).is_err());
-    assert!(linked.registry.read(|workers, _| workers[0].info.is_none()));
+    let admitted = linked.registry.read(|known| known.state.info.is_some());
+    assert_eq!(admitted, [false]);
     // It dials again: the worker may be replaced by one of the right version.
     let session = worker.session().await;
     session.send(Message::Info(info("a", Role::Mixed)));

@@ -13,12 +13,17 @@ use tasuki_policy::PolicyConfig;
 use super::Registry;
 
 fn registry(workers: usize) -> Arc<Registry> {
-    let policy = PolicyConfig::default();
-    Arc::new(Registry::new(workers, policy, Instant::now()))
+    let registry = Registry::new(PolicyConfig::default(), Instant::now());
+    for _ in 0..workers {
+        registry.add("local:1");
+    }
+    Arc::new(registry)
 }
 
 fn view(registry: &Registry, worker: usize) -> WorkerView {
-    registry.read(|workers, _| workers[worker].view.clone())
+    registry
+        .read(|known| known.state.view.clone())
+        .swap_remove(worker)
 }
 
 fn spec(kind: LegKind) -> LegSpec {

@@ -1,0 +1,129 @@
+//! Where the workers are: whole sets of addresses, never events.
+//!
+//! A source that fails keeps its last set. `workers::follow` makes the registry match.
+
+mod dns;
+mod file;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::http::uri::Authority;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream, Stream};
+
+pub use dns::Dns;
+pub use file::WatchedFile;
+
+/// Addresses, each HOST:PORT, in the order in which the source has them.
+pub type AddressSet = Vec<String>;
+
+/// A source of worker addresses.
+pub trait Discovery: Send {
+    /// The set of addresses: the first one as soon as it is known, then every one that
+    /// differs from the one before, whole. A failure is logged and yields nothing.
+    fn watch(self: Box<Self>) -> BoxStream<'static, AddressSet>;
+}
+
+/// A list that never changes.
+pub struct StaticList(pub AddressSet);
+
+impl Discovery for StaticList {
+    fn watch(self: Box<Self>) -> BoxStream<'static, AddressSet> {
+        stream::iter([self.0]).boxed()
+    }
+}
+
+/// What an operator configured.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    pub list: Vec<String>,
+    pub file: Option<PathBuf>,
+    /// Each HOST:PORT.
+    pub dns: Vec<String>,
+    pub dns_interval: Duration,
+}
+
+impl Sources {
+    pub fn open(&self) -> Vec<Box<dyn Discovery>> {
+        let list = StaticList(self.list.clone());
+        let file = self.file.clone().map(WatchedFile::new);
+        let dns = self.dns.iter();
+        let dns = dns.map(|name| Dns::new(name.clone(), self.dns_interval));
+        let mut sources: Vec<Box<dyn Discovery>> = vec![Box::new(list)];
+        sources.extend(file.map(|file| Box::new(file) as _));
+        sources.extend(dns.map(|dns| Box::new(dns) as _));
+        sources
+    }
+}
+
+/// The addresses that any of the sources has, each once.
+pub fn union(sources: Vec<Box<dyn Discovery>>) -> impl Stream<Item = AddressSet> + Send + Unpin {
+    let mut sets = vec![AddressSet::new(); sources.len()];
+    let sources = sources.into_iter().enumerate();
+    let numbered = sources.map(|(at, source)| source.watch().map(move |set| (at, set)));
+    stream::select_all(numbered).map(move |(at, set)| {
+        sets[at] = set;
+        let mut seen = HashSet::new();
+        let all = sets.iter().flatten().cloned();
+        all.filter(|address| seen.insert(address.clone())).collect()
+    })
+}
+
+/// Checks a worker's address.
+///
+/// # Errors
+///
+/// It is not HOST:PORT.
+pub fn address(given: &str) -> Result<String, NotAnAddress> {
+    let port = given.parse::<Authority>().ok();
+    let port = port.filter(|a| !a.host().is_empty() && !given.contains('@'));
+    match port.and_then(|authority| authority.port_u16()) {
+        Some(1..) => Ok(given.to_owned()),
+        _ => Err(NotAnAddress),
+    }
+}
+
+/// What is wrong with a worker's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it must be HOST:PORT, such as 127.0.0.1:9000 or [::1]:9000")]
+pub struct NotAnAddress;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn set(addresses: &[&str]) -> AddressSet {
+        addresses
+            .iter()
+            .map(|&address| address.to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn addresses_have_a_host_and_a_port() {
+        for good in ["a:1", "10.0.0.1:65535", "[::1]:9000", "w-0.workers.svc:80"] {
+            assert_eq!(address(good).as_deref(), Ok(good));
+        }
+        for bad in [
+            "", "a", ":1", "a:0", "a:65536", "a:b", "::1:9", "a b:1", "u@a:1", "a/b:1",
+        ] {
+            assert_eq!(address(bad), Err(NotAnAddress), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_union_has_what_any_source_has() {
+        struct Two;
+        impl Discovery for Two {
+            fn watch(self: Box<Self>) -> BoxStream<'static, AddressSet> {
+                stream::iter([set(&["b:1", "c:1"]), set(&["c:1"])]).boxed()
+            }
+        }
+        let list = StaticList(set(&["a:1", "b:1"]));
+        let mut sets: Vec<AddressSet> = union(vec![Box::new(list), Box::new(Two)]).collect().await;
+        assert_eq!(sets.len(), 3);
+        assert_eq!(sets.pop(), Some(set(&["a:1", "b:1", "c:1"])));
+    }
+}
