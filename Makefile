@@ -64,7 +64,7 @@ quick-tests:
 test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Python tests
 	@mkdir -p target
 	@cargo test --workspace 2>&1 | tee target/cargo-test.log
-	@$(BIN)/python -m pytest -m "not long" 2>&1 | tee target/pytest.log; \
+	@$(BIN)/python -m pytest -n 2 -m "not long" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from support import models, searches
 from support.deployment import Deployment, Options
 from support.kinds import Kinds
+from support.lanes import LanePlugin
 from support.times import TimeByFolder
 
 
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers our plugins; gives Hypothesis the seed of this run if there is one."""
     config.pluginmanager.register(Kinds())
     config.pluginmanager.register(TimeByFolder())
+    config.pluginmanager.register(LanePlugin())
     with contextlib.suppress(ImportError):
         searches.set_up_hypothesis(config)
 

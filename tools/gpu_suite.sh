@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 log=${1:-benchmarks/results/gpu_suite.log}
 python=${PYTHON:-python}
-LIMIT_S=${LIMIT_S:-420}
+LIMIT_S=${LIMIT_S:-1200}
 # PARTS, one a line, replaces all parts: tools/gpu_emulated.sh
 together=(
   "test_attention -k not(other_head_dims)and(not(mixed_steps_in))"
