@@ -40,7 +40,7 @@ from tasuki.v1 import kv_pb2
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.build import Built
 from tasuki.worker.config import WorkerConfig
-from tasuki.worker.convert import ROLE_TO_WIRE
+from tasuki.worker.convert import role_at_start
 from tasuki.worker.failures import Failures
 from tasuki.worker.main import _serve, configure_logging
 from tasuki.worker.startup import Phases
@@ -179,7 +179,7 @@ def make(role: str, pace: Pace, note: Note) -> Built:
     info = pb.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         engine_id=uuid.uuid4().hex,
-        role=ROLE_TO_WIRE[role],
+        role=role_at_start(role),
         identity=identity,
     )
     return Built(Engine(config, PacedRunner(pace, note)), transport, layout, identity, info, None)

@@ -49,10 +49,11 @@ ALLOWED_PACKAGES = {
         "launch.parent_death",
         "models",
         "nvidia_driver",
+        "processor",
         "v1",
     },
-    "launch": {"models", "nvidia_driver", "worker.config", "worker.memory"},
-    "bench": {"attention", "engine", "kv", "launch", "models", "v1", "worker"},
+    "launch": {"models", "nvidia_driver", "processor", "worker.config", "worker.memory"},
+    "bench": {"attention", "engine", "kv", "launch", "models", "processor", "v1", "worker"},
     "plot": set(),
     "v1": {"v1"},
 }

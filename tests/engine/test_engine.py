@@ -310,16 +310,26 @@ def test_timings_and_load_tell_what_happened():
     rig.engine.submit(spec("a", range(30), max_tokens=20))
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (1, 0)
-    assert load.waiting_prefill_tokens == 30
+    assert (load.waiting_prefill_tokens, load.waiting_sequences) == (30, 1)
     rig.step()
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (0, 1)
     assert load.waiting_prefill_tokens == 14
+    rig.step()
+    load = rig.engine.load()
+    assert (load.running_sequences, load.running_kv_tokens) == (1, 30)
+    assert load.waiting_sequences == 0
     rig.drain()
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (0, 0)
     assert load.free_blocks == load.total_blocks == 64
     assert load.prefill_tokens_per_s > 0
     assert load.decode_step_s > 0
+    assert load.last_prefill is not None and load.last_decode is not None
+    first, last = load.last_prefill, load.last_decode
+    assert (first.sequences, first.prefill_tokens, first.prefill_squares) == (0, 14, 900 - 256)
+    assert (last.sequences, last.kv_tokens, last.prefill_tokens) == (1, 49, 0)
+    assert last.number > first.number
+    assert last.duration_s > 0
     timings = rig.ended["a"].timings
     assert min(timings.prefill_s, timings.first_decode_s, timings.decode_s) > 0

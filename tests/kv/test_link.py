@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.link import (
     Connected,
     DialledLink,
@@ -105,3 +106,12 @@ def test_the_prefill_worker_notices() -> None:
 
 def test_the_worker_s_server_pings() -> None:
     assert set(keepalive_options()) <= set(SERVER_OPTIONS)
+
+
+def test_another_version_is_refused_with_both_versions() -> None:
+    served = HandoffServicer(IDENTITY, "p", kv_pb2.HelloReply, lambda _: None, PROTOCOL_VERSION)
+    for theirs in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+        hello = kv_pb2.Hello(protocol_version=theirs, identity=IDENTITY, expected_engine_id="p")
+        refusal = served.refusal(hello)
+        assert f"{theirs} at the decode worker" in refusal
+        assert f"{PROTOCOL_VERSION} here" in refusal

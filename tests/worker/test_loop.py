@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from tasuki.engine.api import StepResult
+from tasuki.engine.api import Leg, RequestSpec, SamplingParams, StepResult
 from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.loop import Aborted, Command, EngineLoop, Opened, Stop
+from tasuki.worker.convert import role_at_start
+from tasuki.worker.loop import (
+    LOAD_AGE_S,
+    Aborted,
+    Command,
+    EngineLoop,
+    Opened,
+    RoleSet,
+    Stop,
+    Submitted,
+    Wake,
+)
 from tasuki.worker.sessions import Session
 from tasuki.worker.watchdog import Watchdog
 
@@ -23,6 +34,9 @@ class Engine:
     def __init__(self) -> None:
         self.choices = {0, 1}
         self.work = False
+
+    def submit(self, spec: RequestSpec, arrived_s: float) -> None:
+        pass
 
     def abort(self, request_id: str, choices: tuple[int, ...]) -> bool:
         self.choices -= set(choices)
@@ -73,7 +87,8 @@ def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseExceptio
     failures: list[BaseException] = []
     any_engine: Any = engine
     watchdog = Watchdog(lambda: 30.0, failures.append)
-    loop = Loop(any_engine, handoffs, pb.WorkerInfo(), inbox, failures.append, watchdog)
+    info = pb.WorkerInfo(role=role_at_start("mixed"))
+    loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
     loop.start()
     loop.join(10)
     assert not loop.is_alive()
@@ -106,3 +121,64 @@ def test_a_defect_is_reported_and_ends_the_thread() -> None:
     finally:
         event_loop.close()
     assert [str(failure) for failure in failures] == ["the device is gone"]
+
+
+def messages(session: Session) -> list[pb.WorkerMessage]:
+    found = [session.queue.get_nowait() for _ in range(session.queue.qsize())]
+    return [message for message in found if message is not None]
+
+
+def test_a_role_of_an_older_epoch_is_ignored() -> None:
+    async def case() -> list[tuple[str, int]]:
+        session = Session(asyncio.get_running_loop())
+        settings = [
+            pb.RoleSetting(role=pb.ROLE_DECODE, owner="a", epoch=5),
+            pb.RoleSetting(role=pb.ROLE_PREFILL, owner="b", epoch=4),
+            pb.RoleSetting(role=pb.ROLE_PREFILL, owner="b", epoch=5),
+            pb.RoleSetting(role=pb.ROLE_MIXED, owner="b", epoch=6),
+        ]
+        _, failures = run(Engine(), Opened(session), *(RoleSet(session, s) for s in settings))
+        assert not failures
+        await asyncio.sleep(0)
+        roles = [m.info.role for m in messages(session) if m.HasField("info")]
+        return [(role.owner, role.epoch) for role in roles]
+
+    held = asyncio.run(case())
+    assert held == [("start", 0), ("a", 5), ("a", 5), ("a", 5), ("b", 6)]
+
+
+def test_every_router_soon_knows_which_submits_the_load_counts() -> None:
+    async def case() -> None:
+        event_loop = asyncio.get_running_loop()
+        asking, other = Session(event_loop), Session(event_loop)
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        any_engine: Any = Engine()
+        handoffs: Any = Handoffs()
+        failures: list[BaseException] = []
+        watchdog = Watchdog(lambda: 30.0, failures.append)
+        info = pb.WorkerInfo(role=role_at_start("mixed"))
+        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
+        inbox.put(Opened(asking))
+        inbox.put(Opened(other))
+        loop.start()
+        spec = RequestSpec("r", Leg.COLOCATED, [1], SamplingParams(seed=0, max_tokens=1))
+        inbox.put(Submitted(asking, spec, "", "", 0.0, number=7))
+        applied: dict[Session, int] = {}
+        async with asyncio.timeout(0.9):  # less than a heartbeat
+            for session in (asking, other):
+                while session not in applied or applied[asking] != 7:
+                    message = await session.queue.get()
+                    assert message is not None
+                    if message.HasField("step"):
+                        applied[session] = message.step.applied_submits
+        assert applied == {asking: 7, other: 0}
+        await asyncio.sleep(2 * LOAD_AGE_S)
+        messages(asking)
+        inbox.put(Wake())
+        await asyncio.sleep(2 * LOAD_AGE_S)
+        assert [m.HasField("step") for m in messages(asking)] == [True]
+        inbox.put(Stop())
+        await asyncio.to_thread(loop.join, 10)
+        assert not failures
+
+    asyncio.run(case())

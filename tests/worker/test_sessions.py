@@ -38,6 +38,26 @@ def test_a_step_is_split_by_stream() -> None:
     run(case)
 
 
+def test_each_router_gets_a_changed_load_once_with_its_own_applied_submits() -> None:
+    async def case() -> None:
+        loop = asyncio.get_running_loop()
+        sessions, a, b = Sessions(), Session(loop), Session(loop)
+        for session in (a, b):
+            sessions.open(session)
+        sessions.bind("r1", a)
+        a.applied, b.applied = 3, 1
+        sessions.load_changed()
+        sessions.publish(1, StepResult(outputs=[output("r1", 5)]), pb.Load(free_blocks=5))
+        loads = iter([pb.Load(free_blocks=4)])
+        for _ in range(3):  # the second and third find nobody behind, and ask for no load
+            sessions.publish_load(2, lambda: next(loads))
+        (of_a,), (of_b,) = await received(a), await received(b)
+        assert (of_a.load.free_blocks, of_a.applied_submits) == (5, 3)
+        assert (of_b.load.free_blocks, of_b.applied_submits) == (4, 1)
+
+    run(case)
+
+
 def test_the_youngest_answers_come_first() -> None:
     async def case() -> None:
         sessions, session = Sessions(), Session(asyncio.get_running_loop())

@@ -323,7 +323,7 @@ mod tests {
 
         let (status, _) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
         assert_eq!(status, 202);
-        assert_eq!(local.received(), Some(ToWorker::SetRole(Role::Decode)));
+        assert_eq!(local.received(), Some(ToWorker::SetRole(Role::Decode, 1)));
     }
 
     #[tokio::test]

@@ -14,8 +14,9 @@ pub mod router_message {
         Abort(super::Abort),
         #[prost(message, tag = "3")]
         Retarget(super::Retarget),
+        /// answered with WorkerInfo
         #[prost(message, tag = "4")]
-        SetRole(super::SetRole),
+        SetRole(super::RoleSetting),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -34,15 +35,27 @@ pub mod worker_message {
         Step(super::StepReport),
     }
 }
-/// Who a worker is. `engine_id` is new at every start of the process.
+/// A worker's role and who set it. A worker starts with epoch 0, owner "start".
+/// It takes a setting of a later epoch and ignores others, so of two owners that
+/// disagree one prevails everywhere.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RoleSetting {
+    #[prost(enumeration = "Role", tag = "1")]
+    pub role: i32,
+    #[prost(string, tag = "2")]
+    pub owner: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+}
+/// Who a worker is. `engine_id` is new at every start of the process. Fields 1
+/// and 2 keep their meaning in all versions: they are read before the version
+/// is known to be the same.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WorkerInfo {
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     #[prost(string, tag = "2")]
     pub engine_id: ::prost::alloc::string::String,
-    #[prost(enumeration = "Role", tag = "3")]
-    pub role: i32,
     /// the name it was started with
     #[prost(string, tag = "4")]
     pub model: ::prost::alloc::string::String,
@@ -71,6 +84,16 @@ pub struct WorkerInfo {
     /// of Tasuki
     #[prost(string, tag = "14")]
     pub version: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "15")]
+    pub role: ::core::option::Option<RoleSetting>,
+    /// the hardware's name, such as "NVIDIA H200"
+    #[prost(string, tag = "16")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "18")]
+    pub max_running_sequences: u32,
+    /// of one step
+    #[prost(uint32, tag = "19")]
+    pub max_batched_tokens: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Peer {
@@ -105,6 +128,9 @@ pub struct Submit {
     /// salts the prefix cache
     #[prost(string, tag = "8")]
     pub tenant: ::prost::alloc::string::String,
+    /// counts the submits of a stream, from 1
+    #[prost(uint64, tag = "9")]
+    pub number: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {
@@ -166,11 +192,6 @@ pub struct Retarget {
     #[prost(message, optional, tag = "2")]
     pub peer: ::core::option::Option<Peer>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SetRole {
-    #[prost(enumeration = "Role", tag = "1")]
-    pub role: i32,
-}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StepReport {
     #[prost(uint64, tag = "1")]
@@ -181,6 +202,9 @@ pub struct StepReport {
     pub ended: ::prost::alloc::vec::Vec<LegEnd>,
     #[prost(message, optional, tag = "4")]
     pub load: ::core::option::Option<Load>,
+    /// `load` counts this stream's submits up to this number
+    #[prost(uint64, tag = "5")]
+    pub applied_submits: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Output {
@@ -285,8 +309,6 @@ pub struct LegTimings {
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Load {
-    #[prost(enumeration = "Role", tag = "1")]
-    pub role: i32,
     #[prost(uint32, tag = "2")]
     pub waiting_requests: u32,
     #[prost(uint32, tag = "3")]
@@ -316,6 +338,42 @@ pub struct Load {
     /// of quarantined_blocks: by pulls that made no progress
     #[prost(uint32, tag = "12")]
     pub stuck_blocks: u32,
+    /// that decode; each choice is one
+    #[prost(uint32, tag = "13")]
+    pub running_sequences: u32,
+    /// that these have in the cache
+    #[prost(uint64, tag = "14")]
+    pub running_kv_tokens: u64,
+    /// the last step that only decoded
+    #[prost(message, optional, tag = "15")]
+    pub last_decode: ::core::option::Option<StepSample>,
+    /// the last step that computed prompt tokens
+    #[prost(message, optional, tag = "16")]
+    pub last_prefill: ::core::option::Option<StepSample>,
+    /// that will decode here and do not yet
+    #[prost(uint32, tag = "17")]
+    pub waiting_sequences: u32,
+}
+/// What one step contained and how long it took: a cost model is fitted to many of these.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct StepSample {
+    /// of the step: a repeated sample has the same
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    #[prost(double, tag = "2")]
+    pub duration_s: f64,
+    /// that decoded
+    #[prost(uint32, tag = "3")]
+    pub sequences: u32,
+    /// that these attended to
+    #[prost(uint64, tag = "4")]
+    pub kv_tokens: u64,
+    /// computed
+    #[prost(uint32, tag = "5")]
+    pub prefill_tokens: u32,
+    /// sum over prompts of end^2 - start^2, of the positions computed
+    #[prost(double, tag = "6")]
+    pub prefill_squares: f64,
 }
 /// Since the worker's start.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

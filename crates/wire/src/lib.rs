@@ -6,4 +6,4 @@ pub mod v1 {
 }
 
 /// Compared by both sides before anything else; a difference is a refusal.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

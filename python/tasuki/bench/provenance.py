@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.launch.machine import usable_cores
+from tasuki.processor import cpu_name
 
 DIGEST = "digest"
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -74,7 +75,7 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, Any]:
     """Processor, memory and GPUs that this process may use."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _gpus(),
@@ -96,16 +97,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _gpus() -> list[str]:

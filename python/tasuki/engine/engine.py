@@ -51,7 +51,7 @@ from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
-from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates
+from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates, StepSample
 from tasuki.engine.validate import rejection
 
 log = logging.getLogger(__name__)
@@ -201,13 +201,13 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How busy the engine is."""
-        running = {id(sequence.request) for sequence in self._queues.running}
-        uncomputed = 0
-        for sequence in self._queues.waiting:
-            uncomputed += len(sequence.tokens)
-        for sequence in self._queues.running:
-            if sequence.stage is Stage.PREFILL:
-                uncomputed += len(sequence.tokens) - sequence.computed
+        sequences, decode = self._queues.running, Stage.DECODE
+        running = {id(sequence.request) for sequence in sequences}
+        decoding = [sequence.computed for sequence in sequences if sequence.stage is decode]
+        uncomputed = sum(len(sequence.tokens) for sequence in self._queues.waiting)
+        if len(decoding) < len(sequences):
+            prompts = (sequence for sequence in sequences if sequence.stage is not decode)
+            uncomputed += sum(len(prompt.tokens) - prompt.computed for prompt in prompts)
         kept = sum(request.phase is Phase.PREFILLED for request in self._legs.requests.values())
         return EngineLoad(
             waiting_requests=max(0, len(self._legs.requests) - len(running) - kept),
@@ -219,6 +219,11 @@ class Engine:
             quarantined_blocks=self._pool.num_quarantined,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_step_s=self._rates.decode_step_s,
+            running_sequences=len(decoding),
+            running_kv_tokens=sum(decoding),
+            waiting_sequences=max(0, self._legs.generating - len(decoding)),
+            last_decode=self._rates.last_decode,
+            last_prefill=self._rates.last_prefill,
         )
 
     def counters(self) -> EngineCounters:
@@ -378,5 +383,14 @@ class Engine:
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1
         began_s = max(flight.began_s, self._collected_s)
-        self._rates.record(plan.prefill_tokens, plan.num_decodes, now_s - began_s)
+        self._rates.keep(
+            StepSample(
+                number=self._counters.steps,
+                duration_s=now_s - began_s,
+                sequences=plan.num_decodes,
+                kv_tokens=plan.kv_tokens,
+                prefill_tokens=plan.prefill_tokens,
+                prefill_squares=plan.prefill_squares,
+            )
+        )
         self._collected_s = now_s

@@ -28,6 +28,7 @@ class Legs:
     Attributes:
         requests: The legs, by request id.
         pending: What the next step's result will tell.
+        generating: Choices of legs that generate here, now or later.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Legs:
         self._arrivals = 0
         self.requests: dict[str, Request] = {}
         self.pending = StepResult()
+        self.generating = 0
 
     def add(self, spec: RequestSpec, root: bytes, arrived_s: float) -> Request:
         """Take a leg in whose id is not in use; `root` begins the hashes of its blocks."""
         self._arrivals += 1
         request = Request(spec, self._arrivals, root, arrived_s)
         self.requests[spec.request_id] = request
+        self.generating += _generating(request)
         return request
 
     def decode_leg(self, request_id: str, phase: Phase) -> Request:
@@ -80,6 +83,7 @@ class Legs:
         request.sequences.clear()
         self._budget.drop(request)
         del self.requests[request.request_id]
+        self.generating -= _generating(request)
         self.pending.ended.append(
             LegEnd(request.request_id, reason, message, request.timings, failure)
         )
@@ -115,3 +119,7 @@ class Legs:
                 self._queues.remove(sequence)
                 request.sequences.remove(sequence)
         return True
+
+
+def _generating(request: Request) -> int:
+    return 0 if request.leg is Leg.PREFILL else len(request.spec.choices)

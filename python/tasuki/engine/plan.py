@@ -46,6 +46,8 @@ class StepPlan:
         rows: Those with one token first.
         num_decodes: How many leading rows have one token.
         prefill_tokens: Tokens of prefill chunks among the rows.
+        prefill_squares: Sum over these chunks of end^2 - start^2: grows as their attention.
+        kv_tokens: Tokens that the decodes attend to.
         copies: Blocks (from, to) to copy before anything is written.
         sources: Blocks that copies take from, and that nobody else may hold any
             more: one reference each is the step's.
@@ -56,6 +58,8 @@ class StepPlan:
     rows: list[Row] = field(default_factory=list)
     num_decodes: int = 0
     prefill_tokens: int = 0
+    prefill_squares: int = 0
+    kv_tokens: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     started: list[str] = field(default_factory=list)

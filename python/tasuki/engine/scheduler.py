@@ -100,6 +100,7 @@ class Scheduler:
                 self._plan_prompts(shares, chunks, plan, now_s, admit=not preempted)
         if chunks:
             plan.prefill_tokens = sum(row.tokens for row in chunks)
+            plan.prefill_squares = sum(row.tokens * (row.start + row.end) for row in chunks)
             plan.rows += [row for row in chunks if row.tokens == 1]
             decodes = len(plan.rows)
             plan.rows += [row for row in chunks if row.tokens > 1]
@@ -145,7 +146,7 @@ class Scheduler:
         """
         pool, block_size = self._pool, self._config.block_size
         max_model_len = self._config.max_model_len
-        rows, growing = plan.rows, []
+        rows, growing, kv_tokens = plan.rows, [], 0
         for sequence in self._queues.running:
             if sequence.stage is not Stage.DECODE:
                 continue
@@ -153,9 +154,11 @@ class Scheduler:
             if at + 1 >= max_model_len or at + 1 >= sequence.request.max_length:
                 continue  # the token on its way is its last
             rows.append(Row(sequence, 1, at, sequence.epoch))
+            kv_tokens += at
             index, blocks = at // block_size, sequence.blocks
             if index == len(blocks) or pool.references(blocks[index]) > 1:
                 growing.append(sequence)
+        plan.kv_tokens = kv_tokens + len(rows)
         if not growing:
             return False
         if ahead and len(growing) > pool.available - self._budget.reserved_blocks:
@@ -187,6 +190,7 @@ class Scheduler:
         preempted = self._counters.preemptions > before
         if preempted or unplaced:
             plan.rows = [row for row in rows if not row.void and row.sequence not in unplaced]
+            plan.kv_tokens = sum(row.end for row in plan.rows)
             copies = [copy for copy in copies if copy[0].stage is Stage.DECODE]
         plan.copies = [(source, target) for _, source, target in copies]
         plan.sources = list(copied.elements())

@@ -29,6 +29,18 @@ class EngineCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step that was measured; fields as in worker.proto's StepSample."""
+
+    number: int
+    duration_s: float
+    sequences: int
+    kv_tokens: int
+    prefill_tokens: int
+    prefill_squares: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """How busy the engine is now; fields as in worker.proto's Load."""
 
@@ -41,6 +53,11 @@ class EngineLoad:
     quarantined_blocks: int
     prefill_tokens_per_s: float
     decode_step_s: float
+    running_sequences: int
+    running_kv_tokens: int
+    waiting_sequences: int
+    last_decode: StepSample | None
+    last_prefill: StepSample | None
 
 
 @dataclass(slots=True)
@@ -54,6 +71,8 @@ class StepRates:
         beside_s: What such a chunk adds to a step that only decodes.
         lead_s: Between the expected end of a launch and that of the step before
             it; as long as it takes for nearly all launches to be in time.
+        last_decode: The last step that only decoded.
+        last_prefill: The last step with prompt tokens.
     """
 
     prefill_tokens_per_s: float = 0.0
@@ -61,6 +80,8 @@ class StepRates:
     beside_tokens: float = 0.0
     beside_s: float = 0.0
     lead_s: float = 0.5e-3
+    last_decode: StepSample | None = None
+    last_prefill: StepSample | None = None
     _launch_s: dict[bool, float] = field(default_factory=dict)
     _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
 
@@ -116,6 +137,14 @@ class StepRates:
         """Take into account whether the device had nothing left to do at a launch's end."""
         lead_s = self.lead_s + _LATE_S if late else self.lead_s * _IN_TIME
         self.lead_s = min(max(lead_s, _LEAD_S[0]), _LEAD_S[1])
+
+    def keep(self, sample: StepSample) -> None:
+        """Take one step into account, and remember it as the last of its kind."""
+        if sample.prefill_tokens:
+            self.last_prefill = sample
+        elif sample.sequences:
+            self.last_decode = sample
+        self.record(sample.prefill_tokens, sample.sequences, sample.duration_s)
 
     def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
         """Take one step into account."""

@@ -23,7 +23,7 @@ import torch
 
 from tasuki.errors import TasukiError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 _PERSON = b"tasuki-identity"
 _SAMPLES = 4

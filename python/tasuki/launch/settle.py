@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
 from tasuki.models import cache
+from tasuki.processor import cpu_name
 
 _FILE = "dtype.json"
 _CHOICE = "kernels for each processor"  # change it when the choice is made by other rules
@@ -71,21 +72,11 @@ def _key(model: Path, environment: Mapping[str, str]) -> str:
         hashlib.sha256((model / "config.json").read_bytes()).hexdigest(),
         importlib.metadata.version("torch"),
         platform.node(),
-        _cpu_name(),
+        cpu_name(),
         os.environ.get("OMP_NUM_THREADS") or environment.get("OMP_NUM_THREADS", ""),
         os.environ.get("TASUKI_CPU_KERNELS", ""),
     ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def _load() -> dict[str, tuple[str, str]]:

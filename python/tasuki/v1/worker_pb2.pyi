@@ -85,8 +85,8 @@ class RouterMessage(_message.Message):
     submit: Submit
     abort: Abort
     retarget: Retarget
-    set_role: SetRole
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[SetRole, _Mapping]] = ...) -> None: ...
+    set_role: RoleSetting
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[RoleSetting, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("info", "step")
@@ -96,11 +96,20 @@ class WorkerMessage(_message.Message):
     step: StepReport
     def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ...) -> None: ...
 
+class RoleSetting(_message.Message):
+    __slots__ = ("role", "owner", "epoch")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    owner: str
+    epoch: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class WorkerInfo(_message.Message):
-    __slots__ = ("protocol_version", "engine_id", "role", "model", "identity", "vocab_size", "max_model_len", "block_size", "num_blocks", "dtype", "kv_dtype", "tensor_parallel_size", "kv_endpoint", "version")
+    __slots__ = ("protocol_version", "engine_id", "model", "identity", "vocab_size", "max_model_len", "block_size", "num_blocks", "dtype", "kv_dtype", "tensor_parallel_size", "kv_endpoint", "version", "role", "device", "max_running_sequences", "max_batched_tokens")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -112,9 +121,12 @@ class WorkerInfo(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine_id: str
-    role: Role
     model: str
     identity: bytes
     vocab_size: int
@@ -126,7 +138,11 @@ class WorkerInfo(_message.Message):
     tensor_parallel_size: int
     kv_endpoint: str
     version: str
-    def __init__(self, protocol_version: _Optional[int] = ..., engine_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., identity: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    role: RoleSetting
+    device: str
+    max_running_sequences: int
+    max_batched_tokens: int
+    def __init__(self, protocol_version: _Optional[int] = ..., engine_id: _Optional[str] = ..., model: _Optional[str] = ..., identity: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[_Union[RoleSetting, _Mapping]] = ..., device: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("engine_id", "kv_endpoint")
@@ -137,7 +153,7 @@ class Peer(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., kv_endpoint: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "leg", "peer", "prompt_tokens", "resumed_tokens", "choices", "sampling", "tenant")
+    __slots__ = ("request_id", "leg", "peer", "prompt_tokens", "resumed_tokens", "choices", "sampling", "tenant", "number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LEG_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +162,7 @@ class Submit(_message.Message):
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     leg: Leg
     peer: Peer
@@ -154,7 +171,8 @@ class Submit(_message.Message):
     choices: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., leg: _Optional[_Union[Leg, str]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, request_id: _Optional[str] = ..., leg: _Optional[_Union[Leg, str]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("seed", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
@@ -211,23 +229,19 @@ class Retarget(_message.Message):
     peer: Peer
     def __init__(self, request_id: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
 
-class SetRole(_message.Message):
-    __slots__ = ("role",)
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    role: Role
-    def __init__(self, role: _Optional[_Union[Role, str]] = ...) -> None: ...
-
 class StepReport(_message.Message):
-    __slots__ = ("step", "outputs", "ended", "load")
+    __slots__ = ("step", "outputs", "ended", "load", "applied_submits")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_SUBMITS_FIELD_NUMBER: _ClassVar[int]
     step: int
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     ended: _containers.RepeatedCompositeFieldContainer[LegEnd]
     load: Load
-    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[LegEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    applied_submits: int
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[LegEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., applied_submits: _Optional[int] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("request_id", "choice", "position", "tokens", "logprobs", "finish", "stop_token_id", "prompt_logprobs", "cached_prompt_tokens", "timings")
@@ -314,8 +328,7 @@ class LegTimings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("role", "waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks")
-    ROLE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -327,7 +340,11 @@ class Load(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     STUCK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    role: Role
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAST_DECODE_FIELD_NUMBER: _ClassVar[int]
+    LAST_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     running_requests: int
     waiting_prefill_tokens: int
@@ -339,7 +356,28 @@ class Load(_message.Message):
     decode_step_s: float
     counters: Counters
     stuck_blocks: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ...) -> None: ...
+    running_sequences: int
+    running_kv_tokens: int
+    last_decode: StepSample
+    last_prefill: StepSample
+    waiting_sequences: int
+    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ..., running_kv_tokens: _Optional[int] = ..., last_decode: _Optional[_Union[StepSample, _Mapping]] = ..., last_prefill: _Optional[_Union[StepSample, _Mapping]] = ..., waiting_sequences: _Optional[int] = ...) -> None: ...
+
+class StepSample(_message.Message):
+    __slots__ = ("number", "duration_s", "sequences", "kv_tokens", "prefill_tokens", "prefill_squares")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    duration_s: float
+    sequences: int
+    kv_tokens: int
+    prefill_tokens: int
+    prefill_squares: float
+    def __init__(self, number: _Optional[int] = ..., duration_s: _Optional[float] = ..., sequences: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_squares: _Optional[float] = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts")

@@ -28,9 +28,9 @@ from tasuki.models.shard import check_ranks
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.config import Limits, WorkerConfig
-from tasuki.worker.convert import ROLE_TO_WIRE
-from tasuki.worker.device import Dtypes, choose_device, choose_dtypes, dtype_name
+from tasuki.worker.config import WorkerConfig
+from tasuki.worker.convert import role_at_start
+from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.rank_messages import PoolShape, RankPlan
 from tasuki.worker.rank_parts import RankParts, layout_of, meet
@@ -136,7 +136,7 @@ def _build(
         transport,
         layout,
         identity,
-        _info(config, spec, limits, size, identity, dtypes),
+        _info(plan, spec, size, identity, device),
         ranks,
     )
 
@@ -193,17 +193,13 @@ def _engine_config(
 
 
 def _info(
-    config: WorkerConfig,
-    spec: ModelSpec,
-    limits: Limits,
-    size: PoolSize,
-    identity: bytes,
-    dtypes: Dtypes,
+    plan: RankPlan, spec: ModelSpec, size: PoolSize, identity: bytes, device: torch.device
 ) -> pb.WorkerInfo:
+    config, limits, dtypes = plan.config, plan.limits, plan.dtypes
     return pb.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         engine_id=uuid.uuid4().hex,
-        role=ROLE_TO_WIRE[config.role],
+        role=role_at_start(config.role),
         model=config.served_name or config.model.name,
         identity=identity,
         vocab_size=spec.vocab_size,
@@ -214,4 +210,7 @@ def _info(
         kv_dtype=dtype_name(dtypes.kv),
         tensor_parallel_size=config.tensor_parallel,
         version=importlib.metadata.version("tasuki"),
+        device=device_name(device),
+        max_running_sequences=limits.max_running_requests,
+        max_batched_tokens=limits.max_batched_tokens,
     )

@@ -13,16 +13,17 @@ from tasuki.engine.api import (
     SamplingParams,
 )
 from tasuki.engine.failure import FailureKind
+from tasuki.engine.stats import EngineCounters, EngineLoad, StepSample
 from tasuki.errors import TasukiError
+from tasuki.kv.handoff import Handoffs
 from tasuki.kv.wire import logprob_to_wire
 from tasuki.v1 import worker_pb2 as pb
 
-ROLE_TO_WIRE = {
+_ROLE = {
     "prefill": pb.ROLE_PREFILL,
     "decode": pb.ROLE_DECODE,
     "mixed": pb.ROLE_MIXED,
 }
-ROLE_FROM_WIRE = {wire: name for name, wire in ROLE_TO_WIRE.items()}
 
 _LEG = {
     pb.LEG_COLOCATED: Leg.COLOCATED,
@@ -53,6 +54,11 @@ _FAILURE = {
     FailureKind.TRANSPORT: pb.FAILURE_TRANSPORT,
     FailureKind.OVERLOAD: pb.FAILURE_OVERLOAD,
 }
+
+
+def role_at_start(role: str) -> pb.RoleSetting:
+    """The role that a worker was started with, as routers read it."""
+    return pb.RoleSetting(role=_ROLE[role], owner="start")
 
 
 class UnknownLegError(TasukiError):
@@ -129,6 +135,55 @@ def failed_leg(request_id: str, message: str) -> pb.WorkerMessage:
     """A leg that the engine does not have, because router and worker differ about it, is over."""
     ended = LegEnd(request_id, LegEndReason.FAILED, message)
     return pb.WorkerMessage(step=pb.StepReport(ended=[leg_end_to_wire(ended)]))
+
+
+def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoffs) -> pb.Load:
+    """How busy a worker is, as the router reads it."""
+    kv = handoffs.counters
+    return pb.Load(
+        waiting_requests=engine.waiting_requests,
+        running_requests=engine.running_requests,
+        waiting_prefill_tokens=engine.waiting_prefill_tokens,
+        free_blocks=engine.free_blocks,
+        total_blocks=engine.total_blocks,
+        leased_blocks=handoffs.leased_blocks,
+        quarantined_blocks=engine.quarantined_blocks,
+        stuck_blocks=kv.stuck_blocks,
+        prefill_tokens_per_s=engine.prefill_tokens_per_s,
+        decode_step_s=engine.decode_step_s,
+        running_sequences=engine.running_sequences,
+        running_kv_tokens=engine.running_kv_tokens,
+        waiting_sequences=engine.waiting_sequences,
+        last_decode=_sample_to_wire(engine.last_decode),
+        last_prefill=_sample_to_wire(engine.last_prefill),
+        counters=pb.Counters(
+            prompt_tokens_computed=counters.prompt_tokens_computed,
+            prompt_tokens_cached=counters.prompt_tokens_cached,
+            output_tokens=counters.output_tokens,
+            steps=counters.steps,
+            preemptions=counters.preemptions,
+            kv_pulled_bytes=kv.kv_pulled_bytes,
+            kv_pulled_blocks=kv.kv_pulled_blocks,
+            kv_pulls=kv.kv_pulls,
+            kv_pull_failures=kv.kv_pull_failures,
+            kv_pull_timeouts=kv.kv_pull_timeouts,
+            leases_granted=kv.leases_granted,
+            leases_expired=kv.leases_expired,
+        ),
+    )
+
+
+def _sample_to_wire(sample: StepSample | None) -> pb.StepSample | None:
+    if sample is None:
+        return None
+    return pb.StepSample(
+        number=sample.number,
+        duration_s=sample.duration_s,
+        sequences=sample.sequences,
+        kv_tokens=sample.kv_tokens,
+        prefill_tokens=sample.prefill_tokens,
+        prefill_squares=sample.prefill_squares,
+    )
 
 
 def _timings_to_wire(timings: LegTimings) -> pb.LegTimings:

@@ -11,6 +11,7 @@ import torch
 from tasuki.models.loader import choose_dtype
 from tasuki.models.spec import ModelSpec
 from tasuki.nvidia_driver import driver_problem
+from tasuki.processor import cpu_name
 from tasuki.worker.config import ConfigError, WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,13 @@ class Dtypes:
 
     model: torch.dtype
     kv: torch.dtype
+
+
+def device_name(device: torch.device) -> str:
+    """The hardware's name, as it tells workers of different speed apart."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def choose_device(wanted: str, ranks: int = 1) -> torch.device:

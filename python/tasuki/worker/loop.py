@@ -17,18 +17,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasuki.engine.api import Leg, RequestSpec, StepResult
+from tasuki.engine.api import Leg, RequestSpec
 from tasuki.engine.engine import Engine
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.convert import failed_leg
+from tasuki.worker.convert import failed_leg, load_to_wire
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+LOAD_AGE_S = 0.1
+"""A change is reported to every router after so long at most, steps excepted."""
 _POLL_S = 0.5e-3  # between looks at the device while a step runs on it
 _SWITCH_S = 0.2e-3  # how long another thread may keep the interpreter: handoffs need three
 
@@ -50,6 +52,7 @@ class Submitted:
     peer_engine_id: str
     peer_endpoint: str
     arrived_s: float
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Retargeted:
 
 @dataclass(frozen=True, slots=True)
 class RoleSet:
-    role: pb.Role
+    session: Session
+    setting: pb.RoleSetting
 
 
 class Wake:
@@ -113,35 +117,35 @@ class EngineLoop(threading.Thread):
         self._watchdog = watchdog
         self._sessions = Sessions()
         self._steps = 0
+        self._reported_s = 0.0
+        self._heartbeat_s = now_s()
+        self._report_s = self._heartbeat_s
+        """When routers get the load next, unless a step of theirs brings it."""
         self._stopping = False
 
     def run(self) -> None:
         sys.setswitchinterval(_SWITCH_S)
         try:
-            heartbeat_s = now_s()
             while not self._stopping:
                 self._watchdog.progress(self._engine.counters().steps, self._engine.in_flight)
-                if self._take(heartbeat_s):
+                if self._take():
                     self._handoffs.poll(now_s())
                 if self._engine.has_work() and self._engine.due_in_s() == 0.0:
                     self._turn()  # launches, or collects what is over
-                if now_s() >= heartbeat_s:
-                    heartbeat_s = now_s() + HEARTBEAT_S
-                    if not self._watchdog.late:  # routers are to notice that a device hangs
-                        report = pb.StepReport(step=self._steps, load=self._load())
-                        self._sessions.broadcast(pb.WorkerMessage(step=report))
+                if now_s() >= self._report_s:
+                    self._report()
         except BaseException as failure:
             log.exception("the engine thread failed")
             self._on_failure(failure)
 
-    def _take(self, heartbeat_s: float) -> bool:
+    def _take(self) -> bool:
         """Apply what waits in the inbox; with nothing to compute or launch now, wait for it.
 
         Returns:
             Whether the handoffs may have something to do: False after a mere
             glance at a device that still computes.
         """
-        until_s = min(heartbeat_s, self._handoffs.next_deadline() or heartbeat_s)
+        until_s = min(self._report_s, self._handoffs.next_deadline() or self._report_s)
         glance = False
         if self._engine.has_work():
             look_s = now_s() + min(self._engine.due_in_s(), _POLL_S)
@@ -159,13 +163,30 @@ class EngineLoop(threading.Thread):
         result = self._engine.step(wait=False)
         self._steps += 1
         self._handoffs.on_step(result)
-        self._publish(result)
-
-    def _publish(self, result: StepResult) -> None:
+        self._note_change()
         if result.outputs or result.ended:
             self._sessions.publish(self._steps, result, self._load())
 
+    def _note_change(self) -> None:
+        """The load is another one: routers get it soon."""
+        self._sessions.load_changed()
+        self._report_s = min(self._report_s, self._reported_s + LOAD_AGE_S)
+
+    def _report(self) -> None:
+        """Send the load to routers that do not have it; once a second to all."""
+        self._reported_s = now_s()
+        heartbeat = self._reported_s >= self._heartbeat_s
+        if heartbeat:
+            self._heartbeat_s = self._reported_s + HEARTBEAT_S
+        self._report_s = self._heartbeat_s
+        if self._watchdog.late:  # routers are to notice that a device hangs
+            return
+        if heartbeat:
+            self._sessions.load_changed()
+        self._sessions.publish_load(self._steps, self._load)
+
     def _apply(self, command: Command) -> None:
+        self._note_change()
         match command:
             case Opened(session):
                 self._sessions.open(session)
@@ -173,7 +194,8 @@ class EngineLoop(threading.Thread):
             case Closed(session):
                 for request_id in self._sessions.close(session):
                     self._abort(request_id, ())
-            case Submitted(session, spec, peer_engine_id, peer_endpoint, arrived_s):
+            case Submitted(session, spec, peer_engine_id, peer_endpoint, arrived_s, number):
+                session.applied = max(session.applied, number)
                 if not self._sessions.bind(spec.request_id, session):
                     log.warning(
                         "request_id=%s is not run: its stream is gone, or it runs", spec.request_id
@@ -188,9 +210,12 @@ class EngineLoop(threading.Thread):
                 if not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
                     message = "nothing is left here to hand over: prefill again"
                     session.send(failed_leg(request_id, message))
-            case RoleSet(role):
-                self._info.role = role
-                self._sessions.broadcast(pb.WorkerMessage(info=self._info))
+            case RoleSet(session, setting):
+                if setting.epoch > self._info.role.epoch:
+                    self._info.role.CopyFrom(setting)
+                    self._sessions.broadcast(pb.WorkerMessage(info=self._info))
+                else:  # its sender does not know the role that holds
+                    session.send(pb.WorkerMessage(info=self._info))
             case Stop():
                 self._stopping = True
             case Wake():
@@ -202,33 +227,4 @@ class EngineLoop(threading.Thread):
             self._handoffs.abort(request_id)
 
     def _load(self) -> pb.Load:
-        engine = self._engine.load()
-        counters = self._engine.counters()
-        kv = self._handoffs.counters
-        return pb.Load(
-            role=self._info.role,
-            waiting_requests=engine.waiting_requests,
-            running_requests=engine.running_requests,
-            waiting_prefill_tokens=engine.waiting_prefill_tokens,
-            free_blocks=engine.free_blocks,
-            total_blocks=engine.total_blocks,
-            leased_blocks=self._handoffs.leased_blocks,
-            quarantined_blocks=engine.quarantined_blocks,
-            stuck_blocks=kv.stuck_blocks,
-            prefill_tokens_per_s=engine.prefill_tokens_per_s,
-            decode_step_s=engine.decode_step_s,
-            counters=pb.Counters(
-                prompt_tokens_computed=counters.prompt_tokens_computed,
-                prompt_tokens_cached=counters.prompt_tokens_cached,
-                output_tokens=counters.output_tokens,
-                steps=counters.steps,
-                preemptions=counters.preemptions,
-                kv_pulled_bytes=kv.kv_pulled_bytes,
-                kv_pulled_blocks=kv.kv_pulled_blocks,
-                kv_pulls=kv.kv_pulls,
-                kv_pull_failures=kv.kv_pull_failures,
-                kv_pull_timeouts=kv.kv_pull_timeouts,
-                leases_granted=kv.leases_granted,
-                leases_expired=kv.leases_expired,
-            ),
-        )
+        return load_to_wire(self._engine.load(), self._engine.counters(), self._handoffs)

@@ -112,6 +112,7 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
                 submit.peer.engine_id,
                 submit.peer.kv_endpoint,
                 time.monotonic(),
+                submit.number,
             )
         case "abort":
             return Aborted(message.abort.request_id, tuple(message.abort.choices))
@@ -121,7 +122,7 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
                 session, message.retarget.request_id, peer.engine_id, peer.kv_endpoint
             )
         case "set_role":
-            return RoleSet(message.set_role.role)
+            return RoleSet(session, message.set_role)
         case unknown:
             log.warning("a router sent a message that this version does not know: %s", unknown)
             return None

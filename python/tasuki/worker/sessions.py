@@ -7,7 +7,7 @@ the engine thread only ever hands messages over with `send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tasuki.engine.api import Output, StepResult
 from tasuki.v1 import worker_pb2 as pb
@@ -21,6 +21,10 @@ class Session:
         self._loop = loop
         self.queue: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
         """What the router is to get; None: the router has ended the stream."""
+        self.applied = 0
+        """Number of the last submit that the engine has; engine thread only."""
+        self.load_version = 0
+        """Which load the router has (`Sessions.load_changed`); engine thread only."""
 
     def send(self, message: pb.WorkerMessage) -> None:
         """Queue a message for the router. Any thread; the order of one caller is kept."""
@@ -33,6 +37,7 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[Session, set[str]] = {}
         self._owner: dict[str, Session] = {}
+        self._load_version = 0
 
     def open(self, session: Session) -> None:
         self._open[session] = set()
@@ -79,7 +84,24 @@ class Sessions:
                 self._open[session].discard(ended.request_id)
                 _report(reports, session, step, load).ended.append(leg_end_to_wire(ended))
         for session, report in reports.items():
-            session.send(pb.WorkerMessage(step=report))
+            self._send(session, report)
+
+    def load_changed(self) -> None:
+        """What routers know of the load is out of date."""
+        self._load_version += 1
+
+    def publish_load(self, step: int, load: Callable[[], pb.Load]) -> None:
+        """Send the load to every router that has not got it since it changed."""
+        behind = [s for s in self._open if s.load_version != self._load_version]
+        if behind:
+            current = load()
+            for session in behind:
+                self._send(session, pb.StepReport(step=step, load=current))
+
+    def _send(self, session: Session, report: pb.StepReport) -> None:
+        report.applied_submits = session.applied
+        session.load_version = self._load_version
+        session.send(pb.WorkerMessage(step=report))
 
     def broadcast(self, message: pb.WorkerMessage) -> None:
         """Send the same to every router."""

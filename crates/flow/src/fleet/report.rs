@@ -9,6 +9,8 @@ use crate::worker_ref::Peer;
 pub struct WorkerInfo {
     pub peer: Peer,
     pub role: Role,
+    /// Only a later one changes the role.
+    pub role_epoch: u64,
     /// The name of the model that it was started with.
     pub model: String,
     pub domain: KvDomain,
@@ -24,8 +26,9 @@ pub struct WorkerInfo {
 /// What a worker has to do at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LoadReport {
-    /// `None`: as before.
-    pub role: Option<Role>,
+    /// The legs that the load counts: all of this connection up to this number, see
+    /// [`super::LegSlot::number`]. `None`: not known; a leg is counted when it has output.
+    pub applied_legs: Option<u64>,
     pub waiting_requests: u32,
     pub running_requests: u32,
     /// Not yet computed, of all requests there.

@@ -19,9 +19,6 @@ const STEP_WEIGHT: f64 = 0.2;
 /// forgotten: a bad moment must not keep requests away for good.
 const IDLE_REPORTS_UNTIL_FORGOTTEN: u32 = 10;
 
-/// A report that was under way when we submitted cannot have counted it; the next one has.
-const REPORTS_UNTIL_COUNTED: u8 = 2;
-
 /// One worker of the fleet, connected or not.
 #[derive(Debug)]
 pub struct WorkerState {
@@ -37,6 +34,7 @@ pub struct WorkerState {
     /// Of this connection, by [`LegSlot`].
     legs: Vec<Option<RunningLeg>>,
     free_slots: Vec<u32>,
+    dispatched_legs: u64,
     idle_reports: u32,
 }
 
@@ -51,14 +49,27 @@ pub enum DrainReason {
 
 /// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LegSlot(u32);
+pub struct LegSlot {
+    index: u32,
+    /// Counts the legs of a connection in the order of their dispatch, from 1.
+    pub number: u64,
+}
+
+impl LegSlot {
+    #[cfg(test)]
+    pub(super) fn index(self) -> u32 {
+        self.index
+    }
+}
 
 /// A leg of ours on the worker.
 #[derive(Debug, Clone, Copy)]
 struct RunningLeg {
     prefill_tokens: u64,
     promised_blocks: u64,
-    reports_since: u8,
+    number: u64,
+    /// The worker's load counts it.
+    is_counted: bool,
     has_blocks: bool,
 }
 
@@ -86,6 +97,7 @@ impl WorkerState {
             last_report: Duration::ZERO,
             legs: Vec::new(),
             free_slots: Vec::new(),
+            dispatched_legs: 0,
             idle_reports: 0,
         }
     }
@@ -163,14 +175,12 @@ impl WorkerState {
     fn forget_legs(&mut self) {
         self.legs.clear();
         self.free_slots.clear();
+        self.dispatched_legs = 0;
         self.view.outstanding = Outstanding::default();
     }
 
     /// Counts a report against what was submitted, and takes its load over.
     pub(super) fn take_load(&mut self, load: &LoadReport, cost: &CostConfig) {
-        if let Some(role) = load.role {
-            self.view.role = role;
-        }
         let mut single = self.view.load.single_step_s;
         if load.decode_step_s > 0.0 && load.running_requests > 0 {
             let running = load.running_requests;
@@ -196,7 +206,9 @@ impl WorkerState {
             single_step_s: known(single),
         };
         for leg in self.legs.iter_mut().flatten() {
-            leg.reports_since = leg.reports_since.saturating_add(1);
+            leg.is_counted |= load
+                .applied_legs
+                .is_some_and(|applied| leg.number <= applied);
         }
     }
 
@@ -210,6 +222,8 @@ impl WorkerState {
             }
         };
         let choices = spec.choices.len() as u64;
+        self.dispatched_legs += 1;
+        let number = self.dispatched_legs;
         let leg = RunningLeg {
             prefill_tokens: match spec.kind {
                 LegKind::Decode => 0,
@@ -217,37 +231,39 @@ impl WorkerState {
             },
             promised_blocks: self.view.blocks_for(tokens)
                 + choices * self.view.blocks_for(u64::from(growth)),
-            reports_since: 0,
+            number,
+            is_counted: false,
             has_blocks: false,
         };
-        match self.free_slots.pop() {
-            Some(slot) => {
-                self.legs[slot as usize] = Some(leg);
-                LegSlot(slot)
+        let index = match self.free_slots.pop() {
+            Some(index) => {
+                self.legs[index as usize] = Some(leg);
+                index
             }
             None => {
                 self.legs.push(Some(leg));
-                LegSlot(u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32"))
+                u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32")
             }
-        }
+        };
+        LegSlot { index, number }
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
     pub(super) fn on_output(&mut self, slot: LegSlot) {
-        if let Some(Some(leg)) = self.legs.get_mut(slot.0 as usize) {
+        if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
             leg.prefill_tokens = 0;
             if self.view.capabilities.reports_load {
                 leg.has_blocks = true;
-                leg.reports_since = REPORTS_UNTIL_COUNTED;
+                leg.is_counted = true;
             }
         }
     }
 
     /// A leg has ended.
     pub(super) fn remove_leg(&mut self, slot: LegSlot) {
-        let leg = self.legs.get_mut(slot.0 as usize);
+        let leg = self.legs.get_mut(slot.index as usize);
         if leg.and_then(Option::take).is_some() {
-            self.free_slots.push(slot.0);
+            self.free_slots.push(slot.index);
         }
     }
 
@@ -255,7 +271,7 @@ impl WorkerState {
     pub(super) fn recount(&mut self) {
         let mut outstanding = Outstanding::default();
         for leg in self.legs.iter().flatten() {
-            if leg.reports_since < REPORTS_UNTIL_COUNTED {
+            if !leg.is_counted {
                 outstanding.prefill_tokens += leg.prefill_tokens;
                 outstanding.requests += 1;
             }

@@ -13,6 +13,7 @@ use tasuki_wire::v1::worker_client::WorkerClient;
 use tasuki_wire::v1::{self, worker_message::Message};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Endpoint;
 
@@ -174,7 +175,7 @@ impl WorkerStream {
             .max_encoding_message_size(MOST_MESSAGE_BYTES);
         let (sender, receiver) = mpsc::unbounded_channel();
         let hello = async {
-            let outgoing = UnboundedReceiverStream::new(receiver);
+            let outgoing = UnboundedReceiverStream::new(receiver).map(wire::outgoing);
             let mut incoming = client.serve(outgoing).await?.into_inner();
             let first = incoming.message().await?.ok_or(ConnectError::Ended)?;
             match first.message {
@@ -187,13 +188,14 @@ impl WorkerStream {
             .map_err(|_| ConnectError::NoHello(limits.hello))??;
         let link = Arc::new(GrpcLink(sender));
         let admitted = wire::info(info.clone())?;
+        let role = admitted.role;
         let key = self
             .registry
             .join(self.worker, admitted, link, Instant::now())?;
         self.key = Some(key);
         tracing::info!(
             worker = %self.worker,
-            role = %info.role().as_str_name(),
+            %role,
             engine = info.engine_id,
             address = self.address,
             max_model_len = info.max_model_len,

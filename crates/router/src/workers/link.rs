@@ -9,8 +9,8 @@ use tasuki_flow::{LegSpec, Peer};
 /// reports its loss to the registry, which also takes what the worker sends.
 pub trait WorkerLink: Send + Sync {
     /// Starts a leg under a name that is unique on the connection; both legs of an attempt
-    /// have the same.
-    fn dispatch(&self, name: &str, spec: LegSpec);
+    /// have the same. `number` counts the connection's legs, in the order of the calls.
+    fn dispatch(&self, name: &str, number: u64, spec: LegSpec);
 
     /// Aborts choices of a leg, or all if there are none in the list.
     fn abort(&self, name: &str, choices: Vec<u32>);
@@ -18,6 +18,7 @@ pub trait WorkerLink: Send + Sync {
     /// Lets a prefill leg hand over to another decode worker.
     fn retarget(&self, name: &str, peer: Peer);
 
-    /// Gives the worker another role; it reports it when it has it.
-    fn set_role(&self, role: Role);
+    /// Gives the worker another role; it reports it when it has it. It ignores an `epoch`
+    /// that is not later than that of its role.
+    fn set_role(&self, role: Role, epoch: u64);
 }

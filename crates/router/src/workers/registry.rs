@@ -246,11 +246,8 @@ impl Registry {
             slot,
             inbox: inbox.clone(),
         };
-        connection.legs.insert(name.clone(), routed);
-        let link = Arc::clone(&connection.link);
-        // The link copies the prompt: nobody else waits for that.
-        drop(state);
-        link.dispatch(&name, spec);
+        connection.link.dispatch(&name, slot.number, spec);
+        connection.legs.insert(name, routed);
         true
     }
 
@@ -273,8 +270,11 @@ impl Registry {
         let state = self.lock();
         let member = state.members.get(&worker);
         let connection = member.and_then(|member| member.connection.as_ref());
+        let known = state.fleet.worker(worker);
+        let info = known.and_then(|worker| worker.info.as_ref());
         connection
-            .map(|connection| connection.link.set_role(role))
+            .zip(info)
+            .map(|(connection, info)| connection.link.set_role(role, info.role_epoch + 1))
             .is_some()
     }
 

@@ -177,7 +177,11 @@ pub fn info(engine: &str, role: v1::Role) -> v1::WorkerInfo {
     v1::WorkerInfo {
         protocol_version: tasuki_wire::PROTOCOL_VERSION,
         engine_id: engine.to_owned(),
-        role: role.into(),
+        role: Some(v1::RoleSetting {
+            role: role.into(),
+            owner: "start".to_owned(),
+            epoch: 0,
+        }),
         model: "tiny".to_owned(),
         identity: vec![7; 16],
         vocab_size: 512,
@@ -191,9 +195,8 @@ pub fn info(engine: &str, role: v1::Role) -> v1::WorkerInfo {
 }
 
 /// A load report of an idle worker.
-pub fn idle(role: v1::Role) -> v1::Load {
+pub fn idle() -> v1::Load {
     v1::Load {
-        role: role.into(),
         free_blocks: 100,
         total_blocks: 100,
         ..Default::default()
@@ -209,10 +212,10 @@ pub struct LocalWorker(mpsc::UnboundedReceiver<ToWorker>);
 /// A message of a [`LocalLink`].
 #[derive(Debug, PartialEq)]
 pub enum ToWorker {
-    Dispatch(String, LegSpec),
+    Dispatch(String, u64, LegSpec),
     Abort(String, Vec<u32>),
     Retarget(String, Peer),
-    SetRole(Role),
+    SetRole(Role, u64),
 }
 
 impl LocalWorker {
@@ -228,8 +231,9 @@ impl LocalWorker {
 }
 
 impl WorkerLink for LocalLink {
-    fn dispatch(&self, name: &str, spec: LegSpec) {
-        let _ = self.0.send(ToWorker::Dispatch(name.to_owned(), spec));
+    fn dispatch(&self, name: &str, number: u64, spec: LegSpec) {
+        let message = ToWorker::Dispatch(name.to_owned(), number, spec);
+        let _ = self.0.send(message);
     }
 
     fn abort(&self, name: &str, choices: Vec<u32>) {
@@ -240,8 +244,8 @@ impl WorkerLink for LocalLink {
         let _ = self.0.send(ToWorker::Retarget(name.to_owned(), peer));
     }
 
-    fn set_role(&self, role: Role) {
-        let _ = self.0.send(ToWorker::SetRole(role));
+    fn set_role(&self, role: Role, epoch: u64) {
+        let _ = self.0.send(ToWorker::SetRole(role, epoch));
     }
 }
 
@@ -253,6 +257,7 @@ pub fn local_info(engine: &str) -> WorkerInfo {
             kv_endpoint: String::new(),
         },
         role: Role::Mixed,
+        role_epoch: 0,
         model: "tiny".to_owned(),
         domain: KvDomain::default(),
         capabilities: Capabilities::default(),

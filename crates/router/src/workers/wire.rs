@@ -18,6 +18,9 @@ use super::registry::Report;
 /// The protocol of `kv.proto`.
 const KV_BACKEND: &str = "tasuki";
 
+/// Who sets roles through this router.
+const ROLE_OWNER: &str = "router admin";
+
 /// A duration above this, reported by a worker, is an error of its clock.
 const LONGEST_REPORTED_S: f64 = 1e9;
 
@@ -34,43 +37,62 @@ pub enum InfoError {
 
 /// The sending half of a gRPC stream to a worker.
 #[derive(Debug)]
-pub struct GrpcLink(pub UnboundedSender<RouterMessage>);
+pub struct GrpcLink(pub UnboundedSender<Outgoing>);
 
-impl GrpcLink {
-    fn send(&self, message: Message) {
-        // A closed channel means that the stream's task is about to report the loss.
-        let _ = self.0.send(RouterMessage {
-            message: Some(message),
-        });
-    }
+/// A message to a worker. It becomes one of the wire in the task of the stream: that copies
+/// the prompt, and whoever dispatches has the registry locked.
+#[derive(Debug)]
+pub enum Outgoing {
+    Dispatch(String, u64, LegSpec),
+    Abort(String, Vec<u32>),
+    Retarget(String, Peer),
+    SetRole(Role, u64),
 }
 
 impl WorkerLink for GrpcLink {
-    fn dispatch(&self, request_id: &str, spec: LegSpec) {
-        self.send(Message::Submit(submit(request_id, spec)));
+    // A closed channel means that the stream's task is about to report the loss.
+
+    fn dispatch(&self, request_id: &str, number: u64, spec: LegSpec) {
+        let message = Outgoing::Dispatch(request_id.to_owned(), number, spec);
+        let _ = self.0.send(message);
     }
 
     fn abort(&self, request_id: &str, choices: Vec<u32>) {
-        self.send(Message::Abort(v1::Abort {
-            request_id: request_id.to_owned(),
-            choices,
-        }));
+        let _ = self.0.send(Outgoing::Abort(request_id.to_owned(), choices));
     }
 
     fn retarget(&self, request_id: &str, peer: Peer) {
-        self.send(Message::Retarget(v1::Retarget {
-            request_id: request_id.to_owned(),
-            peer: Some(peer_to_wire(peer)),
-        }));
+        let message = Outgoing::Retarget(request_id.to_owned(), peer);
+        let _ = self.0.send(message);
     }
 
-    fn set_role(&self, role: Role) {
-        let role = match role {
-            Role::Prefill => v1::Role::Prefill,
-            Role::Decode => v1::Role::Decode,
-            Role::Mixed => v1::Role::Mixed,
-        };
-        self.send(Message::SetRole(v1::SetRole { role: role.into() }));
+    fn set_role(&self, role: Role, epoch: u64) {
+        let _ = self.0.send(Outgoing::SetRole(role, epoch));
+    }
+}
+
+/// The message as the worker reads it.
+pub fn outgoing(message: Outgoing) -> RouterMessage {
+    let message = match message {
+        Outgoing::Dispatch(request_id, number, spec) => {
+            Message::Submit(submit(request_id, number, spec))
+        }
+        Outgoing::Abort(request_id, choices) => Message::Abort(v1::Abort {
+            request_id,
+            choices,
+        }),
+        Outgoing::Retarget(request_id, peer) => Message::Retarget(v1::Retarget {
+            request_id,
+            peer: Some(peer_to_wire(peer)),
+        }),
+        Outgoing::SetRole(role, epoch) => Message::SetRole(v1::RoleSetting {
+            role: role_to_wire(role).into(),
+            owner: ROLE_OWNER.to_owned(),
+            epoch,
+        }),
+    };
+    RouterMessage {
+        message: Some(message),
     }
 }
 
@@ -89,7 +111,8 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
     let identity =
         Identity::from_slice(&info.identity).ok_or(InfoError::Identity(info.identity.len()))?;
     Ok(WorkerInfo {
-        role: role(info.role()).unwrap_or(Role::Mixed),
+        role: info.role.as_ref().and_then(role).unwrap_or(Role::Mixed),
+        role_epoch: info.role.as_ref().map_or(0, |setting| setting.epoch),
         peer: Peer {
             engine_id: info.engine_id,
             kv_endpoint: info.kv_endpoint,
@@ -113,16 +136,18 @@ pub fn report(
     report: v1::StepReport,
 ) -> Report<impl Iterator<Item = (String, Output)>, impl Iterator<Item = (String, LegEnd)>> {
     Report {
-        load: report.load.as_ref().map(load),
+        load: report
+            .load
+            .map(|reported| load(&reported, report.applied_submits)),
         exported: report.load,
         outputs: report.outputs.into_iter().map(output),
         ended: report.ended.into_iter().map(leg_end),
     }
 }
 
-fn load(load: &v1::Load) -> LoadReport {
+fn load(load: &v1::Load, applied_submits: u64) -> LoadReport {
     LoadReport {
-        role: role(load.role()),
+        applied_legs: Some(applied_submits),
         waiting_requests: load.waiting_requests,
         running_requests: load.running_requests,
         waiting_prefill_tokens: load.waiting_prefill_tokens,
@@ -187,7 +212,7 @@ fn failure(kind: v1::FailureKind) -> Option<FailureKind> {
     }
 }
 
-fn submit(request_id: &str, spec: LegSpec) -> v1::Submit {
+fn submit(request_id: String, number: u64, spec: LegSpec) -> v1::Submit {
     let leg = match spec.kind {
         LegKind::Colocated => v1::Leg::Colocated,
         LegKind::Prefill => v1::Leg::Prefill,
@@ -199,7 +224,8 @@ fn submit(request_id: &str, spec: LegSpec) -> v1::Submit {
         Some(Handoff::IssueTicket | Handoff::Redeem(_)) | None => None,
     };
     v1::Submit {
-        request_id: request_id.to_owned(),
+        request_id,
+        number,
         leg: leg.into(),
         peer,
         prompt_tokens: spec.prompt.to_vec(),
@@ -236,9 +262,17 @@ fn peer_to_wire(peer: Peer) -> v1::Peer {
     }
 }
 
-/// The role on the wire; `None` when it is not set.
-fn role(role: v1::Role) -> Option<Role> {
+fn role_to_wire(role: Role) -> v1::Role {
     match role {
+        Role::Prefill => v1::Role::Prefill,
+        Role::Decode => v1::Role::Decode,
+        Role::Mixed => v1::Role::Mixed,
+    }
+}
+
+/// The role on the wire; `None` when it is not set.
+fn role(setting: &v1::RoleSetting) -> Option<Role> {
+    match setting.role() {
         v1::Role::Unspecified => None,
         v1::Role::Prefill => Some(Role::Prefill),
         v1::Role::Decode => Some(Role::Decode),
@@ -294,11 +328,19 @@ mod tests {
         let mut short = worker_info("a", v1::Role::Mixed);
         short.identity = vec![1; 15];
         assert_eq!(info(short), Err(InfoError::Identity(15)));
-        let mut newer = worker_info("a", v1::Role::Mixed);
-        newer.protocol_version += 1;
-        assert!(matches!(info(newer), Err(InfoError::Protocol { .. })));
         let unset = worker_info("a", v1::Role::Unspecified);
         assert_eq!(info(unset).map(|info| info.role), Ok(Role::Mixed));
+    }
+
+    #[test]
+    fn another_version_is_refused_with_both_versions() {
+        for theirs in [1, tasuki_wire::PROTOCOL_VERSION + 1] {
+            let mut other = worker_info("a", v1::Role::Mixed);
+            other.protocol_version = theirs;
+            let error = info(other).expect_err("another version").to_string();
+            assert!(error.contains(&format!("version {theirs},")), "{error}");
+            assert!(error.contains("this router 2:"), "{error}");
+        }
     }
 
     #[test]

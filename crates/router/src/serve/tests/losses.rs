@@ -132,7 +132,7 @@ async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed, Role::Mixed], short).await;
     let heartbeat = |session: &Session| {
         session.report(v1::StepReport {
-            load: Some(idle(Role::Mixed)),
+            load: Some(idle()),
             ..Default::default()
         });
     };

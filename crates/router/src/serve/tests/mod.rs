@@ -53,9 +53,9 @@ async fn serve(
         sessions.push(session);
     }
     until("all workers", || {
-        for (session, &role) in sessions.iter().zip(roles) {
+        for session in &sessions {
             session.report(v1::StepReport {
-                load: Some(idle(role)),
+                load: Some(idle()),
                 ..Default::default()
             });
         }

@@ -201,7 +201,7 @@ async fn a_silent_worker_is_suspected_and_then_lost() {
     assert!(registry.readiness(Instant::now()).is_err());
     let mut changes = registry.changes();
     session.report(v1::StepReport {
-        load: Some(idle(Role::Mixed)),
+        load: Some(idle()),
         ..Default::default()
     });
     // Only a worker that is trusted again is announced.
@@ -227,13 +227,16 @@ async fn role_and_load_follow_the_worker() {
             free_blocks: 40,
             prefill_tokens_per_s: 500.0,
             decode_step_s: 0.011,
-            ..idle(Role::Decode)
+            ..idle()
         }),
+        applied_submits: 0,
         ..Default::default()
     });
-    until("the load", || view(registry, 0).load.running_requests == 3).await;
+    session.send(Message::Info(info("a", Role::Decode)));
+    let decodes = || view(registry, 0).role == tasuki_core::Role::Decode;
+    until("the load and the role", decodes).await;
     let view = view(registry, 0);
-    assert_eq!(view.role, tasuki_core::Role::Decode);
+    assert_eq!(view.load.running_requests, 3);
     assert_eq!(view.load.waiting_prefill_tokens, 70);
     assert_eq!(view.load.free_blocks, 40);
     // 11 ms with three in the batch, at a slope of 5% for each further one.

@@ -55,8 +55,8 @@ fn messages_of_a_leg_go_to_its_worker_and_to_its_request() {
     registry.retarget(key, "r.1", Peer::default());
     let name = str::to_owned;
     for expected in [
-        ToWorker::Dispatch(name("r.0"), spec(LegKind::Prefill)),
-        ToWorker::Dispatch(name("r.1"), spec(LegKind::Prefill)),
+        ToWorker::Dispatch(name("r.0"), 1, spec(LegKind::Prefill)),
+        ToWorker::Dispatch(name("r.1"), 2, spec(LegKind::Prefill)),
         ToWorker::Abort(name("r.0"), vec![3]),
         ToWorker::Retarget(name("r.1"), Peer::default()),
     ] {
