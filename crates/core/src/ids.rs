@@ -13,6 +13,10 @@ impl fmt::Display for WorkerId {
     }
 }
 
+/// A model's place in the list of those that are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ModelId(pub u32);
+
 /// The name of a model with its weights and dtypes, as far as KV depends on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Identity(pub [u8; 16]);

@@ -13,6 +13,6 @@ pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
 pub use cost::{CostConfig, CostModel};
 pub use failure::{FailureKind, Retry};
-pub use ids::{Identity, KvDomain, Role, WorkerId};
+pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
 pub use request::{RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

@@ -1,10 +1,14 @@
 //! A request as a placement decision sees it.
 
-use crate::WorkerId;
+use crate::{Identity, ModelId, WorkerId};
 
 /// One placement's worth of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestView {
+    pub model: ModelId,
+    /// Of the workers whose output the client has begun to get: workers of another identity
+    /// cannot go on with it. `None`: it has none yet.
+    pub bound_to: Option<Identity>,
     /// Tokens to prefill: the prompt, and what earlier attempts already produced.
     pub prompt_tokens: u32,
     /// Of `prompt_tokens`, those that earlier attempts produced.
@@ -32,6 +36,8 @@ impl RequestView {
     /// A plain request with one choice.
     pub fn new(prompt_tokens: u32, max_tokens: u32) -> Self {
         Self {
+            model: ModelId::default(),
+            bound_to: None,
             prompt_tokens,
             resumed_tokens: 0,
             max_tokens,

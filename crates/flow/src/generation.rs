@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::FailureKind;
+use tasuki_core::{FailureKind, ModelId};
 
 use crate::sampling::{SamplingParams, TokenLogprob};
 
@@ -11,6 +11,7 @@ use crate::sampling::{SamplingParams, TokenLogprob};
 /// accepts everything else.
 #[derive(Debug, Clone)]
 pub struct Generation {
+    pub model: ModelId,
     /// Stable name for logs.
     pub request_id: String,
     pub prompt: Arc<[u32]>,

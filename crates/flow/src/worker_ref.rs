@@ -1,6 +1,6 @@
 //! Names of workers and of the legs on them.
 
-use tasuki_core::{Capabilities, WorkerId};
+use tasuki_core::{Capabilities, Identity, WorkerId};
 
 /// One connection to one worker. Legs live and die with it, so a worker that
 /// went away and came back has another key.
@@ -26,6 +26,8 @@ pub struct WorkerRef {
     pub key: WorkerKey,
     pub peer: Peer,
     pub capabilities: Capabilities,
+    /// Workers of one identity give one answer to a request.
+    pub identity: Identity,
 }
 
 /// A leg of one request: there is at most one of an attempt on a worker.

@@ -15,6 +15,12 @@ pub enum NoPlacement {
     CannotResume,
     #[error("no worker is up")]
     NoWorker,
+    /// Other weights would go on with another model's answer.
+    #[error(
+        "the request was interrupted after its first token, and the workers that are up have \
+         other weights or another dtype than the one that began it: send it again"
+    )]
+    OtherIdentity,
     #[error(
         "no worker that takes {tokens} tokens is up, the longest for now is {limit_tokens} tokens"
     )]

@@ -246,6 +246,7 @@ mod tests {
 
     use axum::body::{Body, to_bytes};
     use serde_json::{Value, json};
+    use tasuki_core::ModelId;
     use tasuki_policy::PolicyConfig;
     use tower::ServiceExt;
 
@@ -278,7 +279,11 @@ mod tests {
 
     #[tokio::test]
     async fn workers_are_listed_drained_and_told_their_role() {
-        let registry = Arc::new(Registry::new(PolicyConfig::default(), Instant::now()));
+        let registry = Arc::new(Registry::new(
+            vec![Vec::new()],
+            PolicyConfig::default(),
+            Instant::now(),
+        ));
         assert_eq!(workers(&registry).await, json!([]));
         let worker = registry.add("a:1");
         let (status, body) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
@@ -310,7 +315,7 @@ mod tests {
         let (status, body) = order(&registry, "/workers/0/drain", "").await;
         assert_eq!((status, &body["state"]), (200, &json!("draining")));
         assert_eq!(body["drains_because"], json!(["asked"]));
-        assert!(registry.readiness(Instant::now()).is_err());
+        assert!(registry.readiness(ModelId(0), Instant::now()).is_err());
         let (status, body) = order(&registry, "/workers/0/undrain", "").await;
         assert_eq!((status, &body["state"]), (200, &json!("ready")));
         registry.drain(worker, DrainReason::Unlisted);
@@ -328,7 +333,11 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_orders_are_refused_by_name() {
-        let registry = Arc::new(Registry::new(PolicyConfig::default(), Instant::now()));
+        let registry = Arc::new(Registry::new(
+            vec![Vec::new()],
+            PolicyConfig::default(),
+            Instant::now(),
+        ));
         registry.add("a:1");
         for (path, body, status, says) in [
             (

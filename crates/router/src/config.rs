@@ -8,6 +8,7 @@ use clap::{ArgGroup, Parser, ValueEnum};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
 use crate::discovery::{Sources, address};
+use crate::models::{ModelSpec, NamesError, name_models};
 use crate::serve::{self, OnKvLoss};
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
@@ -23,11 +24,17 @@ pub struct RouterArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
 
-    /// Folder of the model (tokenizer, chat template, config).
-    #[arg(long, value_name = "PATH")]
-    pub model: PathBuf,
+    /// Folder of a model (tokenizer, chat template, config), and its name; several are allowed.
+    /// A worker serves the model of the name that it was given (--served-name); where there is
+    /// one model, every worker does. Default of the name: the folder's.
+    #[arg(long, value_name = "[NAME=]PATH", required = true, value_parser = model)]
+    pub model: Vec<NamedFolder>,
 
-    /// Name under which requests know the model; several are allowed. Default: the folder's name.
+    /// Further name of a model; several are allowed.
+    #[arg(long, value_name = "ALIAS=NAME", value_parser = alias)]
+    pub alias: Vec<(String, String)>,
+
+    /// Name under which requests know a single model; several are allowed. Default: its name.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub served_model_name: Vec<String>,
 
@@ -158,15 +165,26 @@ impl From<KvLoss> for OnKvLoss {
 }
 
 impl RouterArgs {
+    /// The models by name.
+    ///
+    /// # Errors
+    ///
+    /// Names that do not fit together.
+    pub fn models(&self) -> Result<Vec<ModelSpec>, NamesError> {
+        let given = self
+            .model
+            .iter()
+            .map(|NamedFolder(name, path)| (name.clone(), path.clone()));
+        name_models(
+            &given.collect::<Vec<_>>(),
+            &self.served_model_name,
+            &self.alias,
+        )
+    }
+
     /// What the HTTP side needs to know.
     pub fn http(&self) -> HttpSettings {
-        let mut model_names = self.served_model_name.clone();
-        if model_names.is_empty() {
-            let folder = self.model.file_name().unwrap_or(self.model.as_os_str());
-            model_names.push(folder.to_string_lossy().into_owned());
-        }
         HttpSettings {
-            model_names,
             max_body_bytes: self.max_body_bytes,
             body_timeout: Duration::from_secs_f64(self.body_timeout_s),
             max_concurrent_requests: self.max_concurrent_requests,
@@ -187,8 +205,9 @@ impl RouterArgs {
     }
 
     /// What the serving layer needs to know.
-    pub fn serving(&self) -> serve::Config {
+    pub fn serving(&self, models: &[ModelSpec]) -> serve::Config {
         serve::Config {
+            models: models.iter().map(ModelSpec::worker_names).collect(),
             workers: Sources {
                 list: self.worker.clone(),
                 file: self.workers_file.clone(),
@@ -208,6 +227,32 @@ impl RouterArgs {
 
     pub fn drain(&self) -> Duration {
         Duration::from_secs_f64(self.drain_s)
+    }
+}
+
+/// A model's folder, and its name if it is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFolder(pub Option<String>, pub PathBuf);
+
+/// A path with an equals sign begins with / or a dot.
+fn model(given: &str) -> Result<NamedFolder, String> {
+    let is_path = given.starts_with(['/', '.']);
+    match given.split_once('=').filter(|_| !is_path) {
+        None if given.is_empty() => Err("it must be a folder".to_owned()),
+        None => Ok(NamedFolder(None, given.into())),
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(NamedFolder(Some(name.to_owned()), path.into()))
+        }
+        Some(_) => Err("it must be PATH or NAME=PATH".to_owned()),
+    }
+}
+
+fn alias(given: &str) -> Result<(String, String), String> {
+    match given.split_once('=') {
+        Some((alias, name)) if !alias.is_empty() && !name.is_empty() => {
+            Ok((alias.to_owned(), name.to_owned()))
+        }
+        _ => Err("it must be ALIAS=NAME".to_owned()),
     }
 }
 
@@ -242,15 +287,24 @@ mod tests {
         let args = parse("--model /m/tiny --worker a:1 --worker b:2").unwrap();
         assert_eq!(args.worker, ["a:1", "b:2"]);
         assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
-        assert_eq!(args.http().model_names, ["tiny"]);
+        assert_eq!(args.models().unwrap()[0].names, ["tiny"]);
         assert_eq!(args.http().max_body_bytes, 8 * 1024 * 1024);
         assert_eq!(args.drain(), Duration::from_secs(30));
         let args = parse("--model m --worker a:1 --served-model-name x y --on-kv-loss fail");
         let args = args.unwrap();
-        assert_eq!(args.http().model_names, ["x", "y"]);
+        assert_eq!(args.models().unwrap()[0].names, ["x", "y"]);
         assert_eq!(args.on_kv_loss, KvLoss::Fail);
+        let args = parse("--model a=/m/1 --model ./b=c --worker w:1 --alias d=a").unwrap();
+        let folder = |name: Option<&str>, path: &str| {
+            NamedFolder(name.map(str::to_owned), PathBuf::from(path))
+        };
+        assert_eq!(
+            args.model,
+            [folder(Some("a"), "/m/1"), folder(None, "./b=c")]
+        );
+        assert_eq!(args.models().unwrap()[0].names, ["a", "d"]);
         let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
-        let sources = args.serving().workers;
+        let sources = args.serving(&[]).workers;
         assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
         assert_eq!(
             (sources.list.len(), sources.dns),
@@ -264,6 +318,9 @@ mod tests {
             "--model m",
             "--model m --worker a",
             "--model m --worker a:0",
+            "--worker a:1",
+            "--model =m --worker a:1",
+            "--model m --worker a:1 --alias x",
             "--model m --workers-dns workers",
             "--model m --workers-dns workers:1 --workers-dns-interval-s 0",
             "--model m --worker a:1 --drain-s -1",

@@ -13,6 +13,7 @@ mod discovery;
 mod error;
 mod gate;
 mod metrics;
+mod models;
 mod openai;
 #[cfg(test)]
 mod openai_tests;

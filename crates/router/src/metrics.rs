@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_phase_that_nobody_told_of_is_not_counted() {
-        let none = workers::Registry::new(PolicyConfig::default(), Instant::now());
+        let none = workers::Registry::new(Vec::new(), PolicyConfig::default(), Instant::now());
         let metrics = Metrics::new(&Arc::new(none));
         metrics.finished(&Timings::default());
         let text = metrics.text();

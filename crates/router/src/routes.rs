@@ -86,7 +86,9 @@ async fn count_errors(State(app): State<Arc<App>>, request: Request, next: Next)
 
 async fn ready(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
     app.gate.check_ready()?;
-    app.generator.readiness().map_err(|_| app.no_worker())?;
+    app.generator
+        .readiness(None)
+        .map_err(|_| app.no_worker(None))?;
     Ok(Json(serde_json::json!({"status": "ok"})))
 }
 

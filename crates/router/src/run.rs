@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use tasuki_text::{ModelText, TextError};
+use tasuki_text::TextError;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -15,6 +15,7 @@ use crate::admin;
 use crate::app::App;
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
+use crate::models::{Models, NamesError};
 use crate::serve;
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.
@@ -33,6 +34,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 enum StartError {
     #[error("--model {path}: {source}")]
     Model { path: String, source: TextError },
+    #[error(transparent)]
+    Names(#[from] NamesError),
     #[error("cannot listen on {address}: {source}")]
     Bind {
         address: String,
@@ -95,8 +98,9 @@ fn start_log(filter: &str) -> Result<(), StartError> {
 
 async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let mut signals = Signals::new()?;
-    let text = ModelText::load(&args.model).map_err(|source| StartError::Model {
-        path: args.model.display().to_string(),
+    let specs = args.models()?;
+    let models = Models::load(&specs).map_err(|(path, source)| StartError::Model {
+        path: path.display().to_string(),
         source,
     })?;
     let listener = bind(&args.host, args.port).await?;
@@ -105,7 +109,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         Some(port) => Some(bind(ADMIN_HOST, port).await?),
         None => None,
     };
-    let service = serve::Service::start(args.serving());
+    let service = serve::Service::start(args.serving(&specs));
     if let Some(listener) = admin {
         let address = listener.local_addr()?;
         tracing::info!(%address, "admin API");
@@ -113,11 +117,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         // It ends with the process: a drain can be watched to its end.
         tokio::spawn(axum::serve(listener, routes).into_future());
     }
-    let app = Arc::new(App::new(
-        Arc::new(service.clone()),
-        Arc::new(text),
-        args.http(),
-    ));
+    let app = Arc::new(App::new(Arc::new(service.clone()), models, args.http()));
 
     let limits = args.connections();
     let limits = ConnectionLimits {

@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
+use tasuki_core::ModelId;
 use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
 use tokio::sync::mpsc;
 
 use crate::app::{App, HttpSettings};
+use crate::models::Models;
 use crate::openai::Generator;
 use crate::serve::api::{Event, Finish, Generating, Generation, ModelLimits, Timings};
 
@@ -66,6 +68,13 @@ impl TestModel {
     }
 }
 
+impl TestModel {
+    /// As the only model.
+    pub fn only(&self) -> Models {
+        Models::new(vec![(vec![MODEL.to_owned()], Arc::clone(&self.text))])
+    }
+}
+
 /// The printable stand-in of each byte in byte-level vocabularies.
 fn byte_vocabulary() -> Map<String, Value> {
     let mut next = 256;
@@ -102,6 +111,8 @@ pub struct FakeGenerator {
     /// The other ends of the generations that were started.
     pub started: Mutex<Vec<(mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<u32>)>>,
     pub readiness: Result<(), String>,
+    /// Models without a worker.
+    pub down: Vec<ModelId>,
     pub http_errors: Mutex<Vec<(String, u16)>>,
 }
 
@@ -112,6 +123,7 @@ impl FakeGenerator {
             seen: Mutex::default(),
             started: Mutex::default(),
             readiness: Ok(()),
+            down: Vec::new(),
             http_errors: Mutex::default(),
         }
     }
@@ -177,15 +189,18 @@ impl Generator for FakeGenerator {
         Generating { events, stop }
     }
 
-    fn limits(&self) -> Option<ModelLimits> {
-        self.readiness.is_ok().then_some(ModelLimits {
+    fn limits(&self, model: ModelId) -> Option<ModelLimits> {
+        self.readiness(Some(model)).is_ok().then_some(ModelLimits {
             max_model_len: MAX_MODEL_LEN,
             common_len: MAX_MODEL_LEN,
             vocab_size: VOCAB_SIZE,
         })
     }
 
-    fn readiness(&self) -> Result<(), String> {
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
+        if model.is_some_and(|model| self.down.contains(&model)) {
+            return Err("no worker is up".to_owned());
+        }
         self.readiness.clone()
     }
 
@@ -201,7 +216,6 @@ impl Generator for FakeGenerator {
 
 pub fn settings() -> HttpSettings {
     HttpSettings {
-        model_names: vec![MODEL.to_owned()],
         max_body_bytes: 4096,
         body_timeout: Duration::from_secs(30),
         max_concurrent_requests: 4,
@@ -213,6 +227,5 @@ pub fn settings() -> HttpSettings {
 }
 
 pub fn app(generator: Arc<FakeGenerator>) -> Arc<App> {
-    let model = TestModel::new();
-    Arc::new(App::new(generator, Arc::clone(&model.text), settings()))
+    Arc::new(App::new(generator, TestModel::new().only(), settings()))
 }

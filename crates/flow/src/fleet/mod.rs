@@ -2,6 +2,7 @@
 //!
 //! Owned by the shell, which passes reports and dispatches on as they happen.
 
+mod models;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -10,9 +11,10 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{Health, RequestView, WorkerId, WorkerView};
+use tasuki_core::{Health, ModelId, RequestView, WorkerId, WorkerView};
 use tasuki_policy::{NoPlacement, PolicyConfig};
 
+use self::models::Models;
 pub use self::report::{LoadReport, WorkerInfo};
 pub use self::worker::{DrainReason, LegSlot, WorkerState};
 use crate::leg::LegSpec;
@@ -27,14 +29,15 @@ pub enum JoinError {
     #[error("the worker is already connected as worker {0}: it is listed twice")]
     Twice(WorkerId),
     #[error(
-        "the worker serves {theirs:?}, worker {worker} serves {ours:?}: one router serves one \
-         model, which it keeps until it is restarted"
+        "the worker serves {theirs:?}, the workers before it {ours:?} with other weights: give \
+         the router both models by name, or restart it"
     )]
-    OtherModel {
-        theirs: String,
-        worker: WorkerId,
-        ours: String,
-    },
+    OtherModel { theirs: String, ours: String },
+    #[error(
+        "the worker serves {theirs:?}, this router serves {served:?}: give the router that model, \
+         or the worker one of these names"
+    )]
+    NotServed { theirs: String, served: Vec<String> },
 }
 
 /// Why requests should not come yet.
@@ -66,6 +69,7 @@ const FIRST_ANSWERS: Duration = Duration::from_secs(2);
 /// and is *removed* when its address is gone and it has drained.
 #[derive(Debug)]
 pub struct FleetState {
+    models: Models,
     workers: BTreeMap<WorkerId, WorkerState>,
     policy: PolicyConfig,
     next_worker: u32,
@@ -75,9 +79,11 @@ pub struct FleetState {
 }
 
 impl FleetState {
-    /// Without workers.
-    pub fn new(policy: PolicyConfig) -> Self {
+    /// Without workers. `models`: of each model that is served, the names that its workers may
+    /// give it; a single one takes workers of any name.
+    pub fn new(models: Vec<Vec<String>>, policy: PolicyConfig) -> Self {
         Self {
+            models: Models::new(models),
             workers: BTreeMap::new(),
             policy,
             next_worker: 0,
@@ -115,7 +121,7 @@ impl FleetState {
     ///
     /// # Errors
     ///
-    /// [`JoinError`]: it is removed, is connected already, or serves another model.
+    /// [`JoinError`]: it is removed, is connected already, or its model is not served.
     pub fn join(
         &mut self,
         worker: WorkerId,
@@ -129,11 +135,12 @@ impl FleetState {
         if let Some(twin) = twin {
             return Err(JoinError::Twice(twin.view.id));
         }
-        self.refuse_other_model(&info)?;
+        let model = self.models.of(&info)?;
         let state = self.workers.get_mut(&worker);
         let state = state.ok_or(JoinError::Removed(worker))?;
         let connection = self.next_connection;
         self.next_connection += 1;
+        state.model = Some(model);
         state.set_info(info);
         state.connect(connection, now);
         Ok(WorkerKey { worker, connection })
@@ -261,10 +268,33 @@ impl FleetState {
         self.workers.get(&worker)
     }
 
-    /// Workers that were ever connected, as the policy sees them.
-    pub fn views(&self) -> Vec<WorkerView> {
-        let known = self.workers.values().filter(|state| state.info.is_some());
-        known.map(|state| state.view.clone()).collect()
+    /// The workers of a model that were ever connected, as the policy sees them.
+    pub fn views(&self, model: ModelId) -> Vec<WorkerView> {
+        self.views_where(|state| state.model == Some(model))
+    }
+
+    fn views_where(&self, counts: impl Fn(&WorkerState) -> bool) -> Vec<WorkerView> {
+        let counted = self.workers.values().filter(|state| counts(state));
+        counted.map(|state| state.view.clone()).collect()
+    }
+
+    /// The workers that may run a request, and what it means if none of them can.
+    fn candidates(&self, request: &RequestView) -> (Vec<WorkerView>, NoPlacement) {
+        let of_model = |state: &&WorkerState| state.model == Some(request.model);
+        let Some(identity) = request.bound_to else {
+            return (self.views(request.model), NoPlacement::NoWorker);
+        };
+        let same = |state: &WorkerState| state.view.domain.identity == identity;
+        let mut others = self.workers.values().filter(of_model).filter(|w| !same(w));
+        let none = if others.any(|state| state.view.health == Health::Ready) {
+            NoPlacement::OtherIdentity
+        } else {
+            NoPlacement::NoWorker
+        };
+        (
+            self.views_where(|state| of_model(&state) && same(state)),
+            none,
+        )
     }
 
     /// What a worker is, if the key is that of its connection now.
@@ -282,6 +312,7 @@ impl FleetState {
             },
             peer: state.info.as_ref()?.peer.clone(),
             capabilities: state.view.capabilities,
+            identity: state.view.domain.identity,
         })
     }
 
@@ -290,36 +321,17 @@ impl FleetState {
         self.tie = tie.wrapping_add(1);
         tie
     }
-
-    /// A request that one model began, another cannot resume, and a router has the text
-    /// of one model: that of the workers seen so far, whether or not they are there. Equal
-    /// names or equal identities prove it, for one model may have two names, and
-    /// dtypes differ in identity.
-    fn refuse_other_model(&self, info: &WorkerInfo) -> Result<(), JoinError> {
-        let mut known = self
-            .workers
-            .values()
-            .filter_map(|state| Some((state.view.id, state.info.as_ref()?)));
-        let Some((worker, first)) = known.clone().next() else {
-            return Ok(());
-        };
-        if known.any(|(_, known)| {
-            known.domain.identity == info.domain.identity || known.model == info.model
-        }) {
-            return Ok(());
-        }
-        Err(JoinError::OtherModel {
-            theirs: info.model.clone(),
-            worker,
-            ours: first.model.clone(),
-        })
-    }
 }
 
 impl Fleet for FleetState {
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
         let tie = self.next_tie();
-        let placement = tasuki_policy::place(&self.views(), request, &self.policy, tie)?;
+        let (views, none) = self.candidates(request);
+        let placement = tasuki_policy::place(&views, request, &self.policy, tie);
+        let placement = placement.map_err(|reason| match reason {
+            NoPlacement::NoWorker => none,
+            reason => reason,
+        })?;
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
         prefill.zip(decode).ok_or(NoPlacement::NoWorker)
@@ -332,7 +344,7 @@ impl Fleet for FleetState {
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
         let tie = self.next_tie();
-        let views = self.views();
+        let (views, _) = self.candidates(request);
         let prefill = prefill.worker;
         let worker =
             tasuki_policy::place_decode(&views, request, prefill, tried, &self.policy, tie)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tasuki_core::cost::single_step_s;
 use tasuki_core::{
-    Capabilities, Capacity, CostConfig, Health, KvDomain, Outstanding, ReportedLoad, Role,
+    Capabilities, Capacity, CostConfig, Health, KvDomain, ModelId, Outstanding, ReportedLoad, Role,
     WorkerId, WorkerView,
 };
 
@@ -23,6 +23,8 @@ const IDLE_REPORTS_UNTIL_FORGOTTEN: u32 = 10;
 #[derive(Debug)]
 pub struct WorkerState {
     pub view: WorkerView,
+    /// That it serves, as of the last connection.
+    pub model: Option<ModelId>,
     /// Of the last connection; kept while the worker is away, for its limits.
     pub info: Option<WorkerInfo>,
     /// A first attempt to reach the worker is over, whether or not it succeeded.
@@ -90,6 +92,7 @@ impl WorkerState {
                 load: ReportedLoad::default(),
                 outstanding: Outstanding::default(),
             },
+            model: None,
             info: None,
             was_tried: false,
             drain: BTreeSet::new(),

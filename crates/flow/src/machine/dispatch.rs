@@ -226,6 +226,8 @@ impl Machine {
         let choices = u32::try_from(self.unfinished(group).len()).unwrap_or(u32::MAX);
         let state = &self.groups[group];
         RequestView {
+            model: self.model,
+            bound_to: self.bound_to,
             resumed_tokens: base,
             choices,
             warm: state.warm.map(|worker| Warm {

@@ -29,6 +29,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tasuki_core::{Identity, ModelId};
+
 pub use self::config::{MachineConfig, OnKvLoss};
 pub use self::io::{Effect, Fleet, Input, RetryReason};
 
@@ -42,6 +44,9 @@ use crate::worker_ref::LegId;
 /// The state of one generation.
 pub struct Machine {
     config: MachineConfig,
+    model: ModelId,
+    /// Of the workers whose output was emitted first; none yet if `None`.
+    bound_to: Option<Identity>,
     prompt: Arc<[u32]>,
     sampling: Arc<SamplingParams>,
     tenant: Arc<str>,
@@ -62,6 +67,8 @@ impl Machine {
         let indices: Vec<u32> = (0..generation.n).collect();
         Self {
             config,
+            model: generation.model,
+            bound_to: None,
             prompt: generation.prompt,
             sampling: Arc::new(generation.sampling),
             tenant: generation.tenant.into(),
@@ -156,6 +163,7 @@ impl Machine {
         let held = std::mem::take(&mut attempt.held);
         let logprobs = std::mem::take(&mut output.prompt_logprobs);
         if !std::mem::replace(&mut self.prompt_scored, true) && !logprobs.is_empty() {
+            self.bind(group);
             self.emit(Event::PromptLogprobs(logprobs));
         }
         self.accept(group, output, now);
@@ -170,19 +178,29 @@ impl Machine {
         }
         let cached = &mut self.timings.cached_prompt_tokens;
         *cached = (*cached).max(output.cached_prompt_tokens);
-        let choice = &mut self.choices[output.choice as usize];
+        let index = output.choice as usize;
+        let choice = &mut self.choices[index];
         let before = self.effects.len();
         let effects = &mut self.effects;
         choice.accept(output, |event| effects.push_back(Effect::Emit(event)));
         if self.effects.len() > before {
+            self.bind(group);
             self.groups[group].retries.progress();
             if self.timings.first_token.is_zero() {
                 self.timings.first_token = now;
             }
-            if self.second_token.is_none() && choice.tokens.len() > 1 {
+            let tokens = self.choices[index].tokens.len();
+            if self.second_token.is_none() && tokens > 1 {
                 self.second_token = Some(now);
             }
         }
+    }
+
+    /// The group's workers gave output, and from now on only workers like them may.
+    fn bind(&mut self, group: usize) {
+        let attempt = self.groups[group].attempt();
+        let identity = attempt.map(|attempt| attempt.prefill.worker.identity);
+        self.bound_to = self.bound_to.or(identity);
     }
 
     fn on_stop(&mut self, index: u32) {

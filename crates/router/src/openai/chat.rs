@@ -31,7 +31,12 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let requested = requested_tokens(&fields)?;
     let continues_prompt = template.continue_final_message.unwrap_or(false);
 
-    let prompt = conversation::tokens(app, template, Some(common.limits.max_model_len))?;
+    let prompt = conversation::tokens(
+        app,
+        &common.model,
+        template,
+        Some(common.limits.max_model_len),
+    )?;
     let mut max_tokens = output_tokens(
         prompt.len(),
         requested,
@@ -50,7 +55,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let generation = common.generation(None, "messages", prompt, max_tokens)?;
     Ok(Prepared {
         shape: ChatShape::new(
-            Arc::clone(&app.text),
+            Arc::clone(&common.model.text),
             &common.delivery,
             common.sampling.logprobs.is_some(),
         ),
@@ -62,6 +67,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
             muted: false,
             continues_prompt,
         }],
+        model: common.model,
     })
 }
 

@@ -36,7 +36,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     refuse_suffix(completion.suffix.as_deref())?;
 
     let prompts = prompts(
-        app,
+        &common.model,
         completion.prompt,
         completion.add_special_tokens.unwrap_or(true),
         &common.limits,
@@ -45,19 +45,23 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     let several = prompts.len() > 1;
     let jobs = prompts.into_iter().enumerate().map(|(index, prompt)| {
         let index = several.then_some(index);
-        job(app, &common, index, prompt, requested, echo)
+        job(&common, index, prompt, requested, echo)
     });
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     Ok(Prepared {
-        shape: CompletionShape::new(Arc::clone(&app.text), &common.delivery, logprobs.is_some()),
+        shape: CompletionShape::new(
+            Arc::clone(&common.model.text),
+            &common.delivery,
+            logprobs.is_some(),
+        ),
         identity: common.identity,
         delivery: common.delivery,
         jobs,
+        model: common.model,
     })
 }
 
 fn job(
-    app: &App,
     common: &Common,
     index: Option<usize>,
     prompt: Prompt,
@@ -75,7 +79,7 @@ fn job(
     let generation = common.generation(index, "prompt", prompt.tokens, max_tokens)?;
     let echo = echo.then(|| {
         Echo::new(
-            &app.text,
+            &common.model.text,
             Arc::clone(&generation.prompt),
             prompt.given,
             common.sampling.prompt_logprobs.is_some(),

@@ -7,6 +7,7 @@ use super::clock;
 use super::types::TemplateFields;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Model;
 
 /// Renders and tokenizes a conversation. `max_model_len`: refuse early what
 /// cannot fit so many tokens.
@@ -16,10 +17,11 @@ use crate::error::ApiError;
 /// supported, and for what the template itself refuses.
 pub fn tokens(
     app: &App,
+    model: &Model,
     fields: TemplateFields,
     max_model_len: Option<u32>,
 ) -> Result<Vec<u32>, ApiError> {
-    let text = &app.text;
+    let text = &model.text;
     let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields
@@ -59,7 +61,9 @@ pub fn tokens(
         })
         .map_err(|error| text_error("messages", &error))?;
     if let Some(max_model_len) = max_model_len {
-        app.text_limit.check("messages", &rendered, max_model_len)?;
+        model
+            .text_limit
+            .check("messages", &rendered, max_model_len)?;
     }
     text.encode(&rendered, add_special_tokens)
         .map_err(|error| text_error("messages", &error))

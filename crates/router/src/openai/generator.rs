@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use tasuki_core::ModelId;
+
 use crate::serve::Service;
 use crate::serve::api::{Generating, Generation, ModelLimits};
 
@@ -10,11 +12,11 @@ pub trait Generator: Send + Sync + 'static {
     /// whole of the client's request was there.
     fn generate(&self, generation: Generation, received: Instant) -> Generating;
 
-    /// `None` while no worker is known.
-    fn limits(&self) -> Option<ModelLimits>;
+    /// Of a model; `None` while no worker of it is known.
+    fn limits(&self, model: ModelId) -> Option<ModelLimits>;
 
-    /// Ok when a request could be placed now, else why not.
-    fn readiness(&self) -> Result<(), String>;
+    /// Ok when a request to the model could be placed now, or to any if `None`; else why not.
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), String>;
 
     /// The metrics in Prometheus' text format.
     fn metrics_text(&self) -> String;
@@ -28,12 +30,12 @@ impl Generator for Service {
         Service::generate(self, generation, received)
     }
 
-    fn limits(&self) -> Option<ModelLimits> {
-        Service::limits(self)
+    fn limits(&self, model: ModelId) -> Option<ModelLimits> {
+        Service::limits(self, model)
     }
 
-    fn readiness(&self) -> Result<(), String> {
-        Service::readiness(self)
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
+        Service::readiness(self, model)
     }
 
     fn metrics_text(&self) -> String {

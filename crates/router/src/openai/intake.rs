@@ -22,6 +22,7 @@ use super::shape::{Identity, Shape};
 use super::types::CommonFields;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Model;
 use crate::pool::Purpose;
 use crate::serve::api::{Generation, ModelLimits};
 
@@ -31,6 +32,7 @@ pub struct Prepared<S> {
     pub identity: Identity,
     pub delivery: Delivery,
     pub jobs: Vec<Job>,
+    pub model: Arc<Model>,
 }
 
 /// The fields that both endpoints share, checked.
@@ -42,6 +44,7 @@ pub struct Common {
     seeded: bool,
     pub limits: ModelLimits,
     pub tenant: String,
+    pub model: Arc<Model>,
 }
 
 /// Serves one generating request; `prepare` reads the endpoint's own fields.
@@ -74,7 +77,7 @@ pub async fn serve<S: Shape>(
         .enter(prepared.jobs.len() * prepared.delivery.n as usize)?;
     let outputs = Outputs::start(
         app.generator.as_ref(),
-        &app.text,
+        &prepared.model.text,
         &prepared.delivery,
         prepared.jobs,
         received,
@@ -114,13 +117,13 @@ impl Common {
     /// # Errors
     /// An unknown model, no worker to know the limits of, bad values.
     pub fn new<S: Shape>(app: &App, fields: &CommonFields) -> Result<Self, ApiError> {
-        let model = app.model_name(fields.model.as_deref())?;
-        let limits = app.limits()?;
+        let (name, model) = app.models.find(fields.model.as_deref())?;
+        let limits = app.limits(&model)?;
         let sampling = sampling_params(
             fields,
             ModelSampling {
-                defaults: app.text.generation_defaults(),
-                eos_token_ids: app.text.eos_token_ids(),
+                defaults: model.text.generation_defaults(),
+                eos_token_ids: model.text.eos_token_ids(),
                 vocab_size: limits.vocab_size,
             },
             rand::random,
@@ -140,13 +143,14 @@ impl Common {
             identity: Identity {
                 id: format!("{}{:032x}", S::ID_PREFIX, rand::random::<u128>()),
                 created: clock::unix_seconds(),
-                model,
+                model: name,
             },
             delivery: Delivery::new(fields, sampling.min_tokens)?,
             sampling,
             seeded: fields.seed.is_some(),
             limits,
             tenant,
+            model,
         })
     }
 
@@ -182,6 +186,7 @@ impl Common {
         };
         let id = &self.identity.id;
         Ok(Generation {
+            model: self.model.id,
             request_id: index.map_or_else(|| id.clone(), |index| format!("{id}-{index}")),
             prompt: prompt.into(),
             n: self.delivery.n,

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models;
 
 #[derive(Debug, Serialize)]
 pub struct ModelList {
@@ -26,25 +27,27 @@ pub struct Model {
     max_model_len: Option<u32>,
 }
 
-fn model(app: &App, name: &str) -> Model {
+fn entry(app: &App, name: &str, model: &models::Model) -> Model {
     Model {
         id: name.to_owned(),
         object: "model",
         created: app.started_unix_s,
         owned_by: "tasuki",
-        max_model_len: app.generator.limits().map(|limits| limits.max_model_len),
+        max_model_len: app
+            .generator
+            .limits(model.id)
+            .map(|limits| limits.max_model_len),
     }
 }
 
-/// All names of the served model.
+/// All names of the served models.
 pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     Json(ModelList {
         object: "list",
         data: app
-            .settings
-            .model_names
-            .iter()
-            .map(|name| model(&app, name))
+            .models
+            .named()
+            .map(|(name, model)| entry(&app, name, model))
             .collect(),
     })
 }
@@ -56,8 +59,8 @@ pub async fn retrieve(
 ) -> Result<Json<Model>, ApiError> {
     let Path(name) = name.map_err(|_| ApiError::UnknownModel {
         requested: "(not UTF-8)".to_owned(),
-        served: app.settings.model_names.join(", "),
+        served: app.models.served(),
     })?;
-    let name = app.model_name(Some(&name))?;
-    Ok(Json(model(&app, &name)))
+    let (name, model) = app.models.find(Some(&name))?;
+    Ok(Json(entry(&app, &name, &model)))
 }

@@ -4,8 +4,8 @@ use super::conversation::text_error;
 use super::limits::MAX_PROMPTS;
 use super::types::PromptField;
 use super::validate::{count, token_ids};
-use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Model;
 use crate::serve::api::ModelLimits;
 
 /// One prompt.
@@ -21,15 +21,16 @@ pub struct Prompt {
 /// # Errors
 /// `Invalid` for none, too many, or token ids outside the vocabulary.
 pub fn prompts(
-    app: &App,
+    model: &Model,
     field: Option<PromptField>,
     add_special_tokens: bool,
     limits: &ModelLimits,
 ) -> Result<Vec<Prompt>, ApiError> {
     let encode = |given: String| -> Result<Prompt, ApiError> {
-        app.text_limit
+        model
+            .text_limit
             .check("prompt", &given, limits.max_model_len)?;
-        let tokens = app
+        let tokens = model
             .text
             .encode(&given, add_special_tokens)
             .map_err(|error| text_error("prompt", &error))?;
@@ -83,7 +84,8 @@ mod tests {
     fn parsed(json: &str) -> Result<Vec<Prompt>, ApiError> {
         let app = app(Arc::new(FakeGenerator::saying("")));
         let field = serde_json::from_str(json).unwrap();
-        prompts(&app, field, true, &app.limits()?)
+        let (_, model) = app.models.find(None)?;
+        prompts(&model, field, true, &app.limits(&model)?)
     }
 
     #[test]

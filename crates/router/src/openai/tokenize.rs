@@ -15,6 +15,7 @@ use super::types::{DetokenizeFields, TemplateFields, TokenizeFields};
 use super::validate::{count, token_ids};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Model;
 use crate::pool::Purpose;
 
 #[derive(Debug, Serialize)]
@@ -63,15 +64,16 @@ async fn work<T: Send + 'static>(
 fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
     let fields: TokenizeFields = body::parse(bytes)?;
     let template: TemplateFields = body::parse(bytes)?;
-    app.model_name(fields.model.as_deref())?;
+    let (_, model) = app.models.find(fields.model.as_deref())?;
     let tokens = match (fields.prompt, &template.messages) {
         (Some(prompt), None) => {
-            check_length(app, "prompt", &prompt)?;
-            app.text
+            check_length(app, &model, "prompt", &prompt)?;
+            model
+                .text
                 .encode(&prompt, template.add_special_tokens.unwrap_or(true))
                 .map_err(|error| text_error("prompt", &error))?
         }
-        (None, Some(_)) => conversation::tokens(app, template, app.max_model_len())?,
+        (None, Some(_)) => conversation::tokens(app, &model, template, app.max_model_len(&model))?,
         (None, None) => {
             return Err(ApiError::invalid("prompt", "prompt or messages is needed."));
         }
@@ -82,10 +84,10 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
             ));
         }
     };
-    let spell = |id: &u32| app.text.token_piece(*id).unwrap_or_default();
+    let spell = |id: &u32| model.text.token_piece(*id).unwrap_or_default();
     Ok(Tokenized {
         count: tokens.len(),
-        max_model_len: app.max_model_len(),
+        max_model_len: app.max_model_len(&model),
         token_strs: fields
             .return_token_strs
             .unwrap_or(false)
@@ -95,24 +97,24 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
 }
 
 /// A text that no request could have as its prompt is not tokenized either.
-fn check_length(app: &App, param: &str, text: &str) -> Result<(), ApiError> {
-    match app.max_model_len() {
-        Some(limit) => app.text_limit.check(param, text, limit),
+fn check_length(app: &App, model: &Model, param: &str, text: &str) -> Result<(), ApiError> {
+    match app.max_model_len(model) {
+        Some(limit) => model.text_limit.check(param, text, limit),
         None => Ok(()),
     }
 }
 
 fn detokenize_body(app: &App, bytes: &[u8]) -> Result<Detokenized, ApiError> {
     let fields: DetokenizeFields = body::parse(bytes)?;
-    app.model_name(fields.model.as_deref())?;
+    let (_, model) = app.models.find(fields.model.as_deref())?;
     let ids = fields
         .tokens
         .ok_or_else(|| ApiError::invalid("tokens", "tokens is missing."))?;
-    if let Some(limit) = app.max_model_len() {
+    if let Some(limit) = app.max_model_len(&model) {
         count("tokens", ids.len(), limit as usize)?;
     }
-    let tokens = token_ids("tokens", &ids, app.vocab_size())?;
-    let prompt = app
+    let tokens = token_ids("tokens", &ids, app.vocab_size(&model))?;
+    let prompt = model
         .text
         .decode(&tokens, false)
         .map_err(|error| text_error("tokens", &error))?;

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod models;
 mod refusals;
 mod serving;
 mod tokenize;

@@ -110,7 +110,7 @@ fn narrow() -> (Arc<FakeGenerator>, Arc<App>) {
     };
     let model = TestModel::new();
     let fake = Arc::clone(&generator);
-    let app = App::new(fake, Arc::clone(&model.text), settings);
+    let app = App::new(fake, model.only(), settings);
     (generator, Arc::new(app))
 }
 
@@ -229,7 +229,7 @@ async fn no_worker_is_503_with_the_reason() {
 async fn a_model_without_chat_template_refuses_chats() {
     let model = TestModel::with_template(None);
     let generator = Arc::new(FakeGenerator::saying("x"));
-    let app = Arc::new(App::new(generator, Arc::clone(&model.text), settings()));
+    let app = Arc::new(App::new(generator, model.only(), settings()));
     let body = json!({"messages": [{"role": "user", "content": "hi"}]});
     let message = refusal(&app, CHAT, body, StatusCode::BAD_REQUEST).await;
     assert!(message.contains("chat template"), "{message}");
@@ -240,7 +240,7 @@ async fn what_the_template_raises_is_the_clients_fault() {
     let template = "{{ raise_exception('roles must alternate') }}";
     let model = TestModel::with_template(Some(template));
     let generator = Arc::new(FakeGenerator::saying("x"));
-    let app = Arc::new(App::new(generator, Arc::clone(&model.text), settings()));
+    let app = Arc::new(App::new(generator, model.only(), settings()));
     let body = json!({"messages": [{"role": "user", "content": "hi"}]});
     let message = refusal(&app, CHAT, body, StatusCode::BAD_REQUEST).await;
     assert!(message.contains("roles must alternate"), "{message}");
@@ -255,7 +255,7 @@ async fn a_request_may_bring_a_template_where_that_is_allowed() {
         ..settings()
     };
     let fake = Arc::clone(&generator);
-    let app = Arc::new(App::new(fake, Arc::clone(&model.text), settings));
+    let app = Arc::new(App::new(fake, model.only(), settings));
     let body = json!({"chat_template": "own", "messages": [{"role": "user", "content": "hi"}]});
     let answer = post(&app, CHAT, body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);

@@ -88,7 +88,7 @@ fn endless_with(change: impl FnOnce(&mut HttpSettings)) -> (Arc<FakeGenerator>, 
     change(&mut settings);
     let model = TestModel::new();
     let fake = Arc::clone(&generator) as Arc<dyn Generator>;
-    let app = App::new(fake, Arc::clone(&model.text), settings);
+    let app = App::new(fake, model.only(), settings);
     (generator, Arc::new(app))
 }
 
@@ -101,7 +101,7 @@ async fn a_stream_that_waits_sends_its_headers_and_comments() {
         ..settings()
     };
     let fake = Arc::clone(&generator) as Arc<dyn Generator>;
-    let app = Arc::new(App::new(fake, Arc::clone(&model.text), settings));
+    let app = Arc::new(App::new(fake, model.only(), settings));
     let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": true});
     let request = Request::post("/v1/chat/completions").body(Body::from(body.to_string()));
     let response = routes(Arc::clone(&app))

@@ -11,6 +11,8 @@ use crate::workers::Liveness;
 /// Settings of the serving layer.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// Of each model, the names that its workers may give it.
+    pub models: Vec<Vec<String>>,
     /// Where the workers are.
     pub workers: Sources,
     /// How long the requests of a worker go on whose address is gone.
@@ -26,6 +28,7 @@ impl Default for Config {
     fn default() -> Self {
         let machine = MachineConfig::default();
         Self {
+            models: vec![Vec::new()],
             workers: Sources::default(),
             worker_drain: Duration::from_secs(600),
             on_kv_loss: machine.on_kv_loss,

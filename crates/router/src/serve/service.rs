@@ -1,11 +1,14 @@
 //! The handle that the HTTP side holds.
 
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
+use tasuki_core::ModelId;
 use tasuki_flow::fleet::NotReady;
+use tasuki_policy::NoPlacement;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -28,9 +31,12 @@ struct Inner {
     shutdown: watch::Sender<bool>,
     /// Requests running, and whether new ones are refused.
     running: watch::Sender<Running>,
-    /// The last answer to whether there is a placement, and when it was found.
-    readiness: Mutex<Option<(Instant, Result<(), NotReady>)>>,
+    /// Of each model, the last answer to whether there is a placement, and when it was found.
+    readiness: Mutex<BTreeMap<ModelId, Option<Readiness>>>,
 }
+
+/// An answer, and when it was found.
+type Readiness = (Instant, Result<(), NotReady>);
 
 /// Probes within this time get the same answer: the placement behind it takes long with
 /// hundreds of workers.
@@ -55,11 +61,17 @@ impl Service {
     /// Begins to connect to the workers. Call it on a Tokio runtime.
     pub fn start(config: Config) -> Self {
         let tuning = Tuning::from(&config);
-        Self::start_tuned(config.workers.open(), tuning)
+        Self::start_tuned(config.models, config.workers.open(), tuning)
     }
 
-    pub(super) fn start_tuned(workers: Vec<Box<dyn Discovery>>, tuning: Tuning) -> Self {
-        let registry = Arc::new(Registry::new(tuning.policy, Instant::now()));
+    pub(super) fn start_tuned(
+        models: Vec<Vec<String>>,
+        workers: Vec<Box<dyn Discovery>>,
+        tuning: Tuning,
+    ) -> Self {
+        let readiness = (0u32..).zip(&models).map(|(id, _)| (ModelId(id), None));
+        let readiness = Mutex::new(readiness.collect());
+        let registry = Arc::new(Registry::new(models, tuning.policy, Instant::now()));
         let (shutdown, mut down) = watch::channel(false);
         let connections = follow(
             union(workers),
@@ -86,7 +98,7 @@ impl Service {
                 shared: Arc::new(shared),
                 shutdown,
                 running: watch::Sender::new(Running::default()),
-                readiness: Mutex::default(),
+                readiness,
             }),
         }
     }
@@ -131,11 +143,12 @@ impl Service {
         generating
     }
 
-    /// What the workers take; `None` while none was ever seen.
-    pub fn limits(&self) -> Option<ModelLimits> {
+    /// What a model's workers take; `None` while none was ever seen.
+    pub fn limits(&self, model: ModelId) -> Option<ModelLimits> {
         let registry = &self.inner.shared.registry;
         let infos = registry.read(|worker| {
-            let info = worker.state.info.as_ref()?;
+            let info = worker.state.info.as_ref();
+            let info = info.filter(|_| worker.state.model == Some(model))?;
             Some((info.max_model_len, info.vocab_size))
         });
         let infos = || infos.iter().flatten();
@@ -146,12 +159,13 @@ impl Service {
         })
     }
 
-    /// Whether a request would find a placement now, among all workers that answer.
+    /// Whether a request would find a placement now, among all workers that answer: one for
+    /// a model, or for any of them if `None`.
     ///
     /// # Errors
     ///
     /// The reason, for a person.
-    pub fn readiness(&self) -> Result<(), String> {
+    pub fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
         if self.inner.running.borrow().draining {
             return Err("the server is shutting down".to_owned());
         }
@@ -161,15 +175,24 @@ impl Service {
             .readiness
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let placed = match *last {
-            Some((found, placed)) if now < found + READINESS_AGE => placed,
-            _ => {
-                let placed = self.inner.shared.registry.readiness(now);
-                *last = Some((now, placed));
-                placed
+        let mut answer = Err(NotReady::NoPlacement(NoPlacement::NoWorker));
+        for (&id, last) in last.iter_mut() {
+            if model.is_some_and(|model| model != id) {
+                continue;
             }
-        };
-        placed.map_err(|reason| reason.to_string())
+            answer = match *last {
+                Some((found, placed)) if now < found + READINESS_AGE => placed,
+                _ => {
+                    let placed = self.inner.shared.registry.readiness(id, now);
+                    *last = Some((now, placed));
+                    placed
+                }
+            };
+            if answer.is_ok() {
+                break;
+            }
+        }
+        answer.map_err(|reason| reason.to_string())
     }
 
     /// The workers, for the admin API.

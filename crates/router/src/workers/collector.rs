@@ -14,7 +14,7 @@ use tasuki_wire::v1;
 
 use super::Registry;
 
-type Labels = [(&'static str, String); 2];
+type Labels = [(&'static str, String); 3];
 
 /// Name, help, and where the value is.
 type Reading<From, To> = (&'static str, &'static str, fn(&From) -> To);
@@ -90,7 +90,7 @@ const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
 ];
 
 /// Exports every worker's last report, with the labels `worker` (its number, in the order in
-/// which addresses appeared) and `role`. A worker that is away has only `up` and `draining`,
+/// which addresses appeared), `role` and `model` (as the worker says). A worker that is away has only `up` and `draining`,
 /// one whose address is gone has nothing.
 pub struct WorkerCollector(pub Arc<Registry>);
 
@@ -149,5 +149,12 @@ fn labels(worker: &WorkerState) -> Labels {
     [
         ("worker", worker.view.id.to_string()),
         ("role", worker.view.role.to_string()),
+        (
+            "model",
+            worker
+                .info
+                .as_ref()
+                .map_or_else(String::new, |info| info.model.clone()),
+        ),
     ]
 }

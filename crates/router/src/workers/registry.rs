@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tasuki_core::{RequestView, Role, WorkerId};
+use tasuki_core::{ModelId, RequestView, Role, WorkerId};
 use tasuki_flow::fleet::{
     DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo, WorkerState,
 };
@@ -56,13 +56,13 @@ struct Member {
 }
 
 impl Registry {
-    /// Without workers.
-    pub fn new(policy: PolicyConfig, now: Instant) -> Self {
+    /// Without workers. `models`: of each one, the names that its workers may give it.
+    pub fn new(models: Vec<Vec<String>>, policy: PolicyConfig, now: Instant) -> Self {
         Self {
             began: now,
             policy,
             state: Mutex::new(State {
-                fleet: FleetState::new(policy),
+                fleet: FleetState::new(models, policy),
                 members: BTreeMap::new(),
             }),
             changes: watch::Sender::new(0),
@@ -278,15 +278,15 @@ impl Registry {
             .is_some()
     }
 
-    /// Whether a request could be placed now, without placing one, and every worker
+    /// Whether a request to a model could be placed now, without placing one, and every worker
     /// has answered, could not be reached or was given its time.
     ///
     /// The placement is tried on a copy of the workers' state: requests and reports do not
     /// wait for it.
-    pub fn readiness(&self, now: Instant) -> Result<(), NotReady> {
+    pub fn readiness(&self, model: ModelId, now: Instant) -> Result<(), NotReady> {
         let (views, started) = {
             let fleet = &self.lock().fleet;
-            (fleet.views(), fleet.has_started(self.since_start(now)))
+            (fleet.views(model), fleet.has_started(self.since_start(now)))
         };
         place(&views, &RequestView::new(1, 2), &self.policy, 0)?;
         started

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, FailureKind, RequestView, Role, WorkerId};
+use tasuki_core::{Capabilities, FailureKind, Identity, ModelId, RequestView, Role, WorkerId};
 use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
@@ -13,6 +13,9 @@ use crate::leg::{Handoff, LegEnd, LegEndReason as R, LegKind, Output};
 use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, RetryReason};
 use crate::sampling::{SamplingParams, TokenLogprob};
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
+
+/// Workers from this number on have other weights.
+const OTHER_WEIGHTS: u32 = 100;
 
 type Pair = Result<(u32, u32), NoPlacement>;
 
@@ -42,6 +45,7 @@ fn worker(worker: u32) -> WorkerRef {
     WorkerRef {
         key: key(worker),
         capabilities: Capabilities::default(),
+        identity: Identity([u8::from(worker >= OTHER_WEIGHTS); 16]),
         peer: Peer {
             engine_id: format!("engine-{worker}"),
             kv_endpoint: String::new(),
@@ -73,6 +77,7 @@ struct Case {
 
 fn generation(n: u32) -> Generation {
     Generation {
+        model: ModelId(3),
         request_id: "r".to_owned(),
         prompt: (0..10).collect(),
         n,
@@ -219,6 +224,22 @@ fn both_legs_are_submitted_at_once() {
     };
     let peers: Vec<_> = case.effects.iter().filter_map(peer).collect();
     assert_eq!(peers, ["engine-1", "engine-0"]);
+}
+
+#[test]
+fn a_request_is_bound_to_the_weights_that_gave_its_first_token() {
+    let others = OTHER_WEIGHTS;
+    let pairs = [Ok((0, 1)), Ok((others, others)), Ok((others, others))];
+    let mut case = Case::plain(&pairs, &[]);
+    case.input(Input::Lost(key(0)));
+    case.tokens(leg(others, 1), 0, 1)
+        .input(Input::Lost(key(others)));
+    assert_eq!(case.dispatched(), [(others, 2, LegKind::Colocated, 1)]);
+    let asked = case.script.asked.iter();
+    let bound: Vec<_> = asked.map(|view| (view.model, view.bound_to)).collect();
+    let model = ModelId(3);
+    let other = Some(Identity([1; 16]));
+    assert_eq!(bound, [(model, None), (model, None), (model, other)]);
 }
 
 #[test]

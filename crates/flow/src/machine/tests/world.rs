@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Capacity, FirstToken, HandoffKind, Health, KvDomain, Outstanding, Positions,
-    ReportedLoad, RequestView, Role, WorkerId, WorkerView,
+    Capabilities, Capacity, FirstToken, HandoffKind, Health, KvDomain, ModelId, Outstanding,
+    Positions, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig};
 
@@ -127,6 +127,7 @@ pub struct Client {
 impl World {
     pub fn new(setup: Setup) -> Self {
         let request = Generation {
+            model: ModelId::default(),
             request_id: "r".to_owned(),
             prompt: (0..40).collect(),
             n: setup.n,
@@ -724,6 +725,7 @@ impl Views {
                 kv_endpoint: String::new(),
             },
             capabilities: self.views[id.0 as usize].capabilities,
+            identity: self.views[id.0 as usize].domain.identity,
         }
     }
 }

@@ -11,7 +11,7 @@ async fn draining_lets_requests_finish_and_takes_no_new_ones() {
         let service = service.clone();
         async move { service.drain(Duration::from_secs(60)).await }
     });
-    until("draining", || service.readiness().is_err()).await;
+    until("draining", || service.readiness(None).is_err()).await;
     let refused = hear(service.generate(generation(1), Instant::now())).await;
     assert!(matches!(refused.end, Err(ServeError::Unavailable { .. })));
     assert!(!drain.is_finished());

@@ -87,8 +87,8 @@ async fn nobody_there_is_said_at_once() {
     let mut config = Config::default();
     config.workers.list = vec![address];
     let service = Service::start(config);
-    assert!(service.limits().is_none());
-    assert_eq!(service.readiness(), Err("no worker is up".to_owned()));
+    assert!(service.limits(ModelId(0)).is_none());
+    assert_eq!(service.readiness(None), Err("no worker is up".to_owned()));
     let heard = hear(service.generate(generation(4), Instant::now())).await;
     let Err(ServeError::Unavailable {
         reason,

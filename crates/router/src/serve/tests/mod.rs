@@ -4,9 +4,11 @@ mod draining;
 mod losses;
 mod membership;
 mod requests;
+mod upgrade;
 
 use std::time::{Duration, Instant};
 
+use tasuki_core::ModelId;
 use tasuki_flow::SamplingParams;
 use tasuki_wire::v1::router_message::Message as ToWorker;
 use tasuki_wire::v1::worker_message::Message;
@@ -21,6 +23,7 @@ use crate::workers::testing::{FakeWorker, Session, idle, info, soon, until};
 
 fn generation(max_tokens: u32) -> Generation {
     Generation {
+        model: ModelId(0),
         request_id: "r".to_owned(),
         prompt: (0..20).collect(),
         n: 1,
@@ -45,7 +48,7 @@ async fn serve(
     let list = StaticList(addresses.collect());
     let mut tuning = Tuning::from(&Config::default());
     tune(&mut tuning);
-    let service = Service::start_tuned(vec![Box::new(list)], tuning);
+    let service = Service::start_tuned(vec![Vec::new()], vec![Box::new(list)], tuning);
     let mut sessions = Vec::new();
     for (at, (worker, &role)) in workers.iter_mut().zip(roles).enumerate() {
         let session = worker.session().await;

@@ -5,8 +5,8 @@ use super::*;
 #[tokio::test]
 async fn a_split_request_from_both_workers() {
     let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], |_| {}).await;
-    assert!(service.readiness().is_ok());
-    let limits = service.limits().expect("limits");
+    assert!(service.readiness(None).is_ok());
+    let limits = service.limits(ModelId(0)).expect("limits");
     assert_eq!((limits.max_model_len, limits.vocab_size), (1_024, 512));
     let generating = service.generate(generation(9), Instant::now());
     let [prefill, decode] = &mut sessions[..] else {
@@ -77,9 +77,9 @@ async fn a_split_request_from_both_workers() {
         "tasuki_time_to_second_token_seconds_count 1",
         "tasuki_inter_token_latency_seconds_count 2",
         "tasuki_phase_seconds_count{phase=\"transfer\"} 1",
-        "tasuki_worker_free_blocks{worker=\"0\",role=\"prefill\"} 100",
-        "tasuki_worker_waiting{worker=\"1\",role=\"decode\"} 0",
-        "tasuki_worker_prompt_tokens_computed_total{worker=\"1\",role=\"decode\"} 0",
+        "tasuki_worker_free_blocks{worker=\"0\",role=\"prefill\",model=\"tiny\"} 100",
+        "tasuki_worker_waiting{worker=\"1\",role=\"decode\",model=\"tiny\"} 0",
+        "tasuki_worker_prompt_tokens_computed_total{worker=\"1\",role=\"decode\",model=\"tiny\"} 0",
         "# EOF",
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");

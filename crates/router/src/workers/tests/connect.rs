@@ -2,7 +2,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tasuki_core::{Health, RequestView, WorkerId};
+use tasuki_core::{Health, ModelId, RequestView, WorkerId};
 use tasuki_flow::fleet::NotReady;
 use tasuki_flow::{Fleet, Input, LegId, LegKind, WorkerRef};
 use tasuki_wire::v1::worker_message::Message;
@@ -14,6 +14,8 @@ use super::super::connect::keep_connected;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
 use super::super::{Liveness, Registry};
 use super::{registry, spec, view};
+
+const MODEL: ModelId = ModelId(0);
 
 struct Linked {
     registry: Arc<Registry>,
@@ -61,7 +63,10 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     let registry = &linked.registry;
     let mut session = worker.session().await;
     session.send(Message::Info(info("a", Role::Mixed)));
-    until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
+    until("the worker", || {
+        registry.readiness(MODEL, Instant::now()).is_ok()
+    })
+    .await;
 
     let WorkerRef { key, peer, .. } = placed(registry);
     assert_eq!(
@@ -97,7 +102,7 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     );
     session.send(Message::Info(info("b", Role::Mixed)));
     until("the worker again", || {
-        registry.readiness(Instant::now()).is_ok()
+        registry.readiness(MODEL, Instant::now()).is_ok()
     })
     .await;
     let back = placed(registry);
@@ -119,7 +124,7 @@ async fn readiness_waits_for_every_workers_first_answer() {
     let began = Instant::now();
     let linked = link(&addresses, Liveness::default());
     let registry = &linked.registry;
-    let readiness = || registry.readiness(began);
+    let readiness = || registry.readiness(MODEL, began);
     let session = prefill.session().await;
     session.send(Message::Info(info("p", Role::Prefill)));
     // The prefill worker could serve alone, and nobody listens at the third address.
@@ -130,7 +135,7 @@ async fn readiness_waits_for_every_workers_first_answer() {
     until("the prefill worker", || readiness() == Err(waits)).await;
     let later = began + Duration::from_secs(10);
     assert_eq!(
-        registry.readiness(later),
+        registry.readiness(MODEL, later),
         Ok(()),
         "it waits, but not for ever"
     );
@@ -151,14 +156,14 @@ async fn another_protocol_is_not_admitted() {
     stranger.protocol_version += 1;
     session.send(Message::Info(stranger));
     assert!(session.next().await.is_none(), "the router hangs up");
-    assert!(linked.registry.readiness(Instant::now()).is_err());
+    assert!(linked.registry.readiness(MODEL, Instant::now()).is_err());
     let admitted = linked.registry.read(|known| known.state.info.is_some());
     assert_eq!(admitted, [false]);
     // It dials again: the worker may be replaced by one of the right version.
     let session = worker.session().await;
     session.send(Message::Info(info("a", Role::Mixed)));
     until("the right version", || {
-        linked.registry.readiness(Instant::now()).is_ok()
+        linked.registry.readiness(MODEL, Instant::now()).is_ok()
     })
     .await;
 }
@@ -171,7 +176,7 @@ async fn one_engine_is_admitted_once() {
     let first = worker.session().await;
     first.send(Message::Info(info("a", Role::Mixed)));
     until("the worker", || {
-        linked.registry.readiness(Instant::now()).is_ok()
+        linked.registry.readiness(MODEL, Instant::now()).is_ok()
     })
     .await;
     let mut second = worker.session().await;
@@ -198,7 +203,7 @@ async fn a_silent_worker_is_suspected_and_then_lost() {
     let mut session = worker.session().await;
     session.send(Message::Info(info("a", Role::Mixed)));
     until("suspicion", || health(registry, 0) == Health::Suspect).await;
-    assert!(registry.readiness(Instant::now()).is_err());
+    assert!(registry.readiness(MODEL, Instant::now()).is_err());
     let mut changes = registry.changes();
     session.report(v1::StepReport {
         load: Some(idle()),
@@ -219,7 +224,10 @@ async fn role_and_load_follow_the_worker() {
     let registry = &linked.registry;
     let session = worker.session().await;
     session.send(Message::Info(info("a", Role::Prefill)));
-    until("the worker", || registry.readiness(Instant::now()).is_ok()).await;
+    until("the worker", || {
+        registry.readiness(MODEL, Instant::now()).is_ok()
+    })
+    .await;
     session.report(v1::StepReport {
         load: Some(v1::Load {
             running_requests: 3,

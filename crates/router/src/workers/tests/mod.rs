@@ -13,7 +13,7 @@ use tasuki_policy::PolicyConfig;
 use super::Registry;
 
 fn registry(workers: usize) -> Arc<Registry> {
-    let registry = Registry::new(PolicyConfig::default(), Instant::now());
+    let registry = Registry::new(vec![Vec::new()], PolicyConfig::default(), Instant::now());
     for _ in 0..workers {
         registry.add("local:1");
     }
