@@ -9,7 +9,10 @@ use super::config::MachineConfig;
 use super::io::RetryReason;
 use crate::generation::ServeError;
 
+/// Without its jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Of a pause.
+const MAX_JITTER: f64 = 0.5;
 
 /// The retries of a group so far, by reason.
 #[derive(Debug, Clone, Default)]
@@ -18,8 +21,12 @@ pub struct RetryCounts {
     failures: HashMap<FailureKind, u32>,
     losses_in_a_row: u32,
     pub kv_losses: u32,
+    /// Since the last token.
     refusals_in_a_row: u32,
-    refused_since: Option<Duration>,
+    /// Attempts that a worker gave back for want of memory, whether or not they had tokens.
+    returns: u32,
+    /// When the first attempt since the last token found no room.
+    no_room_since: Option<Duration>,
 }
 
 impl RetryCounts {
@@ -27,10 +34,11 @@ impl RetryCounts {
     pub fn progress(&mut self) {
         self.losses_in_a_row = 0;
         self.refusals_in_a_row = 0;
-        self.refused_since = None;
+        self.no_room_since = None;
     }
 
-    /// Counts one more: how long to pause before it.
+    /// Counts one more: how long to pause before it. `jitter`, in [0, 1), lengthens pauses,
+    /// so that requests that failed together do not come back together.
     ///
     /// # Errors
     ///
@@ -40,6 +48,7 @@ impl RetryCounts {
         reason: RetryReason,
         now: Duration,
         config: &MachineConfig,
+        jitter: f64,
     ) -> Result<Duration, ServeError> {
         let at_most = |count: u32, limit: u32, message: String| {
             if count > limit {
@@ -62,8 +71,17 @@ impl RetryCounts {
                 let message = format!("the KV cache of the request was lost {losses} times");
                 at_most(losses, config.max_kv_losses, message)
             }
-            RetryReason::Refused => self.pause_after_refusal(now, config),
-            RetryReason::Returned | RetryReason::Retargeted(_) => Ok(Duration::ZERO),
+            RetryReason::Refused => {
+                self.refusals_in_a_row += 1;
+                self.wait_for_room(self.refusals_in_a_row, now, config, jitter)
+            }
+            // A worker gives back its youngest requests, so one that comes back at once may
+            // be computed and given back without end.
+            RetryReason::Returned => {
+                self.returns += 1;
+                self.wait_for_room(self.returns - 1, now, config, jitter)
+            }
+            RetryReason::Retargeted(_) => Ok(Duration::ZERO),
         }
     }
 
@@ -94,20 +112,25 @@ impl RetryCounts {
         Ok(Duration::ZERO)
     }
 
-    fn pause_after_refusal(
+    /// The pause before the next attempt, of which `pauses` precede with it; 0: none.
+    fn wait_for_room(
         &mut self,
+        pauses: u32,
         now: Duration,
         config: &MachineConfig,
+        jitter: f64,
     ) -> Result<Duration, ServeError> {
-        let since = *self.refused_since.get_or_insert(now);
+        let since = *self.no_room_since.get_or_insert(now);
         if now.saturating_sub(since) > config.refused_limit {
             return Err(ServeError::Unavailable {
                 reason: "the workers have had no room for the request for too long".to_owned(),
                 retry_after_s: 10,
             });
         }
-        let doublings = self.refusals_in_a_row.min(8);
-        self.refusals_in_a_row += 1;
-        Ok((config.refused_pause * 2u32.pow(doublings)).min(LONGEST_PAUSE))
+        let Some(doublings) = pauses.checked_sub(1) else {
+            return Ok(Duration::ZERO);
+        };
+        let pause = config.refused_pause * 2u32.pow(doublings.min(8));
+        Ok(pause.min(LONGEST_PAUSE).mul_f64(1.0 + jitter * MAX_JITTER))
     }
 }

@@ -1,5 +1,6 @@
 //! Abandoning an attempt: what was streamed stands, the rest waits for the next attempt.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::Machine;
@@ -11,7 +12,9 @@ impl Machine {
     /// Abandons an attempt; its unfinished choices wait for the next one.
     pub(super) fn retry(&mut self, group: usize, reason: RetryReason, detail: &str, now: Duration) {
         self.report_retry(group, reason, detail);
-        let counted = self.groups[group].retries.count(reason, now, &self.config);
+        let jitter = self.jitter(group);
+        let retries = &mut self.groups[group].retries;
+        let counted = retries.count(reason, now, &self.config, jitter);
         let pause = match counted {
             Ok(pause) => pause,
             Err(error) => {
@@ -56,6 +59,14 @@ impl Machine {
                 phases: phases.clone(),
             });
         }
+    }
+
+    /// In [0, 1), by the request's seed and the attempt.
+    fn jitter(&self, group: usize) -> f64 {
+        let attempt = self.groups[group].attempt().map_or(0, |a| a.number);
+        let mut hasher = DefaultHasher::new();
+        (self.sampling.seed, attempt).hash(&mut hasher);
+        (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// For logs and metrics.

@@ -296,13 +296,41 @@ fn a_refusal_with_nobody_else_is_tried_again_after_a_pause() {
     assert!(case.dispatched().is_empty());
     case.wait(Duration::from_millis(49));
     assert!(case.dispatched().is_empty());
-    case.wait(Duration::from_millis(1));
+    case.wait(Duration::from_millis(26));
     assert_eq!(case.dispatched().len(), 2);
     case.ended(leg(1, 1), R::Refused);
     case.wait(Duration::from_millis(99));
     assert!(case.dispatched().is_empty());
-    case.wait(Duration::from_millis(1));
+    case.wait(Duration::from_millis(51));
     assert_eq!(case.dispatched()[0].1, 2);
+}
+
+#[test]
+fn what_is_returned_again_and_again_waits_ever_longer_and_not_for_ever() {
+    let mut case = Case::plain(&[Ok((0, 0)); 300], &[]);
+    let mut pauses = Vec::new();
+    let mut attempt = 0;
+    while case.error().is_none() {
+        case.ended(leg(0, attempt), R::Returned);
+        let began = case.now;
+        while case.dispatched().is_empty() && case.error().is_none() {
+            case.wait(Duration::from_millis(1));
+        }
+        pauses.push(case.now - began);
+        attempt += 1;
+        assert!(case.now < Duration::from_secs(200), "it ends");
+    }
+    let ms = |range: std::ops::Range<u64>| {
+        Duration::from_millis(range.start)..Duration::from_millis(range.end + 1)
+    };
+    assert_eq!(pauses[0], Duration::ZERO);
+    for (at, range) in [(1, 50..75), (2, 100..150), (3, 200..300), (6, 1_000..1_500)] {
+        assert!(ms(range).contains(&pauses[at]), "{at}: {:?}", pauses[at]);
+    }
+    assert_ne!(pauses[6], pauses[7], "jitter");
+    let error = case.error().expect("an end").to_string();
+    assert!(error.contains("no room"), "{error}");
+    assert!(case.now > MachineConfig::default().refused_limit);
 }
 
 #[test]
