@@ -143,6 +143,31 @@ def clients() -> str:
     return source("client_vs_peers") + rows(heads, lines)
 
 
+def router() -> str:
+    """What the router costs: processor time, latency, memory."""
+    result = load("router")
+    found = {(row["what"], row["router"], row["setup"]): row for row in result["medians"]}
+    direct = found["latency", "none", "direct"]
+    lines = []
+    for what, name, setup in found:
+        if what == "cost":
+            latency, memory = found["latency", name, setup], found.get(("memory", name, setup), {})
+            added = [latency[key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
+            cost = number(found[what, name, setup]["tokens_per_cpu_s"], 0)
+            kib = memory.get("bytes_per_stream")
+            held = "" if kib is None else number(kib / 1024)
+            lines.append([name, setup, cost, *(number(value, 2) for value in added), held])
+    heads = (
+        "router",
+        "answers",
+        "tokens per CPU-second",
+        "added TTFT p50 ms",
+        "p99",
+        "KiB a stream",
+    )
+    return source("router") + rows(heads, lines)
+
+
 def clients_on_server() -> str:
     """Differences between load generators on one real server."""
     result = load("clients_on_a_real_server")
@@ -339,6 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine-ratios-avx2": engine_ratios("engine_vs_peers_avx2"),
     "engine-floors-avx2": engine_floors("engine_vs_peers_avx2"),
     "split-on-cpu": split_on_cpu,
+    "router": router,
     "clients": clients,
     "clients-on-server": clients_on_server,
     "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode"),
