@@ -15,6 +15,8 @@ pub enum NoPlacement {
     CannotResume,
     #[error("no worker is up")]
     NoWorker,
+    #[error("the workers that are up are draining and take no new requests")]
+    AllDraining,
     /// Other weights would go on with another model's answer.
     #[error(
         "the request was interrupted after its first token, and the workers that are up have \
@@ -38,5 +40,13 @@ impl NoPlacement {
             self,
             NoPlacement::TooLarge { .. } | NoPlacement::CannotResume
         )
+    }
+
+    /// `reason` where all that is known is that no worker is up.
+    pub fn or(self, reason: NoPlacement) -> Self {
+        match self {
+            NoPlacement::NoWorker => reason,
+            known => known,
+        }
     }
 }

@@ -11,7 +11,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{Health, ModelId, RequestView, WorkerId, WorkerView};
+use tasuki_core::{Health, RequestView, WorkerId, WorkerView};
 use tasuki_policy::{NoPlacement, PolicyConfig};
 
 use self::models::Models;
@@ -243,7 +243,7 @@ impl FleetState {
 
     /// Whether every worker has answered, could not be reached or was given its time.
     ///
-    /// It does not try a placement: that takes long, and needs only [`FleetState::views`].
+    /// It does not try a placement: that takes long, and needs only [`FleetState::candidates`].
     ///
     /// # Errors
     ///
@@ -268,33 +268,26 @@ impl FleetState {
         self.workers.get(&worker)
     }
 
-    /// The workers of a model that were ever connected, as the policy sees them.
-    pub fn views(&self, model: ModelId) -> Vec<WorkerView> {
-        self.views_where(|state| state.model == Some(model))
-    }
-
-    fn views_where(&self, counts: impl Fn(&WorkerState) -> bool) -> Vec<WorkerView> {
-        let counted = self.workers.values().filter(|state| counts(state));
-        counted.map(|state| state.view.clone()).collect()
-    }
-
-    /// The workers that may run a request, and what it means if none of them can.
-    fn candidates(&self, request: &RequestView) -> (Vec<WorkerView>, NoPlacement) {
+    /// The workers that were ever connected and may run a request, as the policy sees them,
+    /// and what it means if none of them is up.
+    pub fn candidates(&self, request: &RequestView) -> (Vec<WorkerView>, NoPlacement) {
         let of_model = |state: &&WorkerState| state.model == Some(request.model);
-        let Some(identity) = request.bound_to else {
-            return (self.views(request.model), NoPlacement::NoWorker);
+        let goes_on = |state: &&WorkerState| {
+            let bound_to = request.bound_to;
+            bound_to.is_none_or(|identity| state.view.domain.identity == identity)
         };
-        let same = |state: &WorkerState| state.view.domain.identity == identity;
-        let mut others = self.workers.values().filter(of_model).filter(|w| !same(w));
-        let none = if others.any(|state| state.view.health == Health::Ready) {
+        let (may, others): (Vec<_>, Vec<_>) =
+            self.workers.values().filter(of_model).partition(goes_on);
+        let any = |states: &[&WorkerState], health| states.iter().any(|s| s.view.health == health);
+        let none = if any(&may, Health::Draining) {
+            NoPlacement::AllDraining
+        } else if any(&others, Health::Ready) {
             NoPlacement::OtherIdentity
         } else {
             NoPlacement::NoWorker
         };
-        (
-            self.views_where(|state| of_model(&state) && same(state)),
-            none,
-        )
+        let views = may.into_iter().map(|state| state.view.clone());
+        (views.collect(), none)
     }
 
     /// What a worker is, if the key is that of its connection now.
@@ -328,10 +321,7 @@ impl Fleet for FleetState {
         let tie = self.next_tie();
         let (views, none) = self.candidates(request);
         let placement = tasuki_policy::place(&views, request, &self.policy, tie);
-        let placement = placement.map_err(|reason| match reason {
-            NoPlacement::NoWorker => none,
-            reason => reason,
-        })?;
+        let placement = placement.map_err(|reason| reason.or(none))?;
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
         prefill.zip(decode).ok_or(NoPlacement::NoWorker)

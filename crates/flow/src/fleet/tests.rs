@@ -390,6 +390,8 @@ fn a_begun_request_stays_with_its_weights_and_kv_never_moves_between_two() {
         assert_eq!(placed(&mut fleet, Some(2)), Ok((2, 2)));
     }
     fleet.drain(WorkerId(2), DrainReason::Asked);
+    assert_eq!(placed(&mut fleet, Some(2)), Err(NoPlacement::AllDraining));
+    fleet.remove(WorkerId(2));
     let refused = placed(&mut fleet, Some(2)).expect_err("other weights are left");
     assert_eq!(refused, NoPlacement::OtherIdentity);
     assert!(refused.may_pass());

@@ -284,11 +284,16 @@ impl Registry {
     /// The placement is tried on a copy of the workers' state: requests and reports do not
     /// wait for it.
     pub fn readiness(&self, model: ModelId, now: Instant) -> Result<(), NotReady> {
-        let (views, started) = {
-            let fleet = &self.lock().fleet;
-            (fleet.views(model), fleet.has_started(self.since_start(now)))
+        let request = RequestView {
+            model,
+            ..RequestView::new(1, 2)
         };
-        place(&views, &RequestView::new(1, 2), &self.policy, 0)?;
+        let ((views, none), started) = {
+            let fleet = &self.lock().fleet;
+            let started = fleet.has_started(self.since_start(now));
+            (fleet.candidates(&request), started)
+        };
+        place(&views, &request, &self.policy, 0).map_err(|reason| reason.or(none))?;
         started
     }
 

@@ -135,7 +135,8 @@ async fn an_address_that_is_back_in_time_stays() {
     let id = session.submit().await.request_id;
     tell.send(AddressSet::new()).expect("a service");
     until("draining", || workers_with(&service, "draining") == ["0"]).await;
-    assert!(service.readiness(None).is_err());
+    let drains = "the workers that are up are draining and take no new requests";
+    assert_eq!(service.readiness(None), Err(drains.to_owned()));
     tell.send(addresses([&worker])).expect("a service");
     until("its return", || {
         workers_with(&service, "draining").is_empty()
