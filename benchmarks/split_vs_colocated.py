@@ -47,7 +47,7 @@ from tasuki.bench.header import header, write_result
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULT = REPOSITORY / "benchmarks" / "results" / "split_vs_colocated.json"
 SERVERS = {
-    "split 1 + 1": ["--prefill", "1", "--decode", "1"],
+    "split 1 + 1": ["--prefill", "1", "--decode", "1", "--strict-roles"],
     "2 mixed": ["--mixed", "2"],
     "1 mixed": ["--mixed", "1"],
 }

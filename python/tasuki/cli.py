@@ -84,6 +84,7 @@ def serve(
     worker_base_port: opt.WorkersPort = None,
     on_kv_loss: opt.OnKvLoss = None,
     strict_roles: opt.StrictRoles = False,
+    role_preference: opt.RolePreference = None,
     max_concurrent_requests: opt.MaxConcurrent = None,
     max_connections: opt.MaxConnections = None,
     idle_timeout_s: opt.IdleTimeout = None,
@@ -134,6 +135,7 @@ def serve(
         router=RouterOptions(
             on_kv_loss=on_kv_loss,
             strict_roles=strict_roles,
+            role_preference=role_preference,
             max_concurrent_requests=max_concurrent_requests,
             max_connections=max_connections,
             idle_timeout_s=idle_timeout_s,
@@ -161,7 +163,7 @@ def demo(
     question: opt.Question = "",
 ) -> None:
     """Serve, ask one question, show the answer and where the time went, and stop."""
-    from tasuki.launch.config import ServeConfig
+    from tasuki.launch.config import RouterOptions, ServeConfig
     from tasuki.launch.demo import QUESTION, ask
     from tasuki.launch.local import Deployment
     from tasuki.launch.local import serve as run
@@ -172,6 +174,7 @@ def demo(
         topology=choose_topology(prefill, decode, mixed, device),
         device=device,
         dtype=dtype,
+        router=RouterOptions(strict_roles=True),  # a split is what it shows
         echo_logs=False,
     )
 

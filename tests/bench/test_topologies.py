@@ -60,3 +60,18 @@ def test_the_block_of_the_result_file_counts_all_ranks() -> None:
     assert block["gpus"] == 4
     assert target.describe(machine_gpus=0)["gpus"] == 0
     assert Target("cpu", Topology(1, 1, 0), (("device", "cpu"),)).describe(8)["gpus"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strict"),
+    [
+        ("1p1d", {}, True),
+        ("1p1d", {"strict-roles": False}, False),
+        ("2m", {}, None),
+    ],
+)
+def test_a_row_called_a_split_is_one(
+    name: str, options: dict[str, bool], strict: bool | None
+) -> None:
+    target = Target(name, parse_topology(name), tuple(options.items()))
+    assert dict(target.serve).get("strict-roles") is strict

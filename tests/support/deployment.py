@@ -20,6 +20,8 @@ from support.processes import Process
 from support.waiting import free_port, until
 
 MODEL_NAME = "test-model"
+ROLE_PREFERENCE = 1000.0
+"""Roles bind while a worker has them: tiny models' requests are split too."""
 START_DEADLINE_S = 120.0
 # A lease of 10 s may have to run out first.
 IDLE_DEADLINE_S = 60.0
@@ -112,6 +114,7 @@ class Deployment:
     def _start_router(self) -> None:
         router = ["router", "--host", "127.0.0.1", "--port", "0", "--readiness-grace-s", "0"]
         router += ["--model", str(self.options.model), "--served-model-name", MODEL_NAME]
+        router += ["--role-preference", str(ROLE_PREFERENCE)]
         for worker in self.workers.values():
             router += ["--worker", f"127.0.0.1:{worker.port}"]
         self.router = Process("router", [*router, *self.options.router], self._log("router"))

@@ -53,13 +53,11 @@ impl RequestView {
         u64::from(self.prompt_tokens) + u64::from(self.max_tokens)
     }
 
-    /// Prompt tokens that a worker has to compute; the last one always is.
-    pub fn tokens_to_compute(&self, worker: WorkerId) -> u32 {
+    /// Tokens of the prompt that a worker likely has in its prefix cache.
+    pub fn cached_tokens(&self, worker: WorkerId) -> u32 {
         match self.warm {
-            Some(warm) if warm.worker == worker => {
-                self.prompt_tokens.saturating_sub(warm.tokens).max(1)
-            }
-            _ => self.prompt_tokens,
+            Some(warm) if warm.worker == worker => warm.tokens.min(self.prompt_tokens),
+            _ => 0,
         }
     }
 }

@@ -29,14 +29,16 @@ pub struct Capacity {
 pub struct ReportedLoad {
     pub waiting_requests: u32,
     pub running_requests: u32,
+    /// That decode; each choice is one.
+    pub running_sequences: u32,
+    /// That will decode there and do not yet.
+    pub waiting_sequences: u32,
+    /// That the decoding ones attend to.
+    pub running_kv_tokens: u64,
     /// Not yet computed, of all requests there.
     pub waiting_prefill_tokens: u64,
     /// Free or evictable.
     pub free_blocks: u32,
-    /// Measured; 0 when not yet.
-    pub prefill_tokens_per_s: f64,
-    /// Measured for a step of a single request, see [`crate::cost::single_step_s`]; 0 when not yet.
-    pub single_step_s: f64,
 }
 
 /// What we sent there that its last report cannot have counted yet.
@@ -44,6 +46,10 @@ pub struct ReportedLoad {
 pub struct Outstanding {
     pub prefill_tokens: u64,
     pub requests: u32,
+    /// That will decode there.
+    pub sequences: u32,
+    /// That these will attend to.
+    pub kv_tokens: u64,
     /// Blocks that our requests are going to take but do not hold yet.
     pub promised_blocks: u64,
 }
@@ -55,6 +61,10 @@ pub struct WorkerView {
     pub domain: KvDomain,
     pub capabilities: Capabilities,
     pub role: Role,
+    /// Its hardware class, an index of [`crate::Hardware`].
+    pub hardware: usize,
+    /// Equal on workers of one machine; 0: unknown.
+    pub machine: u32,
     pub health: Health,
     pub capacity: Capacity,
     pub load: ReportedLoad,
@@ -67,9 +77,14 @@ impl WorkerView {
         self.load.waiting_prefill_tokens + self.outstanding.prefill_tokens
     }
 
-    /// Requests there now, running or about to.
-    pub fn requests(&self) -> u32 {
-        self.load.running_requests + self.load.waiting_requests + self.outstanding.requests
+    /// Sequences that decode there, now or soon.
+    pub fn sequences(&self) -> u32 {
+        self.load.running_sequences + self.load.waiting_sequences + self.outstanding.sequences
+    }
+
+    /// Tokens of KV that these attend to, as far as is known.
+    pub fn kv_tokens(&self) -> u64 {
+        self.load.running_kv_tokens + self.outstanding.kv_tokens
     }
 
     /// Blocks that a new arrival may count on.

@@ -6,10 +6,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use tasuki_core::{
-    Capabilities, Capacity, Health, KvDomain, Outstanding, ReportedLoad, RequestView, Role,
-    WorkerId, WorkerView,
+    Capabilities, Capacity, CostModel, Health, KvDomain, Outstanding, ReportedLoad, RequestView,
+    Role, WorkerId, WorkerView,
 };
-use tasuki_policy::{PolicyConfig, place};
+use tasuki_policy::{Choosing, place};
 
 /// At least so many placements, and at least so long, for each number of workers.
 const PLACEMENTS: usize = 15;
@@ -30,6 +30,8 @@ fn fleet(workers: u32) -> Vec<WorkerView> {
         domain: KvDomain::default(),
         capabilities: Capabilities::default(),
         role: roles[id as usize % 3],
+        hardware: 0,
+        machine: 1 + id / 8,
         health: Health::Ready,
         capacity: Capacity {
             max_model_len_tokens: 32_768,
@@ -41,8 +43,9 @@ fn fleet(workers: u32) -> Vec<WorkerView> {
             running_requests: id * 37 % 96,
             waiting_prefill_tokens: u64::from(id) * 911 % 9_000,
             free_blocks: 1_000 + id * 53 % 15_000,
-            prefill_tokens_per_s: 40_000.0 + f64::from(id % 11) * 100.0,
-            single_step_s: 0.003,
+            running_sequences: id * 37 % 96,
+            waiting_sequences: id % 7,
+            running_kv_tokens: u64::from(id * 37 % 96) * u64::from(500 + id * 13 % 900),
         },
         outstanding: Outstanding::default(),
     };
@@ -50,7 +53,7 @@ fn fleet(workers: u32) -> Vec<WorkerView> {
 }
 
 fn median_s(fleet: &[WorkerView]) -> f64 {
-    let (request, config) = (RequestView::new(1_024, 512), PolicyConfig::default());
+    let (request, model) = (RequestView::new(1_024, 512), CostModel::default());
     let began = Instant::now();
     let mut times = Vec::new();
     for tie in 0.. {
@@ -58,7 +61,13 @@ fn median_s(fleet: &[WorkerView]) -> f64 {
             break;
         }
         let before = Instant::now();
-        let placement = place(black_box(fleet), black_box(&request), &config, tie);
+        let how = Choosing {
+            model: &model,
+            strict_roles: false,
+            tie,
+        };
+        let fleet: Vec<&WorkerView> = black_box(fleet).iter().collect();
+        let placement = place(&fleet, black_box(&request), how);
         times.push(before.elapsed());
         black_box(placement).expect("a placement");
     }

@@ -6,4 +6,4 @@ pub mod placement;
 
 pub use config::PolicyConfig;
 pub use error::NoPlacement;
-pub use placement::{Placement, place, place_decode};
+pub use placement::{Choosing, Placement, place, place_decode};

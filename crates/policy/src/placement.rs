@@ -1,23 +1,24 @@
 //! Least expected work among the workers able to do it.
 //!
 //! A placement is a pair (prefill, decode) of workers between which KV can move; both may
-//! be the same one. Roles are preferences: they bind while a healthy worker has
-//! the wanted role, and yield after, unless roles are strict.
+//! be the same one. The cost decides. A role is a small discount, which orders workers that
+//! cost about the same; with strict roles it is a condition.
 
-use std::collections::BTreeMap;
+mod pairs;
 
 use tasuki_core::{
-    CostModel, HandoffKind, Health, KvDomain, RequestView, Role, WorkerId, WorkerView,
+    CostModel, HandoffKind, Health, KvDomain, Load, Price, RequestView, Role, WorkerId, WorkerView,
 };
 
-use crate::{NoPlacement, PolicyConfig};
+use self::pairs::{Handoffs, Least, Offer, Pair, Side};
+use crate::NoPlacement;
 
 /// Who prefills and who decodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Placement {
     pub prefill: WorkerId,
     pub decode: WorkerId,
-    /// Expected time to the last token.
+    /// Expected time to the last token, and that which others lose by the request.
     pub cost_s: f64,
 }
 
@@ -28,19 +29,33 @@ impl Placement {
     }
 }
 
-/// Chooses the pair for a request.
-///
-/// `tie` breaks ties between equally good workers; a rotating counter spreads
-/// them. The answer is a function of the arguments alone.
+/// How to choose.
+#[derive(Debug, Clone, Copy)]
+pub struct Choosing<'a> {
+    pub model: &'a CostModel,
+    /// Never place a leg on a worker of another role.
+    pub strict_roles: bool,
+    /// Orders equally good workers: each value is an order of its own.
+    pub tie: u64,
+}
+
+impl Choosing<'_> {
+    /// Whether a worker of that role may prefill, and whether it may decode.
+    fn halves(&self, role: Role) -> (bool, bool) {
+        let any = !self.strict_roles;
+        (any || role.prefills(), any || role.decodes())
+    }
+}
+
+/// Chooses the pair for a request. The answer is a function of the arguments alone.
 ///
 /// # Errors
 ///
 /// [`NoPlacement`] says which kind of worker is missing.
 pub fn place(
-    workers: &[WorkerView],
+    workers: &[&WorkerView],
     request: &RequestView,
-    config: &PolicyConfig,
-    tie: u64,
+    how: Choosing<'_>,
 ) -> Result<Placement, NoPlacement> {
     let fitting = able(workers, request)?;
     let preferred: Vec<&WorkerView> = fitting
@@ -48,8 +63,8 @@ pub fn place(
         .copied()
         .filter(|worker| !request.avoid.contains(&worker.id))
         .collect();
-    match best(&preferred, request, config, tie) {
-        Err(_) if preferred.len() < fitting.len() => best(&fitting, request, config, tie),
+    match best(&preferred, request, how) {
+        Err(_) if preferred.len() < fitting.len() => best(&fitting, request, how),
         answer => answer,
     }
 }
@@ -57,37 +72,37 @@ pub fn place(
 /// Chooses another decode worker for a request that `prefill` is working on or
 /// has finished; never one of `tried`. `None` when a new placement is the better way.
 pub fn place_decode(
-    workers: &[WorkerView],
+    workers: &[&WorkerView],
     request: &RequestView,
     prefill: WorkerId,
     tried: &[WorkerId],
-    config: &PolicyConfig,
-    tie: u64,
+    how: Choosing<'_>,
 ) -> Option<WorkerId> {
     let prefill = workers.iter().find(|w| w.id == prefill)?;
     let domain = handoff_domain(prefill, request)?;
     let fitting = able(workers, request).ok()?;
-    let decoders = Half::among(&fitting, Role::Decode, config)
-        .ok()?
-        .of(&fitting);
-    let model = CostModel::new(config.cost, fitting.iter().copied());
-    let candidates = decoders.into_iter().filter(|worker| {
+    let quotes = Quotes::new(request, how);
+    let mut least = Least::default();
+    for worker in fitting {
         let reaches = handoff_domain(worker, request) == Some(domain);
-        worker.id != prefill.id && reaches && !tried.contains(&worker.id)
-    });
-    let offer = |worker: &WorkerView| (worker.id, model.decode_s(worker, request, false));
-    let offers: Vec<Offer> = candidates.map(offer).collect();
-    least(offers.iter().copied(), tie).map(|((id, _), _)| id)
+        let may = how.halves(worker.role).1 && !tried.contains(&worker.id);
+        if worker.id != prefill.id && reaches && may {
+            let mut offer = quotes.of(worker).decode();
+            offer.cost_s += quotes.handoffs.added_s(prefill.machine, &offer);
+            least.add(offer);
+        }
+    }
+    least.first.map(|offer| offer.id)
 }
 
 /// Ready workers that the request fits on; at least one.
 fn able<'a>(
-    workers: &'a [WorkerView],
+    workers: &[&'a WorkerView],
     request: &RequestView,
 ) -> Result<Vec<&'a WorkerView>, NoPlacement> {
     let tokens = request.total_tokens();
     let resumes = |w: &&WorkerView| request.resumed_tokens == 0 || w.capabilities.resumes;
-    let known = || workers.iter().filter(resumes);
+    let known = || workers.iter().copied().filter(resumes);
     if !workers.is_empty() && known().next().is_none() {
         return Err(NoPlacement::CannotResume);
     }
@@ -115,73 +130,65 @@ fn able<'a>(
         .collect())
 }
 
-/// Whether a worker of some role may do one half of a request.
-#[derive(Clone, Copy)]
-struct Half {
-    wants: fn(Role) -> bool,
-    /// Nobody has the role, and roles yield.
-    anybody: bool,
-}
-
-impl Half {
-    fn among(
-        workers: &[&WorkerView],
-        role: Role,
-        config: &PolicyConfig,
-    ) -> Result<Self, NoPlacement> {
-        let wants = match role {
-            Role::Decode => Role::decodes,
-            Role::Prefill | Role::Mixed => Role::prefills,
-        };
-        let anybody = !workers.iter().any(|worker| wants(worker.role));
-        if anybody && config.strict_roles {
-            return Err(NoPlacement::NoRole { role });
-        }
-        Ok(Self { wants, anybody })
-    }
-
-    fn of<'a>(self, workers: &[&'a WorkerView]) -> Vec<&'a WorkerView> {
-        let may = |worker: &&WorkerView| self.anybody || (self.wants)(worker.role);
-        workers.iter().copied().filter(may).collect()
-    }
-}
-
 fn best(
     workers: &[&WorkerView],
     request: &RequestView,
-    config: &PolicyConfig,
-    tie: u64,
+    how: Choosing<'_>,
 ) -> Result<Placement, NoPlacement> {
-    if workers.is_empty() {
-        return Err(NoPlacement::NoWorker);
-    }
-    let search = Search {
-        model: CostModel::new(config.cost, workers.iter().copied()),
-        request,
-        tie,
-    };
-    let prefillers = Half::among(workers, Role::Prefill, config)?.of(workers);
-    if request.max_tokens <= 1 {
-        return search.whole(&prefillers).ok_or(NoPlacement::NoWorker);
-    }
-    let decode = Half::among(workers, Role::Decode, config)?;
-    let decoders = decode.of(workers);
-    let both = decode.of(&prefillers);
-    if request.keep_whole {
-        let able = if config.strict_roles { &both } else { workers };
-        if let Some(whole) = search.whole(able) {
-            return Ok(whole);
+    let quotes = Quotes::new(request, how);
+    let split = request.max_tokens > 1;
+    let mut both = Least::default();
+    let mut domains: Vec<(Domain, Side, Side)> = Vec::new();
+    let (mut prefills, mut decodes) = (false, false);
+    for worker in workers {
+        let quote = quotes.of(worker);
+        let (may_prefill, may_decode) = how.halves(worker.role);
+        (prefills, decodes) = (prefills || may_prefill, decodes || may_decode);
+        if may_prefill && (may_decode || !split) {
+            both.add(quote.whole());
+        }
+        let Some(domain) = handoff_domain(worker, request).filter(|_| split) else {
+            continue;
+        };
+        let known = domains.iter().position(|(known, ..)| *known == domain);
+        let at = known.unwrap_or_else(|| {
+            domains.push((domain, Side::default(), Side::default()));
+            domains.len() - 1
+        });
+        let (_, prefill, decode) = &mut domains[at];
+        if may_prefill {
+            prefill.add(quote.prefill(), &quotes.handoffs);
+        }
+        if may_decode {
+            decode.add(quote.decode(), &quotes.handoffs);
         }
     }
-    search
-        .cheaper(search.whole(&both), search.split(&prefillers, &decoders))
-        .or_else(|| {
-            // Each role has workers, but of different domains.
-            let yields = !config.strict_roles;
-            let anybody = || search.cheaper(search.whole(workers), search.split(workers, workers));
-            yields.then(anybody).flatten()
-        })
-        .ok_or(NoPlacement::NoPair)
+    for (found, role) in [(prefills, Role::Prefill), (decodes || !split, Role::Decode)] {
+        if !workers.is_empty() && !found {
+            return Err(NoPlacement::NoRole { role });
+        }
+    }
+    let one = both.first.map(|offer| Placement {
+        prefill: offer.id,
+        decode: offer.id,
+        cost_s: offer.cost_s,
+    });
+    if request.keep_whole && one.is_some() {
+        return one.ok_or(NoPlacement::NoWorker);
+    }
+    let pairs = domains.iter();
+    let two = pairs
+        .filter_map(|(_, prefill, decode)| prefill.with(decode, &quotes.handoffs))
+        .min_by(Pair::compare)
+        .map(|pair| pair.placement());
+    match (one, two) {
+        (Some(one), Some(two)) if two.cost_s < one.cost_s => Ok(two),
+        (one, two) => one.or(two).ok_or(if workers.is_empty() {
+            NoPlacement::NoWorker
+        } else {
+            NoPlacement::NoPair
+        }),
+    }
 }
 
 /// Workers between which a request's KV can move, and by which kind of handoff.
@@ -194,98 +201,75 @@ fn handoff_domain(worker: &WorkerView, request: &RequestView) -> Option<Domain> 
     (splits && can.handoff != HandoffKind::None).then_some((worker.domain, can.handoff))
 }
 
-/// A worker and what one half of the request costs there.
-type Offer = (WorkerId, f64);
+fn same_machine(one: u32, other: u32) -> bool {
+    one == other && one != 0
+}
 
-/// The search for the cheapest placement. A pair's cost is a sum over its two workers, so
-/// each half is looked for alone, and the time is linear in the workers.
-struct Search<'a> {
-    model: CostModel,
+/// What one request costs, by hardware class.
+struct Quotes<'a> {
+    prices: Vec<Price>,
+    handoffs: Handoffs,
     request: &'a RequestView,
     tie: u64,
 }
 
-impl Search<'_> {
-    /// The cheapest worker that does both halves.
-    fn whole(&self, workers: &[&WorkerView]) -> Option<Placement> {
-        let cost_s = |worker: &&WorkerView| {
-            let (model, request) = (&self.model, self.request);
-            let first_s = model.first_token_s(worker, request);
-            (worker.id, first_s + model.decode_s(worker, request, true))
-        };
-        let offers: Vec<Offer> = workers.iter().map(cost_s).collect();
-        let ((id, cost_s), _) = least(offers.iter().copied(), self.tie)?;
-        Some(Placement {
-            prefill: id,
-            decode: id,
-            cost_s,
-        })
+impl<'a> Quotes<'a> {
+    fn new(request: &'a RequestView, how: Choosing<'_>) -> Self {
+        let classes = how.model.hardware.rates().len().max(1);
+        Self {
+            prices: (0..classes)
+                .map(|class| how.model.price(class, request))
+                .collect(),
+            handoffs: Handoffs::new(how.model, request),
+            request,
+            tie: how.tie,
+        }
     }
 
-    /// The cheapest pair of two workers of one domain.
-    fn split(&self, prefillers: &[&WorkerView], decoders: &[&WorkerView]) -> Option<Placement> {
-        let mut domains: BTreeMap<Domain, (Vec<Offer>, Vec<Offer>)> = BTreeMap::new();
-        let domain = |worker: &WorkerView| handoff_domain(worker, self.request);
-        for worker in prefillers {
-            let Some(domain) = domain(worker) else {
-                continue;
-            };
-            let cost_s = self.model.first_token_s(worker, self.request);
-            let (prefill, _) = domains.entry(domain).or_default();
-            prefill.push((worker.id, cost_s));
+    fn of(&'a self, worker: &'a WorkerView) -> Quote<'a> {
+        let known = self.prices.get(worker.hardware);
+        Quote {
+            price: known.unwrap_or(&self.prices[0]),
+            load: Load::of(worker),
+            cached: self.request.cached_tokens(worker.id),
+            worker,
+            tie: self.tie,
         }
-        for worker in decoders {
-            let cost_s = self.model.decode_s(worker, self.request, false);
-            let domain = domain(worker);
-            if let Some((_, decode)) = domain.and_then(|domain| domains.get_mut(&domain)) {
-                decode.push((worker.id, cost_s));
-            }
-        }
-        domains
-            .values()
-            .map(|(prefill, decode)| self.two_of(prefill, decode))
-            .fold(None, |best, pair| self.cheaper(best, pair))
-    }
-
-    /// The cheapest pair of different workers: one of the two halves has its cheapest worker.
-    fn two_of(&self, prefill: &[Offer], decode: &[Offer]) -> Option<Placement> {
-        let handoff_s = self.model.handoff_s(self.request);
-        let pair = |((prefill, first_s), (decode, decode_s)): (Offer, Offer)| Placement {
-            prefill,
-            decode,
-            cost_s: first_s + handoff_s + decode_s,
-        };
-        let (first, tie) = least(prefill.iter().copied(), self.tie)?;
-        let partner = least(others(decode, first.0), tie).map(|(decode, _)| pair((first, decode)));
-        let (last, tie) = least(decode.iter().copied(), self.tie)?;
-        if first.0 != last.0 {
-            return partner;
-        }
-        let turned = least(others(prefill, last.0), tie).map(|(prefill, _)| pair((prefill, last)));
-        self.cheaper(partner, turned)
-    }
-
-    fn cheaper(&self, one: Option<Placement>, other: Option<Placement>) -> Option<Placement> {
-        let offers = [one, other].into_iter().flatten();
-        let ((best, _), _) = least(offers.map(|p| (p, p.cost_s)), self.tie)?;
-        Some(best)
     }
 }
 
-fn others(offers: &[Offer], but: WorkerId) -> impl Iterator<Item = Offer> + Clone {
-    offers.iter().copied().filter(move |(id, _)| *id != but)
-}
-
-/// The cheapest candidate; among equals the one that `tie` points at. With it what is left
-/// of `tie` for an independent choice.
-fn least<T: Copy>(
-    costs: impl Iterator<Item = (T, f64)> + Clone,
+/// What a request costs on one worker.
+struct Quote<'a> {
+    price: &'a Price,
+    load: Load,
+    cached: u32,
+    worker: &'a WorkerView,
     tie: u64,
-) -> Option<((T, f64), u64)> {
-    let lowest = costs.clone().map(|(_, cost)| cost).min_by(f64::total_cmp)?;
-    let limit = lowest + lowest.abs() * 1e-9;
-    let equals = costs.filter(|(_, cost)| *cost <= limit);
-    let count = equals.clone().count() as u64;
-    let at = usize::try_from(tie % count).expect("less than a count");
-    Some((equals.clone().nth(at)?, tie / count))
+}
+
+impl Quote<'_> {
+    fn prefill_s(&self) -> f64 {
+        self.price.prefill_s(&self.load, self.cached)
+            + self.price.prefill_preference_s(self.worker.role)
+    }
+
+    fn decode_s(&self, whole: bool) -> f64 {
+        self.price.decode_s(&self.load, whole) + self.price.decode_preference_s(self.worker.role)
+    }
+
+    fn prefill(&self) -> Offer {
+        Offer::new(self.worker, self.prefill_s(), self.tie)
+    }
+
+    fn decode(&self) -> Offer {
+        Offer::new(self.worker, self.decode_s(false), self.tie)
+    }
+
+    fn whole(&self) -> Offer {
+        Offer::new(
+            self.worker,
+            self.prefill_s() + self.decode_s(true),
+            self.tie,
+        )
+    }
 }

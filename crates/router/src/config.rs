@@ -73,6 +73,11 @@ pub struct RouterArgs {
     #[arg(long)]
     pub strict_roles: bool,
 
+    /// How much a role counts: what a request costs more on a worker of another role, as a
+    /// share of its time on that worker if it is idle. 0: roles do not matter.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05, value_parser = share)]
+    pub role_preference: f64,
+
     /// How long an accepted request waits for a worker when none is left.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub recover_s: f64,
@@ -217,6 +222,7 @@ impl RouterArgs {
             worker_drain: Duration::from_secs_f64(self.worker_drain_s),
             on_kv_loss: self.on_kv_loss.into(),
             strict_roles: self.strict_roles,
+            role_preference: self.role_preference,
             recover: Duration::from_secs_f64(self.recover_s),
         }
     }
@@ -258,6 +264,16 @@ fn alias(given: &str) -> Result<(String, String), String> {
 
 /// More than a day is no deadline.
 const MAX_SECONDS: f64 = 86_400.0;
+
+/// Roles outweigh every cost long before.
+const MAX_SHARE: f64 = 1e6;
+
+fn share(given: &str) -> Result<f64, String> {
+    match given.parse::<f64>() {
+        Ok(share) if (0.0..=MAX_SHARE).contains(&share) => Ok(share),
+        _ => Err(format!("it must be between 0 and {MAX_SHARE}")),
+    }
+}
 
 fn seconds(given: &str) -> Result<f64, String> {
     match given.parse::<f64>() {

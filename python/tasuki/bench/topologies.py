@@ -63,12 +63,18 @@ class Target:
     Attributes:
         name: Of its folder and its line in plots.
         topology: The workers.
-        serve: Options of `tasuki serve` besides the topology, by name.
+        serve: Options of `tasuki serve` besides the topology, by name; with prefill and decode
+            workers, roles are strict unless it says otherwise: a row called `1p1d` is one.
     """
 
     name: str
     topology: Topology
     serve: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        split = self.topology.prefill and self.topology.decode
+        if split and "strict-roles" not in dict(self.serve):
+            object.__setattr__(self, "serve", (*self.serve, ("strict-roles", True)))
 
     def describe(self, machine_gpus: int) -> dict[str, Any]:
         """The block `topology` of a result file.

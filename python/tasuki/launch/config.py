@@ -114,6 +114,7 @@ class RouterOptions:
 
     on_kv_loss: str | None = None
     strict_roles: bool = False
+    role_preference: float | None = None
     max_concurrent_requests: int | None = None
     max_connections: int | None = None
     idle_timeout_s: float | None = None

@@ -168,6 +168,16 @@ OnKvLoss = Annotated[
 StrictRoles = Annotated[
     bool, _option("Never let a worker do another role's work.", "--strict-roles")
 ]
+RolePreference = Annotated[
+    float | None,
+    _option(
+        "How much a role counts: what a request costs more on a worker of another role, as a"
+        " share of its time on that worker if it is idle [0.05]; 0: roles do not matter.",
+        "--role-preference",
+        min=0.0,
+        max=1e6,
+    ),
+]
 MaxConcurrent = Annotated[
     int | None,
     _option(

@@ -11,13 +11,13 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{Health, RequestView, WorkerId, WorkerView};
-use tasuki_policy::{NoPlacement, PolicyConfig};
+use tasuki_core::{CostModel, Health, RequestView, WorkerId, WorkerView};
+use tasuki_policy::{Choosing, NoPlacement, Placement, PolicyConfig};
 
 use self::models::Models;
 pub use self::report::{LoadReport, WorkerInfo};
 pub use self::worker::{DrainReason, LegSlot, WorkerState};
-use crate::leg::LegSpec;
+use crate::leg::{LegSpec, LegTimings};
 use crate::machine::Fleet;
 use crate::worker_ref::{WorkerKey, WorkerRef};
 
@@ -63,6 +63,9 @@ pub enum Silence {
 /// the first requests would be placed on workers of the wrong role.
 const FIRST_ANSWERS: Duration = Duration::from_secs(2);
 
+/// What a handoff takes at least: less is below what its account can tell.
+const SHORTEST_HANDOFF: Duration = Duration::from_micros(100);
+
 /// Every worker of the deployment, connected or not.
 ///
 /// A worker is *added* when its address appears, *joins* and *leaves* with each connection,
@@ -73,6 +76,9 @@ pub struct FleetState {
     workers: BTreeMap<WorkerId, WorkerState>,
     policy: PolicyConfig,
     next_worker: u32,
+    costs: CostModel,
+    /// By the index that views have, less one.
+    machines: Vec<String>,
     next_connection: u64,
     /// Rotates among equally good workers.
     tie: u64,
@@ -87,6 +93,8 @@ impl FleetState {
             workers: BTreeMap::new(),
             policy,
             next_worker: 0,
+            costs: CostModel::new(policy.cost),
+            machines: Vec::new(),
             next_connection: 0,
             tie: 0,
         }
@@ -136,13 +144,16 @@ impl FleetState {
             return Err(JoinError::Twice(twin.view.id));
         }
         let model = self.models.of(&info)?;
-        let state = self.workers.get_mut(&worker);
-        let state = state.ok_or(JoinError::Removed(worker))?;
+        if !self.workers.contains_key(&worker) {
+            return Err(JoinError::Removed(worker));
+        }
+        self.set_info(worker, info);
         let connection = self.next_connection;
         self.next_connection += 1;
-        state.model = Some(model);
-        state.set_info(info);
-        state.connect(connection, now);
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.model = Some(model);
+            state.connect(connection, now);
+        }
         Ok(WorkerKey { worker, connection })
     }
 
@@ -161,7 +172,7 @@ impl FleetState {
         let engine = state.info.as_ref().map(|known| &known.peer.engine_id);
         let same = engine == Some(&info.peer.engine_id);
         if same {
-            state.set_info(info);
+            self.set_info(key.worker, info);
         }
         same
     }
@@ -171,15 +182,18 @@ impl FleetState {
     /// The outputs and ends of the same report come after it, each with
     /// [`FleetState::on_output`] or [`FleetState::on_ended`], then [`FleetState::recount`].
     pub fn on_report(&mut self, key: WorkerKey, load: Option<&LoadReport>, now: Duration) -> bool {
-        let cost = self.policy.cost;
         let Some(state) = self.connected(key) else {
             return false;
         };
         state.last_report = now;
+        let recovered = state.recover();
         if let Some(load) = load {
-            state.take_load(load, &cost);
+            let (class, samples) = (state.view.hardware, state.take_load(load));
+            for sample in samples {
+                self.costs.hardware.learn(class, &sample);
+            }
         }
-        state.recover()
+        recovered
     }
 
     /// A leg is dispatched. `None`: the connection is gone.
@@ -198,10 +212,18 @@ impl FleetState {
         }
     }
 
-    /// A leg has ended.
-    pub fn on_ended(&mut self, key: WorkerKey, slot: LegSlot) {
-        if let Some(state) = self.connected(key) {
-            state.remove_leg(slot);
+    /// A leg has ended, with or without an account of its time.
+    pub fn on_ended(&mut self, key: WorkerKey, slot: LegSlot, timings: Option<&LegTimings>) {
+        let Some(state) = self.connected(key) else {
+            return;
+        };
+        let handoff = state.remove_leg(slot);
+        let timings = timings.filter(|timings| timings.transfer_bytes > 0);
+        if let (Some((same_machine, tokens)), Some(timings)) = (handoff, timings) {
+            let exposed = timings.transfer_exposed.max(SHORTEST_HANDOFF);
+            self.costs
+                .links
+                .learn(same_machine, tokens, exposed.as_secs_f64());
         }
     }
 
@@ -268,9 +290,24 @@ impl FleetState {
         self.workers.get(&worker)
     }
 
+    /// Whether a request could be placed, without placing one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::place`].
+    pub fn can_place(&self, request: &RequestView) -> Result<(), NoPlacement> {
+        self.choose(request).map(drop)
+    }
+
+    fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
+        let (views, none) = self.candidates(request);
+        let placement = tasuki_policy::place(&views, request, self.choosing());
+        placement.map_err(|reason| reason.or(none))
+    }
+
     /// The workers that were ever connected and may run a request, as the policy sees them,
     /// and what it means if none of them is up.
-    pub fn candidates(&self, request: &RequestView) -> (Vec<WorkerView>, NoPlacement) {
+    fn candidates(&self, request: &RequestView) -> (Vec<&WorkerView>, NoPlacement) {
         let of_model = |state: &&WorkerState| state.model == Some(request.model);
         let goes_on = |state: &&WorkerState| {
             let bound_to = request.bound_to;
@@ -286,8 +323,7 @@ impl FleetState {
         } else {
             NoPlacement::NoWorker
         };
-        let views = may.into_iter().map(|state| state.view.clone());
-        (views.collect(), none)
+        (may.into_iter().map(|state| &state.view).collect(), none)
     }
 
     /// What a worker is, if the key is that of its connection now.
@@ -309,19 +345,43 @@ impl FleetState {
         })
     }
 
-    fn next_tie(&mut self) -> u64 {
-        let tie = self.tie;
-        self.tie = tie.wrapping_add(1);
-        tie
+    fn set_info(&mut self, worker: WorkerId, info: WorkerInfo) {
+        let hardware = self.costs.hardware.class(&info.hardware);
+        let machine = self.machine(worker::host(&info.peer.kv_endpoint));
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.set_info(info);
+            state.view.hardware = hardware;
+            state.view.machine = machine;
+        }
+    }
+
+    /// The index of a machine, which is added if it is new; 0 without a name.
+    fn machine(&mut self, host: &str) -> u32 {
+        if host.is_empty() {
+            return 0;
+        }
+        let known = self.machines.iter().position(|machine| machine == host);
+        let at = known.unwrap_or_else(|| {
+            self.machines.push(host.to_owned());
+            self.machines.len() - 1
+        });
+        u32::try_from(at + 1).expect("fewer machines than 2^32")
+    }
+
+    /// How the next request's workers are chosen.
+    fn choosing(&self) -> Choosing<'_> {
+        Choosing {
+            model: &self.costs,
+            strict_roles: self.policy.strict_roles,
+            tie: self.tie,
+        }
     }
 }
 
 impl Fleet for FleetState {
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
-        let tie = self.next_tie();
-        let (views, none) = self.candidates(request);
-        let placement = tasuki_policy::place(&views, request, &self.policy, tie);
-        let placement = placement.map_err(|reason| reason.or(none))?;
+        self.tie = self.tie.wrapping_add(1);
+        let placement = self.choose(request)?;
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
         prefill.zip(decode).ok_or(NoPlacement::NoWorker)
@@ -333,11 +393,9 @@ impl Fleet for FleetState {
         prefill: WorkerKey,
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
-        let tie = self.next_tie();
-        let (views, _) = self.candidates(request);
-        let prefill = prefill.worker;
-        let worker =
-            tasuki_policy::place_decode(&views, request, prefill, tried, &self.policy, tie)?;
+        self.tie = self.tie.wrapping_add(1);
+        let ((views, _), prefill) = (self.candidates(request), prefill.worker);
+        let worker = tasuki_policy::place_decode(&views, request, prefill, tried, self.choosing())?;
         self.worker_ref(worker)
     }
 }

@@ -1,6 +1,6 @@
 //! What a worker says of itself.
 
-use tasuki_core::{Capabilities, KvDomain, Role};
+use tasuki_core::{Capabilities, HardwareClass, KvDomain, Role, StepSample};
 
 use crate::worker_ref::Peer;
 
@@ -21,6 +21,7 @@ pub struct WorkerInfo {
     /// In tokens.
     pub block_size: u32,
     pub num_blocks: u32,
+    pub hardware: HardwareClass,
 }
 
 /// What a worker has to do at one moment.
@@ -35,8 +36,14 @@ pub struct LoadReport {
     pub waiting_prefill_tokens: u64,
     /// Free or evictable.
     pub free_blocks: u32,
-    /// Measured; 0: not yet.
-    pub prefill_tokens_per_s: f64,
-    /// Measured, with `running_requests` in the batch; 0: not yet.
-    pub decode_step_s: f64,
+    /// That decode; each choice is one.
+    pub running_sequences: u32,
+    /// That will decode there and do not yet.
+    pub waiting_sequences: u32,
+    /// That the decoding ones attend to.
+    pub running_kv_tokens: u64,
+    /// The last step that only decoded.
+    pub last_decode: Option<StepSample>,
+    /// The last step that computed prompt tokens.
+    pub last_prefill: Option<StepSample>,
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Health, Identity, KvDomain, ModelId, Outstanding, RequestView, Role, WorkerId,
-    WorkerView,
+    Capabilities, HardwareClass, Health, Identity, KvDomain, ModelId, Outstanding, RequestView,
+    Role, StepSample, WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig};
 
 use super::{DrainReason, FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
-use crate::leg::{LegKind, LegSpec};
+use crate::leg::{Handoff, LegKind, LegSpec, LegTimings};
 use crate::machine::Fleet;
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{Peer, WorkerKey};
@@ -45,6 +45,7 @@ fn info(engine: &str) -> WorkerInfo {
         max_model_len: 1_024,
         block_size: 16,
         num_blocks: 100,
+        hardware: HardwareClass::default(),
     }
 }
 
@@ -123,6 +124,8 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
     let all = Outstanding {
         prefill_tokens: 100,
         requests: 2,
+        sequences: 1,
+        kv_tokens: 33,
         promised_blocks: 14,
     };
     assert_eq!(view(&fleet, 0).outstanding, all);
@@ -135,6 +138,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         prefill_tokens: 0,
         requests: 1,
         promised_blocks: 14,
+        ..all
     };
     assert_eq!(report(&mut fleet, Some(1)), only_decode);
     let promised = |promised_blocks| Outstanding {
@@ -144,7 +148,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
     assert_eq!(report(&mut fleet, Some(2)), promised(14));
     fleet.on_output(key, decode);
     assert_eq!(report(&mut fleet, Some(2)), promised(7));
-    fleet.on_ended(key, prefill);
+    fleet.on_ended(key, prefill, None);
     assert_eq!(report(&mut fleet, Some(2)), promised(0));
 }
 
@@ -172,7 +176,8 @@ fn of_a_worker_without_load_reports_our_legs_count_until_they_end() {
     let decoding = counted(FleetState::on_output);
     assert_eq!((decoding.prefill_tokens, decoding.requests), (0, 1));
     assert_eq!(decoding.promised_blocks, all.promised_blocks);
-    assert_eq!(counted(FleetState::on_ended), Outstanding::default());
+    let ended = counted(|fleet, key, leg| fleet.on_ended(key, leg, None));
+    assert_eq!(ended, Outstanding::default());
 }
 
 #[test]
@@ -182,7 +187,7 @@ fn the_bookkeeping_of_an_ended_leg_is_used_again() {
     let mut dispatch = || fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
     let (first, second) = (dispatch().expect("a slot"), dispatch().expect("a slot"));
     assert_ne!(first, second);
-    fleet.on_ended(key, first);
+    fleet.on_ended(key, first, None);
     let third = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
     let third = third.expect("a slot");
     assert_eq!((third.index(), third.number), (first.index(), 3));
@@ -240,27 +245,46 @@ fn one_router_serves_one_model() {
 }
 
 #[test]
-fn an_idle_workers_speeds_are_forgotten_in_time() {
-    let mut fleet = fleet(1);
+fn reported_steps_and_handoffs_teach_the_cost_model() {
+    let mut fleet = fleet(2);
     let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
-    let mut report = |running_requests| {
-        let load = LoadReport {
-            running_requests,
-            prefill_tokens_per_s: 500.0,
-            decode_step_s: 0.01,
-            ..idle()
-        };
-        fleet.on_report(key, Some(&load), NOW);
-        let load = &view(&fleet, 0).load;
-        (load.prefill_tokens_per_s, load.single_step_s)
+    let other = fleet.join(WorkerId(1), info("b"), NOW).expect("joined");
+    let load = |number| LoadReport {
+        last_decode: Some(StepSample {
+            number,
+            duration_s: 0.01,
+            sequences: 4,
+            kv_tokens: 400,
+            ..StepSample::default()
+        }),
+        ..idle()
     };
-    report(1);
-    for _ in 0..8 {
-        report(0);
+    let step_s = |fleet: &FleetState| fleet.costs.hardware.rates()[0].decode_s(4.0, 400.0);
+    for number in 1..10 {
+        fleet.on_report(key, Some(&load(number)), NOW);
     }
-    assert_eq!(report(0), (500.0, 0.01));
-    assert_eq!(report(0), (0.0, 0.0));
-    assert_eq!(report(1), (500.0, 0.01));
+    let learnt_s = step_s(&fleet);
+    assert!((learnt_s / 0.01 - 1.0).abs() < 0.05, "{learnt_s}");
+    fleet.on_report(key, Some(&load(9)), NOW);
+    assert_eq!(step_s(&fleet), learnt_s, "a repeated sample counts once");
+    assert_eq!(view(&fleet, 0).hardware, view(&fleet, 1).hardware);
+
+    let handoff_s = |fleet: &FleetState| fleet.costs.links.handoff_s(false, 100.0);
+    let before_s = handoff_s(&fleet);
+    let timings = LegTimings {
+        transfer_exposed: Duration::from_millis(300),
+        transfer_bytes: 1,
+        ..LegTimings::default()
+    };
+    let decode = LegSpec {
+        handoff: Some(Handoff::With(info("a").peer)),
+        ..spec(LegKind::Decode, 100)
+    };
+    for _ in 0..10 {
+        let leg = fleet.on_dispatched(other, &decode).expect("a slot");
+        fleet.on_ended(other, leg, Some(&timings));
+    }
+    assert!(handoff_s(&fleet) > 10.0 * before_s, "a's host is not b's");
 }
 
 #[test]
@@ -371,6 +395,8 @@ fn requests_go_to_workers_of_their_model_by_any_of_its_names() {
 fn a_begun_request_stays_with_its_weights_and_kv_never_moves_between_two() {
     let roles = [Role::Prefill, Role::Decode, Role::Prefill];
     let mut fleet = fleet(3);
+    // Short requests are split too.
+    fleet.costs.config.role_preference = 1_000.0;
     for ((id, role), identity) in (0u32..).zip(roles).zip([1, 1, 2]) {
         let info = WorkerInfo {
             role,

@@ -3,21 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tasuki_core::cost::single_step_s;
 use tasuki_core::{
     Capabilities, Capacity, CostConfig, Health, KvDomain, ModelId, Outstanding, ReportedLoad, Role,
-    WorkerId, WorkerView,
+    StepSample, WorkerId, WorkerView,
 };
 
 use super::report::{LoadReport, WorkerInfo};
-use crate::leg::{LegKind, LegSpec};
-
-/// How much a new measurement of the step time counts.
-const STEP_WEIGHT: f64 = 0.2;
-
-/// Speeds that an idle worker measured so many reports (seconds) ago are
-/// forgotten: a bad moment must not keep requests away for good.
-const IDLE_REPORTS_UNTIL_FORGOTTEN: u32 = 10;
+use crate::leg::{Handoff, LegKind, LegSpec};
 
 /// One worker of the fleet, connected or not.
 #[derive(Debug)]
@@ -37,7 +29,8 @@ pub struct WorkerState {
     legs: Vec<Option<RunningLeg>>,
     free_slots: Vec<u32>,
     dispatched_legs: u64,
-    idle_reports: u32,
+    /// Numbers of the last samples, of both kinds.
+    last_samples: [u64; 2],
 }
 
 /// Why a worker gets no new work.
@@ -69,6 +62,10 @@ impl LegSlot {
 struct RunningLeg {
     prefill_tokens: u64,
     promised_blocks: u64,
+    sequences: u32,
+    kv_tokens: u64,
+    /// Of a decode leg: whether it is within one machine.
+    handoff: Option<bool>,
     number: u64,
     /// The worker's load counts it.
     is_counted: bool,
@@ -83,6 +80,8 @@ impl WorkerState {
                 domain: KvDomain::default(),
                 capabilities: Capabilities::default(),
                 role: Role::Mixed,
+                hardware: 0,
+                machine: 0,
                 health: Health::Down,
                 capacity: Capacity {
                     max_model_len_tokens: 0,
@@ -101,7 +100,7 @@ impl WorkerState {
             legs: Vec::new(),
             free_slots: Vec::new(),
             dispatched_legs: 0,
-            idle_reports: 0,
+            last_samples: [0; 2],
         }
     }
 
@@ -182,37 +181,31 @@ impl WorkerState {
         self.view.outstanding = Outstanding::default();
     }
 
-    /// Counts a report against what was submitted, and takes its load over.
-    pub(super) fn take_load(&mut self, load: &LoadReport, cost: &CostConfig) {
-        let mut single = self.view.load.single_step_s;
-        if load.decode_step_s > 0.0 && load.running_requests > 0 {
-            let running = load.running_requests;
-            let measured = single_step_s(load.decode_step_s, running, cost.batch_slope);
-            single = if single > 0.0 {
-                single + STEP_WEIGHT * (measured - single)
-            } else {
-                measured
-            };
-        }
-        if load.running_requests + load.waiting_requests > 0 {
-            self.idle_reports = 0;
-        }
-        self.idle_reports += 1;
-        let forget = self.idle_reports > IDLE_REPORTS_UNTIL_FORGOTTEN;
-        let known = |measured: f64| if forget { 0.0 } else { measured };
+    /// Counts a report against what was submitted, and takes its load over. Returns the
+    /// samples that are new.
+    pub(super) fn take_load(
+        &mut self,
+        load: &LoadReport,
+    ) -> impl Iterator<Item = StepSample> + use<> {
         self.view.load = ReportedLoad {
             waiting_requests: load.waiting_requests,
             running_requests: load.running_requests,
             waiting_prefill_tokens: load.waiting_prefill_tokens,
             free_blocks: load.free_blocks,
-            prefill_tokens_per_s: known(load.prefill_tokens_per_s),
-            single_step_s: known(single),
+            running_sequences: load.running_sequences,
+            waiting_sequences: load.waiting_sequences,
+            running_kv_tokens: load.running_kv_tokens,
         };
         for leg in self.legs.iter_mut().flatten() {
             leg.is_counted |= load
                 .applied_legs
                 .is_some_and(|applied| leg.number <= applied);
         }
+        let samples = [load.last_decode, load.last_prefill];
+        let numbers = samples.map(|sample| sample.map_or(0, |sample| sample.number));
+        let known = std::mem::replace(&mut self.last_samples, numbers);
+        let new = samples.into_iter().zip(known);
+        new.filter_map(|(sample, known)| sample.filter(|sample| sample.number != known))
     }
 
     /// A leg was sent to the worker.
@@ -225,6 +218,7 @@ impl WorkerState {
             }
         };
         let choices = spec.choices.len() as u64;
+        let decodes = spec.kind != LegKind::Prefill;
         self.dispatched_legs += 1;
         let number = self.dispatched_legs;
         let leg = RunningLeg {
@@ -234,6 +228,9 @@ impl WorkerState {
             },
             promised_blocks: self.view.blocks_for(tokens)
                 + choices * self.view.blocks_for(u64::from(growth)),
+            sequences: if decodes { choices as u32 } else { 0 },
+            kv_tokens: if decodes { choices * tokens } else { 0 },
+            handoff: self.handoff_of(spec),
             number,
             is_counted: false,
             has_blocks: false,
@@ -262,11 +259,23 @@ impl WorkerState {
         }
     }
 
-    /// A leg has ended.
-    pub(super) fn remove_leg(&mut self, slot: LegSlot) {
-        let leg = self.legs.get_mut(slot.index as usize);
-        if leg.and_then(Option::take).is_some() {
-            self.free_slots.push(slot.index);
+    /// A leg has ended. Returns the handoff that it was, if it was one: whether within one
+    /// machine, and of how many tokens.
+    pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<(bool, u64)> {
+        let leg = self.legs.get_mut(slot.index as usize)?.take()?;
+        self.free_slots.push(slot.index);
+        Some((
+            leg.handoff?,
+            leg.kv_tokens / u64::from(leg.sequences.max(1)),
+        ))
+    }
+
+    fn handoff_of(&self, spec: &LegSpec) -> Option<bool> {
+        match (&spec.handoff, spec.kind, &self.info) {
+            (Some(Handoff::With(peer)), LegKind::Decode, Some(own)) => {
+                Some(host(&peer.kv_endpoint) == host(&own.peer.kv_endpoint))
+            }
+            _ => None,
         }
     }
 
@@ -277,6 +286,8 @@ impl WorkerState {
             if !leg.is_counted {
                 outstanding.prefill_tokens += leg.prefill_tokens;
                 outstanding.requests += 1;
+                outstanding.sequences += leg.sequences;
+                outstanding.kv_tokens += leg.kv_tokens;
             }
             if !leg.has_blocks {
                 outstanding.promised_blocks += leg.promised_blocks;
@@ -284,4 +295,9 @@ impl WorkerState {
         }
         self.view.outstanding = outstanding;
     }
+}
+
+/// The machine in `host:port`, as far as addresses tell.
+pub(super) fn host(endpoint: &str) -> &str {
+    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tasuki_core::CostConfig;
 use tasuki_flow::{MachineConfig, OnKvLoss};
 use tasuki_policy::PolicyConfig;
 
@@ -20,6 +21,8 @@ pub struct Config {
     pub on_kv_loss: OnKvLoss,
     /// Refuse to place a leg on a worker of another role.
     pub strict_roles: bool,
+    /// See [`CostConfig::role_preference`].
+    pub role_preference: f64,
     /// How long an accepted request waits for a worker when none is left.
     pub recover: Duration,
 }
@@ -33,6 +36,7 @@ impl Default for Config {
             worker_drain: Duration::from_secs(600),
             on_kv_loss: machine.on_kv_loss,
             strict_roles: false,
+            role_preference: CostConfig::default().role_preference,
             recover: machine.recover,
         }
     }
@@ -58,7 +62,10 @@ impl From<&Config> for Tuning {
             },
             policy: PolicyConfig {
                 strict_roles: config.strict_roles,
-                ..PolicyConfig::default()
+                cost: CostConfig {
+                    role_preference: config.role_preference,
+                    ..CostConfig::default()
+                },
             },
             liveness: Liveness::default(),
         }

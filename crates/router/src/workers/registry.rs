@@ -9,7 +9,7 @@ use tasuki_flow::fleet::{
     DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo, WorkerState,
 };
 use tasuki_flow::{Fleet, Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey, WorkerRef};
-use tasuki_policy::{NoPlacement, PolicyConfig, place};
+use tasuki_policy::{NoPlacement, PolicyConfig};
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
@@ -30,7 +30,6 @@ pub struct Report<Outputs, Ends> {
 /// Every worker of the deployment, connected or not.
 pub struct Registry {
     began: Instant,
-    policy: PolicyConfig,
     state: Mutex<State>,
     changes: watch::Sender<u64>,
 }
@@ -60,7 +59,6 @@ impl Registry {
     pub fn new(models: Vec<Vec<String>>, policy: PolicyConfig, now: Instant) -> Self {
         Self {
             began: now,
-            policy,
             state: Mutex::new(State {
                 fleet: FleetState::new(models, policy),
                 members: BTreeMap::new(),
@@ -186,7 +184,7 @@ impl Registry {
         }
         for (name, ended) in report.ended {
             if let Some(leg) = connection.legs.remove(&name) {
-                fleet.on_ended(key, leg.slot);
+                fleet.on_ended(key, leg.slot, ended.timings.as_ref());
                 let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));
             }
         }
@@ -280,21 +278,14 @@ impl Registry {
 
     /// Whether a request to a model could be placed now, without placing one, and every worker
     /// has answered, could not be reached or was given its time.
-    ///
-    /// The placement is tried on a copy of the workers' state: requests and reports do not
-    /// wait for it.
     pub fn readiness(&self, model: ModelId, now: Instant) -> Result<(), NotReady> {
+        let fleet = &self.lock().fleet;
         let request = RequestView {
             model,
             ..RequestView::new(1, 2)
         };
-        let ((views, none), started) = {
-            let fleet = &self.lock().fleet;
-            let started = fleet.has_started(self.since_start(now));
-            (fleet.candidates(&request), started)
-        };
-        place(&views, &request, &self.policy, 0).map_err(|reason| reason.or(none))?;
-        started
+        fleet.can_place(&request)?;
+        fleet.has_started(self.since_start(now))
     }
 
     /// Aborts the legs whose request has no task any more. Returns how many there were.
@@ -310,7 +301,7 @@ impl Registry {
                 let orphan = leg.inbox.is_closed();
                 if orphan {
                     connection.link.abort(name, Vec::new());
-                    fleet.on_ended(key, leg.slot);
+                    fleet.on_ended(key, leg.slot, None);
                     aborted += 1;
                 }
                 !orphan

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, KvDomain, Role};
+use tasuki_core::{Capabilities, HardwareClass, KvDomain, Role};
 use tasuki_flow::fleet::WorkerInfo;
 use tasuki_flow::{LegSpec, Peer};
 use tasuki_wire::v1::worker_server::{Worker, WorkerServer};
@@ -265,5 +265,6 @@ pub fn local_info(engine: &str) -> WorkerInfo {
         max_model_len: 1_024,
         block_size: 16,
         num_blocks: 100,
+        hardware: HardwareClass::default(),
     }
 }

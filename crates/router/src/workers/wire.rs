@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, FailureKind, Identity, KvDomain, Role};
+use tasuki_core::{Capabilities, FailureKind, HardwareClass, Identity, KvDomain, Role, StepSample};
 use tasuki_flow::fleet::{LoadReport, WorkerInfo};
 use tasuki_flow::{
     Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Peer,
@@ -128,6 +128,11 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
         max_model_len: info.max_model_len,
         block_size: info.block_size,
         num_blocks: info.num_blocks,
+        hardware: HardwareClass {
+            device: info.device,
+            identity,
+            tensor_parallel: info.tensor_parallel_size,
+        },
     })
 }
 
@@ -152,8 +157,22 @@ fn load(load: &v1::Load, applied_submits: u64) -> LoadReport {
         running_requests: load.running_requests,
         waiting_prefill_tokens: load.waiting_prefill_tokens,
         free_blocks: load.free_blocks,
-        prefill_tokens_per_s: load.prefill_tokens_per_s,
-        decode_step_s: load.decode_step_s,
+        running_sequences: load.running_sequences,
+        waiting_sequences: load.waiting_sequences,
+        running_kv_tokens: load.running_kv_tokens,
+        last_decode: load.last_decode.map(sample),
+        last_prefill: load.last_prefill.map(sample),
+    }
+}
+
+fn sample(sample: v1::StepSample) -> StepSample {
+    StepSample {
+        number: sample.number,
+        duration_s: sample.duration_s,
+        sequences: sample.sequences,
+        kv_tokens: sample.kv_tokens,
+        prefill_tokens: sample.prefill_tokens,
+        prefill_squares: sample.prefill_squares,
     }
 }
 

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Capacity, FirstToken, HandoffKind, Health, KvDomain, ModelId, Outstanding,
-    Positions, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
+    Capabilities, Capacity, CostModel, FirstToken, HandoffKind, Health, KvDomain, ModelId,
+    Outstanding, Positions, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
 };
-use tasuki_policy::{NoPlacement, PolicyConfig};
+use tasuki_policy::{Choosing, NoPlacement};
 
 use super::sim_worker::{Lengths, Progress, SimLeg, ended, handed_off, truth};
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
@@ -89,6 +89,7 @@ struct Views {
     views: Vec<WorkerView>,
     keys: Vec<Option<WorkerKey>>,
     tie: u64,
+    model: CostModel,
 }
 
 pub struct World {
@@ -625,6 +626,8 @@ impl World {
             domain: KvDomain::default(),
             capabilities: self.setup.capabilities,
             role: worker.role,
+            hardware: 0,
+            machine: 0,
             health: if worker.key.is_some() {
                 Health::Ready
             } else {
@@ -644,6 +647,7 @@ impl World {
         Views {
             views: self.workers.iter().enumerate().map(view).collect(),
             keys: self.workers.iter().map(|worker| worker.key).collect(),
+            model: CostModel::default(),
             tie: self.tie,
         }
     }
@@ -687,8 +691,10 @@ impl World {
 impl Fleet for Views {
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
         self.tie += 1;
-        let config = PolicyConfig::default();
-        let placement = tasuki_policy::place(&self.views, request, &config, self.tie)?;
+        let views: Vec<&WorkerView> = self.views.iter().collect();
+        let [by_role, by_cost] = self.choosing();
+        let placement = tasuki_policy::place(&views, request, by_role)
+            .or_else(|_| tasuki_policy::place(&views, request, by_cost))?;
         Ok((
             self.worker_ref(placement.prefill),
             self.worker_ref(placement.decode),
@@ -702,20 +708,24 @@ impl Fleet for Views {
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
         self.tie += 1;
-        let config = PolicyConfig::default();
-        tasuki_policy::place_decode(
-            &self.views,
-            request,
-            prefill.worker,
-            tried,
-            &config,
-            self.tie,
-        )
-        .map(|id| self.worker_ref(id))
+        let views: Vec<&WorkerView> = self.views.iter().collect();
+        let mut found = self.choosing().into_iter().filter_map(|how| {
+            tasuki_policy::place_decode(&views, request, prefill.worker, tried, how)
+        });
+        found.next().map(|id| self.worker_ref(id))
     }
 }
 
 impl Views {
+    /// By role while there are workers of each, so that short requests are split too.
+    fn choosing(&self) -> [Choosing<'_>; 2] {
+        [true, false].map(|strict_roles| Choosing {
+            model: &self.model,
+            strict_roles,
+            tie: self.tie,
+        })
+    }
+
     fn worker_ref(&self, id: WorkerId) -> WorkerRef {
         let key = self.keys[id.0 as usize].expect("only workers that are up are chosen");
         WorkerRef {

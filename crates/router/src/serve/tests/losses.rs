@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test]
 async fn a_lost_decode_worker_is_made_good_by_the_other() {
     let roles = [Role::Prefill, Role::Decode, Role::Decode];
-    let (service, _workers, mut sessions) = serve(&roles, |_| {}).await;
+    let (service, _workers, mut sessions) = serve(&roles, by_role).await;
     let generating = service.generate(generation(4), Instant::now());
     let first = sessions[0].submit().await;
     let lost: usize = match first.peer.as_ref().expect("a peer").engine_id.as_str() {

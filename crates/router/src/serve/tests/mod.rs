@@ -35,6 +35,11 @@ fn generation(max_tokens: u32) -> Generation {
     }
 }
 
+/// Short requests are split too.
+fn by_role(tuning: &mut Tuning) {
+    tuning.policy.strict_roles = true;
+}
+
 /// A service with one connected fake worker for each role.
 async fn serve(
     roles: &[Role],

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_split_request_from_both_workers() {
-    let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], |_| {}).await;
+    let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], by_role).await;
     assert!(service.readiness(None).is_ok());
     let limits = service.limits(ModelId(0)).expect("limits");
     assert_eq!((limits.max_model_len, limits.vocab_size), (1_024, 512));
@@ -88,7 +88,7 @@ async fn a_split_request_from_both_workers() {
 
 #[tokio::test]
 async fn dropping_a_generation_aborts_both_legs() {
-    let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], |_| {}).await;
+    let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], by_role).await;
     let generating = service.generate(generation(4), Instant::now());
     let mut ids = Vec::new();
     for session in &mut sessions {

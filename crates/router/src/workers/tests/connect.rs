@@ -233,8 +233,7 @@ async fn role_and_load_follow_the_worker() {
             running_requests: 3,
             waiting_prefill_tokens: 70,
             free_blocks: 40,
-            prefill_tokens_per_s: 500.0,
-            decode_step_s: 0.011,
+            running_kv_tokens: 900,
             ..idle()
         }),
         applied_submits: 0,
@@ -247,6 +246,5 @@ async fn role_and_load_follow_the_worker() {
     assert_eq!(view.load.running_requests, 3);
     assert_eq!(view.load.waiting_prefill_tokens, 70);
     assert_eq!(view.load.free_blocks, 40);
-    // 11 ms with three in the batch, at a slope of 5% for each further one.
-    assert!((view.load.single_step_s - 0.01).abs() < 1e-9);
+    assert_eq!(view.load.running_kv_tokens, 900);
 }
