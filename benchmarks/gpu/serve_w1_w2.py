@@ -61,7 +61,7 @@ class Campaign:
     Attributes:
         starts: By topology, each worker's name and its account of its start.
         runs: Each run's figures.
-        failures: What went wrong, one text each.
+        failures: What went wrong, one line each; the logs are printed only.
         out_of_time: The limit is over.
     """
 
@@ -96,8 +96,8 @@ class Campaign:
         except RunFailedError as error:
             lines = log.read_text(errors="replace").splitlines(keepends=True)
             end = "".join(line for line in lines if "request ended" not in line)[-14000:]
-            self.failures.append(f"{topology}: {error}\n{end}")
-            print(self.failures[-1], flush=True)
+            print(f"{topology}: {error}\n{end}", flush=True)
+            self.failures.append(f"{topology}: {str(error).splitlines()[0]}")
 
     def give_up(self, *_: object) -> None:
         """A signal's handler: tell where the workers are, and fail what runs.

@@ -42,6 +42,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "max-model-len": 2048,
         "kv-memory": "500MB",
         "max-batched-tokens": 128,
+        "strict-roles": True,
     }
     assert [load.name for load in plan.loads] == [
         "chat-request-rate-0.5-range-ratio-1",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.client import Client
-from support.deployment import Deployment
+from support.deployment import ROLE_PREFERENCE, Deployment
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
 from support.processes import further_ranks
@@ -36,6 +36,7 @@ def prompt(length: int) -> list[int]:
 def serving(model: Path, topology: Topology, log: Path, **options: object) -> Iterator[Client]:
     """`tasuki serve` on the CPU in float32, a client for it; failures carry the log's end."""
     said: dict[str, object] = {"model": model, "device": "cpu", "dtype": "float32"}
+    said["role-preference"] = ROLE_PREFERENCE
     server = Serving(topology, said | {"kv-memory": 64_000_000} | options, log)
     client = Client(server.url, server.model)
     try:

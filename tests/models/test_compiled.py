@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import setuptools  # noqa: F401 - before anything imports distutils, which it replaces
 import torch
 from paged import Paged, Sequence
 from tiny import save
