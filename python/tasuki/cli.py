@@ -83,8 +83,15 @@ def serve(
     worker_host: opt.WorkersHost = "127.0.0.1",
     worker_base_port: opt.WorkersPort = None,
     on_kv_loss: opt.OnKvLoss = None,
+    policy: opt.Policy = None,
     strict_roles: opt.StrictRoles = False,
     role_preference: opt.RolePreference = None,
+    ttft_target_ms: opt.TtftTarget = None,
+    tpot_target_ms: opt.TpotTarget = None,
+    tenant_header: opt.TenantHeader = None,
+    prefill_option: opt.PrefillOption = None,
+    decode_option: opt.DecodeOption = None,
+    mixed_option: opt.MixedOption = None,
     max_concurrent_requests: opt.MaxConcurrent = None,
     max_connections: opt.MaxConnections = None,
     idle_timeout_s: opt.IdleTimeout = None,
@@ -100,7 +107,9 @@ def serve(
     from tasuki.launch.config import RouterOptions, ServeConfig, WorkerOptions
     from tasuki.launch.local import serve as run
     from tasuki.launch.machine import choose_topology
+    from tasuki.launch.role_options import parse_role_options
 
+    by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))
     config = ServeConfig(
         model=model,
@@ -113,6 +122,9 @@ def serve(
         dtype=dtype,
         worker_host=worker_host,
         worker_base_port=worker_base_port,
+        role_options={
+            role: parse_role_options(role, texts) for role, texts in by_role.items() if texts
+        },
         worker=WorkerOptions(
             kv_dtype=kv_dtype,
             load_format=load_format,
@@ -134,8 +146,12 @@ def serve(
         ),
         router=RouterOptions(
             on_kv_loss=on_kv_loss,
+            policy=policy,
             strict_roles=strict_roles,
             role_preference=role_preference,
+            ttft_target_ms=ttft_target_ms,
+            tpot_target_ms=tpot_target_ms,
+            tenant_header=tenant_header,
             max_concurrent_requests=max_concurrent_requests,
             max_connections=max_connections,
             idle_timeout_s=idle_timeout_s,

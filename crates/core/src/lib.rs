@@ -12,9 +12,9 @@ pub mod worker;
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
 pub use cost::{
-    CostConfig, CostModel, Hardware, HardwareClass, Links, Load, Price, Rates, StepSample,
+    CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates, StepSample,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
-pub use request::{RequestView, Warm};
+pub use request::{CHUNK_TOKENS, Chunks, RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

@@ -1,6 +1,38 @@
 //! A request as a placement decision sees it.
 
+use std::sync::Arc;
+
 use crate::{Identity, ModelId, WorkerId};
+
+/// By which prompts that begin alike are known.
+pub const PREFIX_TOKENS: usize = 64;
+
+/// Tokens in a chunk of a prompt: finer than that, a hit saves less than it costs to know of it.
+pub const CHUNK_TOKENS: u32 = 128;
+
+/// Hashes of a prompt's whole chunks, each over all that is before it too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunks(pub Arc<[u64]>);
+
+impl Chunks {
+    /// `salt`: prompts of different salts share nothing.
+    pub fn new(salt: &str, prompt: &[u32]) -> Self {
+        let mut chain = fold(BASIS, salt.bytes().map(u64::from));
+        let chunks = prompt.chunks_exact(CHUNK_TOKENS as usize);
+        let hash = |chunk: &[u32]| {
+            chain = fold(chain, chunk.iter().map(|token| u64::from(*token)));
+            chain
+        };
+        Self(chunks.map(hash).collect())
+    }
+}
+
+impl Default for Chunks {
+    /// Of no prompt.
+    fn default() -> Self {
+        Self(Arc::new([]))
+    }
+}
 
 /// One placement's worth of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +53,12 @@ pub struct RequestView {
     pub warm: Option<Warm>,
     /// Workers that just failed this request: taken only if nobody else can.
     pub avoid: Vec<WorkerId>,
+    /// Equal for requests of one tenant, and where none is named for prompts that begin alike.
+    pub session: u64,
+    /// Equal for prompts of which the first [`PREFIX_TOKENS`] are equal.
+    pub prefix: u64,
+    /// Of the prompt, for who holds its beginning.
+    pub chunks: Chunks,
     /// Do not split, if roles allow: handoffs of this request failed before.
     pub keep_whole: bool,
 }
@@ -44,7 +82,25 @@ impl RequestView {
             choices: 1,
             warm: None,
             avoid: Vec::new(),
+            session: 0,
+            prefix: 0,
+            chunks: Chunks::default(),
             keep_whole: false,
+        }
+    }
+
+    /// The same request with the keys of its tenant, which may have no name, and its prompt.
+    pub fn keyed(self, tenant: &str, prompt: &[u32]) -> Self {
+        let first = &prompt[..prompt.len().min(PREFIX_TOKENS)];
+        let prefix = fold(BASIS, first.iter().map(|token| u64::from(*token)));
+        let session = match tenant {
+            "" => prefix,
+            _ => fold(BASIS, tenant.bytes().map(u64::from)),
+        };
+        Self {
+            session,
+            prefix,
+            ..self
         }
     }
 
@@ -60,4 +116,13 @@ impl RequestView {
             _ => 0,
         }
     }
+}
+
+const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a by whole values.
+fn fold(basis: u64, values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(basis, |hash, value| {
+        (hash ^ value).wrapping_mul(0x0100_0000_01b3)
+    })
 }

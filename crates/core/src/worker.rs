@@ -11,6 +11,8 @@ pub enum Health {
     Suspect,
     /// Connected, and finishing what it has: it gets no new work.
     Draining,
+    /// Connected, and without new work for a pause: it failed several requests in a row.
+    Failing,
     /// Not connected.
     Down,
 }
@@ -22,6 +24,13 @@ pub struct Capacity {
     pub max_model_len_tokens: u32,
     pub block_size_tokens: u32,
     pub total_blocks: u32,
+}
+
+impl Capacity {
+    /// Of KV, of all its sequences together.
+    pub fn tokens(&self) -> u64 {
+        u64::from(self.total_blocks) * u64::from(self.block_size_tokens)
+    }
 }
 
 /// A worker's own account of itself, as of its last report.
@@ -82,6 +91,11 @@ impl WorkerView {
         self.load.running_sequences + self.load.waiting_sequences + self.outstanding.sequences
     }
 
+    /// Requests there, as far as is known.
+    pub fn requests(&self) -> u32 {
+        self.load.waiting_requests + self.load.running_requests + self.outstanding.requests
+    }
+
     /// Tokens of KV that these attend to, as far as is known.
     pub fn kv_tokens(&self) -> u64 {
         self.load.running_kv_tokens + self.outstanding.kv_tokens
@@ -90,6 +104,12 @@ impl WorkerView {
     /// Blocks that a new arrival may count on.
     pub fn spare_blocks(&self) -> u64 {
         u64::from(self.load.free_blocks).saturating_sub(self.outstanding.promised_blocks)
+    }
+
+    /// Whether it has nothing to do, as far as is known.
+    pub fn is_idle(&self) -> bool {
+        let load = &self.load;
+        load.waiting_requests + load.running_requests + self.outstanding.requests == 0
     }
 
     /// Blocks that hold so many tokens.

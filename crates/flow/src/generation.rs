@@ -20,7 +20,11 @@ pub struct Generation {
     /// `seed` is set; `max_tokens` fits the context.
     pub sampling: SamplingParams,
     /// Salts the prefix cache.
-    pub tenant: String,
+    pub cache_salt: String,
+    /// Whose request it is: tenants that wait get equal shares.
+    pub tenant: Arc<str>,
+    /// Of those that wait, less goes first.
+    pub priority: i32,
 }
 
 /// What happens to a generation, in order. Tokens of one choice arrive once
@@ -89,6 +93,13 @@ pub enum ServeError {
     /// 503 with Retry-After.
     #[error("no worker can take the request: {reason}")]
     Unavailable { reason: String, retry_after_s: u32 },
+    /// 503, or 429 for a tenant that has more than its share; with Retry-After.
+    #[error("{reason}")]
+    Overloaded {
+        reason: String,
+        retry_after_s: u32,
+        over_share: bool,
+    },
     /// 400: the request can never run here.
     #[error("{0}")]
     Rejected(String),
@@ -101,7 +112,7 @@ impl ServeError {
     /// What is at fault.
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Unavailable { .. } => FailureKind::Overload,
+            Self::Unavailable { .. } | Self::Overloaded { .. } => FailureKind::Overload,
             Self::Rejected(_) => FailureKind::Client,
             Self::Failed { kind, .. } => *kind,
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::FailureKind;
+use tasuki_core::{Chunks, FailureKind};
 
 use crate::generation::Finish;
 use crate::sampling::{SamplingParams, TokenLogprob};
@@ -38,6 +38,8 @@ pub struct LegSpec {
     /// Of a prefill or decode leg.
     pub handoff: Option<Handoff>,
     pub prompt: Arc<[u32]>,
+    /// Of the prompt.
+    pub chunks: Chunks,
     /// Tokens that earlier attempts produced for the (single) choice: prefilled after the
     /// prompt, counted as output, not reported again.
     pub resumed: Vec<u32>,
@@ -45,7 +47,7 @@ pub struct LegSpec {
     pub choices: Vec<u32>,
     pub sampling: Arc<SamplingParams>,
     /// Salts the prefix cache.
-    pub tenant: Arc<str>,
+    pub cache_salt: Arc<str>,
 }
 
 /// A leg's side of the handoff.

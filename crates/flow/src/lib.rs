@@ -15,13 +15,19 @@
 //! durations since its request arrived; times of a [`FleetState`] are durations since the
 //! shell started.
 
+pub mod admission;
+pub mod budget;
 pub mod fleet;
 pub mod generation;
 pub mod leg;
 pub mod machine;
 pub mod sampling;
+#[cfg(test)]
+mod testing;
 pub mod worker_ref;
 
+pub use admission::AdmissionConfig;
+pub use budget::{BudgetConfig, RetryBudget};
 pub use fleet::FleetState;
 pub use generation::{Event, Finish, Generation, ServeError, Timings};
 pub use leg::{Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Ticket};

@@ -3,7 +3,11 @@
 pub mod config;
 pub mod error;
 pub mod placement;
+pub mod policy;
+pub mod simple;
 
 pub use config::PolicyConfig;
 pub use error::NoPlacement;
-pub use placement::{Choosing, Placement, place, place_decode};
+pub use placement::{Choosing, Placement, WorkerIndex};
+pub use policy::{Policy, PolicyKind};
+pub use simple::{Rule, SimplePolicy};

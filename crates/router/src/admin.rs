@@ -34,8 +34,8 @@ enum AdminError {
     #[error("worker {given:?} does not exist; the workers are {known:?} (GET /workers)")]
     NoWorker { given: String, known: Vec<u32> },
     #[error(
-        "worker {worker} at {address} is not connected, so it cannot be told its role: try again \
-         when its state is ready"
+        "worker {worker} at {address} is not connected, so its role cannot be set: try again when \
+         its state is ready"
     )]
     NotConnected { worker: WorkerId, address: String },
     #[error(
@@ -80,8 +80,10 @@ struct Workers {
 struct Worker {
     id: u32,
     address: String,
-    /// connecting, ready, suspect, draining or down.
+    /// connecting, ready, suspect, draining, failing or down.
     state: &'static str,
+    /// Kinds of failure that it had in a row: of those, one request at a time is tried there.
+    fails_by: Vec<&'static str>,
     /// Why it gets no new requests; empty: it does.
     drains_because: Vec<&'static str>,
     /// As of its last connection, as all that follows; null before the first one.
@@ -121,9 +123,15 @@ impl Worker {
                 Health::Ready => "ready",
                 Health::Suspect => "suspect",
                 Health::Draining => "draining",
+                Health::Failing => "failing",
                 Health::Down if info.is_none() => "connecting",
                 Health::Down => "down",
             },
+            fails_by: state
+                .breakers()
+                .read()
+                .filter_map(|(kind, open, _)| open.then_some(kind.as_str()))
+                .collect(),
             drains_because: reasons
                 .into_iter()
                 .filter(drains)
@@ -247,6 +255,7 @@ mod tests {
     use axum::body::{Body, to_bytes};
     use serde_json::{Value, json};
     use tasuki_core::ModelId;
+    use tasuki_flow::AdmissionConfig;
     use tasuki_policy::PolicyConfig;
     use tower::ServiceExt;
 
@@ -282,6 +291,7 @@ mod tests {
         let registry = Arc::new(Registry::new(
             vec![Vec::new()],
             PolicyConfig::default(),
+            AdmissionConfig::default(),
             Instant::now(),
         ));
         assert_eq!(workers(&registry).await, json!([]));
@@ -311,6 +321,7 @@ mod tests {
         let expected = json!([0, "a:1", "ready", "e", "tiny", "mixed", 0]);
         assert_eq!(json!(shown(listed)), expected);
         assert_eq!(listed["identity"], "00000000000000000000000000000000");
+        assert_eq!(listed["fails_by"], json!([]));
 
         let (status, body) = order(&registry, "/workers/0/drain", "").await;
         assert_eq!((status, &body["state"]), (200, &json!("draining")));
@@ -336,6 +347,7 @@ mod tests {
         let registry = Arc::new(Registry::new(
             vec![Vec::new()],
             PolicyConfig::default(),
+            AdmissionConfig::default(),
             Instant::now(),
         ));
         registry.add("a:1");

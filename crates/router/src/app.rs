@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::HeaderName;
+
 use crate::error::ApiError;
 use crate::gate::Gate;
 use crate::models::{Model, Models};
@@ -26,6 +28,10 @@ pub struct HttpSettings {
     pub heartbeat: Duration,
     /// Let a request bring its own chat template.
     pub allow_chat_template: bool,
+    /// Let a request say how urgent it is.
+    pub allow_priority: bool,
+    /// The header that names a request's tenant; `None`: the field `user` does.
+    pub tenant_header: Option<HeaderName>,
 }
 
 /// Shared by all handlers.

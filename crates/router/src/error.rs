@@ -78,6 +78,13 @@ pub enum ApiError {
     /// 503: nobody to serve it now.
     #[error("No worker can take the request: {reason}")]
     Unavailable { reason: String, retry_after_s: u32 },
+    /// 503, or 429 for a tenant that has more than its share: it would wait for too long.
+    #[error("The request would wait for too long: {reason}. Try again later.")]
+    Overloaded {
+        reason: String,
+        retry_after_s: u32,
+        over_share: bool,
+    },
     /// 500: workers were tried and failed.
     #[error("{message}")]
     Attempts { kind: FailureKind, message: String },
@@ -109,7 +116,11 @@ impl ApiError {
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,
-            Self::Busy { .. }
+            Self::Overloaded {
+                over_share: true, ..
+            } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Overloaded { .. }
+            | Self::Busy { .. }
             | Self::Crowded { .. }
             | Self::Connections { .. }
             | Self::Draining
@@ -125,7 +136,9 @@ impl ApiError {
                 Some(BUSY_RETRY_AFTER_S)
             }
             Self::Draining => Some(DRAINING_RETRY_AFTER_S),
-            Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
+            Self::Unavailable { retry_after_s, .. } | Self::Overloaded { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
             _ => None,
         }
     }
@@ -136,7 +149,7 @@ impl ApiError {
             Self::Attempts { kind, .. } => Some(*kind),
             Self::Failed(_) => None,
             Self::SlowBody { .. } => Some(FailureKind::Transport),
-            Self::Deadline { .. } => Some(FailureKind::Overload),
+            Self::Deadline { .. } | Self::Overloaded { .. } => Some(FailureKind::Overload),
             _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overload),
             _ => Some(FailureKind::Client),
         }
@@ -155,11 +168,16 @@ impl ApiError {
             Self::Deadline { .. } => (None, Some("request_timeout")),
             Self::Draining => (None, Some("shutting_down")),
             Self::Unavailable { .. } => (None, Some("no_worker")),
+            Self::Overloaded {
+                over_share: true, ..
+            } => (None, Some("tenant_over_share")),
+            Self::Overloaded { .. } => (None, Some("overloaded")),
             Self::Attempts { kind, .. } => (None, Some(kind.code())),
             _ => (None, None),
         };
         let kind = match status {
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::INTERNAL_SERVER_ERROR | StatusCode::GATEWAY_TIMEOUT => "server_error",
             _ => "invalid_request_error",
         };
@@ -216,6 +234,15 @@ impl From<ServeError> for ApiError {
             } => Self::Unavailable {
                 reason,
                 retry_after_s,
+            },
+            ServeError::Overloaded {
+                reason,
+                retry_after_s,
+                over_share,
+            } => Self::Overloaded {
+                reason,
+                retry_after_s,
+                over_share,
             },
             ServeError::Rejected(message) => Self::Invalid {
                 message,

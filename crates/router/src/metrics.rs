@@ -24,6 +24,8 @@ type Histograms = Family<Label, Histogram, fn() -> Histogram>;
 pub enum Outcome {
     Done,
     Unavailable,
+    /// Turned away before it was placed.
+    Refused,
     Rejected,
     Failed,
     /// The client left.
@@ -35,6 +37,7 @@ impl Outcome {
         match self {
             Outcome::Done => "done",
             Outcome::Unavailable => "unavailable",
+            Outcome::Refused => "refused",
             Outcome::Rejected => "rejected",
             Outcome::Failed => "failed",
             Outcome::Cancelled => "cancelled",
@@ -49,10 +52,13 @@ pub struct Metrics {
     requests: Family<Label, Counter>,
     retries: Family<[(&'static str, &'static str); 2], Counter>,
     failures: Family<Label, Counter>,
+    refusals: Family<Label, Counter>,
     http_errors: Family<Answered, Counter>,
     pub output_tokens: Counter,
     pub prompt_tokens: Counter,
     transfer_bytes: Counter,
+    /// Received to let in, of requests that were.
+    pub admission_wait: Histogram,
     /// Received to first token.
     pub first_token: Histogram,
     /// Received to second token.
@@ -73,10 +79,12 @@ impl Metrics {
             requests: Family::default(),
             retries: Family::default(),
             failures: Family::default(),
+            refusals: Family::default(),
             http_errors: Family::default(),
             output_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
             transfer_bytes: Counter::default(),
+            admission_wait: durations(),
             first_token: durations(),
             second_token: durations(),
             between_tokens: durations(),
@@ -110,6 +118,11 @@ impl Metrics {
             self.failures.clone(),
         );
         to.register(
+            "admission_refusals",
+            "Generations turned away before they were placed, by reason",
+            self.refusals.clone(),
+        );
+        to.register(
             "http_errors",
             "Answers with an error status, by path and status",
             self.http_errors.clone(),
@@ -130,6 +143,11 @@ impl Metrics {
             self.transfer_bytes.clone(),
         );
         for (name, help, histogram) in [
+            (
+                "admission_wait_seconds",
+                "Received to let in",
+                &self.admission_wait,
+            ),
             (
                 "time_to_first_token_seconds",
                 "Received to first token",
@@ -175,6 +193,11 @@ impl Metrics {
         self.failures
             .get_or_create(&[("kind", kind.as_str())])
             .inc();
+    }
+
+    /// Counts a generation that was turned away.
+    pub fn refused(&self, reason: &'static str) {
+        self.refusals.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts an answer with an error status; `path` is one of those that are served.
@@ -234,17 +257,44 @@ fn durations() -> Histogram {
 mod tests {
     use std::time::Instant;
 
+    use tasuki_flow::AdmissionConfig;
+    use tasuki_flow::Fleet as _;
     use tasuki_policy::PolicyConfig;
 
     use super::*;
 
     #[test]
     fn a_phase_that_nobody_told_of_is_not_counted() {
-        let none = workers::Registry::new(Vec::new(), PolicyConfig::default(), Instant::now());
+        let none = workers::Registry::new(
+            Vec::new(),
+            PolicyConfig::default(),
+            AdmissionConfig::default(),
+            Instant::now(),
+        );
         let metrics = Metrics::new(&Arc::new(none));
         metrics.finished(&Timings::default());
         let text = metrics.text();
         assert!(text.contains("phase=\"first_token\""), "{text}");
         assert!(!text.contains("phase=\"prefill\"") && !text.contains("phase=\"queue\""));
+    }
+
+    #[test]
+    fn the_budget_of_retries_is_told() {
+        let none = workers::Registry::new(
+            Vec::new(),
+            PolicyConfig::default(),
+            AdmissionConfig::default(),
+            Instant::now(),
+        );
+        let none = Arc::new(none);
+        let metrics = Metrics::new(&none);
+        assert!(metrics.text().contains("tasuki_retry_waits_total 0\n"));
+        while (&*none).may_retry() {}
+        let text = metrics.text();
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix("tasuki_retry_budget "));
+        assert!(line.unwrap().parse::<f64>().unwrap() < 1.0, "{text}");
+        assert!(text.contains("tasuki_retry_waits_total 1\n"), "{text}");
     }
 }

@@ -13,6 +13,7 @@ use crate::app::{App, HttpSettings};
 use crate::models::Models;
 use crate::openai::Generator;
 use crate::serve::api::{Event, Finish, Generating, Generation, ModelLimits, Timings};
+use crate::serve::events::{self, EventSender};
 
 /// 256 bytes and the specials.
 pub const VOCAB_SIZE: u32 = 258;
@@ -109,7 +110,7 @@ pub struct FakeGenerator {
     script: Box<Script>,
     pub seen: Mutex<Vec<Generation>>,
     /// The other ends of the generations that were started.
-    pub started: Mutex<Vec<(mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<u32>)>>,
+    pub started: Mutex<Vec<(EventSender, mpsc::UnboundedReceiver<u32>)>>,
     pub readiness: Result<(), String>,
     /// Models without a worker.
     pub down: Vec<ModelId>,
@@ -179,10 +180,10 @@ pub fn say(generation: &Generation, text: &str) -> Vec<Event> {
 
 impl Generator for FakeGenerator {
     fn generate(&self, generation: Generation, _received: Instant) -> Generating {
-        let (event_sender, events) = mpsc::unbounded_channel();
+        let (event_sender, events) = events::channel(generation.n);
         let (stop, stops) = mpsc::unbounded_channel();
         for event in (self.script)(&generation) {
-            event_sender.send(event).unwrap();
+            event_sender.send(event);
         }
         self.seen.lock().unwrap().push(generation);
         self.started.lock().unwrap().push((event_sender, stops));
@@ -216,6 +217,8 @@ impl Generator for FakeGenerator {
 
 pub fn settings() -> HttpSettings {
     HttpSettings {
+        allow_priority: true,
+        tenant_header: None,
         max_body_bytes: 4096,
         body_timeout: Duration::from_secs(30),
         max_concurrent_requests: 4,

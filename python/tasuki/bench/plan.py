@@ -111,7 +111,7 @@ class Plan:
 
     def serve_options(self, target: Target) -> dict[str, Any]:
         """All options of `tasuki serve` for a target, but for its topology."""
-        return {"model": self.model, **dict(target.serve)}
+        return {"model": self.model, **target.options}
 
     def fingerprint(self, point: Point) -> str:
         """Equal for points that measure the same in the same way."""
@@ -132,7 +132,7 @@ class Plan:
                 {
                     "name": target.name,
                     "topology": topology_name(target.topology),
-                    "serve": dict(target.serve),
+                    "serve": target.options,
                 }
                 for target in self.targets
             ],

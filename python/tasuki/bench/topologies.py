@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,18 +62,21 @@ class Target:
     Attributes:
         name: Of its folder and its line in plots.
         topology: The workers.
-        serve: Options of `tasuki serve` besides the topology, by name; with prefill and decode
-            workers, roles are strict unless it says otherwise: a row called `1p1d` is one.
+        serve: Options of `tasuki serve` besides the topology, by name, as given.
     """
 
     name: str
     topology: Topology
     serve: tuple[tuple[str, Any], ...] = ()
 
-    def __post_init__(self) -> None:
+    @property
+    def options(self) -> dict[str, Any]:
+        """`serve`; with prefill and decode workers, roles are strict unless it says otherwise.
+
+        So a row called `1p1d` hands every request over.
+        """
         split = self.topology.prefill and self.topology.decode
-        if split and "strict-roles" not in dict(self.serve):
-            object.__setattr__(self, "serve", (*self.serve, ("strict-roles", True)))
+        return ({"strict-roles": True} if split else {}) | dict(self.serve)
 
     def describe(self, machine_gpus: int) -> dict[str, Any]:
         """The block `topology` of a result file.
@@ -83,7 +85,7 @@ class Target:
             machine_gpus: GPUs of the machine; the deployment uses one per rank unless
                 it is told to stay on the CPU.
         """
-        options: Mapping[str, Any] = dict(self.serve)
+        options = self.options
         ranks = {role: int(options.get(f"tp-{role}", 1)) for role in _ROLES}
         counts = {role: int(getattr(self.topology, role)) for role in _ROLES}
         on_gpu = machine_gpus > 0 and options.get("device", "auto") != "cpu"

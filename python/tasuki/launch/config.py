@@ -7,8 +7,8 @@ the router's command line).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,14 @@ from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
 ON_KV_LOSS = ("recompute", "fail")
+POLICIES = (
+    "cost",
+    "round-robin",
+    "least-loaded",
+    "power-of-two",
+    "consistent-hash",
+    "prefix-hash",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,10 @@ class Topology:
         return " + ".join(f"{getattr(self, r)} {r}" for r in ROLES if getattr(self, r))
 
 
+# Of the time that a token may take: the rest is for what lies between steps.
+STEP_SHARE = 0.8
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """Passed to every worker; names and meanings as in `tasuki.worker.config.WorkerConfig`."""
@@ -113,8 +125,12 @@ class RouterOptions:
     """
 
     on_kv_loss: str | None = None
+    policy: str | None = None
     strict_roles: bool = False
     role_preference: float | None = None
+    ttft_target_ms: float | None = None
+    tpot_target_ms: float | None = None
+    tenant_header: str | None = None
     max_concurrent_requests: int | None = None
     max_connections: int | None = None
     idle_timeout_s: float | None = None
@@ -146,6 +162,7 @@ class ServeConfig:
         worker_host: Address the workers bind and tell each other.
         worker_base_port: First worker's port, counting up; None: free ones.
         worker: Options of every worker.
+        role_options: By role, what its workers get in place of these, see `role_options.py`.
         router: Options of the router.
         log_dir: Keeps all logs there; None: a folder that is removed after a clean end.
         echo_logs: Show the processes' output, prefixed, on stderr.
@@ -163,10 +180,18 @@ class ServeConfig:
     worker_host: str = "127.0.0.1"
     worker_base_port: int | None = None
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+    role_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     router: RouterOptions = field(default_factory=RouterOptions)
     log_dir: Path | None = None
     echo_logs: bool = True
     startup_timeout_s: float = 600.0
+
+    def worker_options(self, role: str) -> WorkerOptions:
+        """Of the workers of a role. Unless it is said, steps follow from the time per token."""
+        options = self.worker
+        if options.itl_target_ms is None and self.router.tpot_target_ms is not None:
+            options = replace(options, itl_target_ms=STEP_SHARE * self.router.tpot_target_ms)
+        return replace(options, **self.role_options.get(role, {}))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -179,12 +204,20 @@ class ServeConfig:
             if not 1 <= ranks <= MAX_RANKS:
                 raise TopologyError(f"--tp-{role} is {ranks}: use a value from 1 to {MAX_RANKS}")
         # Refuses now what every worker would refuse after it was started.
-        WorkerConfig(
-            model=Path(self.model), device=self.device, dtype=self.dtype, **self.worker.said()
-        )
+        for role in ROLES:
+            said = self.worker_options(role).said()
+            WorkerConfig(model=Path(self.model), device=self.device, dtype=self.dtype, **said)
+            if role in self.role_options and not getattr(self.topology, role):
+                raise LaunchError(
+                    f"--{role}-option is given, and there is no {role} worker: give --{role} too"
+                )
         if self.router.on_kv_loss not in (None, *ON_KV_LOSS):
             raise LaunchError(
                 f"--on-kv-loss is {self.router.on_kv_loss!r}: use one of {', '.join(ON_KV_LOSS)}"
+            )
+        if self.router.policy not in (None, *POLICIES):
+            raise LaunchError(
+                f"--policy is {self.router.policy!r}: use one of {', '.join(POLICIES)}"
             )
         last_worker = self.topology.workers - 1
         for flag, port, more in (

@@ -165,6 +165,14 @@ WorkersPort = Annotated[
 OnKvLoss = Annotated[
     str | None, _option("recompute or fail, when a prefill worker dies with KV [recompute].")
 ]
+Policy = Annotated[
+    str | None,
+    _option(
+        "How workers are chosen: cost, round-robin, least-loaded, power-of-two, consistent-hash"
+        " or prefix-hash [cost].",
+        "--policy",
+    ),
+]
 StrictRoles = Annotated[
     bool, _option("Never let a worker do another role's work.", "--strict-roles")
 ]
@@ -178,6 +186,38 @@ RolePreference = Annotated[
         max=1e6,
     ),
 ]
+TtftTarget = Annotated[
+    float | None,
+    _option(
+        "A request whose first token is expected later is refused, with 503 or 429 [no objective].",
+        "--ttft-target-ms",
+        min=0.001,
+    ),
+]
+TpotTarget = Annotated[
+    float | None,
+    _option(
+        "Mean time per token after the first: a request that would make it longer waits, and"
+        " --itl-target-ms is 0.8 of it [no objective].",
+        "--tpot-target-ms",
+        min=0.001,
+    ),
+]
+TenantHeader = Annotated[
+    str | None,
+    _option(
+        "Header that names a request's tenant; tenants that wait get equal shares [the field"
+        " user names it].",
+        "--tenant-header",
+        metavar="NAME",
+    ),
+]
+_BY_ROLE = "Worker option of {} workers alone, such as max-batched-tokens=8192; repeatable."
+PrefillOption = Annotated[
+    list[str] | None, _option(_BY_ROLE.format("prefill"), metavar="NAME=VALUE")
+]
+DecodeOption = Annotated[list[str] | None, _option(_BY_ROLE.format("decode"), metavar="NAME=VALUE")]
+MixedOption = Annotated[list[str] | None, _option(_BY_ROLE.format("mixed"), metavar="NAME=VALUE")]
 MaxConcurrent = Annotated[
     int | None,
     _option(

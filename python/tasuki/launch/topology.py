@@ -94,7 +94,7 @@ def worker_specs(
     environment = tuple(worker_environment(config, machine).items())
     on_gpus = is_on_gpus(config.device, machine.gpus)
     gpus = assign_gpus(config, machine.gpus) if on_gpus else []
-    options = [*config.worker.arguments(), "--device", "cuda" if on_gpus else "cpu"]
+    options = ["--device", "cuda" if on_gpus else "cpu"]
     if not on_gpus:  # else each has a GPU's memory to itself
         options += _kv_memory(config, machine)
     if stages_in_host(config, machine):
@@ -107,6 +107,7 @@ def worker_specs(
         if config.ranks[index] > 1:
             words += ["--tp", str(config.ranks[index])]
         words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
+        words += config.worker_options(role).arguments()
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(
             ProcessSpec(

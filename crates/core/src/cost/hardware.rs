@@ -57,11 +57,13 @@ impl Default for Rates {
 
 impl Rates {
     /// A step that decodes so many sequences, with so many tokens of KV together.
+    #[inline]
     pub fn decode_s(&self, sequences: f64, kv_tokens: f64) -> f64 {
         self.step_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens
     }
 
     /// Computing a prompt of `tokens`, of which the first `cached` are there already.
+    #[inline]
     pub fn prompt_s(&self, tokens: f64, cached: f64) -> f64 {
         self.prompt_token_s * (tokens - cached)
             + self.prompt_square_s * (tokens * tokens - cached * cached)

@@ -1,16 +1,18 @@
 //! What a request costs on a worker, in seconds: its own time, and the time that it takes
 //! from the requests that are there.
 //!
-//! Every cost is linear in a worker's load, and grows with it. So the least load among
-//! several workers bounds the cost on each of them from below.
+//! Every cost grows with each part of a worker's load, and with what it lacks in room: an index
+//! of the workers rests on that.
 
 mod fit;
+mod forecast;
 mod hardware;
 mod links;
 #[cfg(test)]
 mod tests;
 
 pub use self::fit::LinearFit;
+pub use self::forecast::Forecast;
 pub use self::hardware::{Hardware, HardwareClass, Rates, StepSample};
 pub use self::links::Links;
 use crate::{RequestView, Role, WorkerView};
@@ -64,17 +66,6 @@ impl Load {
             sequences: f64::from(worker.sequences()),
             kv_tokens: worker.kv_tokens() as f64,
             spare_tokens: worker.spare_blocks() as f64 * block_tokens,
-        }
-    }
-
-    /// A load that costs no more than either.
-    #[must_use]
-    pub fn least(self, other: Self) -> Self {
-        Self {
-            backlog_tokens: self.backlog_tokens.min(other.backlog_tokens),
-            sequences: self.sequences.min(other.sequences),
-            kv_tokens: self.kv_tokens.min(other.kv_tokens),
-            spare_tokens: self.spare_tokens.max(other.spare_tokens),
         }
     }
 }
@@ -155,15 +146,9 @@ impl Price {
 
     /// Prefill: the time to the first token, and the stall of the sequences that decode there.
     /// `cached`: tokens of the prompt that need not be computed.
+    #[inline]
     pub fn prefill_s(&self, load: &Load, cached: u32) -> f64 {
-        let own_s = match cached {
-            0 => self.prompt_s,
-            // The last token of a prompt is always computed.
-            _ => self.rates.prompt_s(
-                self.prompt_tokens,
-                f64::from(cached).min(self.prompt_tokens - 1.0).max(0.0),
-            ),
-        };
+        let own_s = self.prompt_part_s(cached);
         self.rates.prompt_token_s * load.backlog_tokens
             + own_s * (1.0 + self.others_weight * load.sequences)
             + self.shortage_s(load, self.prompt_tokens)
@@ -175,6 +160,7 @@ impl Price {
     /// Prompts are computed between the steps. Those that wait there now may be done when
     /// decode begins, but others come: as many are taken to wait then. `whole`: the worker
     /// prefills the request too, and the room for its prompt is counted there.
+    #[inline]
     pub fn decode_s(&self, load: &Load, whole: bool) -> f64 {
         let step_s = self.rates.decode_s(load.sequences, load.kv_tokens) + self.longer_s;
         let others_s = self.others_weight * load.sequences * self.longer_s;
@@ -202,6 +188,17 @@ impl Price {
         }
     }
 
+    /// Computing what of the prompt is not cached; the last token always is computed.
+    #[inline]
+    fn prompt_part_s(&self, cached: u32) -> f64 {
+        if cached == 0 {
+            return self.prompt_s;
+        }
+        let cached = f64::from(cached).min(self.prompt_tokens - 1.0).max(0.0);
+        self.rates.prompt_s(self.prompt_tokens, cached)
+    }
+
+    #[inline]
     fn shortage_s(&self, load: &Load, tokens: f64) -> f64 {
         (tokens - load.spare_tokens).max(0.0) * self.room_token_s
     }

@@ -284,12 +284,29 @@ fn costs_grow_with_every_kind_of_load() {
             kv_tokens: 1e5 * draw.next(),
             spare_tokens: 1e4 * draw.next(),
         };
-        let (one, other) = (load(), load());
-        let least = one.least(other);
-        for load in [one, other] {
-            assert!(price.prefill_s(&least, 0) <= price.prefill_s(&load, 0));
+        let (less, added) = (load(), load());
+        let more = [
+            Load {
+                backlog_tokens: less.backlog_tokens + added.backlog_tokens,
+                ..less
+            },
+            Load {
+                sequences: less.sequences + added.sequences,
+                ..less
+            },
+            Load {
+                kv_tokens: less.kv_tokens + added.kv_tokens,
+                ..less
+            },
+            Load {
+                spare_tokens: less.spare_tokens - added.spare_tokens,
+                ..less
+            },
+        ];
+        for more in more {
+            assert!(price.prefill_s(&less, 0) <= price.prefill_s(&more, 0));
             for whole in [false, true] {
-                assert!(price.decode_s(&least, whole) <= price.decode_s(&load, whole));
+                assert!(price.decode_s(&less, whole) <= price.decode_s(&more, whole));
             }
         }
     }

@@ -2,7 +2,13 @@
 //!
 //! Owned by the shell, which passes reports and dispatches on as they happen.
 
+mod answers;
+mod breaker;
+mod failing;
+mod machines;
 mod models;
+mod placing;
+mod prefixes;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -11,53 +17,17 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{CostModel, Health, RequestView, WorkerId, WorkerView};
-use tasuki_policy::{Choosing, NoPlacement, Placement, PolicyConfig};
+use tasuki_core::{CostModel, Health, RequestView, WorkerId};
+use tasuki_policy::{NoPlacement, Policy, PolicyConfig};
 
+pub use self::answers::{JoinError, NotReady, Silence};
+use self::machines::Machines;
 use self::models::Models;
+use self::prefixes::PrefixIndex;
 pub use self::report::{LoadReport, WorkerInfo};
 pub use self::worker::{DrainReason, LegSlot, WorkerState};
 use crate::leg::{LegSpec, LegTimings};
-use crate::machine::Fleet;
 use crate::worker_ref::{WorkerKey, WorkerRef};
-
-/// Why a worker is not admitted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum JoinError {
-    #[error("worker {0} was removed")]
-    Removed(WorkerId),
-    #[error("the worker is already connected as worker {0}: it is listed twice")]
-    Twice(WorkerId),
-    #[error(
-        "the worker serves {theirs:?}, the workers before it {ours:?} with other weights: give \
-         the router both models by name, or restart it"
-    )]
-    OtherModel { theirs: String, ours: String },
-    #[error(
-        "the worker serves {theirs:?}, this router serves {served:?}: give the router that model, \
-         or the worker one of these names"
-    )]
-    NotServed { theirs: String, served: Vec<String> },
-}
-
-/// Why requests should not come yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotReady {
-    #[error("{waiting} of {workers} workers have not answered yet")]
-    Starting { waiting: usize, workers: usize },
-    #[error(transparent)]
-    NoPlacement(#[from] NoPlacement),
-}
-
-/// What a worker's silence means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Silence {
-    Fine,
-    /// It gets no new work.
-    Suspect,
-    /// Its requests go elsewhere.
-    Lost,
-}
 
 /// Readiness waits so long for every worker's first answer: with some of them only,
 /// the first requests would be placed on workers of the wrong role.
@@ -74,11 +44,13 @@ const SHORTEST_HANDOFF: Duration = Duration::from_micros(100);
 pub struct FleetState {
     models: Models,
     workers: BTreeMap<WorkerId, WorkerState>,
-    policy: PolicyConfig,
+    /// Knows the workers that were ever connected.
+    policy: Box<dyn Policy>,
+    config: PolicyConfig,
     next_worker: u32,
     costs: CostModel,
-    /// By the index that views have, less one.
-    machines: Vec<String>,
+    prefixes: PrefixIndex,
+    machines: Machines,
     next_connection: u64,
     /// Rotates among equally good workers.
     tie: u64,
@@ -87,16 +59,18 @@ pub struct FleetState {
 impl FleetState {
     /// Without workers. `models`: of each model that is served, the names that its workers may
     /// give it; a single one takes workers of any name.
-    pub fn new(models: Vec<Vec<String>>, policy: PolicyConfig) -> Self {
+    pub fn new(models: Vec<Vec<String>>, config: PolicyConfig) -> Self {
         Self {
             models: Models::new(models),
             workers: BTreeMap::new(),
-            policy,
+            policy: config.kind.build(),
+            config,
             next_worker: 0,
-            costs: CostModel::new(policy.cost),
-            machines: Vec::new(),
+            costs: CostModel::new(config.cost),
+            prefixes: PrefixIndex::default(),
+            machines: Machines::default(),
             next_connection: 0,
-            tie: 0,
+            tie: config.seed,
         }
     }
 
@@ -111,18 +85,24 @@ impl FleetState {
     /// Forgets a worker, and its connection and legs with it.
     pub fn remove(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
+        self.policy.remove(worker);
+        self.prefixes.forget(worker);
     }
 
     /// From now on the worker gets no new work; its legs go on. False: there is no such worker.
     pub fn drain(&mut self, worker: WorkerId, reason: DrainReason) -> bool {
         let state = self.workers.get_mut(&worker);
-        state.map(|state| state.drain(reason)).is_some()
+        let known = state.map(|state| state.drain(reason)).is_some();
+        self.reindex(worker);
+        known
     }
 
     /// Takes one reason to drain back. True: the worker is ready for new work by that.
     pub fn undrain(&mut self, worker: WorkerId, reason: DrainReason) -> bool {
         let state = self.workers.get_mut(&worker);
-        state.is_some_and(|state| state.undrain(reason))
+        let ready = state.is_some_and(|state| state.undrain(reason));
+        self.reindex(worker);
+        ready
     }
 
     /// Admits a worker that has connected.
@@ -154,6 +134,7 @@ impl FleetState {
             state.model = Some(model);
             state.connect(connection, now);
         }
+        self.reindex(worker);
         Ok(WorkerKey { worker, connection })
     }
 
@@ -173,6 +154,7 @@ impl FleetState {
         let same = engine == Some(&info.peer.engine_id);
         if same {
             self.set_info(key.worker, info);
+            self.reindex(key.worker);
         }
         same
     }
@@ -193,22 +175,29 @@ impl FleetState {
                 self.costs.hardware.learn(class, &sample);
             }
         }
+        self.reindex(key.worker);
         recovered
     }
 
     /// A leg is dispatched. `None`: the connection is gone.
     pub fn on_dispatched(&mut self, key: WorkerKey, spec: &LegSpec) -> Option<LegSlot> {
-        let cost = self.policy.cost;
+        let cost = self.config.cost;
+        let cached = self.prefixes.cached(key.worker, &spec.chunks);
         let state = self.connected(key)?;
-        let slot = state.add_leg(spec, &cost);
+        let slot = state.add_leg(spec, &cost, cached);
         state.recount();
+        let pool_tokens = state.view.capacity.tokens();
+        self.prefixes.placed(key.worker, &spec.chunks, pool_tokens);
+        self.reindex(key.worker);
         Some(slot)
     }
 
-    /// A leg has output.
-    pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot) {
-        if let Some(state) = self.connected(key) {
-            state.on_output(slot);
+    /// A leg has output. `cached`: tokens of the prompt that were found cached, with the first.
+    pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, cached: u32) {
+        if let Some(state) = self.connected(key)
+            && let Some(expected) = state.on_output(slot)
+        {
+            self.prefixes.learn(key.worker, expected, cached);
         }
     }
 
@@ -231,6 +220,7 @@ impl FleetState {
     pub fn recount(&mut self, key: WorkerKey) {
         if let Some(state) = self.connected(key) {
             state.recount();
+            self.reindex(key.worker);
         }
     }
 
@@ -238,6 +228,8 @@ impl FleetState {
     pub fn leave(&mut self, key: WorkerKey) {
         if let Some(state) = self.connected(key) {
             state.disconnect();
+            self.prefixes.forget(key.worker);
+            self.reindex(key.worker);
         }
     }
 
@@ -257,6 +249,7 @@ impl FleetState {
             Silence::Lost
         } else if silent >= suspect_after {
             state.view.health = Health::Suspect;
+            self.reindex(key.worker);
             Silence::Suspect
         } else {
             Silence::Fine
@@ -265,7 +258,7 @@ impl FleetState {
 
     /// Whether every worker has answered, could not be reached or was given its time.
     ///
-    /// It does not try a placement: that takes long, and needs only [`FleetState::candidates`].
+    /// It does not try a placement: see [`FleetState::can_place`].
     ///
     /// # Errors
     ///
@@ -296,34 +289,18 @@ impl FleetState {
     ///
     /// As [`Fleet::place`].
     pub fn can_place(&self, request: &RequestView) -> Result<(), NoPlacement> {
-        self.choose(request).map(drop)
+        let failing = || !self.failing(request.model).is_empty();
+        let placement = self.choose(request).map(drop);
+        placement.or_else(|reason| if failing() { Ok(()) } else { Err(reason) })
     }
 
-    fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
-        let (views, none) = self.candidates(request);
-        let placement = tasuki_policy::place(&views, request, self.choosing());
-        placement.map_err(|reason| reason.or(none))
-    }
-
-    /// The workers that were ever connected and may run a request, as the policy sees them,
-    /// and what it means if none of them is up.
-    fn candidates(&self, request: &RequestView) -> (Vec<&WorkerView>, NoPlacement) {
-        let of_model = |state: &&WorkerState| state.model == Some(request.model);
-        let goes_on = |state: &&WorkerState| {
-            let bound_to = request.bound_to;
-            bound_to.is_none_or(|identity| state.view.domain.identity == identity)
-        };
-        let (may, others): (Vec<_>, Vec<_>) =
-            self.workers.values().filter(of_model).partition(goes_on);
-        let any = |states: &[&WorkerState], health| states.iter().any(|s| s.view.health == health);
-        let none = if any(&may, Health::Draining) {
-            NoPlacement::AllDraining
-        } else if any(&others, Health::Ready) {
-            NoPlacement::OtherIdentity
-        } else {
-            NoPlacement::NoWorker
-        };
-        (may.into_iter().map(|state| &state.view).collect(), none)
+    /// Shows the policy what has changed of a worker.
+    fn reindex(&mut self, worker: WorkerId) {
+        if let Some(state) = self.workers.get(&worker)
+            && let Some(model) = state.model
+        {
+            self.policy.update(model, &state.view);
+        }
     }
 
     /// What a worker is, if the key is that of its connection now.
@@ -347,55 +324,13 @@ impl FleetState {
 
     fn set_info(&mut self, worker: WorkerId, info: WorkerInfo) {
         let hardware = self.costs.hardware.class(&info.hardware);
-        let machine = self.machine(worker::host(&info.peer.kv_endpoint));
+        let used = self.workers.values().map(|state| state.view.machine);
+        let host = worker::host(&info.peer.kv_endpoint);
+        let machine = self.machines.number(host, used);
         if let Some(state) = self.workers.get_mut(&worker) {
             state.set_info(info);
             state.view.hardware = hardware;
             state.view.machine = machine;
         }
-    }
-
-    /// The index of a machine, which is added if it is new; 0 without a name.
-    fn machine(&mut self, host: &str) -> u32 {
-        if host.is_empty() {
-            return 0;
-        }
-        let known = self.machines.iter().position(|machine| machine == host);
-        let at = known.unwrap_or_else(|| {
-            self.machines.push(host.to_owned());
-            self.machines.len() - 1
-        });
-        u32::try_from(at + 1).expect("fewer machines than 2^32")
-    }
-
-    /// How the next request's workers are chosen.
-    fn choosing(&self) -> Choosing<'_> {
-        Choosing {
-            model: &self.costs,
-            strict_roles: self.policy.strict_roles,
-            tie: self.tie,
-        }
-    }
-}
-
-impl Fleet for FleetState {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
-        self.tie = self.tie.wrapping_add(1);
-        let placement = self.choose(request)?;
-        let prefill = self.worker_ref(placement.prefill);
-        let decode = self.worker_ref(placement.decode);
-        prefill.zip(decode).ok_or(NoPlacement::NoWorker)
-    }
-
-    fn place_decode(
-        &mut self,
-        request: &RequestView,
-        prefill: WorkerKey,
-        tried: &[WorkerId],
-    ) -> Option<WorkerRef> {
-        self.tie = self.tie.wrapping_add(1);
-        let ((views, _), prefill) = (self.candidates(request), prefill.worker);
-        let worker = tasuki_policy::place_decode(&views, request, prefill, tried, self.choosing())?;
-        self.worker_ref(worker)
     }
 }

@@ -1,13 +1,15 @@
 //! What is known of one worker, and what our legs there are going to take.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Capacity, CostConfig, Health, KvDomain, ModelId, Outstanding, ReportedLoad, Role,
-    StepSample, WorkerId, WorkerView,
+    Capabilities, Capacity, CostConfig, FailureKind, Health, KvDomain, ModelId, Outstanding,
+    ReportedLoad, Role, StepSample, WorkerId, WorkerView,
 };
 
+use super::breaker::{Breakers, Shown};
 use super::report::{LoadReport, WorkerInfo};
 use crate::leg::{Handoff, LegKind, LegSpec};
 
@@ -23,6 +25,7 @@ pub struct WorkerState {
     pub was_tried: bool,
     /// Why it gets no new work; empty: it does.
     drain: BTreeSet<DrainReason>,
+    breakers: Breakers,
     pub(super) connection: Option<u64>,
     pub(super) last_report: Duration,
     /// Of this connection, by [`LegSlot`].
@@ -61,11 +64,15 @@ impl LegSlot {
 #[derive(Debug, Clone, Copy)]
 struct RunningLeg {
     prefill_tokens: u64,
+    /// Of a prompt that is computed there, until it is.
+    expected_cached: Option<u32>,
     promised_blocks: u64,
     sequences: u32,
     kv_tokens: u64,
     /// Of a decode leg: whether it is within one machine.
     handoff: Option<bool>,
+    /// Of a decode leg: the engine that it gets its KV from, hashed.
+    peer: Option<u64>,
     number: u64,
     /// The worker's load counts it.
     is_counted: bool,
@@ -95,6 +102,7 @@ impl WorkerState {
             info: None,
             was_tried: false,
             drain: BTreeSet::new(),
+            breakers: Breakers::default(),
             connection: None,
             last_report: Duration::ZERO,
             legs: Vec::new(),
@@ -119,6 +127,7 @@ impl WorkerState {
 
     /// A new connection: nothing of ours is there, nothing is measured yet.
     pub(super) fn connect(&mut self, connection: u64, now: Duration) {
+        self.last_report = now;
         self.view.health = self.health_when_up();
         self.view.load = ReportedLoad {
             free_blocks: self.view.capacity.total_blocks,
@@ -127,14 +136,15 @@ impl WorkerState {
         self.forget_legs();
         self.connection = Some(connection);
         self.was_tried = true;
-        self.last_report = now;
     }
 
     fn health_when_up(&self) -> Health {
-        if self.drain.is_empty() {
-            Health::Ready
-        } else {
+        if !self.drain.is_empty() {
             Health::Draining
+        } else if !self.breakers.take_work(self.last_report) {
+            Health::Failing
+        } else {
+            Health::Ready
         }
     }
 
@@ -146,7 +156,7 @@ impl WorkerState {
 
     pub(super) fn drain(&mut self, reason: DrainReason) {
         self.drain.insert(reason);
-        if self.view.health == Health::Ready {
+        if matches!(self.view.health, Health::Ready | Health::Failing) {
             self.view.health = Health::Draining;
         }
     }
@@ -162,6 +172,48 @@ impl WorkerState {
         self.drain.contains(&reason)
     }
 
+    /// What its legs have shown of the worker.
+    pub fn breakers(&self) -> &Breakers {
+        &self.breakers
+    }
+
+    /// A leg has shown something of the worker.
+    pub(super) fn on_shown(&mut self, slot: LegSlot, shown: Shown) {
+        self.breakers.on_shown(slot.number, shown, self.last_report);
+        self.refresh_health();
+    }
+
+    /// A leg elsewhere has shown that this worker may be at fault.
+    pub(super) fn on_peers_failure(&mut self, kind: FailureKind) {
+        let no_leg = 0;
+        self.breakers
+            .on_shown(no_leg, Shown::Fails(kind), self.last_report);
+        self.refresh_health();
+    }
+
+    /// After a change of the breakers.
+    fn refresh_health(&mut self) {
+        if matches!(self.view.health, Health::Ready | Health::Failing) {
+            self.view.health = self.health_when_up();
+        }
+    }
+
+    /// Whether a leg gets its KV from another worker.
+    pub(super) fn hands_over(&self, slot: LegSlot) -> bool {
+        self.peer_of(slot).is_some()
+    }
+
+    /// The engine, hashed, that a leg gets its KV from.
+    pub(super) fn peer_of(&self, slot: LegSlot) -> Option<u64> {
+        self.legs.get(slot.index as usize)?.as_ref()?.peer
+    }
+
+    /// Whether this engine, hashed, is connected as this worker.
+    pub(super) fn is_engine(&self, hashed: u64) -> bool {
+        let info = self.info.as_ref().filter(|_| self.connection.is_some());
+        info.is_some_and(|info| hash(&info.peer.engine_id) == hashed)
+    }
+
     /// Our legs there.
     pub fn running_legs(&self) -> usize {
         self.legs.len() - self.free_slots.len()
@@ -169,6 +221,8 @@ impl WorkerState {
 
     /// The connection is over, and its legs with it.
     pub(super) fn disconnect(&mut self) {
+        let had_legs = self.running_legs() > 0;
+        self.breakers.on_lost(had_legs, self.last_report);
         self.view.health = Health::Down;
         self.connection = None;
         self.forget_legs();
@@ -208,8 +262,8 @@ impl WorkerState {
         new.filter_map(|(sample, known)| sample.filter(|sample| sample.number != known))
     }
 
-    /// A leg was sent to the worker.
-    pub(super) fn add_leg(&mut self, spec: &LegSpec, cost: &CostConfig) -> LegSlot {
+    /// A leg was sent to the worker, which likely holds `cached` tokens of the prompt.
+    pub(super) fn add_leg(&mut self, spec: &LegSpec, cost: &CostConfig, cached: u32) -> LegSlot {
         let tokens = (spec.prompt.len() + spec.resumed.len()) as u64;
         let growth = match spec.kind {
             LegKind::Prefill => 0,
@@ -224,13 +278,17 @@ impl WorkerState {
         let leg = RunningLeg {
             prefill_tokens: match spec.kind {
                 LegKind::Decode => 0,
-                LegKind::Colocated | LegKind::Prefill => tokens,
+                LegKind::Colocated | LegKind::Prefill => {
+                    tokens.saturating_sub(u64::from(cached)).max(1)
+                }
             },
+            expected_cached: (spec.kind != LegKind::Decode).then_some(cached),
             promised_blocks: self.view.blocks_for(tokens)
                 + choices * self.view.blocks_for(u64::from(growth)),
             sequences: if decodes { choices as u32 } else { 0 },
             kv_tokens: if decodes { choices * tokens } else { 0 },
             handoff: self.handoff_of(spec),
+            peer: peer(spec),
             number,
             is_counted: false,
             has_blocks: false,
@@ -245,18 +303,33 @@ impl WorkerState {
                 u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32")
             }
         };
+        self.breakers.on_dispatched(number);
+        self.refresh_health();
         LegSlot { index, number }
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
-    pub(super) fn on_output(&mut self, slot: LegSlot) {
+    /// With its first, what was expected to be cached of a prompt that is computed there.
+    pub(super) fn on_output(&mut self, slot: LegSlot) -> Option<u32> {
+        let mut expected = None;
         if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
+            expected = leg.expected_cached.take();
             leg.prefill_tokens = 0;
             if self.view.capabilities.reports_load {
                 leg.has_blocks = true;
                 leg.is_counted = true;
             }
         }
+        if self.breakers.is_trial(slot.number) {
+            let hands_over = self.hands_over(slot);
+            let shown = if hands_over {
+                Shown::HandsOver
+            } else {
+                Shown::Computes
+            };
+            self.on_shown(slot, shown);
+        }
+        expected
     }
 
     /// A leg has ended. Returns the handoff that it was, if it was one: whether within one
@@ -295,6 +368,20 @@ impl WorkerState {
         }
         self.view.outstanding = outstanding;
     }
+}
+
+/// The engine that a decode leg gets its KV from.
+fn peer(spec: &LegSpec) -> Option<u64> {
+    match (&spec.handoff, spec.kind) {
+        (Some(Handoff::With(peer)), LegKind::Decode) => Some(hash(&peer.engine_id)),
+        _ => None,
+    }
+}
+
+fn hash(engine_id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    engine_id.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The machine in `host:port`, as far as addresses tell.

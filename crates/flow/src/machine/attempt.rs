@@ -19,6 +19,8 @@ pub struct Group {
     /// The worker that prefilled the group before, if it is still there.
     pub warm: Option<WorkerId>,
     pub retries: RetryCounts,
+    /// Its next attempt is a retry that the budget of all requests must allow.
+    pub needs_budget: bool,
     /// Of its attempts so far, and of those of the group that it was part of.
     pub phases: PhaseSums,
 }
@@ -171,6 +173,7 @@ impl Group {
             avoid: Vec::new(),
             warm: None,
             retries: RetryCounts::default(),
+            needs_budget: false,
             phases: PhaseSums::default(),
         }
     }

@@ -30,8 +30,11 @@ pub struct MachineConfig {
     pub max_kv_losses: u32,
     /// First pause after a refusal with nobody else to ask; doubles up to a second.
     pub refused_pause: Duration,
-    /// How long refusals may go on.
+    /// How long refusals may go on, and waits for the budget of retries.
     pub refused_limit: Duration,
+    /// A retry that needs no pause waits a random part of this, so that the requests of a lost
+    /// worker do not all come back in one instant.
+    pub spread: Duration,
 }
 
 impl Default for MachineConfig {
@@ -46,6 +49,7 @@ impl Default for MachineConfig {
             max_kv_losses: 6,
             refused_pause: Duration::from_millis(50),
             refused_limit: Duration::from_secs(120),
+            spread: Duration::from_millis(20),
         }
     }
 }

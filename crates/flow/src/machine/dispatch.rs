@@ -44,6 +44,9 @@ impl Machine {
             if self.over || now < not_before || self.has_ended(group) {
                 continue;
             }
+            if !self.is_within_budget(group, now, fleet) {
+                continue;
+            }
             match fleet.place(&self.view(group)) {
                 Ok(workers) => self.launch(group, workers, now),
                 Err(NoPlacement::CannotResume) => {
@@ -211,11 +214,17 @@ impl Machine {
             kind,
             handoff,
             prompt: Arc::clone(&self.prompt),
+            chunks: self.chunks.clone(),
             resumed,
             choices,
             sampling,
-            tenant: Arc::clone(&self.tenant),
+            cache_salt: Arc::clone(&self.cache_salt),
         }
+    }
+
+    /// As its first placement sees it.
+    pub fn request(&self) -> RequestView {
+        self.view(0)
     }
 
     fn view(&self, group: usize) -> RequestView {
@@ -235,8 +244,9 @@ impl Machine {
                 tokens: prompt_tokens,
             }),
             avoid: state.avoid.clone(),
+            chunks: self.chunks.clone(),
             keep_whole: state.retries.kv_losses >= self.config.whole_after_kv_losses,
-            ..RequestView::new(prompt_tokens, max_tokens)
+            ..RequestView::new(prompt_tokens, max_tokens).keyed(&self.tenant, &self.prompt)
         }
     }
 

@@ -106,4 +106,12 @@ pub trait Fleet {
         prefill: WorkerKey,
         tried: &[WorkerId],
     ) -> Option<WorkerRef>;
+
+    /// A request begins, which pays into the budget of retries.
+    fn on_request(&mut self) {}
+
+    /// Takes one retry from the budget of all requests. False: it is used up for now.
+    fn may_retry(&mut self) -> bool {
+        true
+    }
 }

@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tasuki_core::{Identity, ModelId};
+use tasuki_core::{Chunks, Identity, ModelId};
 
 pub use self::config::{MachineConfig, OnKvLoss};
 pub use self::io::{Effect, Fleet, Input, RetryReason};
@@ -49,7 +49,11 @@ pub struct Machine {
     bound_to: Option<Identity>,
     prompt: Arc<[u32]>,
     sampling: Arc<SamplingParams>,
+    chunks: Chunks,
+    cache_salt: Arc<str>,
     tenant: Arc<str>,
+    /// Of the pauses' jitter; not the request's seed, which clients often share.
+    jitter_seed: u64,
     choices: Vec<ChoiceTokens>,
     groups: Vec<Group>,
     next_attempt: u32,
@@ -69,9 +73,12 @@ impl Machine {
             config,
             model: generation.model,
             bound_to: None,
+            chunks: Chunks::new(&generation.cache_salt, &generation.prompt),
             prompt: generation.prompt,
             sampling: Arc::new(generation.sampling),
-            tenant: generation.tenant.into(),
+            cache_salt: generation.cache_salt.into(),
+            tenant: generation.tenant,
+            jitter_seed: retry::jitter_seed(&generation.request_id),
             choices: indices
                 .iter()
                 .map(|&i| ChoiceTokens::new(i, max_tokens))
@@ -88,6 +95,7 @@ impl Machine {
 
     /// Places the request for the first time. If no worker can take it, it fails at once.
     pub fn start(&mut self, now: Duration, fleet: &mut dyn Fleet) {
+        fleet.on_request();
         self.place_waiting(now, fleet);
         self.settle(now);
     }

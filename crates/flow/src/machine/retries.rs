@@ -27,6 +27,9 @@ pub struct RetryCounts {
     returns: u32,
     /// When the first attempt since the last token found no room.
     no_room_since: Option<Duration>,
+    /// Pauses since the last attempt for want of budget, and when the first one began.
+    budget_pauses: u32,
+    no_budget_since: Option<Duration>,
 }
 
 impl RetryCounts {
@@ -37,8 +40,15 @@ impl RetryCounts {
         self.no_room_since = None;
     }
 
-    /// Counts one more: how long to pause before it. `jitter`, in [0, 1), lengthens pauses,
-    /// so that requests that failed together do not come back together.
+    /// An attempt begins, within the budget.
+    pub fn has_budget(&mut self) {
+        self.budget_pauses = 0;
+        self.no_budget_since = None;
+    }
+
+    /// Counts one more: how long to pause before it. `jitter`, in [0, 1), lengthens pauses and
+    /// makes one where there is none, so that requests that failed together do not come back
+    /// together.
     ///
     /// # Errors
     ///
@@ -55,10 +65,13 @@ impl RetryCounts {
                 let kind = reason.kind();
                 return Err(ServeError::Failed { kind, message });
             }
-            Ok(Duration::ZERO)
+            Ok(config.spread.mul_f64(jitter))
         };
         match reason {
-            RetryReason::Failed(kind) => self.count_failure(kind, config),
+            RetryReason::Failed(kind) => {
+                self.count_failure(kind, config)?;
+                Ok(config.spread.mul_f64(jitter))
+            }
             RetryReason::WorkerLost => {
                 self.losses_in_a_row += 1;
                 let losses = self.losses_in_a_row;
@@ -90,7 +103,7 @@ impl RetryCounts {
         &mut self,
         kind: FailureKind,
         config: &MachineConfig,
-    ) -> Result<Duration, ServeError> {
+    ) -> Result<(), ServeError> {
         let of_kind = self.failures.entry(kind).or_default();
         *of_kind += 1;
         let limit = match kind.retry() {
@@ -109,7 +122,7 @@ impl RetryCounts {
                 ),
             });
         }
-        Ok(Duration::ZERO)
+        Ok(())
     }
 
     /// The pause before the next attempt, of which `pauses` precede with it; 0: none.
@@ -128,9 +141,49 @@ impl RetryCounts {
             });
         }
         let Some(doublings) = pauses.checked_sub(1) else {
-            return Ok(Duration::ZERO);
+            return Ok(config.spread.mul_f64(jitter));
         };
-        let pause = config.refused_pause * 2u32.pow(doublings.min(8));
-        Ok(pause.min(LONGEST_PAUSE).mul_f64(1.0 + jitter * MAX_JITTER))
+        Ok(growing_pause(doublings, config, jitter))
+    }
+
+    /// The pause before a retry that the budget of all requests does not allow now.
+    ///
+    /// # Errors
+    ///
+    /// It has not allowed it for too long.
+    pub fn wait_for_budget(
+        &mut self,
+        now: Duration,
+        config: &MachineConfig,
+        jitter: f64,
+    ) -> Result<Duration, ServeError> {
+        let since = *self.no_budget_since.get_or_insert(now);
+        if now.saturating_sub(since) > config.refused_limit {
+            return Err(ServeError::Unavailable {
+                reason: "attempts fail on all workers, and the budget of retries has been used up \
+                         for too long"
+                    .to_owned(),
+                retry_after_s: 10,
+            });
+        }
+        let pause = growing_pause(self.budget_pauses, config, jitter);
+        self.budget_pauses += 1;
+        Ok(pause)
+    }
+}
+
+fn growing_pause(doublings: u32, config: &MachineConfig, jitter: f64) -> Duration {
+    let pause = config.refused_pause * 2u32.pow(doublings.min(8));
+    pause.min(LONGEST_PAUSE).mul_f64(1.0 + jitter * MAX_JITTER)
+}
+
+impl RetryReason {
+    /// Whether the budget of all requests limits the retry. The requests of a worker that is
+    /// lost, or whose KV is, are placed again whatever the budget: that happens once for each.
+    pub(super) fn needs_budget(self) -> bool {
+        matches!(
+            self,
+            RetryReason::Failed(_) | RetryReason::Returned | RetryReason::Refused
+        )
     }
 }

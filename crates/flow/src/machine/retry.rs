@@ -5,14 +5,21 @@ use std::time::Duration;
 
 use super::Machine;
 use super::attempt::{Group, GroupState, LegState};
-use super::io::{Effect, RetryReason};
+use super::io::{Effect, Fleet, RetryReason};
 use crate::leg::LegEndReason;
+
+/// Tells requests that fail together apart.
+pub(super) fn jitter_seed(request_id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    request_id.hash(&mut hasher);
+    hasher.finish()
+}
 
 impl Machine {
     /// Abandons an attempt; its unfinished choices wait for the next one.
     pub(super) fn retry(&mut self, group: usize, reason: RetryReason, detail: &str, now: Duration) {
         self.report_retry(group, reason, detail);
-        let jitter = self.jitter(group);
+        let jitter = self.jitter(self.next_attempt);
         let retries = &mut self.groups[group].retries;
         let counted = retries.count(reason, now, &self.config, jitter);
         let pause = match counted {
@@ -56,16 +63,44 @@ impl Machine {
                 avoid: avoid.clone(),
                 warm,
                 retries: retries.clone(),
+                needs_budget: reason.needs_budget(),
                 phases: phases.clone(),
             });
         }
     }
 
-    /// In [0, 1), by the request's seed and the attempt.
-    fn jitter(&self, group: usize) -> f64 {
-        let attempt = self.groups[group].attempt().map_or(0, |a| a.number);
+    /// Whether a group may be placed as far as the budget of retries is concerned; if not, it
+    /// waits longer and longer, and is given up in the end.
+    pub(super) fn is_within_budget(
+        &mut self,
+        group: usize,
+        now: Duration,
+        fleet: &mut dyn Fleet,
+    ) -> bool {
+        let jitter = self.jitter(now);
+        let waiting = &mut self.groups[group];
+        if !waiting.needs_budget || fleet.may_retry() {
+            waiting.needs_budget = false;
+            waiting.retries.has_budget();
+            return true;
+        }
+        match waiting.retries.wait_for_budget(now, &self.config, jitter) {
+            Ok(pause) => {
+                waiting.state = GroupState::Waiting {
+                    not_before: now + pause,
+                    since: now + pause,
+                    for_workers: false,
+                };
+            }
+            Err(error) => self.end(Some(error)),
+        }
+        false
+    }
+
+    /// In [0, 1), by the request and `of`.
+    fn jitter(&self, of: impl Hash) -> f64 {
         let mut hasher = DefaultHasher::new();
-        (self.sampling.seed, attempt).hash(&mut hasher);
+        (self.jitter_seed, of).hash(&mut hasher);
         (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64
     }
 

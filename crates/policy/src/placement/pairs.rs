@@ -1,71 +1,68 @@
-//! The cheapest pair of two workers. A pair's cost is a sum over its workers and the way
-//! between them, so each half is looked for alone, and the time is linear in the workers.
+//! Offers of workers for one half of a request, and pairs of them.
 
 use std::cmp::Ordering;
 
-use tasuki_core::{CostModel, RequestView, WorkerId, WorkerView};
+use tasuki_core::{CostModel, RequestView, WorkerId};
 
-use super::{Placement, same_machine};
+use super::Placement;
 
 /// A worker and what one half of the request costs there.
 #[derive(Debug, Clone, Copy)]
 pub struct Offer {
     pub id: WorkerId,
-    machine: u32,
+    pub machine: u32,
     pub cost_s: f64,
-    tie: u64,
+    /// Among equal costs.
+    order: u64,
 }
 
 impl Offer {
-    pub fn new(worker: &WorkerView, cost_s: f64, tie: u64) -> Self {
+    pub fn new(id: WorkerId, machine: u32, cost_s: f64, tie: &Tie) -> Self {
         Self {
-            id: worker.id,
-            machine: worker.machine,
+            id,
+            machine,
             cost_s,
-            tie,
+            order: tie.order(id),
         }
     }
 
-    fn compare(&self, other: &Self) -> Ordering {
+    pub fn compare(&self, other: &Self) -> Ordering {
         let costs = self.cost_s.total_cmp(&other.cost_s);
-        costs.then_with(|| self.order().cmp(&other.order()))
+        costs.then_with(|| self.order.cmp(&other.order))
     }
 
-    /// Among equal costs.
-    fn order(&self) -> u64 {
-        mix(u64::from(self.id.0) ^ mix(self.tie))
+    /// The cheaper one of two.
+    pub fn cheaper(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).min_by(Self::compare)
+    }
+}
+
+/// An order of workers of equal cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Tie(u64);
+
+impl Tie {
+    /// Each number is an order of its own.
+    pub fn new(tie: u64) -> Self {
+        Self(mix(tie))
+    }
+
+    pub fn order(&self, id: WorkerId) -> u64 {
+        mix(u64::from(id.0) ^ self.0)
+    }
+
+    /// Whether the offer of a worker at a cost would come before another one.
+    pub fn precedes(&self, (cost_s, id): (f64, WorkerId), other: &Offer) -> bool {
+        cost_s < other.cost_s || (cost_s == other.cost_s && self.order(id) < other.order)
     }
 }
 
 /// A bijection that leaves no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let mut x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
-}
-
-/// The two cheapest offers: where one worker is the cheapest for both halves, a pair has
-/// the second one.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Least {
-    pub first: Option<Offer>,
-    second: Option<Offer>,
-}
-
-impl Least {
-    pub fn add(&mut self, offer: Offer) {
-        let less = |than: &Option<Offer>| than.is_none_or(|than| offer.compare(&than).is_lt());
-        if less(&self.first) {
-            self.second = self.first.replace(offer);
-        } else if less(&self.second) {
-            self.second = Some(offer);
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = Offer> {
-        self.first.into_iter().chain(self.second)
-    }
 }
 
 /// What handoffs of one request add.
@@ -75,7 +72,7 @@ pub struct Handoffs {
     warm: Option<(WorkerId, Ways)>,
     cold: Ways,
     /// It matters on which machine a decode worker is.
-    prefer_machines: bool,
+    pub prefer_machines: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -100,69 +97,38 @@ impl Handoffs {
         }
     }
 
-    fn is_warm(&self, worker: WorkerId) -> bool {
+    pub fn is_warm(&self, worker: WorkerId) -> bool {
         self.warm.is_some_and(|(warm, _)| warm == worker)
     }
 
-    /// What a handoff from a worker of one machine adds.
+    /// What a handoff from a worker of one machine adds. 0 is no machine.
     pub fn added_s(&self, from_machine: u32, decode: &Offer) -> f64 {
         let ways = match self.warm {
             Some((warm, ways)) if warm == decode.id => ways,
             _ => self.cold,
         };
-        if same_machine(from_machine, decode.machine) {
+        if from_machine == decode.machine && from_machine != 0 {
             ways.within_machine_s
         } else {
             ways.between_machines_s
         }
     }
-}
 
-/// Offers for one half, as far as they can be part of the cheapest pair.
-#[derive(Debug, Clone, Default)]
-pub struct Side {
-    least: Least,
-    /// By machine, where it matters; 0 stays empty.
-    by_machine: Vec<Least>,
-    warm: Option<Offer>,
-}
-
-impl Side {
-    pub fn add(&mut self, offer: Offer, handoffs: &Handoffs) {
-        self.least.add(offer);
-        let machine = offer.machine as usize;
-        if machine != 0 && handoffs.prefer_machines {
-            if machine >= self.by_machine.len() {
-                self.by_machine.resize(machine + 1, Least::default());
-            }
-            self.by_machine[machine].add(offer);
-        }
-        if handoffs.is_warm(offer.id) {
-            self.warm = Some(offer);
-        }
+    /// To any worker but the warm one.
+    pub fn between_machines_s(&self) -> f64 {
+        self.cold.between_machines_s
     }
 
-    /// The cheapest pair of this side's workers, which prefill, with the other's.
-    pub fn with(&self, decode: &Self, handoffs: &Handoffs) -> Option<Pair> {
-        let pairs = |prefill: &Least, decode: &Least, warm: Option<Offer>| {
-            let mut best: Option<Pair> = None;
-            for other in decode.iter().chain(warm) {
-                for one in prefill.iter().filter(|one| one.id != other.id) {
-                    let pair = Pair::new(one, other, handoffs);
-                    if best.is_none_or(|best| pair.compare(&best).is_lt()) {
-                        best = Some(pair);
-                    }
-                }
-            }
-            best
-        };
-        let machines = (0u32..).zip(self.by_machine.iter().zip(&decode.by_machine));
-        let within = machines.filter_map(|(machine, (prefill, others))| {
-            let warm = decode.warm.filter(|warm| warm.machine == machine);
-            pairs(prefill, others, warm)
-        });
-        let anywhere = pairs(&self.least, &decode.least, decode.warm);
-        within.chain(anywhere).min_by(Pair::compare)
+    /// What a handoff adds at least.
+    pub fn least_s(&self) -> f64 {
+        let ways = self.warm.iter().map(|(_, ways)| ways).chain([&self.cold]);
+        ways.map(|ways| ways.within_machine_s)
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// What a pair of workers costs at least, by its halves; not with the warm worker.
+    pub fn at_least_s(&self, prefill_s: f64, decode_s: f64) -> f64 {
+        prefill_s + self.cold.within_machine_s + decode_s
     }
 }
 
@@ -171,16 +137,27 @@ impl Side {
 pub struct Pair {
     prefill: Offer,
     decode: Offer,
-    cost_s: f64,
+    pub cost_s: f64,
 }
 
 impl Pair {
-    fn new(prefill: Offer, decode: Offer, handoffs: &Handoffs) -> Self {
+    /// `None` where there are not two workers.
+    pub fn of(prefill: Option<Offer>, decode: Option<Offer>, handoffs: &Handoffs) -> Option<Self> {
+        let (prefill, decode) = prefill.zip(decode)?;
         let handoff_s = handoffs.added_s(prefill.machine, &decode);
-        Self {
+        (prefill.id != decode.id).then_some(Self {
             prefill,
             decode,
             cost_s: prefill.cost_s + handoff_s + decode.cost_s,
+        })
+    }
+
+    /// No pair of this prefill worker precedes it, if none decodes before `decode`.
+    pub fn at_least(prefill: Offer, decode: Offer, handoffs: &Handoffs) -> Self {
+        Self {
+            prefill,
+            decode,
+            cost_s: handoffs.at_least_s(prefill.cost_s, decode.cost_s),
         }
     }
 
@@ -189,6 +166,11 @@ impl Pair {
         costs
             .then_with(|| self.prefill.compare(&other.prefill))
             .then_with(|| self.decode.compare(&other.decode))
+    }
+
+    /// The cheaper one of two.
+    pub fn cheaper(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        one.into_iter().chain(other).min_by(Self::compare)
     }
 
     pub fn placement(&self) -> Placement {

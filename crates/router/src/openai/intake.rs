@@ -19,6 +19,7 @@ use super::request_log::RequestLog;
 use super::running::Running;
 use super::sampling::{ModelSampling, sampling_params};
 use super::shape::{Identity, Shape};
+use super::tenant;
 use super::types::CommonFields;
 use crate::app::App;
 use crate::error::ApiError;
@@ -43,7 +44,9 @@ pub struct Common {
     /// The client chose the seed.
     seeded: bool,
     pub limits: ModelLimits,
-    pub tenant: String,
+    pub cache_salt: String,
+    tenant: Arc<str>,
+    priority: i32,
     pub model: Arc<Model>,
 }
 
@@ -70,7 +73,13 @@ pub async fn serve<S: Shape>(
         bytes: body.bytes.len(),
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, prepare));
-    let prepared = prepared.await??;
+    let mut prepared = prepared.await??;
+    if let Some(header) = &app.settings.tenant_header {
+        let tenant = tenant::of_header(&parts.headers, header)?;
+        for job in &mut prepared.jobs {
+            job.generation.tenant = Arc::clone(&tenant);
+        }
+    }
     answer_size::check(&prepared, app.settings.max_answer_bytes)?;
     let permit = app
         .gate
@@ -128,13 +137,13 @@ impl Common {
             },
             rand::random,
         )?;
-        let tenant = fields.cache_salt.clone().unwrap_or_default();
-        if tenant.len() > limits::MAX_CACHE_SALT_BYTES {
+        let cache_salt = fields.cache_salt.clone().unwrap_or_default();
+        if cache_salt.len() > limits::MAX_CACHE_SALT_BYTES {
             return Err(ApiError::invalid(
                 "cache_salt",
                 format!(
                     "cache_salt has {} bytes; the limit is {}.",
-                    tenant.len(),
+                    cache_salt.len(),
                     limits::MAX_CACHE_SALT_BYTES
                 ),
             ));
@@ -149,7 +158,9 @@ impl Common {
             sampling,
             seeded: fields.seed.is_some(),
             limits,
-            tenant,
+            cache_salt,
+            tenant: tenant::of_field(fields.user.as_deref())?,
+            priority: tenant::priority(fields.priority, app.settings.allow_priority)?,
             model,
         })
     }
@@ -195,7 +206,9 @@ impl Common {
                 seed,
                 ..self.sampling.clone()
             },
-            tenant: self.tenant.clone(),
+            cache_salt: self.cache_salt.clone(),
+            tenant: Arc::clone(&self.tenant),
+            priority: self.priority,
         })
     }
 }

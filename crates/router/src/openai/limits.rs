@@ -20,5 +20,8 @@ pub const UNIT: std::ops::RangeInclusive<f64> = 0.0..=1.0;
 /// Divisors below this make logits that are no numbers any more.
 pub const REPETITION_PENALTY: std::ops::RangeInclusive<f64> = 0.01..=10.0;
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
+/// Of a tenant's name.
+pub const MAX_TENANT_BYTES: usize = 256;
+pub const PRIORITY: std::ops::RangeInclusive<i32> = -1000..=1000;
 /// What `/v1/completions` generates when `max_tokens` is absent, as OpenAI.
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;

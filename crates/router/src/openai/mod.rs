@@ -29,6 +29,7 @@ mod running;
 mod sampling;
 mod shape;
 mod stream;
+mod tenant;
 mod tokenize;
 mod types;
 mod usage;

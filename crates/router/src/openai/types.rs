@@ -34,6 +34,10 @@ pub struct CommonFields {
     pub logit_bias: Option<HashMap<String, f64>>,
     pub seed: Option<i64>,
     pub response_format: Option<ResponseFormat>,
+    /// Whose request it is, where no header says it.
+    pub user: Option<String>,
+    /// Of requests that wait, less goes first.
+    pub priority: Option<i64>,
     /// Keeps this request's prefix cache apart from that of others.
     pub cache_salt: Option<String>,
     pub return_token_ids: Option<bool>,

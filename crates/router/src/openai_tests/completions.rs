@@ -121,5 +121,5 @@ async fn min_tokens_and_stops_are_passed_on() {
     let seen = generator.seen.lock().unwrap();
     assert_eq!(seen[0].sampling.stop_token_ids, [9]);
     assert_eq!(seen[0].sampling.min_tokens, 2);
-    assert_eq!(seen[0].tenant, "t");
+    assert_eq!(seen[0].cache_salt, "t");
 }

@@ -89,6 +89,14 @@ async fn values_and_limits_are_named() {
             completion(json!({"suffix": "end"})),
             vec!["suffix", "not supported"],
         ),
+        (
+            completion(json!({"user": "y".repeat(300)})),
+            vec!["user has 300 bytes", "256"],
+        ),
+        (
+            completion(json!({"priority": 5000})),
+            vec!["priority is 5000", "1000"],
+        ),
         (completion(json!({"best_of": 4})), vec!["best_of is 4"]),
         (completion(json!({"logprobs": 99})), vec!["99", "20"]),
     ] {

@@ -124,7 +124,7 @@ async fn a_stream_that_waits_sends_its_headers_and_comments() {
         logprobs: Vec::new(),
         finish: None,
     };
-    events.send(tokens("a")).unwrap();
+    events.send(tokens("a"));
     let mut text = String::new();
     while !text.contains("\"content\":\"a\"") {
         let frame = stream.next().await.unwrap().unwrap();

@@ -5,11 +5,13 @@
 
 use tokio::sync::mpsc;
 
+use super::events::EventReceiver;
+
 pub use tasuki_flow::{Event, Finish, Generation, ServeError, Timings};
 
 /// The events of one generation. Dropping it aborts what is left.
 pub struct Generating {
-    pub(crate) events: mpsc::UnboundedReceiver<Event>,
+    pub(crate) events: EventReceiver,
     pub(crate) stop: mpsc::UnboundedSender<u32>,
 }
 

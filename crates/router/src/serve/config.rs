@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tasuki_core::CostConfig;
-use tasuki_flow::{MachineConfig, OnKvLoss};
-use tasuki_policy::PolicyConfig;
+use tasuki_flow::{AdmissionConfig, MachineConfig, OnKvLoss};
+use tasuki_policy::{PolicyConfig, PolicyKind};
 
 use crate::discovery::Sources;
 use crate::workers::Liveness;
@@ -19,12 +19,14 @@ pub struct Config {
     /// How long the requests of a worker go on whose address is gone.
     pub worker_drain: Duration,
     pub on_kv_loss: OnKvLoss,
+    pub policy: PolicyKind,
     /// Refuse to place a leg on a worker of another role.
     pub strict_roles: bool,
     /// See [`CostConfig::role_preference`].
     pub role_preference: f64,
     /// How long an accepted request waits for a worker when none is left.
     pub recover: Duration,
+    pub admission: AdmissionConfig,
 }
 
 impl Default for Config {
@@ -35,9 +37,11 @@ impl Default for Config {
             workers: Sources::default(),
             worker_drain: Duration::from_secs(600),
             on_kv_loss: machine.on_kv_loss,
+            policy: PolicyKind::default(),
             strict_roles: false,
             role_preference: CostConfig::default().role_preference,
             recover: machine.recover,
+            admission: AdmissionConfig::default(),
         }
     }
 }
@@ -48,6 +52,7 @@ pub struct Tuning {
     pub worker_drain: Duration,
     pub machine: MachineConfig,
     pub policy: PolicyConfig,
+    pub admission: AdmissionConfig,
     pub liveness: Liveness,
 }
 
@@ -61,12 +66,15 @@ impl From<&Config> for Tuning {
                 ..MachineConfig::default()
             },
             policy: PolicyConfig {
+                kind: config.policy,
                 strict_roles: config.strict_roles,
                 cost: CostConfig {
                     role_preference: config.role_preference,
                     ..CostConfig::default()
                 },
+                seed: rand::random(),
             },
+            admission: config.admission,
             liveness: Liveness::default(),
         }
     }

@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::sleep_until;
 
+use super::api::ServeError;
+use super::events::EventSender;
+use super::forecasts::Checked;
 use super::meter::Meter;
 use crate::metrics::Metrics;
 use crate::workers::Registry;
@@ -23,7 +27,7 @@ pub struct Shared {
 
 /// The client's two ends of a generation.
 pub struct ClientEnds {
-    pub events: UnboundedSender<Event>,
+    pub events: EventSender,
     pub stop: UnboundedReceiver<u32>,
 }
 
@@ -38,16 +42,43 @@ pub async fn drive(
     let mut cancel = shared.cancel.subscribe();
     let (sender, mut inbox) = mpsc::unbounded_channel();
     let prompt_tokens = generation.prompt.len();
+    let registry = Arc::clone(&shared.registry);
+    let model = generation.model;
+    let (tenant, priority) = (Arc::clone(&generation.tenant), generation.priority);
     let mut task = RequestTask {
         request_id: generation.request_id.clone(),
         received,
         meter: Meter::new(Arc::clone(&shared.metrics), prompt_tokens, received),
         machine: Machine::new(generation, shared.machine),
+        checked: None,
         events: client.events.clone(),
         inbox: sender,
         shared,
     };
+    let entrant = Entrant {
+        view: task.machine.request(),
+        tenant,
+        priority,
+        arrived: registry.since_start(received),
+    };
+    let admitted = tokio::select! {
+        biased;
+        () = client.events.closed() => return,
+        Ok(_) = cancel.wait_for(|&cancel| cancel) => return task.on_input(Input::Cancel),
+        admitted = registry.admit(entrant) => admitted,
+    };
+    let (turn, forecast) = match admitted {
+        Ok(admitted) => admitted,
+        Err(refusal) => return task.refuse(&refusal),
+    };
+    let now = Instant::now();
+    task.shared
+        .metrics
+        .admission_wait
+        .observe((now - received).as_secs_f64());
+    task.checked = Some(Checked::new(&registry, model, forecast, now));
     task.start();
+    drop(turn);
     let mut stops_open = true;
     while !task.machine.is_over() {
         let deadline = task.machine.deadline().map(|after| received + after);
@@ -77,7 +108,9 @@ struct RequestTask {
     received: Instant,
     machine: Machine,
     meter: Meter,
-    events: UnboundedSender<Event>,
+    /// Until an attempt fails: then the forecast was of something else.
+    checked: Option<Checked>,
+    events: EventSender,
     /// For what the workers report of this request's legs.
     inbox: UnboundedSender<Input>,
     shared: Arc<Shared>,
@@ -142,8 +175,22 @@ impl RequestTask {
                     "attempt abandoned or retargeted"
                 );
                 self.shared.metrics.retried(reason, kind);
+                self.checked = None;
             }
         }
+    }
+
+    fn refuse(&mut self, refusal: &Refusal) {
+        self.shared.metrics.refused(refusal.reason.as_str());
+        let reason = format!(
+            "{}, and {} requests wait before it",
+            refusal.reason, refusal.ahead
+        );
+        self.emit(Event::Failed(ServeError::Overloaded {
+            reason,
+            retry_after_s: refusal.retry_after.as_secs_f64().ceil() as u32,
+            over_share: refusal.over_share,
+        }));
     }
 
     /// The name of an attempt's legs on their workers, and in logs.
@@ -152,11 +199,15 @@ impl RequestTask {
     }
 
     fn emit(&mut self, event: Event) {
-        self.meter.observe(&event, Instant::now());
+        let now = Instant::now();
+        self.meter.observe(&event, now);
+        if let Some(checked) = &mut self.checked {
+            checked.observe(&event, now);
+        }
         if let Event::Failed(error) = &event {
             tracing::warn!(request_id = self.request_id, %error, "request failed");
         }
         // A client that left is noticed by the loop.
-        let _ = self.events.send(event);
+        self.events.send(event);
     }
 }

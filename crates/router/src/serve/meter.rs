@@ -45,6 +45,7 @@ impl Meter {
                 self.metrics.failed(error.kind());
                 self.outcome = match error {
                     ServeError::Unavailable { .. } => Outcome::Unavailable,
+                    ServeError::Overloaded { .. } => Outcome::Refused,
                     ServeError::Rejected(_) => Outcome::Rejected,
                     ServeError::Failed { .. } => Outcome::Failed,
                 };

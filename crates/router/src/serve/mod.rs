@@ -3,6 +3,8 @@
 pub mod api;
 mod config;
 mod driver;
+pub(crate) mod events;
+mod forecasts;
 mod meter;
 mod service;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
+use super::events;
 use crate::discovery::{Discovery, union};
 use crate::metrics::Metrics;
 use crate::workers::{Registry, follow};
@@ -71,7 +72,12 @@ impl Service {
     ) -> Self {
         let readiness = (0u32..).zip(&models).map(|(id, _)| (ModelId(id), None));
         let readiness = Mutex::new(readiness.collect());
-        let registry = Arc::new(Registry::new(models, tuning.policy, Instant::now()));
+        let registry = Arc::new(Registry::new(
+            models,
+            tuning.policy,
+            tuning.admission,
+            Instant::now(),
+        ));
         let (shutdown, mut down) = watch::channel(false);
         let connections = follow(
             union(workers),
@@ -79,9 +85,11 @@ impl Service {
             tuning.liveness,
             tuning.worker_drain,
         );
+        let settling = Arc::clone(&registry);
         tokio::spawn(async move {
             tokio::select! {
                 never = connections => match never {},
+                never = settling.keep_settling() => match never {},
                 // Also when its sender is gone.
                 _ = down.wait_for(|&down| down) => {}
             }
@@ -106,7 +114,7 @@ impl Service {
     /// Begins a generation. Its end, good or bad, comes as an event. `received`: when the
     /// whole of the client's request was there.
     pub fn generate(&self, generation: Generation, received: Instant) -> Generating {
-        let (events, for_client) = mpsc::unbounded_channel();
+        let (events, for_client) = events::channel(generation.n);
         let (stop, stops) = mpsc::unbounded_channel();
         let generating = Generating {
             events: for_client,
@@ -117,7 +125,7 @@ impl Service {
             !running.draining
         });
         if !admitted {
-            let _ = events.send(Event::Failed(ServeError::Unavailable {
+            events.send(Event::Failed(ServeError::Unavailable {
                 reason: "the server is shutting down".to_owned(),
                 retry_after_s: 5,
             }));

@@ -90,8 +90,9 @@ const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
 ];
 
 /// Exports every worker's last report, with the labels `worker` (its number, in the order in
-/// which addresses appeared), `role` and `model` (as the worker says). A worker that is away has only `up` and `draining`,
-/// one whose address is gone has nothing.
+/// which addresses appeared), `role` and `model` (as the worker says). A worker that is away has
+/// only its states and its breakers' openings, one whose address is gone has nothing. Exports what
+/// waits to be placed and the budget of retries too, which are the registry's.
 pub struct WorkerCollector(pub Arc<Registry>);
 
 impl fmt::Debug for WorkerCollector {
@@ -106,13 +107,18 @@ impl Collector for WorkerCollector {
             let health = worker.state.view.health;
             (labels(worker.state), health, worker.exported)
         });
-        let up = |health: &Health| matches!(health, Health::Ready | Health::Draining);
-        let states: [Reading<Health, bool>; 2] = [
+        let up = |health: &Health| !matches!(health, Health::Suspect | Health::Down);
+        let states: [Reading<Health, bool>; 3] = [
             ("up", "Whether the worker is connected and heard of", up),
             (
                 "draining",
                 "Whether the worker finishes what it has and gets no new work",
                 |health| *health == Health::Draining,
+            ),
+            (
+                "failing",
+                "Whether the worker failed several requests in a row and gets no new work for a pause",
+                |health| *health == Health::Failing,
             ),
         ];
         for (name, help, read) in states {
@@ -123,6 +129,19 @@ impl Collector for WorkerCollector {
                 ConstGauge::new(value).encode(family.encode_family(labels)?)?;
             }
         }
+        let (requests, sequences, tokens) = self.0.waiting();
+        for (what, waiting) in [
+            ("requests", requests as u64),
+            ("sequences", sequences),
+            ("prompt_tokens", tokens),
+        ] {
+            let name = format!("admission_waiting_{what}");
+            let help = format!("Of generations that wait to be placed, {what}");
+            let encoder = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::try_from(waiting).unwrap_or(i64::MAX)).encode(encoder)?;
+        }
+        self.encode_budget(&mut encoder)?;
+        self.encode_breakers(&mut encoder)?;
         let loads = workers.into_iter();
         let loads = loads.filter_map(|(labels, _, load)| Some((labels, load?)));
         let loads: Vec<_> = loads.collect();
@@ -139,6 +158,39 @@ impl Collector for WorkerCollector {
             for (labels, load) in &loads {
                 let counters = load.counters.unwrap_or_default();
                 ConstCounter::new(read(&counters)).encode(family.encode_family(labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WorkerCollector {
+    fn encode_budget(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let (left, refused) = self.0.retry_budget();
+        let help = "Retries after failures and refusals that may be made at once";
+        let gauge = encoder.encode_descriptor("retry_budget", help, None, MetricType::Gauge)?;
+        ConstGauge::new(left).encode(gauge)?;
+        let help = "Retries that had to wait because the budget of retries was used up";
+        let counter = encoder.encode_descriptor("retry_waits", help, None, MetricType::Counter)?;
+        ConstCounter::new(refused).encode(counter)
+    }
+}
+
+impl WorkerCollector {
+    fn encode_breakers(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let help = "How often the worker was left alone for failing, by kind of failure";
+        let (name, kind) = ("worker_breaker_openings", MetricType::Counter);
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        let openings = self.0.read(|worker| {
+            let breakers = worker.state.breakers().read();
+            let openings = breakers.map(|(kind, _, openings)| (kind, openings));
+            (labels(worker.state), openings.collect::<Vec<_>>())
+        });
+        for ([worker, role, model], openings) in openings {
+            for (kind, openings) in openings {
+                let kind = ("kind", kind.to_string());
+                let labels = [worker.clone(), role.clone(), model.clone(), kind];
+                ConstCounter::new(openings).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            listed                       not listed                  no legs, or the limit
-//!  (nobody) ────────▶ member, connected ────────────▶ member, draining ───────▶ (nobody)
+//!  (unknown) ───────▶ member, connected ────────────▶ member, draining ───────▶ (removed)
 //!                          ▲                                  │
 //!                          └──────────── listed again ────────┘
 //! ```

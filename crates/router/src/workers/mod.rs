@@ -9,6 +9,7 @@
 //!
 //! The registry's one mutex is never held across an await.
 
+mod admission;
 mod collector;
 mod connect;
 mod connection;

@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tasuki_core::{ModelId, RequestView, Role, WorkerId};
+use tasuki_flow::admission::{Admission, AdmissionConfig, EntrantId, Verdict};
 use tasuki_flow::fleet::{
     DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo, WorkerState,
 };
+use tasuki_flow::{BudgetConfig, RetryBudget};
 use tasuki_flow::{Fleet, Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey, WorkerRef};
 use tasuki_policy::{NoPlacement, PolicyConfig};
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::connection::{Connection, RoutedLeg};
 use super::link::WorkerLink;
@@ -30,7 +32,8 @@ pub struct Report<Outputs, Ends> {
 /// Every worker of the deployment, connected or not.
 pub struct Registry {
     began: Instant,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    budget: Mutex<RetryBudget>,
     changes: watch::Sender<u64>,
 }
 
@@ -43,8 +46,11 @@ pub struct Known<'a> {
     pub exported: Option<v1::Load>,
 }
 
-struct State {
-    fleet: FleetState,
+pub(super) struct State {
+    pub fleet: FleetState,
+    pub admission: Admission,
+    /// The requests in it.
+    pub waiters: HashMap<EntrantId, oneshot::Sender<Verdict>>,
     members: BTreeMap<WorkerId, Member>,
 }
 
@@ -56,15 +62,30 @@ struct Member {
 
 impl Registry {
     /// Without workers. `models`: of each one, the names that its workers may give it.
-    pub fn new(models: Vec<Vec<String>>, policy: PolicyConfig, now: Instant) -> Self {
+    pub fn new(
+        models: Vec<Vec<String>>,
+        policy: PolicyConfig,
+        admission: AdmissionConfig,
+        now: Instant,
+    ) -> Self {
         Self {
             began: now,
             state: Mutex::new(State {
                 fleet: FleetState::new(models, policy),
+                admission: Admission::new(admission),
+                waiters: HashMap::new(),
                 members: BTreeMap::new(),
             }),
+            budget: Mutex::new(RetryBudget::new(BudgetConfig::default())),
             changes: watch::Sender::new(0),
         }
+    }
+
+    /// Retries that the budget of all requests has left, and how often it had none.
+    pub fn retry_budget(&self) -> (f64, u64) {
+        let now = self.since_start(Instant::now());
+        let mut budget = self.lock_budget();
+        (budget.left(now), budget.refused())
     }
 
     /// A worker's address appeared.
@@ -178,17 +199,19 @@ impl Registry {
         // A task that is gone has sent its aborts.
         for (name, output) in report.outputs {
             if let Some(leg) = connection.legs.get(&name) {
-                fleet.on_output(key, leg.slot);
+                fleet.on_output(key, leg.slot, output.cached_prompt_tokens);
                 let _ = leg.inbox.send(Input::Output(leg.id(key), output));
             }
         }
         for (name, ended) in report.ended {
             if let Some(leg) = connection.legs.remove(&name) {
+                fleet.on_outcome(key, leg.slot, &ended);
                 fleet.on_ended(key, leg.slot, ended.timings.as_ref());
                 let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));
             }
         }
         fleet.recount(key);
+        state.settle(self.since_start(now));
         drop(state);
         if recovered {
             self.announce_change();
@@ -291,7 +314,7 @@ impl Registry {
     /// Aborts the legs whose request has no task any more. Returns how many there were.
     pub fn abort_orphans(&self) -> usize {
         let mut aborted = 0;
-        let State { fleet, members } = &mut *self.lock();
+        let State { fleet, members, .. } = &mut *self.lock();
         for (&worker, member) in members {
             let Some(connection) = &mut member.connection else {
                 continue;
@@ -313,7 +336,7 @@ impl Registry {
 
     /// Reads what is known of each worker, in the order in which they were added.
     pub fn read<T>(&self, read: impl FnMut(Known<'_>) -> T) -> Vec<T> {
-        let State { fleet, members } = &*self.lock();
+        let State { fleet, members, .. } = &*self.lock();
         let known = fleet.workers().filter_map(|state| {
             let member = members.get(&state.view.id)?;
             Some(Known {
@@ -325,7 +348,7 @@ impl Registry {
         known.map(read).collect()
     }
 
-    fn since_start(&self, now: Instant) -> Duration {
+    pub fn since_start(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began)
     }
 
@@ -333,8 +356,12 @@ impl Registry {
         self.changes.send_modify(|version| *version += 1);
     }
 
+    fn lock_budget(&self) -> MutexGuard<'_, RetryBudget> {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A panic elsewhere leaves the state usable: every change is complete in itself.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -359,5 +386,15 @@ impl Fleet for &Registry {
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
         self.lock().fleet.place_decode(request, prefill, tried)
+    }
+
+    fn on_request(&mut self) {
+        let now = self.since_start(Instant::now());
+        self.lock_budget().on_request(now);
+    }
+
+    fn may_retry(&mut self) -> bool {
+        let now = self.since_start(Instant::now());
+        self.lock_budget().take(now)
     }
 }

@@ -251,7 +251,7 @@ fn submit(request_id: String, number: u64, spec: LegSpec) -> v1::Submit {
         resumed_tokens: spec.resumed,
         choices: spec.choices,
         sampling: Some(sampling(&spec.sampling)),
-        tenant: spec.tenant.as_ref().to_owned(),
+        tenant: spec.cache_salt.as_ref().to_owned(),
     }
 }
 

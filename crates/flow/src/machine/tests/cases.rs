@@ -86,12 +86,19 @@ fn generation(n: u32) -> Generation {
             prompt_logprobs: Some(0),
             ..Default::default()
         },
-        tenant: "t".to_owned(),
+        cache_salt: "t".to_owned(),
+        tenant: "".into(),
+        priority: 0,
     }
 }
 
 impl Case {
+    /// Retries without a pause come at once.
     fn new(n: u32, config: MachineConfig, pairs: &[Pair], decodes: &[u32]) -> Self {
+        let config = MachineConfig {
+            spread: Duration::ZERO,
+            ..config
+        };
         let mut case = Self {
             machine: Machine::new(generation(n), config),
             script: Script {

@@ -138,6 +138,15 @@ fn every_run_with_two_deviations_and_several_tokens_at_once() {
     }
 }
 
+#[test]
+fn every_run_with_two_deviations_and_a_budget_that_is_used_up() {
+    for n in [1, 2] {
+        let mut setup = Setup::new(&[Prefill, Decode, Decode], n, 3, 8, 2);
+        setup.dry = 2;
+        explore(&setup, 2);
+    }
+}
+
 /// Workers that neither resume nor retarget, and hand over one choice at a time.
 const NO_RESUME: Capabilities = Capabilities {
     handoff: HandoffKind::Concurrent,
@@ -220,6 +229,7 @@ fn random_run(seed: u64) {
     setup.client_acts = random.random_bool(0.3);
     setup.scored = random.random_bool(0.3);
     setup.run = random.random_range(1..4);
+    setup.dry = random.random_range(0..4);
     setup.capabilities = [Capabilities::default(), NO_RESUME, SERIAL][random.random_range(0..3)];
     let world = run(&setup, |_, actions| random.random_range(0..actions.len()));
     check(&setup, &world);

@@ -9,7 +9,7 @@ use tasuki_core::{
     Capabilities, Capacity, CostModel, FirstToken, HandoffKind, Health, KvDomain, ModelId,
     Outstanding, Positions, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
 };
-use tasuki_policy::{Choosing, NoPlacement};
+use tasuki_policy::{Choosing, NoPlacement, Policy, WorkerIndex};
 
 use super::sim_worker::{Lengths, Progress, SimLeg, ended, handed_off, truth};
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
@@ -31,6 +31,8 @@ pub struct Setup {
     pub scored: bool,
     /// Tokens of a choice that a decode step reports as one run.
     pub run: usize,
+    /// How often the budget of retries is used up when it is asked.
+    pub dry: usize,
     /// Of every worker.
     pub capabilities: Capabilities,
 }
@@ -46,6 +48,7 @@ impl Setup {
             client_acts: false,
             scored: false,
             run: 1,
+            dry: 0,
             capabilities: Capabilities::default(),
         }
     }
@@ -89,6 +92,7 @@ struct Views {
     views: Vec<WorkerView>,
     keys: Vec<Option<WorkerKey>>,
     tie: u64,
+    dry: usize,
     model: CostModel,
 }
 
@@ -106,6 +110,7 @@ pub struct World {
     ended_by_prefill: BTreeSet<u32>,
     next_connection: u64,
     tie: u64,
+    dry: usize,
     now: Duration,
     faults_left: usize,
     pub client: Client,
@@ -137,7 +142,9 @@ impl World {
                 prompt_logprobs: setup.scored.then_some(0),
                 ..Default::default()
             },
-            tenant: String::new(),
+            cache_salt: String::new(),
+            tenant: "".into(),
+            priority: 0,
         };
         let config = MachineConfig {
             on_kv_loss: setup.on_kv_loss,
@@ -165,6 +172,7 @@ impl World {
             orphans: BTreeSet::new(),
             ended_by_prefill: BTreeSet::new(),
             tie: 0,
+            dry: setup.dry,
             now: Duration::ZERO,
             faults_left: setup.faults,
             client: Client::default(),
@@ -483,6 +491,7 @@ impl World {
         let mut views = self.views();
         self.machine.handle(input, self.now, &mut views);
         self.tie = views.tie;
+        self.dry = views.dry;
         self.apply();
     }
 
@@ -649,6 +658,7 @@ impl World {
             keys: self.workers.iter().map(|worker| worker.key).collect(),
             model: CostModel::default(),
             tie: self.tie,
+            dry: self.dry,
         }
     }
 
@@ -691,10 +701,11 @@ impl World {
 impl Fleet for Views {
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
         self.tie += 1;
-        let views: Vec<&WorkerView> = self.views.iter().collect();
+        let index = self.index();
         let [by_role, by_cost] = self.choosing();
-        let placement = tasuki_policy::place(&views, request, by_role)
-            .or_else(|_| tasuki_policy::place(&views, request, by_cost))?;
+        let placement = index
+            .place(request, by_role)
+            .or_else(|_| index.place(request, by_cost))?;
         Ok((
             self.worker_ref(placement.prefill),
             self.worker_ref(placement.decode),
@@ -708,15 +719,28 @@ impl Fleet for Views {
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
         self.tie += 1;
-        let views: Vec<&WorkerView> = self.views.iter().collect();
-        let mut found = self.choosing().into_iter().filter_map(|how| {
-            tasuki_policy::place_decode(&views, request, prefill.worker, tried, how)
-        });
+        let (index, prefill) = (self.index(), prefill.worker);
+        let ways = self.choosing().into_iter();
+        let mut found = ways.filter_map(|how| index.place_decode(request, prefill, tried, how));
         found.next().map(|id| self.worker_ref(id))
+    }
+
+    fn may_retry(&mut self) -> bool {
+        let is_dry = self.dry > 0;
+        self.dry = self.dry.saturating_sub(1);
+        !is_dry
     }
 }
 
 impl Views {
+    fn index(&self) -> WorkerIndex {
+        let mut index = WorkerIndex::default();
+        for worker in &self.views {
+            index.update(ModelId::default(), worker);
+        }
+        index
+    }
+
     /// By role while there are workers of each, so that short requests are split too.
     fn choosing(&self) -> [Choosing<'_>; 2] {
         [true, false].map(|strict_roles| Choosing {

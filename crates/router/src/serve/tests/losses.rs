@@ -38,6 +38,43 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
 }
 
 #[tokio::test]
+async fn a_worker_that_fails_again_and_again_is_shown_and_is_tried_where_it_is_the_only_one() {
+    let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
+    let generating = service.generate(generation(1), Instant::now());
+    for _ in 0..3 {
+        let id = sessions[0].submit().await.request_id;
+        sessions[0].report(v1::StepReport {
+            ended: vec![v1::LegEnd {
+                request_id: id,
+                reason: R::LegEndFailed.into(),
+                failure: v1::FailureKind::FailureMemory.into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        });
+    }
+    let id = sessions[0].submit().await.request_id;
+    let state = |is: u8| {
+        let labels = "worker=\"0\",role=\"mixed\",model=\"tiny\"";
+        format!("tasuki_worker_failing{{{labels}}} {is}\n")
+    };
+    let opened = "model=\"tiny\",kind=\"memory\"} 1\n";
+    let text = service.metrics_text();
+    assert!(text.contains(&state(1)) && text.contains(opened), "{text}");
+    assert!(service.readiness(None).is_ok());
+    let fails_by = || {
+        let registry = service.registry();
+        let open = registry.read(|known| known.state.breakers().read().any(|(_, open, _)| open));
+        open[0]
+    };
+    assert!(fails_by());
+    sessions[0].output(&id, 0, &[5], F::FinishLength);
+    sessions[0].ended(&id, R::LegEndFinished, LegTimings::default());
+    assert_eq!(hear(generating).await.tokens, [5]);
+    assert!(service.metrics_text().contains(&state(0)) && !fails_by());
+}
+
+#[tokio::test]
 async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
     let (service, _workers, mut sessions) = serve(&[Role::Mixed], |_| {}).await;
     let failed = |session: &Session, id: &str, kind: v1::FailureKind| {

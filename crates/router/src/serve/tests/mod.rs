@@ -1,5 +1,6 @@
 //! The service over real streams to workers that send what the test tells them.
 
+mod admission;
 mod draining;
 mod losses;
 mod membership;
@@ -31,7 +32,9 @@ fn generation(max_tokens: u32) -> Generation {
             max_tokens,
             ..Default::default()
         },
-        tenant: String::new(),
+        cache_salt: String::new(),
+        tenant: "".into(),
+        priority: 0,
     }
 }
 

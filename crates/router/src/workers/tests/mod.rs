@@ -7,13 +7,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tasuki_core::WorkerView;
+use tasuki_flow::AdmissionConfig;
 use tasuki_flow::{LegKind, LegSpec};
 use tasuki_policy::PolicyConfig;
 
 use super::Registry;
 
 fn registry(workers: usize) -> Arc<Registry> {
-    let registry = Registry::new(vec![Vec::new()], PolicyConfig::default(), Instant::now());
+    let registry = Registry::new(
+        vec![Vec::new()],
+        PolicyConfig::default(),
+        AdmissionConfig::default(),
+        Instant::now(),
+    );
     for _ in 0..workers {
         registry.add("local:1");
     }
@@ -31,9 +37,10 @@ fn spec(kind: LegKind) -> LegSpec {
         kind,
         handoff: None,
         prompt: (0..10).collect(),
+        chunks: tasuki_core::Chunks::default(),
         resumed: Vec::new(),
         choices: vec![0],
         sampling: Arc::default(),
-        tenant: "".into(),
+        cache_salt: "".into(),
     }
 }

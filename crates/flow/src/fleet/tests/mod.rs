@@ -1,24 +1,37 @@
 //! Who is admitted, and what is counted of our own legs.
 
-use std::sync::Arc;
+mod failing;
+mod herding;
+mod index;
+mod models;
+mod prefixes;
+
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, HardwareClass, Health, Identity, KvDomain, ModelId, Outstanding, RequestView,
-    Role, StepSample, WorkerId, WorkerView,
+    Capabilities, Health, Identity, ModelId, Outstanding, RequestView, Role, StepSample, WorkerId,
+    WorkerView,
 };
-use tasuki_policy::{NoPlacement, PolicyConfig};
+use tasuki_policy::{NoPlacement, PolicyConfig, PolicyKind};
 
 use super::{DrainReason, FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
 use crate::leg::{Handoff, LegKind, LegSpec, LegTimings};
 use crate::machine::Fleet;
-use crate::sampling::SamplingParams;
-use crate::worker_ref::{Peer, WorkerKey};
+use crate::testing::{domain, info, leg_spec};
+use crate::worker_ref::WorkerKey;
 
 const NOW: Duration = Duration::ZERO;
 
 fn fleet(workers: usize) -> FleetState {
-    let mut fleet = FleetState::new(vec![Vec::new()], PolicyConfig::default());
+    fleet_by(PolicyKind::Cost, workers)
+}
+
+fn fleet_by(kind: PolicyKind, workers: usize) -> FleetState {
+    let config = PolicyConfig {
+        kind,
+        ..PolicyConfig::default()
+    };
+    let mut fleet = FleetState::new(vec![Vec::new()], config);
     for id in 0..workers {
         assert_eq!(fleet.add().0 as usize, id);
     }
@@ -29,46 +42,8 @@ fn view(fleet: &FleetState, worker: u32) -> &WorkerView {
     &fleet.worker(WorkerId(worker)).expect("a worker").view
 }
 
-/// A worker of 100 blocks that takes 1,024 tokens.
-fn info(engine: &str) -> WorkerInfo {
-    WorkerInfo {
-        peer: Peer {
-            engine_id: engine.to_owned(),
-            kv_endpoint: format!("{engine}:1"),
-        },
-        role: Role::Mixed,
-        role_epoch: 0,
-        model: "tiny".to_owned(),
-        domain: domain(7),
-        capabilities: Capabilities::default(),
-        vocab_size: 512,
-        max_model_len: 1_024,
-        block_size: 16,
-        num_blocks: 100,
-        hardware: HardwareClass::default(),
-    }
-}
-
-fn domain(identity: u8) -> KvDomain {
-    KvDomain {
-        backend: "test",
-        identity: Identity([identity; 16]),
-    }
-}
-
 fn spec(kind: LegKind, prompt_tokens: u32) -> LegSpec {
-    LegSpec {
-        kind,
-        handoff: None,
-        prompt: (0..prompt_tokens).collect(),
-        resumed: Vec::new(),
-        choices: vec![0],
-        sampling: Arc::new(SamplingParams {
-            max_tokens: 1_000,
-            ..SamplingParams::default()
-        }),
-        tenant: "".into(),
-    }
+    leg_spec(kind, prompt_tokens, 1_000)
 }
 
 fn idle() -> LoadReport {
@@ -76,32 +51,6 @@ fn idle() -> LoadReport {
         free_blocks: 100,
         ..LoadReport::default()
     }
-}
-
-#[test]
-fn a_router_keeps_the_model_of_its_first_worker_though_that_is_gone() {
-    let mut fleet = fleet(1);
-    let first = fleet
-        .join(WorkerId(0), info("a"), NOW)
-        .expect("the first one is admitted");
-    fleet.leave(first);
-    let other = WorkerInfo {
-        model: "large".to_owned(),
-        domain: domain(8),
-        ..info("b")
-    };
-    let refused = fleet
-        .join(WorkerId(0), other, NOW)
-        .expect_err("another model");
-    assert!(matches!(refused, JoinError::OtherModel { .. }), "{refused}");
-    assert!(refused.to_string().contains("\"large\""), "{refused}");
-    let bfloat16 = WorkerInfo {
-        domain: domain(9),
-        ..info("c")
-    };
-    fleet
-        .join(WorkerId(0), bfloat16, NOW)
-        .expect("the same model in another dtype is admitted");
 }
 
 #[test]
@@ -146,7 +95,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         ..Outstanding::default()
     };
     assert_eq!(report(&mut fleet, Some(2)), promised(14));
-    fleet.on_output(key, decode);
+    fleet.on_output(key, decode, 0);
     assert_eq!(report(&mut fleet, Some(2)), promised(7));
     fleet.on_ended(key, prefill, None);
     assert_eq!(report(&mut fleet, Some(2)), promised(0));
@@ -173,7 +122,7 @@ fn of_a_worker_without_load_reports_our_legs_count_until_they_end() {
     };
     let all = counted(|_, _, _| {});
     assert_eq!((all.prefill_tokens, all.requests), (100, 1));
-    let decoding = counted(FleetState::on_output);
+    let decoding = counted(|fleet, key, slot| fleet.on_output(key, slot, 0));
     assert_eq!((decoding.prefill_tokens, decoding.requests), (0, 1));
     assert_eq!(decoding.promised_blocks, all.promised_blocks);
     let ended = counted(|fleet, key, leg| fleet.on_ended(key, leg, None));
@@ -219,29 +168,6 @@ fn one_engine_is_admitted_once_and_does_not_change_on_a_connection() {
     assert!(!fleet.on_info(key, info("b")), "another engine");
     fleet.leave(key);
     assert!(fleet.join(WorkerId(1), info("a"), NOW).is_ok());
-}
-
-#[test]
-fn one_router_serves_one_model() {
-    let mut fleet = fleet(2);
-    let mut join = |worker, engine: &str, model: &str, identity| {
-        let info = WorkerInfo {
-            model: model.to_owned(),
-            domain: domain(identity),
-            ..info(engine)
-        };
-        let joined = fleet.join(WorkerId(worker), info, NOW);
-        if let (Ok(key), 1) = (&joined, worker) {
-            fleet.leave(*key);
-        }
-        joined
-    };
-    join(0, "a", "m", 1).expect("joined");
-    let error = join(1, "b", "other", 2).expect_err("another model");
-    let says = "\"other\", the workers before it \"m\"";
-    assert!(error.to_string().contains(says), "{error}");
-    join(1, "b", "other", 1).expect("the same under another name");
-    join(1, "b", "m", 2).expect("another dtype");
 }
 
 #[test]
@@ -333,93 +259,4 @@ fn ids_are_not_used_again_and_a_removed_workers_key_is_dead() {
     assert_eq!(next, WorkerId(1));
     let back = fleet.join(next, info("a"), NOW).expect("the same engine");
     assert!(back.connection > key.connection);
-}
-
-/// A fleet of two models with a worker of each pair of model and identity.
-fn of_models(workers: &[(&str, u8)]) -> (FleetState, Vec<WorkerKey>) {
-    let names = [["small", "tiny"], ["large", "big"]];
-    let models = names.map(|names| names.map(str::to_owned).to_vec());
-    let mut fleet = FleetState::new(models.to_vec(), PolicyConfig::default());
-    let keys = workers.iter().map(|&(model, identity)| {
-        let id = fleet.add();
-        let info = WorkerInfo {
-            model: model.to_owned(),
-            domain: domain(identity),
-            ..info(&format!("e{id}"))
-        };
-        fleet.join(id, info, NOW).expect("joined")
-    });
-    let keys = keys.collect();
-    (fleet, keys)
-}
-
-fn request(model: u32, bound_to: Option<u8>) -> RequestView {
-    RequestView {
-        model: ModelId(model),
-        bound_to: bound_to.map(|byte| Identity([byte; 16])),
-        ..RequestView::new(10, 5)
-    }
-}
-
-#[test]
-fn requests_go_to_workers_of_their_model_by_any_of_its_names() {
-    let (mut fleet, keys) = of_models(&[("small", 1), ("big", 2), ("tiny", 1)]);
-    let mut place = |model| {
-        let (prefill, decode) = fleet.place(&request(model, None))?;
-        Ok::<_, NoPlacement>([prefill.key.worker.0, decode.key.worker.0])
-    };
-    for _ in 0..4 {
-        assert!(place(0).is_ok_and(|pair| pair.iter().all(|&id| id != 1)));
-        assert_eq!(place(1), Ok([1, 1]));
-    }
-    fleet.leave(keys[1]);
-    assert_eq!(fleet.place(&request(1, None)), Err(NoPlacement::NoWorker));
-    assert!(
-        fleet.place(&request(0, None)).is_ok(),
-        "the other one serves on"
-    );
-    let id = fleet.add();
-    let joined = fleet.join(id, info("x"), NOW);
-    assert!(joined.is_ok(), "tiny is a name of the first model");
-    let stranger = WorkerInfo {
-        model: "huge".to_owned(),
-        ..info("y")
-    };
-    let id = fleet.add();
-    let refused = fleet.join(id, stranger, NOW).expect_err("not served");
-    let says = "serves \"huge\", this router serves [\"small\", \"large\"]";
-    assert!(refused.to_string().contains(says), "{refused}");
-}
-
-#[test]
-fn a_begun_request_stays_with_its_weights_and_kv_never_moves_between_two() {
-    let roles = [Role::Prefill, Role::Decode, Role::Prefill];
-    let mut fleet = fleet(3);
-    // Short requests are split too.
-    fleet.costs.config.role_preference = 1_000.0;
-    for ((id, role), identity) in (0u32..).zip(roles).zip([1, 1, 2]) {
-        let info = WorkerInfo {
-            role,
-            domain: domain(identity),
-            ..info(&format!("e{id}"))
-        };
-        fleet.join(WorkerId(id), info, NOW).expect("joined");
-    }
-    let placed = |fleet: &mut FleetState, bound_to| {
-        let (prefill, decode) = fleet.place(&request(0, bound_to))?;
-        Ok::<_, NoPlacement>((prefill.key.worker.0, decode.key.worker.0))
-    };
-    for _ in 0..4 {
-        let pair = placed(&mut fleet, None).expect("a pair");
-        assert!(pair == (0, 1) || pair.0 == pair.1, "{pair:?}");
-        assert_eq!(placed(&mut fleet, Some(1)), Ok((0, 1)));
-        assert_eq!(placed(&mut fleet, Some(2)), Ok((2, 2)));
-    }
-    fleet.drain(WorkerId(2), DrainReason::Asked);
-    assert_eq!(placed(&mut fleet, Some(2)), Err(NoPlacement::AllDraining));
-    fleet.remove(WorkerId(2));
-    let refused = placed(&mut fleet, Some(2)).expect_err("other weights are left");
-    assert_eq!(refused, NoPlacement::OtherIdentity);
-    assert!(refused.may_pass());
-    assert!(refused.to_string().contains("other weights"), "{refused}");
 }

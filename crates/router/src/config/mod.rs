@@ -1,10 +1,19 @@
 //! The command line of `tasuki router`; every setting is defined here, once.
 
+#[cfg(test)]
+mod tests;
+mod values;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderName;
 use clap::{ArgGroup, Parser, ValueEnum};
+use tasuki_flow::AdmissionConfig;
 
+use tasuki_policy::{PolicyKind, Rule};
+
+use self::values::{milliseconds, positive_seconds, seconds, share};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
 use crate::discovery::{Sources, address};
@@ -69,6 +78,10 @@ pub struct RouterArgs {
     #[arg(long, value_enum, default_value_t = KvLoss::Recompute)]
     pub on_kv_loss: KvLoss,
 
+    /// How workers are chosen for a request. Every policy follows capabilities, limits and roles.
+    #[arg(long, value_enum, default_value_t = Policy::Cost)]
+    pub policy: Policy,
+
     /// Never let a worker do what its role does not say.
     #[arg(long)]
     pub strict_roles: bool,
@@ -78,7 +91,7 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.05, value_parser = share)]
     pub role_preference: f64,
 
-    /// How long an accepted request waits for a worker when none is left.
+    /// How long a request that was accepted or waits for room goes without any worker.
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub recover_s: f64,
 
@@ -128,6 +141,45 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = positive_seconds)]
     pub client_stall_s: f64,
 
+    /// A request whose first token is expected later is refused, with 503 or 429. Not given: no
+    /// objective. A prompt that takes long by itself may take twice as long as that.
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub ttft_target_ms: Option<f64>,
+
+    /// Mean time per token after the first that requests should keep to: one that would make
+    /// it longer waits. Not given: no objective.
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    pub tpot_target_ms: Option<f64>,
+
+    /// Sequences that may wait to be placed [default: --max-concurrent-requests]. Beyond, the
+    /// last in order is refused: requests are placed by priority, and within it in equal shares
+    /// of the tenants.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_queued_sequences: Option<u32>,
+
+    /// Prompt tokens that may wait to be placed.
+    #[arg(long, value_name = "N", default_value_t = 4_000_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_queued_tokens: u32,
+
+    /// How long a request may wait to be placed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800.0, value_parser = positive_seconds)]
+    pub max_queued_s: f64,
+
+    /// Place requests at once, however much the workers have to do: they wait there, in the
+    /// order in which they came.
+    #[arg(long, conflicts_with_all = ["ttft_target_ms", "tpot_target_ms"])]
+    pub no_admission: bool,
+
+    /// Header that names a request's tenant, set by a gateway in front. Not given: the field
+    /// `user` names it.
+    #[arg(long, value_name = "NAME")]
+    pub tenant_header: Option<HeaderName>,
+
+    /// Accept the field `priority` in requests: of those that wait, less goes first.
+    #[arg(long)]
+    pub allow_request_priority: bool,
+
     /// Accept the field `chat_template` in requests.
     #[arg(long)]
     pub allow_request_chat_template: bool,
@@ -158,6 +210,38 @@ pub enum KvLoss {
     Recompute,
     /// Fail the request.
     Fail,
+}
+
+/// The words for [`PolicyKind`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Policy {
+    /// The least expected time of the request and of those that it delays.
+    Cost,
+    /// One worker after another.
+    RoundRobin,
+    /// The worker with the fewest requests.
+    LeastLoaded,
+    /// Of two workers that are drawn, the one with fewer requests.
+    PowerOfTwo,
+    /// The same worker for the requests of a tenant, or where none is named for prompts
+    /// that begin alike, unless it has many more requests than others.
+    ConsistentHash,
+    /// The same worker for prompts that begin alike, unless it has many more requests than
+    /// others.
+    PrefixHash,
+}
+
+impl From<Policy> for PolicyKind {
+    fn from(given: Policy) -> Self {
+        match given {
+            Policy::Cost => Self::Cost,
+            Policy::RoundRobin => Self::Simple(Rule::RoundRobin),
+            Policy::LeastLoaded => Self::Simple(Rule::LeastLoaded),
+            Policy::PowerOfTwo => Self::Simple(Rule::PowerOfTwo),
+            Policy::ConsistentHash => Self::Simple(Rule::ConsistentHash),
+            Policy::PrefixHash => Self::Simple(Rule::PrefixHash),
+        }
+    }
 }
 
 impl From<KvLoss> for OnKvLoss {
@@ -197,6 +281,8 @@ impl RouterArgs {
             max_answer_bytes: self.max_answer_bytes as usize,
             heartbeat: Duration::from_secs_f64(self.heartbeat_s),
             allow_chat_template: self.allow_request_chat_template,
+            allow_priority: self.allow_request_priority,
+            tenant_header: self.tenant_header.clone(),
         }
     }
 
@@ -221,9 +307,28 @@ impl RouterArgs {
             },
             worker_drain: Duration::from_secs_f64(self.worker_drain_s),
             on_kv_loss: self.on_kv_loss.into(),
+            policy: self.policy.into(),
             strict_roles: self.strict_roles,
             role_preference: self.role_preference,
             recover: Duration::from_secs_f64(self.recover_s),
+            admission: self.admission(),
+        }
+    }
+
+    fn admission(&self) -> AdmissionConfig {
+        let objective = |ms: Option<f64>| ms.map(|ms| Duration::from_secs_f64(ms / 1e3));
+        AdmissionConfig {
+            off: self.no_admission,
+            ttft: objective(self.ttft_target_ms),
+            tpot: objective(self.tpot_target_ms),
+            max_sequences: self
+                .max_queued_sequences
+                .unwrap_or(self.max_concurrent_requests)
+                .into(),
+            max_tokens: u64::from(self.max_queued_tokens),
+            max_wait: Duration::from_secs_f64(self.max_queued_s),
+            recover: Duration::from_secs_f64(self.recover_s),
+            ..AdmissionConfig::default()
         }
     }
 
@@ -259,93 +364,5 @@ fn alias(given: &str) -> Result<(String, String), String> {
             Ok((alias.to_owned(), name.to_owned()))
         }
         _ => Err("it must be ALIAS=NAME".to_owned()),
-    }
-}
-
-/// More than a day is no deadline.
-const MAX_SECONDS: f64 = 86_400.0;
-
-/// Roles outweigh every cost long before.
-const MAX_SHARE: f64 = 1e6;
-
-fn share(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(share) if (0.0..=MAX_SHARE).contains(&share) => Ok(share),
-        _ => Err(format!("it must be between 0 and {MAX_SHARE}")),
-    }
-}
-
-fn seconds(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(seconds) if (0.0..=MAX_SECONDS).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("it must be between 0 and {MAX_SECONDS}")),
-    }
-}
-
-/// A limit that nothing could keep to is a mistake.
-fn positive_seconds(given: &str) -> Result<f64, String> {
-    match seconds(given)? {
-        0.0 => Err("it must be more than 0".to_owned()),
-        seconds => Ok(seconds),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(words: &str) -> Result<RouterArgs, clap::Error> {
-        RouterArgs::try_parse_from(std::iter::once("tasuki router").chain(words.split(' ')))
-    }
-
-    #[test]
-    fn defaults_and_repeated_options() {
-        let args = parse("--model /m/tiny --worker a:1 --worker b:2").unwrap();
-        assert_eq!(args.worker, ["a:1", "b:2"]);
-        assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
-        assert_eq!(args.models().unwrap()[0].names, ["tiny"]);
-        assert_eq!(args.http().max_body_bytes, 8 * 1024 * 1024);
-        assert_eq!(args.drain(), Duration::from_secs(30));
-        let args = parse("--model m --worker a:1 --served-model-name x y --on-kv-loss fail");
-        let args = args.unwrap();
-        assert_eq!(args.models().unwrap()[0].names, ["x", "y"]);
-        assert_eq!(args.on_kv_loss, KvLoss::Fail);
-        let args = parse("--model a=/m/1 --model ./b=c --worker w:1 --alias d=a").unwrap();
-        let folder = |name: Option<&str>, path: &str| {
-            NamedFolder(name.map(str::to_owned), PathBuf::from(path))
-        };
-        assert_eq!(
-            args.model,
-            [folder(Some("a"), "/m/1"), folder(None, "./b=c")]
-        );
-        assert_eq!(args.models().unwrap()[0].names, ["a", "d"]);
-        let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
-        let sources = args.serving(&[]).workers;
-        assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
-        assert_eq!(
-            (sources.list.len(), sources.dns),
-            (0, vec!["a:1".to_owned()])
-        );
-    }
-
-    #[test]
-    fn bad_values_are_refused() {
-        for words in [
-            "--model m",
-            "--model m --worker a",
-            "--model m --worker a:0",
-            "--worker a:1",
-            "--model =m --worker a:1",
-            "--model m --worker a:1 --alias x",
-            "--model m --workers-dns workers",
-            "--model m --workers-dns workers:1 --workers-dns-interval-s 0",
-            "--model m --worker a:1 --drain-s -1",
-            "--model m --worker a:1 --drain-s nan",
-            "--model m --worker a:1 --max-concurrent-requests 0",
-            "--model m --worker a:1 --idle-timeout-s 0",
-            "--model m --worker a:1 --max-answer-bytes 1000",
-        ] {
-            assert!(parse(words).is_err(), "{words}");
-        }
     }
 }

@@ -1,44 +1,17 @@
-//! What must hold for every fleet and every request.
+//! Placement by cost: what must hold for every fleet and every request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use tasuki_core::{
-    Capabilities, Capacity, CostModel, HandoffKind, HardwareClass, Health, Identity, KvDomain,
-    Load, Outstanding, ReportedLoad, RequestView, Role, StepSample, Warm, WorkerId, WorkerView,
+    Capabilities, CostModel, HandoffKind, HardwareClass, Health, ModelId, Outstanding,
+    ReportedLoad, RequestView, Role, StepSample, Warm, WorkerId, WorkerView,
 };
-use tasuki_policy::{Choosing, NoPlacement, Placement, place, place_decode};
+use tasuki_policy::{Choosing, NoPlacement, Placement, Policy, WorkerIndex};
 
-fn domain(identity: u8) -> KvDomain {
-    KvDomain {
-        backend: "test",
-        identity: Identity([identity; 16]),
-    }
-}
-
-fn worker(id: u32, role: Role) -> WorkerView {
-    WorkerView {
-        id: WorkerId(id),
-        domain: domain(1),
-        capabilities: Capabilities::default(),
-        role,
-        hardware: 0,
-        machine: 0,
-        health: Health::Ready,
-        capacity: Capacity {
-            max_model_len_tokens: 4_096,
-            block_size_tokens: 16,
-            total_blocks: 1_000,
-        },
-        load: ReportedLoad {
-            free_blocks: 1_000,
-            ..ReportedLoad::default()
-        },
-        outstanding: Outstanding::default(),
-    }
-}
+use crate::fleets::{any_request, any_worker, domain, worker};
 
 /// The policy's answer, with nothing measured yet.
 fn choose(
@@ -48,13 +21,20 @@ fn choose(
     tie: u64,
 ) -> Result<Placement, NoPlacement> {
     let model = CostModel::default();
-    let views: Vec<&WorkerView> = workers.iter().collect();
     let how = Choosing {
         model: &model,
         strict_roles,
         tie,
     };
-    place(&views, request, how)
+    index(workers).place(request, how)
+}
+
+fn index(workers: &[WorkerView]) -> WorkerIndex {
+    let mut index = WorkerIndex::default();
+    for worker in workers {
+        index.update(ModelId::default(), worker);
+    }
+    index
 }
 
 fn pair(workers: &[WorkerView], request: &RequestView) -> (u32, u32) {
@@ -208,16 +188,16 @@ fn of_equal_pairs_one_within_a_machine_is_taken() {
         model.links.learn(true, 500, 1e-3);
         model.links.learn(false, 500, 50e-3);
     }
-    let views: Vec<&WorkerView> = workers.iter().collect();
+    let index = index(&workers);
     for tie in 0..20 {
         let how = Choosing {
             model: &model,
             strict_roles: true,
             tie,
         };
-        let placement = place(&views, &RequestView::new(500, 100), how).unwrap();
+        let placement = index.place(&RequestView::new(500, 100), how).unwrap();
         assert_eq!((placement.prefill.0, placement.decode.0), (1, 3));
-        let next = place_decode(&views, &RequestView::new(500, 100), WorkerId(1), &[], how);
+        let next = index.place_decode(&RequestView::new(500, 100), WorkerId(1), &[], how);
         assert_eq!(next, Some(WorkerId(3)));
     }
 }
@@ -362,84 +342,25 @@ fn what_was_begun_goes_to_workers_that_resume() {
     assert!(!never.may_pass());
 }
 
-fn any_role() -> impl Strategy<Value = Role> {
-    prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Mixed)]
-}
-
-fn any_health() -> impl Strategy<Value = Health> {
-    prop_oneof![4 => Just(Health::Ready), 1 => Just(Health::Suspect), 1 => Just(Health::Down)]
-}
-
-fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
-    // Few values each, so that equal costs are common.
-    let load = (
-        0..4u32,
-        0..4u32,
-        (0..4u64).prop_map(|thousands| thousands * 1_000),
-        0..1_000u32,
-        (0..4u64).prop_map(|thousands| thousands * 10_000),
-    );
-    let rest = (0..3u32, 0..3u32, 0..500u64);
-    let kind = (
-        any_role(),
-        any_health(),
-        0..3u8,
-        0..3u32,
-        0..3usize,
-        0..4u32,
-    );
-    (kind, load, rest).prop_map(move |(kind, load, rest)| {
-        let (role, health, identity, size, hardware, machine) = kind;
-        let mut worker = worker(id, role);
-        worker.health = health;
-        worker.hardware = hardware;
-        worker.machine = machine;
-        worker.domain = domain(identity / 2);
-        worker.capacity.max_model_len_tokens = 1_024 << size;
-        worker.load = ReportedLoad {
-            waiting_sequences: load.0,
-            running_sequences: load.1,
-            waiting_prefill_tokens: load.2,
-            free_blocks: load.3,
-            running_kv_tokens: load.4,
-            ..ReportedLoad::default()
-        };
-        worker.outstanding = Outstanding {
-            prefill_tokens: u64::from(rest.0) * 500,
-            sequences: rest.1,
-            promised_blocks: rest.2,
-            ..Outstanding::default()
-        };
-        worker
-    })
-}
-
-fn any_fleet() -> impl Strategy<Value = Vec<WorkerView>> {
-    (0..7u32).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>())
-}
-
-fn any_request() -> impl Strategy<Value = RequestView> {
-    let avoid = proptest::collection::vec((0..7u32).prop_map(WorkerId), 0..3);
-    let warm = proptest::option::of((0..7u32, 0..4_000u32));
-    let rest = (1..4u32, avoid, any::<bool>(), warm);
-    (1..4_000u32, 1..600u32, rest).prop_map(
-        |(prompt, output, (choices, avoid, keep_whole, warm))| RequestView {
-            choices,
-            avoid,
-            keep_whole,
-            warm: warm.map(|(worker, tokens)| Warm {
-                worker: WorkerId(worker),
-                tokens,
-            }),
-            ..RequestView::new(prompt, output)
-        },
-    )
-}
-
 /// Three classes of hardware, and links of which the one between machines is slower.
 fn learnt() -> &'static CostModel {
     static LEARNT: LazyLock<CostModel> = LazyLock::new(learn);
     &LEARNT
+}
+
+/// Costs by which requests are split more often.
+fn split() -> &'static CostModel {
+    static SPLIT: LazyLock<CostModel> = LazyLock::new(|| {
+        let mut model = learn();
+        model.config.role_preference = 2.0;
+        model
+    });
+    &SPLIT
+}
+
+fn any_model() -> impl Strategy<Value = &'static CostModel> {
+    static NEW: LazyLock<CostModel> = LazyLock::new(CostModel::default);
+    prop_oneof![Just(&*NEW), Just(learnt()), Just(split())]
 }
 
 fn learn() -> CostModel {
@@ -475,49 +396,59 @@ fn learn() -> CostModel {
     model
 }
 
-fn find(workers: &[WorkerView], id: WorkerId) -> &WorkerView {
-    workers.iter().find(|w| w.id == id).expect("a known worker")
+/// What happens to a fleet between two placements.
+#[derive(Debug, Clone)]
+enum Change {
+    /// A worker is there, with all that is known of it.
+    Is(WorkerView, ModelId),
+    Gone(WorkerId),
 }
 
-/// What a placement costs, by definition.
-fn cost_s(
-    model: &CostModel,
-    prefill: &WorkerView,
-    decode: &WorkerView,
-    request: &RequestView,
-) -> f64 {
-    let (p, d) = (
-        model.price(prefill.hardware, request),
-        model.price(decode.hardware, request),
-    );
-    let whole = prefill.id == decode.id;
-    let mut cost_s = p.prefill_s(&Load::of(prefill), request.cached_tokens(prefill.id))
-        + p.prefill_preference_s(prefill.role);
-    if request.max_tokens > 1 || !whole {
-        cost_s += d.decode_s(&Load::of(decode), whole) + d.decode_preference_s(decode.role);
-    }
-    if !whole {
-        let same = prefill.machine == decode.machine && prefill.machine != 0;
-        cost_s += model.handoff_s(request, request.cached_tokens(decode.id), same);
-    }
-    cost_s
+fn any_change(ids: u32) -> impl Strategy<Value = Change> {
+    let is = (0..ids).prop_flat_map(any_worker);
+    let is = (is, 0..8u32).prop_map(|(worker, model)| Change::Is(worker, ModelId(model / 7)));
+    prop_oneof![6 => is, 1 => (0..ids).prop_map(|id| Change::Gone(WorkerId(id)))]
 }
 
-/// Whether a pair may be chosen, by definition.
-fn is_allowed(
-    prefill: &WorkerView,
-    decode: &WorkerView,
-    request: &RequestView,
-    strict: bool,
-) -> bool {
-    let whole = prefill.id == decode.id;
-    let roles =
-        !strict || (prefill.role.prefills() && (request.max_tokens == 1 || decode.role.decodes()));
-    let able = [prefill, decode].iter().all(|w| {
-        w.health == Health::Ready
-            && u64::from(w.capacity.max_model_len_tokens) >= request.total_tokens()
-    });
-    roles && able && prefill.domain == decode.domain && (whole || request.max_tokens > 1)
+/// Workers as an index and as a list, changed alike.
+#[derive(Debug, Default)]
+struct Both {
+    index: WorkerIndex,
+    list: BTreeMap<WorkerId, (ModelId, WorkerView)>,
+}
+
+impl Both {
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Is(worker, model) => {
+                self.index.update(model, &worker);
+                self.list.insert(worker.id, (model, worker));
+            }
+            Change::Gone(id) => {
+                self.index.remove(id);
+                self.list.remove(&id);
+            }
+        }
+    }
+
+    fn check(
+        &self,
+        request: &RequestView,
+        prefill: WorkerId,
+        tried: &[WorkerId],
+        how: Choosing<'_>,
+    ) {
+        let list: Vec<&(ModelId, WorkerView)> = self.list.values().collect();
+        let expected = crate::reference::place(&list, request, how);
+        assert_eq!(
+            self.index.place(request, how),
+            expected,
+            "{request:?} {list:#?}"
+        );
+        let expected = crate::reference::place_decode(&list, request, prefill, tried, how);
+        let answer = self.index.place_decode(request, prefill, tried, how);
+        assert_eq!(answer, expected, "{request:?} after {prefill} {list:#?}");
+    }
 }
 
 proptest! {
@@ -529,46 +460,17 @@ proptest! {
     })]
 
     #[test]
-    fn no_allowed_pair_is_cheaper(
-        workers in any_fleet(), request in any_request(), strict_roles: bool, tie: u64,
+    fn no_allowed_placement_precedes_the_one_chosen(
+        changes in proptest::collection::vec(any_change(12), 0..24),
+        requests in proptest::collection::vec(any_request(), 24),
+        tried in proptest::collection::vec((0..12u32).prop_map(WorkerId), 0..3),
+        prefill in 0..12u32, strict_roles: bool, tie: u64, model in any_model(),
     ) {
-        let model = learnt();
-        let views: Vec<&WorkerView> = workers.iter().collect();
         let how = Choosing { model, strict_roles, tie };
-        let answer = place(&views, &request, how);
-        prop_assert_eq!(&answer, &place(&views, &request, how), "a function of its arguments");
-        let mut allowed: Vec<(&WorkerView, &WorkerView)> = Vec::new();
-        for avoiding in [true, false] {
-            let avoided = |w: &WorkerView| avoiding && request.avoid.contains(&w.id);
-            for prefill in workers.iter().filter(|w| !avoided(w)) {
-                for decode in workers.iter().filter(|w| !avoided(w)) {
-                    if is_allowed(prefill, decode, &request, strict_roles) {
-                        allowed.push((prefill, decode));
-                    }
-                }
-            }
-            if !allowed.is_empty() {
-                break;
-            }
-        }
-        let whole: Vec<_> = allowed.iter().copied().filter(|(p, d)| p.id == d.id).collect();
-        if request.keep_whole && !whole.is_empty() {
-            allowed = whole;
-        }
-        let Ok(placement) = answer else {
-            prop_assert!(allowed.is_empty(), "{:?}", allowed);
-            return Ok(());
-        };
-        let prefill = find(&workers, placement.prefill);
-        let decode = find(&workers, placement.decode);
-        prop_assert!(allowed.iter().any(|(p, d)| p.id == prefill.id && d.id == decode.id));
-        let chosen_s = cost_s(model, prefill, decode, &request);
-        if request.max_tokens > 1 {
-            prop_assert!((chosen_s - placement.cost_s).abs() <= 1e-9 * chosen_s);
-        }
-        for (prefill, decode) in allowed {
-            let other_s = cost_s(model, prefill, decode, &request);
-            prop_assert!(chosen_s <= other_s * (1.0 + 1e-9), "{:?} {:?}", placement, other_s);
+        let mut both = Both::default();
+        for (change, request) in changes.into_iter().zip(requests) {
+            both.change(change);
+            both.check(&request, WorkerId(prefill), &tried, how);
         }
     }
 
@@ -579,6 +481,8 @@ proptest! {
         let mut busy = busy;
         busy.health = Health::Ready;
         busy.role = Role::Mixed;
+        busy.domain = domain(1);
+        busy.capabilities = Capabilities::default();
         busy.capacity.max_model_len_tokens = 1 << 20;
         busy.load.waiting_prefill_tokens += 1;
         let mut idle = busy.clone();
@@ -588,27 +492,44 @@ proptest! {
             ..ReportedLoad::default()
         };
         idle.outstanding = Outstanding::default();
-        let request = RequestView { avoid: vec![], warm: None, ..request };
+        let request = RequestView {
+            avoid: vec![],
+            warm: None,
+            bound_to: None,
+            resumed_tokens: 0,
+            model: ModelId::default(),
+            ..request
+        };
         let placement = choose(&[busy, idle], &request, false, tie).unwrap();
         prop_assert_eq!((placement.prefill.0, placement.decode.0), (1, 1));
     }
+}
 
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: tasuki_searches::count(12),
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(tasuki_searches::seed(11)),
+        ..ProptestConfig::default()
+    })]
+
+    /// Of three levels and more.
     #[test]
-    fn another_decode_worker_is_able_and_new(
-        workers in any_fleet(), request in any_request(), strict_roles: bool, tie: u64,
-        tried in proptest::collection::vec((0..7u32).prop_map(WorkerId), 0..3),
-        prefill in 0..7u32,
+    fn a_large_fleet_is_searched_as_well(
+        workers in (0..600u32).map(any_worker).collect::<Vec<_>>(),
+        changes in proptest::collection::vec(any_change(600), 6),
+        requests in proptest::collection::vec(any_request(), 6),
+        machines in 1..200u32, strict_roles: bool, tie: u64, model in any_model(),
     ) {
-        let model = learnt();
-        let views: Vec<&WorkerView> = workers.iter().collect();
         let how = Choosing { model, strict_roles, tie };
-        let prefill = WorkerId(prefill);
-        if let Some(id) = place_decode(&views, &request, prefill, &tried, how) {
-            let decode = find(&workers, id);
-            prop_assert!(decode.health == Health::Ready);
-            prop_assert!(id != prefill && !tried.contains(&id));
-            prop_assert_eq!(decode.domain, find(&workers, prefill).domain);
-            prop_assert!(!strict_roles || decode.role.decodes());
+        let mut both = Both::default();
+        for mut worker in workers {
+            worker.machine = worker.id.0 % machines;
+            both.change(Change::Is(worker, ModelId::default()));
+        }
+        for (change, request) in changes.into_iter().zip(requests) {
+            both.change(change);
+            both.check(&request, WorkerId(tie as u32 % 600), &[], how);
         }
     }
 }

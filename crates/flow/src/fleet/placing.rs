@@ -1,0 +1,94 @@
+//! Who gets a request, and what it is expected to see.
+
+use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
+use tasuki_policy::{Choosing, NoPlacement, Placement};
+
+use super::{FleetState, WorkerState};
+use crate::machine::Fleet;
+use crate::worker_ref::{WorkerKey, WorkerRef};
+
+impl FleetState {
+    /// What a request is expected to see if it is placed now.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::place`].
+    pub fn forecast(&self, request: &RequestView) -> Result<Forecast, NoPlacement> {
+        let placement = self.choose(request)?;
+        let view = |id| self.workers.get(&id).map(|state| &state.view);
+        let views = view(placement.prefill).zip(view(placement.decode));
+        let (prefill, decode) = views.ok_or(NoPlacement::NoWorker)?;
+        let price = |worker: &WorkerView| self.costs.price(worker.hardware, request);
+        let cached = self.prefixes.cached(prefill.id, &request.chunks);
+        Ok(price(prefill).forecast(prefill, (&price(decode), decode), cached))
+    }
+
+    /// Workers of a model that take new work.
+    pub fn ready_workers(&self, model: ModelId) -> usize {
+        let ready =
+            |state: &&WorkerState| state.model == Some(model) && state.view.health == Health::Ready;
+        self.workers.values().filter(ready).count()
+    }
+
+    pub(super) fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
+        let Some(warm) = self.warmest(request) else {
+            return self.policy.place(request, self.choosing());
+        };
+        let request = RequestView {
+            warm: Some(warm),
+            ..request.clone()
+        };
+        self.policy.place(&request, self.choosing())
+    }
+
+    /// Who holds most of the request's prompt, unless an attempt before says it.
+    fn warmest(&self, request: &RequestView) -> Option<Warm> {
+        let may = |id: WorkerId| {
+            let state = self
+                .workers
+                .get(&id)
+                .filter(|s| s.view.health == Health::Ready);
+            state.is_some() && !request.avoid.contains(&id)
+        };
+        if request.warm.is_some() {
+            return None;
+        }
+        self.prefixes.warmest(&request.chunks, may, |id| {
+            let view = self.workers.get(&id).map(|state| &state.view);
+            view.map(|view| (view.prefill_backlog_tokens(), view.sequences()))
+        })
+    }
+
+    /// How the next request's workers are chosen.
+    pub(super) fn choosing(&self) -> Choosing<'_> {
+        Choosing {
+            model: &self.costs,
+            strict_roles: self.config.strict_roles,
+            tie: self.tie,
+        }
+    }
+}
+
+impl Fleet for FleetState {
+    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+        // A forecast before it chose by the same order.
+        let placement = self.choose(request);
+        let placement = placement.or_else(|reason| self.choose_failing(request, reason))?;
+        self.tie = self.tie.wrapping_add(1);
+        let prefill = self.worker_ref(placement.prefill);
+        let decode = self.worker_ref(placement.decode);
+        prefill.zip(decode).ok_or(NoPlacement::NoWorker)
+    }
+
+    fn place_decode(
+        &mut self,
+        request: &RequestView,
+        prefill: WorkerKey,
+        tried: &[WorkerId],
+    ) -> Option<WorkerRef> {
+        self.tie = self.tie.wrapping_add(1);
+        let (policy, prefill) = (&self.policy, prefill.worker);
+        let worker = policy.place_decode(request, prefill, tried, self.choosing())?;
+        self.worker_ref(worker)
+    }
+}

@@ -1,0 +1,93 @@
+//! A conversation's next turn goes where its KV is, when that is cheaper.
+
+use tasuki_core::Chunks;
+
+use super::*;
+use crate::WorkerRef;
+
+const LONG: u32 = 896;
+
+/// Two mixed workers that can take anything.
+fn two() -> (FleetState, [WorkerKey; 2]) {
+    let mut fleet = fleet(2);
+    let mut join = |id: u32| {
+        let joined = fleet.join(WorkerId(id), info(&format!("e{id}")), NOW);
+        joined.expect("joined")
+    };
+    let keys = [join(0), join(1)];
+    (fleet, keys)
+}
+
+fn chunks(first: u32) -> Chunks {
+    let prompt: Vec<u32> = (first..first + LONG).collect();
+    Chunks::new("", &prompt)
+}
+
+fn request(first: u32) -> RequestView {
+    RequestView {
+        chunks: chunks(first),
+        ..RequestView::new(LONG, 2)
+    }
+}
+
+/// Placed, dispatched, answered and ended; where.
+fn serve(fleet: &mut FleetState, first: u32, cached: u32) -> WorkerKey {
+    let (prefill, decode): (WorkerRef, WorkerRef) = fleet.place(&request(first)).expect("placed");
+    assert_eq!(prefill.key, decode.key, "it is too short to be split");
+    let slot = dispatch(fleet, prefill.key, first);
+    fleet.on_output(prefill.key, slot, cached);
+    fleet.on_ended(prefill.key, slot, None);
+    fleet.recount(prefill.key);
+    prefill.key
+}
+
+fn dispatch(fleet: &mut FleetState, key: WorkerKey, first: u32) -> LegSlot {
+    let leg = LegSpec {
+        chunks: chunks(first),
+        ..spec(LegKind::Colocated, LONG)
+    };
+    fleet.on_dispatched(key, &leg).expect("it is there")
+}
+
+#[test]
+fn the_next_turn_goes_where_its_kv_is() {
+    let (mut fleet, _) = two();
+    for first in [0, 10_000, 20_000, 30_000] {
+        let there = serve(&mut fleet, first, 0);
+        for _ in 0..5 {
+            assert_eq!(serve(&mut fleet, first, LONG), there);
+        }
+    }
+}
+
+#[test]
+fn it_goes_elsewhere_where_its_worker_has_much_to_do() {
+    let (mut fleet, _) = two();
+    let there = serve(&mut fleet, 0, 0);
+    for other in 1..10 {
+        dispatch(&mut fleet, there, 10_000 * other);
+    }
+    assert_ne!(serve(&mut fleet, 0, 0), there);
+}
+
+#[test]
+fn what_is_cached_is_no_backlog() {
+    let (mut fleet, keys) = two();
+    let backlog = |fleet: &FleetState| view(fleet, 0).prefill_backlog_tokens();
+    let first = dispatch(&mut fleet, keys[0], 0);
+    assert_eq!(backlog(&fleet), u64::from(LONG));
+    fleet.on_output(keys[0], first, 0);
+    fleet.recount(keys[0]);
+    dispatch(&mut fleet, keys[0], 0);
+    assert_eq!(backlog(&fleet), 1);
+}
+
+#[test]
+fn a_worker_that_was_restarted_holds_nothing() {
+    let (mut fleet, keys) = two();
+    dispatch(&mut fleet, keys[0], 0);
+    fleet.leave(keys[0]);
+    let again = fleet.join(WorkerId(0), info("again"), NOW).expect("joined");
+    dispatch(&mut fleet, again, 0);
+    assert_eq!(view(&fleet, 0).prefill_backlog_tokens(), u64::from(LONG));
+}

@@ -1,0 +1,137 @@
+//! Workers and requests, plain ones and random ones.
+
+use proptest::prelude::*;
+use tasuki_core::{
+    Capabilities, Capacity, HandoffKind, Health, Identity, KvDomain, ModelId, Outstanding,
+    ReportedLoad, RequestView, Role, Warm, WorkerId, WorkerView,
+};
+
+pub fn domain(identity: u8) -> KvDomain {
+    KvDomain {
+        backend: "test",
+        identity: Identity([identity; 16]),
+    }
+}
+
+pub fn worker(id: u32, role: Role) -> WorkerView {
+    WorkerView {
+        id: WorkerId(id),
+        domain: domain(1),
+        capabilities: Capabilities::default(),
+        role,
+        hardware: 0,
+        machine: 0,
+        health: Health::Ready,
+        capacity: Capacity {
+            max_model_len_tokens: 4_096,
+            block_size_tokens: 16,
+            total_blocks: 1_000,
+        },
+        load: ReportedLoad {
+            free_blocks: 1_000,
+            ..ReportedLoad::default()
+        },
+        outstanding: Outstanding::default(),
+    }
+}
+
+pub fn any_role() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Mixed)]
+}
+
+pub fn any_health() -> impl Strategy<Value = Health> {
+    prop_oneof![
+        16 => Just(Health::Ready),
+        1 => Just(Health::Suspect),
+        1 => Just(Health::Draining),
+        1 => Just(Health::Down),
+    ]
+}
+
+pub fn any_capabilities() -> impl Strategy<Value = Capabilities> {
+    let handoff = prop_oneof![
+        8 => Just(HandoffKind::Concurrent),
+        1 => Just(HandoffKind::Ticket),
+        1 => Just(HandoffKind::None),
+    ];
+    (handoff, 0..8u32, 0..8u32).prop_map(|(handoff, splits, resumes)| Capabilities {
+        handoff,
+        splits_choices: splits > 0,
+        resumes: resumes > 0,
+        ..Capabilities::default()
+    })
+}
+
+pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
+    // Few values each, so that equal costs are common.
+    let load = (
+        0..4u32,
+        0..4u32,
+        (0..4u64).prop_map(|thousands| thousands * 1_000),
+        0..1_000u32,
+        (0..4u64).prop_map(|thousands| thousands * 10_000),
+    );
+    let rest = (0..3u32, 0..3u32, 0..500u64, any_capabilities());
+    let kind = (
+        any_role(),
+        any_health(),
+        0..3u8,
+        0..3u32,
+        0..3usize,
+        0..4u32,
+    );
+    (kind, load, rest).prop_map(move |(kind, load, rest)| {
+        let (role, health, identity, size, hardware, machine) = kind;
+        let mut worker = worker(id, role);
+        worker.health = health;
+        worker.hardware = hardware;
+        worker.machine = machine;
+        worker.domain = domain(identity / 2);
+        worker.capacity.max_model_len_tokens = 1_024 << size;
+        worker.load = ReportedLoad {
+            waiting_sequences: load.0,
+            running_sequences: load.1,
+            waiting_prefill_tokens: load.2,
+            free_blocks: load.3,
+            running_kv_tokens: load.4,
+            ..ReportedLoad::default()
+        };
+        worker.outstanding = Outstanding {
+            prefill_tokens: u64::from(rest.0) * 500,
+            sequences: rest.1,
+            promised_blocks: rest.2,
+            ..Outstanding::default()
+        };
+        worker.capabilities = rest.3;
+        if identity == 0 && load.0 > 0 {
+            worker.load = ReportedLoad {
+                free_blocks: 1_000,
+                ..ReportedLoad::default()
+            };
+            worker.outstanding = Outstanding::default();
+        }
+        worker
+    })
+}
+
+pub fn any_request() -> impl Strategy<Value = RequestView> {
+    let id = || (0..12u32).prop_map(WorkerId);
+    let avoid = proptest::collection::vec(id(), 0..3);
+    let warm = proptest::option::of((id(), 0..4_000u32));
+    let rest = (1..4u32, avoid, any::<bool>(), warm);
+    let begun = (0..8u32, 0..8u32, 0..4u32);
+    (1..4_000u32, 1..600u32, rest, begun).prop_map(
+        |(prompt, output, (choices, avoid, keep_whole, warm), (model, identity, resumed))| {
+            RequestView {
+                model: ModelId(model / 7),
+                bound_to: (identity < 3).then_some(Identity([identity as u8 / 2; 16])),
+                resumed_tokens: if resumed == 0 { 1 } else { 0 },
+                choices,
+                avoid,
+                keep_whole: keep_whole && identity % 2 == 0,
+                warm: warm.map(|(worker, tokens)| Warm { worker, tokens }),
+                ..RequestView::new(prompt, if model == 1 { 1 } else { output })
+            }
+        },
+    )
+}

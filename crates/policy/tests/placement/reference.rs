@@ -1,0 +1,243 @@
+//! The placement by definition: every pair is looked at.
+
+use std::cmp::Ordering;
+
+use tasuki_core::{HandoffKind, Health, Load, ModelId, RequestView, Role, WorkerId, WorkerView};
+use tasuki_policy::{Choosing, NoPlacement, Placement};
+
+type Workers<'a> = &'a [&'a (ModelId, WorkerView)];
+
+/// What [`tasuki_policy::WorkerIndex::place`] answers.
+pub fn place(
+    workers: Workers<'_>,
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> Result<Placement, NoPlacement> {
+    let able = able(workers, request)?;
+    let avoided = |w: &&WorkerView| request.avoid.contains(&w.id);
+    let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
+    let best = best(&preferred, request, how).or_else(|| best(&able, request, how));
+    best.ok_or_else(|| {
+        let any = |may: fn(Role) -> bool| able.iter().any(|w| !how.strict_roles || may(w.role));
+        if !any(Role::prefills) {
+            let role = Role::Prefill;
+            NoPlacement::NoRole { role }
+        } else if request.max_tokens > 1 && !any(Role::decodes) {
+            let role = Role::Decode;
+            NoPlacement::NoRole { role }
+        } else {
+            NoPlacement::NoPair
+        }
+    })
+}
+
+/// What [`tasuki_policy::WorkerIndex::place_decode`] answers.
+pub fn place_decode(
+    workers: Workers<'_>,
+    request: &RequestView,
+    prefill: WorkerId,
+    tried: &[WorkerId],
+    how: Choosing<'_>,
+) -> Option<WorkerId> {
+    let (_, prefill) = workers.iter().find(|(_, w)| w.id == prefill)?;
+    let may = |w: &&WorkerView| {
+        let role = !how.strict_roles || w.role.decodes();
+        role && w.id != prefill.id && !tried.contains(&w.id) && moves(prefill, w, request)
+    };
+    let decode = able(workers, request).ok()?.into_iter().filter(may);
+    let costs = decode.map(|decode| {
+        let handoff_s = handoff_s(prefill, decode, request, how);
+        (decode_s(decode, request, how, false) + handoff_s, decode.id)
+    });
+    let best = costs.min_by(|one, other| compare(*one, *other, how));
+    best.map(|(_, id)| id)
+}
+
+/// Whether a policy may answer so, by whatever order.
+pub fn is_allowed(
+    workers: Workers<'_>,
+    request: &RequestView,
+    how: Choosing<'_>,
+    (prefill, decode): (WorkerId, WorkerId),
+) -> bool {
+    let Ok(able) = able(workers, request) else {
+        return false;
+    };
+    let avoided = |w: &&WorkerView| request.avoid.contains(&w.id);
+    let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
+    let mut options = options(&preferred, request, how);
+    if options.is_empty() {
+        options = self::options(&able, request, how);
+    }
+    options
+        .wholes
+        .iter()
+        .any(|one| (one.1, one.1) == (prefill, decode))
+        || options
+            .pairs
+            .iter()
+            .any(|two| (two.1.1, two.2.1) == (prefill, decode))
+}
+
+/// A worker and its cost.
+type Offer = (f64, WorkerId);
+
+/// What a policy may choose from.
+struct Options {
+    wholes: Vec<Offer>,
+    pairs: Vec<(f64, Offer, Offer)>,
+}
+
+impl Options {
+    fn is_empty(&self) -> bool {
+        self.wholes.is_empty() && self.pairs.is_empty()
+    }
+}
+
+/// Ready workers that the request fits on; at least one.
+fn able<'a>(
+    workers: Workers<'a>,
+    request: &RequestView,
+) -> Result<Vec<&'a WorkerView>, NoPlacement> {
+    let tokens = request.total_tokens();
+    let of_model = || workers.iter().filter(|(model, _)| *model == request.model);
+    let ours = |w: &WorkerView| request.bound_to.is_none_or(|id| w.domain.identity == id);
+    let (may, others): (Vec<_>, Vec<_>) = of_model().map(|(_, w)| w).partition(|w| ours(w));
+    let is = |workers: &[&WorkerView], health| workers.iter().any(|w| w.health == health);
+    let resumes = |w: &&&WorkerView| request.resumed_tokens == 0 || w.capabilities.resumes;
+    let known: Vec<&WorkerView> = may.iter().filter(resumes).copied().collect();
+    if !may.is_empty() && known.is_empty() {
+        return Err(NoPlacement::CannotResume);
+    }
+    let is_ready = |w: &&WorkerView| w.health == Health::Ready;
+    let ready: Vec<&WorkerView> = known.iter().copied().filter(is_ready).collect();
+    let limit = |workers: &[&WorkerView]| {
+        let limits = workers.iter().map(|w| w.capacity.max_model_len_tokens);
+        limits.max().filter(|limit| u64::from(*limit) < tokens)
+    };
+    if let Some(limit_tokens) = limit(&known) {
+        return Err(NoPlacement::TooLarge {
+            tokens,
+            limit_tokens,
+        });
+    }
+    if let Some(limit_tokens) = limit(&ready) {
+        return Err(NoPlacement::NoneLargeEnough {
+            tokens,
+            limit_tokens,
+        });
+    }
+    if !ready.is_empty() {
+        let takes = |w: &&WorkerView| u64::from(w.capacity.max_model_len_tokens) >= tokens;
+        return Ok(ready.into_iter().filter(takes).collect());
+    }
+    Err(if is(&may, Health::Draining) {
+        NoPlacement::AllDraining
+    } else if is(&others, Health::Ready) {
+        NoPlacement::OtherIdentity
+    } else {
+        NoPlacement::NoWorker
+    })
+}
+
+fn options(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Options {
+    let split = request.max_tokens > 1;
+    let may_prefill = |w: &WorkerView| !how.strict_roles || w.role.prefills();
+    let may_decode = |w: &WorkerView| !how.strict_roles || w.role.decodes();
+    let alone = |w: &&&WorkerView| may_prefill(w) && (may_decode(w) || !split);
+    let wholes = workers.iter().filter(alone).map(|w| {
+        let cost_s = prefill_s(w, request, how) + decode_s(w, request, how, true);
+        (cost_s, w.id)
+    });
+    let wholes: Vec<Offer> = wholes.collect();
+    let mut pairs = Vec::new();
+    if !split || (request.keep_whole && !wholes.is_empty()) {
+        return Options { wholes, pairs };
+    }
+    for prefill in workers.iter().filter(|w| may_prefill(w)) {
+        let prefill_s = prefill_s(prefill, request, how);
+        for decode in workers.iter().filter(|w| may_decode(w)) {
+            if prefill.id != decode.id && moves(prefill, decode, request) {
+                let decode_s = decode_s(decode, request, how, false);
+                let cost_s = prefill_s + handoff_s(prefill, decode, request, how) + decode_s;
+                pairs.push((cost_s, (prefill_s, prefill.id), (decode_s, decode.id)));
+            }
+        }
+    }
+    Options { wholes, pairs }
+}
+
+fn best(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Option<Placement> {
+    let Options { wholes, pairs } = options(workers, request, how);
+    let one = wholes
+        .into_iter()
+        .min_by(|one, other| compare(*one, *other, how));
+    let one = one.map(|(cost_s, id)| Placement {
+        prefill: id,
+        decode: id,
+        cost_s,
+    });
+    let two = pairs.into_iter().min_by(|one, other| {
+        let costs = one.0.total_cmp(&other.0);
+        costs
+            .then_with(|| compare(one.1, other.1, how))
+            .then_with(|| compare(one.2, other.2, how))
+    });
+    let two = two.map(|(cost_s, (_, prefill), (_, decode))| Placement {
+        prefill,
+        decode,
+        cost_s,
+    });
+    match (one, two) {
+        (Some(one), Some(two)) if two.cost_s < one.cost_s => Some(two),
+        (one, two) => one.or(two),
+    }
+}
+
+/// Whether the request's KV can move between two workers.
+fn moves(prefill: &WorkerView, decode: &WorkerView, request: &RequestView) -> bool {
+    let (one, other) = (&prefill.capabilities, &decode.capabilities);
+    let splits = request.choices == 1 || (one.splits_choices && other.splits_choices);
+    splits
+        && prefill.domain == decode.domain
+        && one.handoff == other.handoff
+        && one.handoff != HandoffKind::None
+}
+
+fn prefill_s(worker: &WorkerView, request: &RequestView, how: Choosing<'_>) -> f64 {
+    let price = how.model.price(worker.hardware, request);
+    price.prefill_s(&Load::of(worker), request.cached_tokens(worker.id))
+        + price.prefill_preference_s(worker.role)
+}
+
+fn decode_s(worker: &WorkerView, request: &RequestView, how: Choosing<'_>, whole: bool) -> f64 {
+    let price = how.model.price(worker.hardware, request);
+    price.decode_s(&Load::of(worker), whole) + price.decode_preference_s(worker.role)
+}
+
+fn handoff_s(
+    prefill: &WorkerView,
+    decode: &WorkerView,
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> f64 {
+    let held = request.warm.filter(|warm| warm.worker == decode.id);
+    let same_machine = prefill.machine == decode.machine && prefill.machine != 0;
+    let held = held.map_or(0, |warm| warm.tokens);
+    how.model.handoff_s(request, held, same_machine)
+}
+
+/// By cost, and in the order of the tie where costs are equal.
+fn compare(one: Offer, other: Offer, how: Choosing<'_>) -> Ordering {
+    let order = |id: WorkerId| mix(u64::from(id.0) ^ mix(how.tie));
+    let costs = one.0.total_cmp(&other.0);
+    costs.then_with(|| order(one.1).cmp(&order(other.1)))
+}
+
+/// Splitmix64's.
+fn mix(value: u64) -> u64 {
+    let mut x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

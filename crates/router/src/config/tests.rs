@@ -1,0 +1,65 @@
+//! Command lines that are read, and such that are refused.
+
+use super::*;
+
+fn parse(words: &str) -> Result<RouterArgs, clap::Error> {
+    RouterArgs::try_parse_from(std::iter::once("tasuki router").chain(words.split(' ')))
+}
+
+#[test]
+fn defaults_and_repeated_options() {
+    let args = parse("--model /m/tiny --worker a:1 --worker b:2").unwrap();
+    assert_eq!(args.worker, ["a:1", "b:2"]);
+    assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
+    assert_eq!(args.models().unwrap()[0].names, ["tiny"]);
+    assert_eq!(args.http().max_body_bytes, 8 * 1024 * 1024);
+    assert_eq!(args.drain(), Duration::from_secs(30));
+    let args = parse("--model m --worker a:1 --served-model-name x y --on-kv-loss fail");
+    let args = args.unwrap();
+    assert_eq!(args.models().unwrap()[0].names, ["x", "y"]);
+    assert_eq!(args.on_kv_loss, KvLoss::Fail);
+    assert_eq!(args.serving(&[]).policy, PolicyKind::Cost);
+    let args = parse("--model m --worker a:1 --policy power-of-two").unwrap();
+    let power_of_two = PolicyKind::Simple(Rule::PowerOfTwo);
+    assert_eq!(args.serving(&[]).policy, power_of_two);
+    let args = parse("--model a=/m/1 --model ./b=c --worker w:1 --alias d=a").unwrap();
+    let folder =
+        |name: Option<&str>, path: &str| NamedFolder(name.map(str::to_owned), PathBuf::from(path));
+    assert_eq!(
+        args.model,
+        [folder(Some("a"), "/m/1"), folder(None, "./b=c")]
+    );
+    assert_eq!(args.models().unwrap()[0].names, ["a", "d"]);
+    let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
+    let sources = args.serving(&[]).workers;
+    assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
+    assert_eq!(
+        (sources.list.len(), sources.dns),
+        (0, vec!["a:1".to_owned()])
+    );
+}
+
+#[test]
+fn bad_values_are_refused() {
+    for words in [
+        "--model m",
+        "--model m --worker a",
+        "--model m --worker a:0",
+        "--worker a:1",
+        "--model =m --worker a:1",
+        "--model m --worker a:1 --alias x",
+        "--model m --workers-dns workers",
+        "--model m --workers-dns workers:1 --workers-dns-interval-s 0",
+        "--model m --worker a:1 --drain-s -1",
+        "--model m --worker a:1 --drain-s nan",
+        "--model m --worker a:1 --max-concurrent-requests 0",
+        "--model m --worker a:1 --idle-timeout-s 0",
+        "--model m --worker a:1 --max-answer-bytes 1000",
+        "--model m --worker a:1 --ttft-target-ms 0",
+        "--model m --worker a:1 --no-admission --tpot-target-ms 9",
+        "--model m --worker a:1 --tenant-header a:b",
+        "--model m --worker a:1 --policy random",
+    ] {
+        assert!(parse(words).is_err(), "{words}");
+    }
+}
