@@ -32,7 +32,7 @@ QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -70,6 +70,10 @@ test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Pyth
 
 test-long: setup-dev model ## What `make test` has a shorter version of
 	@$(BIN)/python -m pytest -m long
+
+chaos: setup-dev ## Faults of all kinds under load for CHAOS_S seconds (600) by CHAOS_SEED (random)
+	@TASUKI_CHAOS_S=$${CHAOS_S:-600} TASUKI_CHAOS_SEED=$${CHAOS_SEED:-random} \
+		$(BIN)/python -m pytest -s tests/faults/test_chaos.py
 
 test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES: cases of each, 20,000)
 	@export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \

@@ -74,4 +74,4 @@ def test_a_row_called_a_split_is_one(
     name: str, options: dict[str, bool], strict: bool | None
 ) -> None:
     target = Target(name, parse_topology(name), tuple(options.items()))
-    assert dict(target.serve).get("strict-roles") is strict
+    assert target.options.get("strict-roles") is strict

@@ -104,10 +104,13 @@ def test_operator_may_prefer_failure_to_recomputing(
 
 
 def leased(model: Path, *router: str) -> Options:
-    """1 + 1 with a short lease and small steps, so that handoffs take a while."""
+    """1 + 1 with a short lease and small steps, so that handoffs take a while.
+
+    Requests wait in the workers, also while one of these is stopped.
+    """
     steps = ("--max-batched-tokens", "16")
     worker = ("--kv-memory", "16000000", *steps, "--lease-s", str(LEASE_S))
-    return Options(model, prefill=1, decode=1, worker=worker, router=router)
+    return Options(model, prefill=1, decode=1, worker=worker, router=(*router, "--no-admission"))
 
 
 def stop_decode_between(system: Deployment, references: list[Reference]) -> Crowd:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tasuki.errors import TasukiError
 from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
-from tasuki.launch.errors import TopologyError
+from tasuki.launch.errors import LaunchError, TopologyError
+from tasuki.launch.role_options import parse_role_options
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,8 @@ def test_only_what_was_said_is_passed_on() -> None:
     ]
     always = ["--readiness-grace-s", "0", "--drain-s"]
     assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", *always, "30"]
+    by_turns = RouterOptions(policy="round-robin")
+    assert by_turns.arguments() == ["--policy", "round-robin", *always, "30"]
     assert RouterOptions(client_stall_s=1.5, max_connections=8, drain_s=0).arguments() == [
         "--max-connections",
         "8",
@@ -81,12 +85,51 @@ def test_only_what_was_said_is_passed_on() -> None:
     ]
 
 
+def test_options_of_a_role_win_for_its_workers() -> None:
+    config = ServeConfig(
+        model="m",
+        worker=WorkerOptions(max_batched_tokens=512, lease_s=2.0),
+        role_options={"prefill": parse_role_options("prefill", ["max-batched-tokens=4096"])},
+    )
+    assert config.worker_options("prefill") == WorkerOptions(max_batched_tokens=4096, lease_s=2.0)
+    assert config.worker_options("decode") == config.worker
+
+
+def test_steps_are_shorter_than_a_token_may_take() -> None:
+    config = ServeConfig(model="m", router=RouterOptions(tpot_target_ms=25.0))
+    assert config.worker_options("decode").itl_target_ms == 20.0
+    said = replace(config, worker=WorkerOptions(itl_target_ms=9.0))
+    assert said.worker_options("decode").itl_target_ms == 9.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-batched-tokens", "write NAME=VALUE with one of max-batched-tokens, "),
+        ("kv-dtype=fp8", "write NAME=VALUE with one of "),
+        ("max-batched-tokens=many", "'many' is not a whole number"),
+        ("itl-target-ms=x", "'x' is not a number"),
+    ],
+)
+def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=f"--decode-option {text}: {message}"):
+        parse_role_options("decode", [text])
+    with pytest.raises(LaunchError, match="max-batched-tokens is given twice"):
+        parse_role_options("decode", ["max-batched-tokens=64", "max-batched-tokens=32"])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"worker": WorkerOptions(block_size=0)}, "block-size is 0"),
         ({"router": RouterOptions(on_kv_loss="panic")}, "--on-kv-loss is 'panic'"),
+        (
+            {"role_options": {"mixed": {"max_batched_tokens": 64}}},
+            "--mixed-option is given, and there is no mixed worker",
+        ),
+        ({"role_options": {"decode": {"max_batched_tokens": 0}}}, "max-batched-tokens is 0"),
+        ({"router": RouterOptions(policy="random")}, "--policy is 'random'"),
         ({"port": 70_000}, "--port is 70000"),
         ({"worker_base_port": 65_535}, "--worker-base-port is 65535: use a value from 0 to 65534"),
     ],

@@ -17,6 +17,7 @@ from typing import Any
 from support.client import Client
 from support.metrics import Metrics
 from support.processes import Process
+from support.relay import Relay
 from support.waiting import free_port, until
 
 MODEL_NAME = "test-model"
@@ -40,6 +41,7 @@ class Options:
         router: further arguments of the router.
         dtype: of weights and cache.
         modules: by worker, what runs in place of `tasuki`: see `Process`.
+        relayed: the router reaches the workers through `Deployment.relays`.
     """
 
     model: Path
@@ -50,6 +52,7 @@ class Options:
     router: Sequence[str] = ()
     dtype: str = "float32"
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    relayed: bool = False
 
     def roles(self) -> list[str]:
         return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
@@ -74,11 +77,13 @@ class Deployment:
         model: name that requests use.
         model_path: its folder.
         workers: by name.
+        relays: by worker, if the router reaches it through one.
     """
 
     options: Options
     directory: Path
     workers: dict[str, WorkerHandle] = field(default_factory=dict)
+    relays: dict[str, Relay] = field(default_factory=dict)
     router: Process | None = None
     url: str = ""
     model: str = MODEL_NAME
@@ -106,6 +111,8 @@ class Deployment:
             process = Process(name, arguments, self._log(name), module)
             self.workers[name] = WorkerHandle(name, role, port, process)
             process.start()
+            if self.options.relayed:
+                self.relays[name] = Relay(port)
         self._start_router()
         for worker in self.workers.values():
             worker.process.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
@@ -116,7 +123,8 @@ class Deployment:
         router += ["--model", str(self.options.model), "--served-model-name", MODEL_NAME]
         router += ["--role-preference", str(ROLE_PREFERENCE)]
         for worker in self.workers.values():
-            router += ["--worker", f"127.0.0.1:{worker.port}"]
+            front = self.relays.get(worker.name, worker)
+            router += ["--worker", f"127.0.0.1:{front.port}"]
         self.router = Process("router", [*router, *self.options.router], self._log("router"))
         self.router.start()
         self.url = self.router.wait_for_line("listening on ", deadline_s=START_DEADLINE_S)
@@ -344,3 +352,5 @@ class Deployment:
             worker.process.kill()
         if self.router is not None:
             self.router.kill()
+        for relay in self.relays.values():
+            relay.close()
