@@ -45,9 +45,8 @@ from tasuki.worker.failures import Failures
 from tasuki.worker.main import _serve, configure_logging
 from tasuki.worker.startup import Phases
 
-VOCABULARY = 1_000
 BLOCK_TOKENS = 32
-_TOKEN = 7
+_TOKEN = 300  # a word, not a special token: clients see it
 
 Note = Callable[[str, str, float], None]
 
@@ -61,12 +60,27 @@ class Pace:
 
     launch_s: float
     step_s: float
+    sequence_s: float
+    kv_token_s: float
     token_s: float
+    square_s: float
     on_host: bool
 
     def device_s(self, plan: StepPlan) -> float:
-        """Of a prompt's tokens each takes its time; decodes take a step's."""
-        return plan.prefill_tokens * self.token_s or self.step_s
+        """Decodes take a step, and more for each and for what it attends to; prompts add theirs."""
+        decode_s = plan.num_decodes * self.sequence_s + plan.kv_tokens * self.kv_token_s
+        prompt_s = plan.prefill_tokens * self.token_s + plan.prefill_squares * self.square_s
+        return (self.step_s + decode_s if plan.num_decodes else 0.0) + prompt_s
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What the worker takes: KV blocks, tokens of a request, token ids, and how long steps are."""
+
+    blocks: int
+    model_len: int
+    vocabulary: int
+    itl_target_s: float | None
 
 
 @dataclass(slots=True)
@@ -159,20 +173,21 @@ def _parts(message: kv_pb2.FromPrefill) -> list[kv_pb2.FromPrefill]:
     return list(message.batch.messages) if message.WhichOneof("message") == "batch" else [message]
 
 
-def make(role: str, pace: Pace, note: Note) -> Built:
+def make(role: str, pace: Pace, size: Size, note: Note) -> Built:
     """What `worker/build.py` makes, around the clock."""
     transport = create_transport("nixl")
-    layout = CacheLayout(4_096, 1, 1, BLOCK_TOKENS, 32, torch.float32)
+    layout = CacheLayout(size.blocks, 1, 1, BLOCK_TOKENS, 32, torch.float32)
     pool = layout.allocate()
     transport.register(pool, layout)
     config = EngineConfig(
         num_blocks=layout.num_blocks,
-        max_model_len=2_048,
-        vocab_size=VOCABULARY,
+        max_model_len=size.model_len,
+        vocab_size=size.vocabulary,
         block_size=BLOCK_TOKENS,
         max_batched_tokens=2_048,
         max_running_requests=256,
         prefix_caching=False,
+        itl_target_s=size.itl_target_s,
         overlap=not pace.on_host,
     )
     identity = bytes(16)
@@ -181,6 +196,13 @@ def make(role: str, pace: Pace, note: Note) -> Built:
         engine_id=uuid.uuid4().hex,
         role=role_at_start(role),
         identity=identity,
+        model="clock",
+        vocab_size=size.vocabulary,
+        max_model_len=size.model_len,
+        block_size=BLOCK_TOKENS,
+        num_blocks=size.blocks,
+        device="clock",
+        tensor_parallel_size=1,
     )
     return Built(Engine(config, PacedRunner(pace, note)), transport, layout, identity, info, None)
 
@@ -188,15 +210,34 @@ def make(role: str, pace: Pace, note: Note) -> Built:
 def main() -> None:
     """Serve until told to end, then write down what was noted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["prefill", "decode"])
+    parser.add_argument("role", choices=["prefill", "decode", "mixed"])
     parser.add_argument("notes", type=Path)
     for name in ("launch-ms", "step-ms", "token-us"):
         parser.add_argument(f"--{name}", type=float, required=True)
+    for name in ("sequence-us", "kv-token-ns", "square-ns"):
+        parser.add_argument(f"--{name}", type=float, default=0.0)
     parser.add_argument("--on-host", action="store_true")
+    parser.add_argument("--blocks", type=int, default=4_096)
+    parser.add_argument("--max-model-len", type=int, default=2_048)
+    parser.add_argument("--vocabulary", type=int, default=1_000)
+    parser.add_argument("--itl-target-ms", type=float, help="default: steps have no time bound")
     options = parser.parse_args()
     notes: list[tuple[str, str, float]] = []
     pace = Pace(
-        options.launch_ms / 1e3, options.step_ms / 1e3, options.token_us / 1e6, options.on_host
+        launch_s=options.launch_ms / 1e3,
+        step_s=options.step_ms / 1e3,
+        sequence_s=options.sequence_us / 1e6,
+        kv_token_s=options.kv_token_ns / 1e9,
+        token_s=options.token_us / 1e6,
+        square_s=options.square_ns / 1e9,
+        on_host=options.on_host,
+    )
+    target_ms = options.itl_target_ms
+    size = Size(
+        blocks=options.blocks,
+        model_len=options.max_model_len,
+        vocabulary=options.vocabulary,
+        itl_target_s=target_ms / 1e3 if target_ms else None,
     )
 
     def note(request_id: str, what: str, at_s: float) -> None:
@@ -205,7 +246,7 @@ def main() -> None:
     observe(note)
     config = WorkerConfig(model=Path(), name=options.role, role=options.role)
     configure_logging(config)
-    built = make(options.role, pace, note)
+    built = make(options.role, pace, size, note)
     phases = Phases(time.monotonic())
     code = asyncio.run(_serve(config, built, phases, Failures()))
     options.notes.write_text(json.dumps(notes))

@@ -2,15 +2,15 @@
 
     python benchmarks/placement.py --before REVISION --output benchmarks/results/placement.json
 
-A third of the workers each prefill, decode and mixed, one domain, loads that differ. Each
-revision runs its own `crates/policy/examples/placement_time.rs`; one that has none gets this
-tree's, which compiles where a worker has the same fields (before 896d795: at that revision).
+A third of the workers each prefill, decode and mixed, in one domain, eight on a machine. Of
+this tree: a placement after the change of one worker's load, where all loads are random and where
+all workers are idle, and the change alone. The other revision runs its own
+`crates/policy/examples/placement_time.rs`, and gives what that measures of these, in this order.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -20,6 +20,7 @@ from tasuki.bench.header import header, write_result
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = Path("crates/policy/examples/placement_time.rs")
+FIGURES = ("busy_s", "idle_s", "update_s")
 
 
 def build(tree: Path, target: Path) -> Path:
@@ -30,18 +31,20 @@ def build(tree: Path, target: Path) -> Path:
     return target / "release" / "examples" / EXAMPLE.stem
 
 
-def time_s(program: Path, workers: list[int]) -> dict[int, float]:
-    """Median seconds of one placement for each number of workers."""
+def time_s(program: Path, workers: list[int]) -> dict[int, dict[str, float]]:
+    """The figures that a program measures, for each number of workers."""
     command = [str(program), *map(str, workers)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    return {int(count): float(seconds) for count, seconds in map(str.split, lines)}
+    figures = {}
+    for count, *seconds in map(str.split, lines):
+        figures[int(count)] = dict(zip(FIGURES, map(float, seconds), strict=False))
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", required=True, help="revision to compare with")
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--most-before", type=int, default=1000, help="workers it is given at most")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
@@ -50,29 +53,25 @@ def main() -> None:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", tree, options.before], check=True)
         try:
-            if not (tree / EXAMPLE).exists():
-                (tree / EXAMPLE).parent.mkdir(exist_ok=True)
-                shutil.copy(ROOT / EXAMPLE, tree / EXAMPLE)
             programs = {
                 "before": build(tree, Path(folder) / "before_target"),
                 "now": build(ROOT, Path(folder) / "now_target"),
             }
         finally:
             subprocess.run([*git, "remove", "--force", tree], check=True)
-        fewer = [count for count in options.workers if count <= options.most_before]
-        given = {"before": fewer, "now": options.workers}
         turns = [
-            {name: time_s(program, given[name]) for name, program in programs.items()}
+            {name: time_s(program, options.workers) for name, program in programs.items()}
             for _ in range(options.turns)
         ]
     rows = []
     for count in options.workers:
-        row: dict[str, float | None] = {"workers": count}
+        row: dict[str, float] = {"workers": count}
         for name in programs:
-            times = [turn[name][count] for turn in turns if count in turn[name]]
-            row[f"{name}_s"] = statistics.median(times) if times else None
+            for figure in turns[0][name][count]:
+                times = [turn[name][count][figure] for turn in turns]
+                row[f"{name}_{figure}"] = statistics.median(times)
         rows.append(row)
-        print({key: value for key, value in row.items() if value is not None})
+        print(row)
     result = header("placement", label="placement", topology=None, model="")
     revision = ["git", "-C", str(ROOT), "rev-parse", options.before]
     before = subprocess.run(revision, check=True, capture_output=True, text=True).stdout.strip()

@@ -31,49 +31,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from programs import ROOT, build, running, said
 
 from tasuki.bench.header import header, write_result
 from tasuki.models.fetch import resolve_model
 
-ROOT = Path(__file__).parents[1]
+PROGRAMS = ("--bin", "tasuki-router", "--example", "fake_workers")
 RESULT = ROOT / "benchmarks" / "results" / "router.json"
 SETUPS = {"colocated": ("--mixed", "2"), "split": ("--prefill", "1", "--decode", "1")}
 STREAMS, STREAM_TOKENS, STEP_MS = 64, 256, 5.0
 OPEN_STEP_MS, OPEN_TOKENS = 1000.0, 20
 DEADLINE_S = 600.0
-
-
-def build() -> Path:
-    """Build the router and the fake workers; the folder they are in."""
-    programs = ["--bin", "tasuki-router", "--example", "fake_workers"]
-    command = ["cargo", "build", "--quiet", "--release", "--locked", "-p", "tasuki-router"]
-    subprocess.run([*command, *programs], cwd=ROOT, check=True)
-    metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
-    told = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return Path(json.loads(told)["target_directory"]) / "release"
-
-
-@contextlib.contextmanager
-def running(command: list[str], cores: list[int]) -> Iterator[subprocess.Popen[str]]:
-    """A program pinned to these cores; ended at the end."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        psutil.Process(process.pid).cpu_affinity(cores)
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def said(process: subprocess.Popen[str], marker: str) -> str:
-    """The word after `marker` in the next line that has it."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if marker in line:
-            return line.split(marker, 1)[1].split()[0]
-    raise SystemExit(f"{process.args} ended without saying {marker!r}")
 
 
 class Bench:
@@ -199,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    folder = build()
+    folder = build(*PROGRAMS)
     programs = {"now": folder / "tasuki-router"}
     if options.before:
         programs["before"] = options.before.resolve()

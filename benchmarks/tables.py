@@ -9,50 +9,17 @@ revision and machine of the file that it comes from. `make lint` runs the check.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
-PAGE = HERE / "RESULTS.md"
-Result = dict[str, Any]
+from table_parts import Result, load, number, rows, source
+from tables_of_router import overload, placement, router
+
+PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
-
-
-def load(name: str) -> Result:
-    """A result file, by its name without `.json`."""
-    return dict(json.loads((HERE / "results" / f"{name}.json").read_text()))
-
-
-def rows(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
-    body = [heads, ["---"] * len(heads), *lines]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in body)
-
-
-def source(name: str) -> str:
-    """The line above a table: command, file, revision, machine."""
-    result = load(name)
-    command = result.get("command", "")
-    words = " ".join(command) if isinstance(command, list) else command
-    revision = str(result.get("git_revision") or result.get("revision") or "not recorded")[:12]
-    if result.get("git_dirty"):
-        revision += " with local changes"
-    machine = result.get("machine", {})
-    gpus = machine.get("gpus") or []
-    where = f"{len(gpus)} x {gpus[0]}" if gpus else machine.get("cpu", "not recorded")
-    cores = machine.get("cores")
-    where += f", {cores:g} cores" if cores else ""
-    return f"`{words}` → [{name}.json](results/{name}.json); revision {revision}; {where}\n\n"
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """With thousands separated; nothing for None."""
-    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def engines(name: str) -> Callable[[], str]:
@@ -143,31 +110,6 @@ def clients() -> str:
     return source("client_vs_peers") + rows(heads, lines)
 
 
-def router() -> str:
-    """What the router costs: processor time, latency, memory."""
-    result = load("router")
-    found = {(row["what"], row["router"], row["setup"]): row for row in result["medians"]}
-    direct = found["latency", "none", "direct"]
-    lines = []
-    for what, name, setup in found:
-        if what == "cost":
-            latency, memory = found["latency", name, setup], found.get(("memory", name, setup), {})
-            added = [latency[key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
-            cost = number(found[what, name, setup]["tokens_per_cpu_s"], 0)
-            kib = memory.get("bytes_per_stream")
-            held = "" if kib is None else number(kib / 1024)
-            lines.append([name, setup, cost, *(number(value, 2) for value in added), held])
-    heads = (
-        "router",
-        "answers",
-        "tokens per CPU-second",
-        "added TTFT p50 ms",
-        "p99",
-        "KiB a stream",
-    )
-    return source("router") + rows(heads, lines)
-
-
 def clients_on_server() -> str:
     """Differences between load generators on one real server."""
     result = load("clients_on_a_real_server")
@@ -198,12 +140,14 @@ def served(*names: str) -> Callable[[], str]:
     def table() -> str:
         lines = []
         for name in names:
-            for workload, by_topology in load(name)["medians"].items():
+            result = load(name)
+            revision = str(result["git_revision"])[:7]
+            for workload, by_topology in result["medians"].items():
                 for topology, row in by_topology.items():
                     cells = [number(row.get(key), digits) for key, _, digits in _SERVED]
-                    lines.append([workload, topology, *cells])
+                    lines.append([workload, topology, revision, *cells])
         lines.sort(key=lambda line: str(line[0]))
-        heads = ("workload", "topology", *(title for _, title, _ in _SERVED))
+        heads = ("workload", "topology", "revision", *(title for _, title, _ in _SERVED))
         return "".join(map(source, names)) + rows(heads, lines)
 
     return table
@@ -365,9 +309,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine-floors-avx2": engine_floors("engine_vs_peers_avx2"),
     "split-on-cpu": split_on_cpu,
     "router": router,
+    "placement": placement,
+    "overload": overload,
     "clients": clients,
     "clients-on-server": clients_on_server,
-    "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode"),
+    "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode", "serve_roles"),
     "peers": peers,
     "steps": steps,
     "revisions": revisions,

@@ -1,0 +1,50 @@
+"""Programs that benchmarks build, start and listen to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+
+
+def build(*programs: str) -> Path:
+    """Build programs of the router's crate in release; the folder they are in.
+
+    Args:
+        programs: As cargo names them: `--bin tasuki-router`, `--example fake_workers`.
+    """
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "-p", "tasuki-router"]
+    subprocess.run([*command, *programs], cwd=ROOT, check=True)
+    metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
+    told = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return Path(json.loads(told)["target_directory"]) / "release"
+
+
+@contextlib.contextmanager
+def running(command: list[str], cores: list[int] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A program, on these cores alone if they are given; ended at the end."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        if cores is not None:
+            psutil.Process(process.pid).cpu_affinity(cores)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def said(process: subprocess.Popen[str], marker: str) -> str:
+    """The word after `marker` in the next line that has it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if marker in line:
+            return line.split(marker, 1)[1].split()[0]
+    raise SystemExit(f"{process.args} ended without saying {marker!r}")

@@ -1,0 +1,79 @@
+"""The tables of RESULTS.md about the router: its costs, placement, overload."""
+
+from __future__ import annotations
+
+from table_parts import load, number, rows, source
+
+
+def router() -> str:
+    """What the router costs: processor time, latency, memory."""
+    result = load("router")
+    found = {(row["what"], row["router"], row["setup"]): row for row in result["medians"]}
+    direct = found["latency", "none", "direct"]
+    lines = []
+    for what, name, setup in found:
+        if what == "cost":
+            latency, memory = found["latency", name, setup], found.get(("memory", name, setup), {})
+            added = [latency[key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
+            cost = number(found[what, name, setup]["tokens_per_cpu_s"], 0)
+            kib = memory.get("bytes_per_stream")
+            held = "" if kib is None else number(kib / 1024)
+            lines.append([name, setup, cost, *(number(value, 2) for value in added), held])
+    heads = (
+        "router",
+        "answers",
+        "tokens per CPU-second",
+        "added TTFT p50 ms",
+        "p99",
+        "KiB a stream",
+    )
+    return source("router") + rows(heads, lines)
+
+
+def placement() -> str:
+    """How long the policy takes to place a request."""
+    result = load("placement")
+    figures = ("before_busy_s", "now_busy_s", "now_idle_s", "now_update_s")
+    lines = [
+        [f"{row['workers']:,}", *(number(row[figure] * 1e6, 2) for figure in figures)]
+        for row in result["rows"]
+    ]
+    heads = (
+        "workers",
+        f"placement µs, {result['before'][:7]}",
+        "now, random loads",
+        "now, all idle",
+        "of which the update",
+    )
+    return source("placement") + rows(heads, lines)
+
+
+def overload() -> str:
+    """Goodput at twice the load that a fleet takes."""
+    result = load("overload")
+    best = result["search"]["rate"]
+    lines = [["best rate, without admission", number(best), number(best), "", "", "", ""]]
+    for name in ("without", "with"):
+        run = result[name]
+        refused = run["refused_after_s"] or {}
+        lines.append(
+            [
+                f"twice that, {name} admission",
+                number(run["requests"] / run["seconds"]),
+                number(run["goodput"]),
+                number(run["ttft_ms"]["median"], 0),
+                number(run["tpot_ms"]["median"]),
+                number(100 * run["refused"] / run["requests"], 0),
+                number(1e3 * refused["p50"], 0) if refused else "",
+            ]
+        )
+    heads = (
+        "load",
+        "requests/s",
+        "goodput/s",
+        "TTFT p50 ms",
+        "TPOT p50 ms",
+        "refused %",
+        "after ms",
+    )
+    return source("overload") + rows(heads, lines)
