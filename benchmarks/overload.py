@@ -2,11 +2,13 @@
 
     python benchmarks/overload.py                   two mixed workers, 5 minutes each, 20 in all
     python benchmarks/overload.py --seconds 60      shorter
+    python benchmarks/overload.py --gpus 1 --start-rate 4 --output FILE     `tasuki serve --mixed 1`
 
 The router is real; so are the workers, but for their device, which is a clock
 (`paced_worker.py`) at the pace of an H200: a step's time is fitted to measured ones, see
-`STEPS`. The load is W2's, 5,000 tokens in and 250 out, each 50% more or less, open loop, Poisson;
-the objectives are TTFT 2 s and TPOT 25 ms. First the highest rate is searched at which nine
+`STEPS`. With `--gpus` the devices are real too, under random weights in the shape of Qwen3-4B.
+The load is W2's, 5,000 tokens in and 250 out, each 50% more or less, open loop, Poisson; the
+objectives are TTFT 2 s and TPOT 25 ms. First the highest rate is searched at which nine
 tenths of the requests meet them, without admission, as `tasuki bench sweep --find-goodput` does.
 Then the router gets twice that rate: without admission, for a fifth of the time; with it; and with
 it where one tenant of ten sends nine tenths of the requests.
@@ -27,21 +29,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from programs import ROOT, build, running, said
+from programs import ROOT, build, running
+from programs import said as said_by
 
+sys.path.append(str(Path(__file__).with_name("gpu")))
+from shapes import QWEN3_4B, TINY, write_model
+
+from tasuki.bench.arguments import words
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.goodput_run import search_goodput
 from tasuki.bench.header import header, write_result
 from tasuki.bench.plan import Goal, Point
+from tasuki.bench.serving import Serving
 from tasuki.bench.topologies import Target
 from tasuki.launch.config import Topology
 from tasuki.models.fetch import resolve_model
 
 RESULTS = ROOT / "benchmarks" / "results"
-TASUKI = Path(sys.executable).with_name("tasuki")
+TASUKI = (sys.executable, "-m", "tasuki")
 
 SLO = "ttft=2s,tpot=25ms"
-OBJECTIVES = ("--ttft-target-ms", "2000", "--tpot-target-ms", "25")
+OBJECTIVES = {"ttft-target-ms": 2_000, "tpot-target-ms": 25}
+NO_ADMISSION = {"no-admission": True}
+Options = Mapping[str, Any]
 LOAD = {
     "workload": "random",
     "input-tokens": 5_000,
@@ -88,8 +98,33 @@ def fit() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def deployment(options: argparse.Namespace, *more: str) -> Iterator[str]:
-    """Workers that are clocks and a router with these options; its URL."""
+def deployment(options: argparse.Namespace, said: Options) -> Iterator[str]:
+    """Mixed workers and a router with these options; its URL."""
+    with (on_gpus if options.gpus else on_clocks)(options, said) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def on_gpus(options: argparse.Namespace, said: Options) -> Iterator[str]:
+    """Real workers; their steps are bounded as those of the clocks."""
+    with tempfile.TemporaryDirectory() as folder:
+        serve = {
+            "model": write_model(Path(folder) / "model", TINY if options.tiny else QWEN3_4B),
+            "device": "cpu" if options.tiny else "cuda",
+            "load-format": "dummy",
+            "max-concurrent-requests": 20_000,
+            "itl-target-ms": ITL_TARGET_MS,
+        }
+        server = Serving(Topology(mixed=options.gpus), {**serve, **said}, Path(folder) / "log")
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def on_clocks(options: argparse.Namespace, said: Options) -> Iterator[str]:
+    """Workers that are clocks."""
     pace = options.pace
     arguments = [
         *("--launch-ms", str(LAUNCH_MS), "--itl-target-ms", str(ITL_TARGET_MS)),
@@ -106,12 +141,12 @@ def deployment(options: argparse.Namespace, *more: str) -> Iterator[str]:
             child = stack.enter_context(
                 running([sys.executable, script, "mixed", notes, *arguments])
             )
-            addresses += ["--worker", said(child, "ready ")]
+            addresses += ["--worker", said_by(child, "ready ")]
         model = str(resolve_model("smollm2-135m"))
         command = [str(options.router), "--model", model, *addresses, "--port", "0"]
-        limits = ["--max-concurrent-requests", "20000", "--log", "error", *more]
+        limits = ["--max-concurrent-requests", "20000", "--log", "error", *words(said)]
         router = stack.enter_context(running([*command, *limits]))
-        url = said(router, "listening on ")
+        url = said_by(router, "listening on ")
         wait_ready(url)
         yield url
 
@@ -136,7 +171,7 @@ def bench(url: str, options: Mapping[str, Any]) -> Any:
             for name, value in {**LOAD, **options}.items()
             for text in (f"--{name}", str(value))
         ]
-        command = [str(TASUKI), "bench", "serve", "--base-url", url, "--output", str(output)]
+        command = [*TASUKI, "bench", "serve", "--base-url", url, "--output", str(output)]
         command += ["--quiet", "--no-chunks", *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads(output.read_text())
@@ -146,25 +181,34 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     """The highest rate that meets the objectives, without admission."""
     settings = SearchSettings(
         attainment=0.9,
-        start_rate=8.0,
+        start_rate=options.start_rate,
         precision=0.1,
         min_probe_s=options.probe_s,
         max_probes=8,
         looks=2,
     )
-    name = f"{options.workers}mixed"
-    target = Target(name, Topology(mixed=options.workers))
-    with deployment(options, "--no-admission") as url:
+    target = Target(f"{workers(options)}mixed", Topology(mixed=workers(options)))
+    with deployment(options, NO_ADMISSION) as url:
         # What is learnt from reports is there before the first probe.
         bench(url, {"request-rate": 4, "duration-s": 10})
         point = Point(target, "goodput", Goal(SLO, {}, settings))
         found = search_goodput(point, lambda how: bench(url, how), say)
-    return found.result({"name": name}, "clock")
+    return found.result({"name": target.name}, device(options))
 
 
-def say(*words: object) -> None:
+def workers(options: argparse.Namespace) -> int:
+    """How many there are."""
+    return int(options.gpus or options.workers)
+
+
+def device(options: argparse.Namespace) -> str:
+    """What computes: said in place of a model."""
+    return "Qwen3-4B shape" if options.gpus else "clock"
+
+
+def say(*what: object) -> None:
     """To whoever watches."""
-    print(*words, flush=True)
+    print(*what, flush=True)
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +238,10 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overload(
-    options: argparse.Namespace, rate: float, seconds: float, *more: str
+    options: argparse.Namespace, rate: float, seconds: float, said: Options
 ) -> dict[str, Any]:
     """One tenant sends everything."""
-    with deployment(options, *more) as url:
+    with deployment(options, said) as url:
         bench(url, {"request-rate": rate / 4, "duration-s": 10})
         result = bench(url, {"request-rate": rate, "duration-s": seconds, "slo": SLO, "seed": 1})
     return {"seconds": seconds, **summary(result)}
@@ -206,7 +250,7 @@ def overload(
 def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
     """One tenant sends nine tenths, nine others the rest."""
     shares = {"much": 0.9, **{f"little-{index}": 0.1 / 9 for index in range(9)}}
-    with deployment(options, *OBJECTIVES) as url, tempfile.TemporaryDirectory() as folder:
+    with deployment(options, OBJECTIVES) as url, tempfile.TemporaryDirectory() as folder:
         bench(url, {"request-rate": rate / 4, "duration-s": 10})
         children = {}
         for index, (tenant, share) in enumerate(shares.items()):
@@ -220,7 +264,7 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
                 "extra-body": json.dumps({"user": tenant}),
                 "output": output,
             }
-            command = [str(TASUKI), "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
+            command = [*TASUKI, "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
             for name, value in arguments.items():
                 command += [f"--{name}", str(value)]
             children[tenant] = (subprocess.Popen(command, stdout=subprocess.DEVNULL), output)
@@ -245,11 +289,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="of each run")
     parser.add_argument("--probe-s", type=float, default=30.0, help="of a probe, at least")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="that are clocks")
+    parser.add_argument("--gpus", type=int, default=0, help="real workers, one on each")
+    parser.add_argument("--tiny", action="store_true", help="these on the CPU, with a tiny model")
+    parser.add_argument("--start-rate", type=float, default=8.0, help="of the search")
     parser.add_argument("--output", type=Path, default=RESULTS / "overload.json")
     options = parser.parse_args()
     options.pace = fit()
-    options.router = build("--bin", "tasuki-router") / "tasuki-router"
+    if not options.gpus:
+        options.router = build("--bin", "tasuki-router") / "tasuki-router"
     say({name: f"{value:.3g} ms" for name, value in options.pace.items()})
     found = search(options)
     rate = found["rate"]
@@ -258,19 +306,19 @@ def main() -> None:
         **header(
             "overload",
             label="admission",
-            topology={"name": f"{options.workers}mixed"},
-            model="clock",
+            topology={"name": f"{workers(options)}mixed"},
+            model=device(options),
         ),
-        "pace_ms": options.pace,
+        **({} if options.gpus else {"pace_ms": options.pace}),
         "load": LOAD,
         "slo": SLO,
         "search": {name: found[name] for name in ("rate", "interval", "points", "attainment")},
         "rate": twice,
     }
     # Without admission the queue grows without end, and has to be served after it.
-    runs = (("without", ("--no-admission",), 0.2), ("with", OBJECTIVES, 1.0))
-    for name, more, share in runs:
-        content[name] = overload(options, twice, share * options.seconds, *more)
+    runs = (("without", NO_ADMISSION, 0.2), ("with", OBJECTIVES, 1.0))
+    for name, said, share in runs:
+        content[name] = overload(options, twice, share * options.seconds, said)
         say(name, content[name])
     content["tenants"] = unfair(options, twice)
     content["share_of_best"] = content["with"]["goodput"] / rate

@@ -130,6 +130,7 @@ class RouterOptions:
     role_preference: float | None = None
     ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
+    no_admission: bool = False
     tenant_header: str | None = None
     max_concurrent_requests: int | None = None
     max_connections: int | None = None

@@ -203,6 +203,13 @@ TpotTarget = Annotated[
         min=0.001,
     ),
 ]
+NoAdmission = Annotated[
+    bool,
+    _option(
+        "Place requests at once, whatever the load; --itl-target-ms stays 0.8 of --tpot-target-ms.",
+        "--no-admission",
+    ),
+]
 TenantHeader = Annotated[
     str | None,
     _option(
