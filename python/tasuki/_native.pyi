@@ -21,6 +21,16 @@ def block_hashes(
 def greedy(logits: NDArray[np.float32], width: int, tokens: NDArray[np.int64], none: int) -> None:
     """Likeliest token of each row of `width` logits to `tokens`; `none` where not finite."""
 
+class StepFit:
+    """What steps that decode take on one worker (crates/core, cost/step_fit.rs)."""
+
+    def __init__(self) -> None: ...
+    def learn(
+        self, sequences: int, kv_tokens: int, prompt_tokens: int, duration_s: float
+    ) -> None: ...
+    def decode_s(self, sequences: int, kv_tokens: int) -> float: ...
+    def prompt_token_s(self) -> float: ...
+
 class CpuShape:
     """The shape of a Llama-family model; `windows` has an entry for each layer."""
 

@@ -10,6 +10,7 @@ from test_scheduler import Bench
 from tasuki.engine.api import Leg
 from tasuki.engine.request import SequenceState, Stage
 from tasuki.engine.sharing import Shares
+from tasuki.engine.stats import StepSample
 
 LONG, SHORT, COUNT = 100_000, 500, 50
 TOKENS_PER_S, STEP_S, DECODE_S = 50_000.0, 1e-3, 6e-3
@@ -45,7 +46,8 @@ def ttft_p99_s(long_first: bool, leg: Leg, decoding: int) -> float:
         max_batched_tokens=4_096,
         itl_target_s=0.015,
     )
-    bench.rates.decode_step_s, bench.rates.prefill_tokens_per_s = DECODE_S, TOKENS_PER_S
+    bench.rates.prefill_tokens_per_s = TOKENS_PER_S
+    bench.rates.record(StepSample(1, DECODE_S, max(decoding, 1), 500 * decoding, 0, 0.0))
     for _ in range(decoding):
         bench.add(1)
     bench.step()

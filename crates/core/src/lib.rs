@@ -12,7 +12,8 @@ pub mod worker;
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
 pub use cost::{
-    CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates, StepSample,
+    CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates, StepFit,
+    StepSample,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};

@@ -43,6 +43,32 @@ fn block_hashes<'py>(
         .collect())
 }
 
+/// What steps that decode take on one worker, see `tasuki_core::StepFit`.
+#[pyclass]
+#[derive(Default)]
+struct StepFit(tasuki_core::StepFit);
+
+#[pymethods]
+impl StepFit {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn learn(&mut self, sequences: u32, kv_tokens: u64, prompt_tokens: u32, duration_s: f64) {
+        self.0
+            .learn(sequences, kv_tokens, prompt_tokens, duration_s);
+    }
+
+    fn decode_s(&self, sequences: u32, kv_tokens: u64) -> f64 {
+        self.0.decode_s(sequences, kv_tokens)
+    }
+
+    fn prompt_token_s(&self) -> f64 {
+        self.0.prompt_token_s()
+    }
+}
+
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -51,6 +77,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::cpu_kernels, m)?)?;
+    m.add_class::<StepFit>()?;
     m.add_class::<cpu::CpuShape>()?;
     m.add_class::<cpu::CpuModel>()?;
     m.add_class::<cpu::CpuLinear>()?;

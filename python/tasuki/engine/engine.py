@@ -383,7 +383,7 @@ class Engine:
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1
         began_s = max(flight.began_s, self._collected_s)
-        self._rates.keep(
+        self._rates.record(
             StepSample(
                 number=self._counters.steps,
                 duration_s=now_s - began_s,

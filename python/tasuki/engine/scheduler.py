@@ -90,7 +90,7 @@ class Scheduler:
         decodes = len(plan.rows)
         chunks: list[Row] = []
         if lengths := self._prompt_lengths():
-            tokens = step_tokens(self._config, rates, decodes, sum(lengths))
+            tokens = step_tokens(self._config, rates, decodes, plan.kv_tokens, sum(lengths))
             wanted = max(tokens - decodes, self._config.block_size)
             shares = Shares(self._relief.prompt_tokens(self._queues.steps, wanted), lengths)
             self._plan_prompts(shares, chunks, plan, now_s, admit=not preempted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tasuki._native import StepFit
+
 _WEIGHT = 0.2  # of the newest step in the moving averages
 _FORGET = 0.95  # of the longest launch, a step
 _LEAD_S = (0.3e-3, 3e-3)  # the least and the most
@@ -11,7 +13,7 @@ _LATE_S = 0.25e-3  # added to the lead after a launch that came too late
 _IN_TIME = 0.995  # factor of the lead after a launch in time: one in a hundred is late
 _SIZE_TOKENS = 128
 _EARLY = 0.85  # of the expected time of a step with prompts, whose times vary at one size
-_LEAST_BESIDE = 0.25  # of a step with decodes: its chunk is not free, whatever the noise says
+_LEAST_BESIDE = 0.25  # of what a prompt token takes without decodes: it is never free beside them
 _MIN_CHUNK_TOKENS = 16  # smaller chunks say little about the prefill rate
 _HUNG = 50.0  # times what was expected: no step takes that long
 _FIRST = 10.0  # times the timeout: for the first step of a kind, which may compile kernels
@@ -66,9 +68,7 @@ class StepRates:
 
     Attributes:
         prefill_tokens_per_s: Of prefill chunks, a mixed step's decodes deducted.
-        decode_step_s: Duration of a step that only decodes.
-        beside_tokens: Of chunks in steps that also decode.
-        beside_s: What such a chunk adds to a step that only decodes.
+        decode_step_s: Duration of a step that only decodes, as the last ones did.
         lead_s: Between the expected end of a launch and that of the step before
             it; as long as it takes for nearly all launches to be in time.
         last_decode: The last step that only decoded.
@@ -77,24 +77,25 @@ class StepRates:
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
-    beside_tokens: float = 0.0
-    beside_s: float = 0.0
     lead_s: float = 0.5e-3
     last_decode: StepSample | None = None
     last_prefill: StepSample | None = None
     _launch_s: dict[bool, float] = field(default_factory=dict)
     _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
+    _fit: StepFit = field(default_factory=StepFit)
+    _seen_mixed: bool = False
+
+    def decode_s(self, decodes: int, kv_tokens: int) -> float:
+        """Of a step that only decodes so many, which attend to `kv_tokens`; 0 until measured."""
+        return self._fit.decode_s(decodes, kv_tokens)
 
     @property
     def mixed_tokens_per_s(self) -> float:
-        """Prompt tokens that a second more in a step with decodes computes.
-
-        A ratio of averages, not an average of ratios: a small chunk says little, and
-        counts for little.
-        """
-        if self.beside_s > 0.0:
-            return self.beside_tokens / self.beside_s
-        return self.prefill_tokens_per_s
+        """Prompt tokens that a second more in a step with decodes computes; 0 until measured."""
+        alone = self.prefill_tokens_per_s
+        if not self._seen_mixed or not alone:
+            return alone
+        return 1.0 / max(self._fit.prompt_token_s(), _LEAST_BESIDE / alone)
 
     def expected_s(self, prefill_tokens: int, num_decodes: int) -> float:
         """How long such a step will take; 0 where nothing like it was measured."""
@@ -138,32 +139,27 @@ class StepRates:
         lead_s = self.lead_s + _LATE_S if late else self.lead_s * _IN_TIME
         self.lead_s = min(max(lead_s, _LEAD_S[0]), _LEAD_S[1])
 
-    def keep(self, sample: StepSample) -> None:
+    def record(self, sample: StepSample) -> None:
         """Take one step into account, and remember it as the last of its kind."""
-        if sample.prefill_tokens:
-            self.last_prefill = sample
-        elif sample.sequences:
-            self.last_decode = sample
-        self.record(sample.prefill_tokens, sample.sequences, sample.duration_s)
-
-    def record(self, prefill_tokens: int, num_decodes: int, duration_s: float) -> None:
-        """Take one step into account."""
-        if prefill_tokens == 0:
-            if num_decodes:
+        prompt_tokens, decodes = sample.prefill_tokens, sample.sequences
+        duration_s = sample.duration_s
+        if decodes:
+            self._fit.learn(decodes, sample.kv_tokens, prompt_tokens, duration_s)
+        if prompt_tokens == 0:
+            if decodes:
+                self.last_decode = sample
                 self.decode_step_s = _blend(self.decode_step_s, duration_s)
             return
-        size = _size(prefill_tokens, num_decodes)
+        self.last_prefill = sample
+        self._seen_mixed |= decodes > 0
+        size = _size(prompt_tokens, decodes)
         self._mixed_s[size] = _blend(self._mixed_s.get(size, 0.0), duration_s)
-        if num_decodes and self.decode_step_s:
-            beside_s = max(duration_s - self.decode_step_s, _LEAST_BESIDE * duration_s)
-            self.beside_tokens = _blend(self.beside_tokens, prefill_tokens)
-            self.beside_s = _blend(self.beside_s, beside_s)
-        if prefill_tokens < _MIN_CHUNK_TOKENS:
+        if prompt_tokens < _MIN_CHUNK_TOKENS:
             return
         # Decodes that ride along cost less than a step of their own.
-        decode_s = self.decode_step_s if num_decodes else 0.0
+        decode_s = self.decode_s(decodes, sample.kv_tokens) if decodes else 0.0
         own_s = max(duration_s - decode_s, duration_s / 2, 1e-9)
-        self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prefill_tokens / own_s)
+        self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prompt_tokens / own_s)
 
 
 def _size(prefill_tokens: int, num_decodes: int) -> tuple[int, bool]:

@@ -3,8 +3,10 @@
     only prompts     longest step x prefill rate
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
 
-Where many prompts wait, the target is stretched: the queue should not last longer than a
-hundred steps. `max_batched_tokens` bounds both. No torch.
+Prompts get as much time as the decodes beside them, also where that exceeds the target: with
+less, a full batch of long contexts would never be full. Where many prompts wait, the target is
+stretched: the queue should not last longer than a hundred steps. `max_batched_tokens` bounds
+both. No torch.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ from tasuki.engine.stats import StepRates
 
 _DRAIN_STEPS = 96  # in which all prompts that wait should be computed
 _STRETCH = 4.0  # times the target: the longest step that a queue of prompts may cause
-_LEAST_SHARE = 0.75  # of a decode step: the time that prompts get however long decodes take
+_LEAST_SHARE = 1.0  # of a decode step: the time that prompts get however long decodes take
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
 
 
-def step_tokens(config: EngineConfig, rates: StepRates, decodes: int, backlog: int) -> int:
+def step_tokens(
+    config: EngineConfig, rates: StepRates, decodes: int, kv_tokens: int, backlog: int
+) -> int:
     """Tokens to aim for in the next step.
 
     Args:
         config: The bounds in tokens and in time.
         rates: What steps took so far.
         decodes: Tokens of sequences that generate; part of the result.
+        kv_tokens: That these attend to.
         backlog: Tokens of prompts that are not computed yet.
 
     Returns:
@@ -38,7 +43,7 @@ def step_tokens(config: EngineConfig, rates: StepRates, decodes: int, backlog: i
     longest_s = config.longest_step_s
     if decodes:
         rate = rates.mixed_tokens_per_s
-        decode_s = rates.decode_step_s
+        decode_s = rates.decode_s(decodes, kv_tokens)
         free_s = max(target_s - decode_s, _LEAST_SHARE * decode_s)
         stretched_s = max(_STRETCH * target_s - decode_s, free_s)
         prompts = max(free_s * rate, min(backlog / _DRAIN_STEPS, stretched_s * rate))
@@ -49,5 +54,6 @@ def step_tokens(config: EngineConfig, rates: StepRates, decodes: int, backlog: i
         return min(decodes + _UNMEASURED_TOKENS, max(most, decodes))
     tokens = min(decodes + int(min(prompts, longest_s * rate)), most)
     if tokens - decodes >= _BUCKET_TOKENS and tokens < most:
-        tokens -= tokens % _BUCKET_TOKENS
-    return max(tokens, decodes)
+        up = _BUCKET_TOKENS // 2 if decodes else 0  # a limit in time, not a target, stays one
+        tokens = (tokens + up) // _BUCKET_TOKENS * _BUCKET_TOKENS
+    return max(min(tokens, most), decodes)
