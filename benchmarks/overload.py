@@ -115,7 +115,7 @@ def on_gpus(options: argparse.Namespace, said: Options) -> Iterator[str]:
             "max-concurrent-requests": 20_000,
             "itl-target-ms": ITL_TARGET_MS,
         }
-        server = Serving(Topology(mixed=options.gpus), {**serve, **said}, Path(folder) / "log")
+        server = Serving(Topology(0, 0, options.gpus), {**serve, **said}, Path(folder) / "log")
         try:
             yield server.url
         finally:
