@@ -43,7 +43,7 @@ def test_steps_with_larger_chunks_fill_buckets():
 
 
 def test_prompts_are_not_starved_where_decodes_alone_exceed_the_target():
-    assert tokens(config(), rates(900.0, 0.12, 60), decodes=60, backlog=500) == 192  # 60 + 108
+    assert tokens(config(), rates(900.0, 0.12, 60), decodes=60, backlog=500) == 128  # 60 + 86
 
 
 def test_a_queue_stretches_the_target_four_times_at_most():
@@ -70,14 +70,14 @@ def test_without_a_target_tokens_alone_bound_a_step():
     assert tokens(config(itl_target_s=None), slow, decodes=3_000, backlog=1) == 3_000
 
 
-def test_prompts_get_as_much_time_as_decodes():
+def test_prompts_get_four_fifths_of_the_time_of_decodes():
     """On an H200 50 decodes take 5.16 ms, with 462 tokens of prompts 8.72: results/gpu_steps."""
     measured = StepRates()
     for _ in range(30):
         record(measured, 0, 50, 5.16e-3)
         record(measured, 462, 50, 8.72e-3)
     gpu = config(itl_target_s=0.009)
-    assert tokens(gpu, measured, decodes=50, backlog=1_000) == 704  # 50 + 5.16 ms
+    assert tokens(gpu, measured, decodes=50, backlog=1_000) == 576  # 50 + 4.1 ms
     assert tokens(config(itl_target_s=0.015), measured, decodes=50, backlog=1_000) == 1_344
     assert tokens(gpu, measured, decodes=50, backlog=150_000) in range(1_536, 2_049)
 
