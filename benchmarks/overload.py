@@ -109,7 +109,7 @@ def on_gpus(options: argparse.Namespace, said: Options) -> Iterator[str]:
     """Real workers; their steps are bounded as those of the clocks."""
     with tempfile.TemporaryDirectory() as folder:
         serve = {
-            "model": write_model(Path(folder) / "model", TINY if options.tiny else QWEN3_4B),
+            "model": options.load["tokenizer"],
             "device": "cpu" if options.tiny else "cuda",
             "load-format": "dummy",
             "max-concurrent-requests": 20_000,
@@ -162,17 +162,12 @@ def wait_ready(url: str) -> None:
     raise SystemExit("the router did not become ready")
 
 
-def bench(url: str, options: Mapping[str, Any]) -> Any:
+def bench(url: str, load: Options, how: Options) -> Any:
     """One run of `tasuki bench serve`; its result."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
-        arguments = [
-            text
-            for name, value in {**LOAD, **options}.items()
-            for text in (f"--{name}", str(value))
-        ]
         command = [*TASUKI, "bench", "serve", "--base-url", url, "--output", str(output)]
-        command += ["--quiet", "--no-chunks", *arguments]
+        command += ["--quiet", "--no-chunks", *words({**load, **how})]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads(output.read_text())
 
@@ -190,9 +185,9 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
     target = Target(f"{workers(options)}mixed", Topology(mixed=workers(options)))
     with deployment(options, NO_ADMISSION) as url:
         # What is learnt from reports is there before the first probe.
-        bench(url, {"request-rate": 4, "duration-s": 10})
+        bench(url, options.load, {"request-rate": options.start_rate / 2, "duration-s": 10})
         point = Point(target, "goodput", Goal(SLO, {}, settings))
-        found = search_goodput(point, lambda how: bench(url, how), say)
+        found = search_goodput(point, lambda how: bench(url, options.load, how), say)
     return found.result({"name": target.name}, device(options))
 
 
@@ -242,8 +237,9 @@ def overload(
 ) -> dict[str, Any]:
     """One tenant sends everything."""
     with deployment(options, said) as url:
-        bench(url, {"request-rate": rate / 4, "duration-s": 10})
-        result = bench(url, {"request-rate": rate, "duration-s": seconds, "slo": SLO, "seed": 1})
+        bench(url, options.load, {"request-rate": rate / 4, "duration-s": 10})
+        how = {"request-rate": rate, "duration-s": seconds, "slo": SLO, "seed": 1}
+        result = bench(url, options.load, how)
     return {"seconds": seconds, **summary(result)}
 
 
@@ -251,12 +247,12 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
     """One tenant sends nine tenths, nine others the rest."""
     shares = {"much": 0.9, **{f"little-{index}": 0.1 / 9 for index in range(9)}}
     with deployment(options, OBJECTIVES) as url, tempfile.TemporaryDirectory() as folder:
-        bench(url, {"request-rate": rate / 4, "duration-s": 10})
+        bench(url, options.load, {"request-rate": rate / 4, "duration-s": 10})
         children = {}
         for index, (tenant, share) in enumerate(shares.items()):
             output = Path(folder) / f"{tenant}.json"
             arguments = {
-                **LOAD,
+                **options.load,
                 "request-rate": rate * share,
                 "duration-s": options.seconds,
                 "slo": SLO,
@@ -265,8 +261,7 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
                 "output": output,
             }
             command = [*TASUKI, "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
-            for name, value in arguments.items():
-                command += [f"--{name}", str(value)]
+            command += words(arguments)
             children[tenant] = (subprocess.Popen(command, stdout=subprocess.DEVNULL), output)
         results = {}
         for tenant, (child, output) in children.items():
@@ -285,7 +280,7 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Search, overload, write."""
+    """Prepare what the options name, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="of each run")
     parser.add_argument("--probe-s", type=float, default=30.0, help="of a probe, at least")
@@ -295,10 +290,20 @@ def main() -> None:
     parser.add_argument("--start-rate", type=float, default=8.0, help="of the search")
     parser.add_argument("--output", type=Path, default=RESULTS / "overload.json")
     options = parser.parse_args()
-    options.pace = fit()
-    if not options.gpus:
-        options.router = build("--bin", "tasuki-router") / "tasuki-router"
-    say({name: f"{value:.3g} ms" for name, value in options.pace.items()})
+    options.load = LOAD
+    with tempfile.TemporaryDirectory() as folder:
+        if options.gpus:
+            model = write_model(Path(folder), TINY if options.tiny else QWEN3_4B)
+            options.load = {**LOAD, "tokenizer": model}
+        else:
+            options.pace = fit()
+            say({name: f"{value:.3g} ms" for name, value in options.pace.items()})
+            options.router = build("--bin", "tasuki-router") / "tasuki-router"
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Search, overload, write."""
     found = search(options)
     rate = found["rate"]
     twice = 2 * rate
