@@ -129,10 +129,26 @@ def test_wrong_method_and_unknown_path(tiny: Deployment) -> None:
     assert_error(response.status_code, response.text, 404)
 
 
-def test_unknown_fields_are_accepted(tiny: Deployment) -> None:
-    document = tiny.http.post(
-        COMPLETIONS, {**good_body(tiny, COMPLETIONS), "no_such_field": {"deep": [1]}, "user": "u"}
-    )
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("field", "value", "parts"),
+    [
+        ("no_such_field", {"deep": [1]}, ("no_such_field is not a field", "docs/api.md")),
+        ("max_token", 3, ("max_token is not a field", "did you mean max_tokens?")),
+        ("guided_json", {"type": "object"}, ("guided_json is not supported", "no grammars")),
+    ],
+)
+def test_a_field_that_would_be_ignored_is_refused(
+    tiny: Deployment, path: str, field: str, value: object, parts: tuple[str, ...]
+) -> None:
+    response = tiny.http.http.post(path, json={**good_body(tiny, path), field: value})
+    assert_error(response.status_code, response.text, 400, parts)
+    assert response.json()["error"]["param"] == field
+
+
+def test_fields_that_ask_for_nothing_are_accepted(tiny: Deployment) -> None:
+    nothing = {"user": "u", "metadata": {"a": "b"}, "guided_json": None, "length_penalty": 1.0}
+    document = tiny.http.post(COMPLETIONS, {**good_body(tiny, COMPLETIONS), **nothing})
     assert document["choices"][0]["finish_reason"] in ("length", "stop")
 
 

@@ -225,6 +225,21 @@ fn content_parts_are_joined_only_where_the_template_prints_them() {
 }
 
 #[test]
+fn a_developer_is_the_system_where_the_template_does_not_know_the_name() {
+    let roles = "{% for m in messages %}{{ m.role }} {% endfor %}";
+    let knows = format!("{roles}{{# developer #}}");
+    for (template, expected) in [(roles, "system user "), (&knows, "developer user ")] {
+        let model = Folder::new("developer", &[("chat_template.jinja", template)]).load();
+        let messages = json!([
+            {"role": "developer", "content": "a"},
+            {"role": "user", "content": "b"},
+        ]);
+        let rendered = model.render_chat(ChatInput::new(messages, now()));
+        assert_eq!(rendered.expect("rendered"), expected);
+    }
+}
+
+#[test]
 fn chats_of_the_wrong_shape_are_the_clients_fault() {
     let model = Folder::new("shape", &[("chat_template.jinja", "{{ messages }}")]).load();
     let wrong = |change: fn(&mut ChatInput<'_>)| {

@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 
 use super::chat_shape::ChatShape;
+use super::fields::{self, Endpoint};
 use super::intake::{self, Common, Prepared};
 use super::outputs::Job;
 use super::types::{ChatFields, CommonFields, TemplateFields};
@@ -23,6 +24,7 @@ pub async fn chat_completions(
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
+    fields::check(Endpoint::Chat, bytes)?;
     let fields: CommonFields = body::parse(bytes)?;
     let chat: ChatFields = body::parse(bytes)?;
     let template: TemplateFields = body::parse(bytes)?;

@@ -7,6 +7,7 @@ use axum::response::Response;
 
 use super::completion_shape::CompletionShape;
 use super::echo::Echo;
+use super::fields::{self, Endpoint};
 use super::intake::{self, Common, Prepared};
 use super::outputs::Job;
 use super::prompt::{Prompt, prompts};
@@ -25,6 +26,7 @@ pub async fn completions(
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiError> {
+    fields::check(Endpoint::Completions, bytes)?;
     let fields: CommonFields = body::parse(bytes)?;
     let completion: CompletionFields = body::parse(bytes)?;
     let mut common = Common::new::<CompletionShape>(app, &fields)?;

@@ -45,6 +45,10 @@ pub fn tokens(
     check_messages(&messages)?;
     messages.iter_mut().for_each(parse_tool_arguments);
     let mut messages = Value::Array(messages);
+    let mut template_kwargs = fields.chat_template_kwargs.unwrap_or_default();
+    if let Some(effort) = fields.reasoning_effort {
+        template_kwargs.entry("reasoning_effort").or_insert(effort);
+    }
     if fields.chat_template.is_none() {
         messages = text.fit_content(messages);
     }
@@ -55,7 +59,7 @@ pub fn tokens(
             documents: fields.documents,
             add_generation_prompt,
             continue_final_message,
-            template_kwargs: fields.chat_template_kwargs.unwrap_or_default(),
+            template_kwargs,
             chat_template_override: fields.chat_template.as_deref(),
             now: clock::civil_now(),
         })

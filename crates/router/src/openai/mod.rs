@@ -16,6 +16,7 @@ mod conversation;
 mod deadline;
 mod delivery;
 mod echo;
+mod fields;
 mod generator;
 mod intake;
 mod length;

@@ -70,6 +70,8 @@ pub struct TemplateFields {
     pub add_special_tokens: Option<bool>,
     pub chat_template: Option<String>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// One of these, by OpenAI's name for it.
+    pub reasoning_effort: Option<Value>,
 }
 
 /// The rest of `/v1/chat/completions`.

@@ -115,7 +115,7 @@ async fn a_stream_of_two_prompts() {
 async fn min_tokens_and_stops_are_passed_on() {
     let (generator, app) = saying("aab");
     let body = json!({"prompt": "x", "min_tokens": 2, "stop": "a", "max_tokens": 8,
-        "ignore_eos": true, "stop_token_ids": [9], "cache_salt": "t", "unknown": 1});
+        "ignore_eos": true, "stop_token_ids": [9], "cache_salt": "t"});
     let body = post(&app, PATH, body).await.json();
     assert_eq!(body["choices"][0]["text"], "aab");
     let seen = generator.seen.lock().unwrap();

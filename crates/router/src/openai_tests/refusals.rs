@@ -68,6 +68,14 @@ async fn values_and_limits_are_named() {
             vec!["tool_choice", "required"],
         ),
         (
+            chat(json!({"guided_json": {"type": "object"}})),
+            vec!["guided_json is not supported", "no grammars"],
+        ),
+        (
+            completion(json!({"max_token": 3})),
+            vec!["max_token is not a field", "max_tokens"],
+        ),
+        (
             completion(json!({"prompt": "y".repeat(2000)})),
             vec!["2000 bytes", "64"],
         ),

@@ -23,6 +23,9 @@ const MAX_OVERRIDES: usize = 16;
 /// Names under which a message may carry its reasoning; the first is standard.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// OpenAI's newer name for who writes the system message.
+const DEVELOPER: &str = "developer";
+
 /// A template, or why it cannot be used.
 type Compiled = Result<Arc<Template>, (usize, String)>;
 
@@ -72,6 +75,9 @@ impl Templates {
         }
         let template = self.choose(input.chat_template_override, input.tools.is_some())?;
         let mut messages = normalize(input.messages)?;
+        if !template.source.contains(DEVELOPER) {
+            messages.iter_mut().for_each(call_developer_system);
+        }
         let continuation = if input.continue_final_message {
             Some(Continuation::mark(&mut messages, &template.source)?)
         } else {
@@ -210,6 +216,12 @@ fn to_shallow(json: Json) -> Result<Value, TextError> {
 
 fn strftime_now(now: CivilTime) -> Value {
     Value::from_function(move |format: &str| now.strftime(format))
+}
+
+fn call_developer_system(message: &mut Json) {
+    if message.get("role").is_some_and(|role| role == DEVELOPER) {
+        message["role"] = json!("system");
+    }
 }
 
 /// Messages as the template gets them: no keys without a value, and reasoning

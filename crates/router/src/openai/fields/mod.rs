@@ -1,0 +1,116 @@
+//! Which fields a request may have. A field that would be ignored is never taken: what it asks
+//! for might be missing from the answer, and nobody would know.
+//!
+//! `docs/api.md` is made of [`table::FIELDS`].
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+pub use self::table::FIELDS;
+use super::body;
+use crate::error::ApiError;
+
+/// Names that differ by more are not taken for a slip.
+const SLIP: usize = 2;
+
+/// The endpoints that have a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    Chat,
+    Completions,
+    Both,
+}
+
+/// What becomes of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    Supported,
+    /// Taken, without an effect that a client could miss in the answer.
+    Harmless,
+    /// 400, unless its value asks for nothing: null, or one of these (JSON).
+    Refused {
+        unless: &'static [&'static str],
+    },
+}
+
+/// A field and what becomes of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    pub name: &'static str,
+    pub endpoint: Endpoint,
+    pub policy: Policy,
+    /// What it does here; why it does nothing; why it is refused, and what to do instead.
+    pub text: &'static str,
+}
+
+/// Refuses a body with a field that would be ignored.
+///
+/// # Errors
+/// `Invalid`, with the field's name, and what is the matter with it.
+pub fn check(endpoint: Endpoint, bytes: &[u8]) -> Result<(), ApiError> {
+    let given: BTreeMap<Cow<'_, str>, &RawValue> = body::parse(bytes)?;
+    for (name, value) in given {
+        let known = of(endpoint).find(|field| field.name == name);
+        match known.map(|field| (field.policy, field.text)) {
+            Some((Policy::Supported | Policy::Harmless, _)) => {}
+            Some((Policy::Refused { unless }, text)) => {
+                if !asks_for_nothing(value.get(), unless) {
+                    return Err(refused(&name, format!("{name} is not supported: {text}.")));
+                }
+            }
+            None => return Err(unknown(endpoint, &name)),
+        }
+    }
+    Ok(())
+}
+
+fn of(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
+    let all = FIELDS.iter();
+    all.filter(move |field| field.endpoint == endpoint || field.endpoint == Endpoint::Both)
+}
+
+fn asks_for_nothing(json: &str, unless: &[&str]) -> bool {
+    let Ok(value) = serde_json::from_str::<Value>(json) else {
+        return false;
+    };
+    let same = |neutral: &&str| match serde_json::from_str::<Value>(neutral) {
+        Ok(neutral) if neutral.is_number() => neutral.as_f64() == value.as_f64(),
+        Ok(neutral) => neutral == value,
+        Err(_) => false,
+    };
+    value.is_null() || unless.iter().any(same)
+}
+
+fn unknown(endpoint: Endpoint, name: &str) -> ApiError {
+    let shown: String = name.chars().take(64).collect();
+    let other = FIELDS.iter().find(|field| field.name == name);
+    let message = match (other, nearest(endpoint, name)) {
+        (Some(_), _) => format!("{shown} is a field of the other endpoint."),
+        (None, Some(near)) => format!("{shown} is not a field; did you mean {near}?"),
+        (None, None) => {
+            format!("{shown} is not a field; docs/api.md lists those that there are.")
+        }
+    };
+    refused(&shown, message)
+}
+
+fn nearest(endpoint: Endpoint, name: &str) -> Option<&'static str> {
+    let distance = |field: &Field| strsim::osa_distance(field.name, name);
+    let near = of(endpoint).min_by_key(|field| distance(field))?;
+    (distance(near) <= SLIP).then_some(near.name)
+}
+
+fn refused(name: &str, message: String) -> ApiError {
+    ApiError::Invalid {
+        message,
+        param: Some(name.to_owned()),
+        code: Some("unsupported_parameter"),
+    }
+}

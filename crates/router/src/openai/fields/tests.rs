@@ -1,0 +1,181 @@
+//! The table against the code that reads fields, and `docs/api.md` against the table.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::openai::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
+
+fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
+    let refused = check(endpoint, body.to_string().as_bytes()).err()?;
+    Some(refused.to_string())
+}
+
+#[test]
+fn a_field_stands_once_and_in_no_sentence_that_ends() {
+    let names: BTreeSet<&str> = FIELDS.iter().map(|field| field.name).collect();
+    assert_eq!(names.len(), FIELDS.len());
+    for field in FIELDS {
+        assert!(!field.text.ends_with('.'), "{}", field.text);
+        if let Policy::Refused { unless } = field.policy {
+            for json in unless {
+                assert!(serde_json::from_str::<Value>(json).is_ok(), "{json}");
+            }
+        }
+    }
+}
+
+/// Fields of any type: nothing can be wrong with their values here.
+const OF_ANY_TYPE: [&str; 3] = ["documents", "tool_choice", "reasoning_effort"];
+
+#[test]
+fn what_is_supported_is_read() {
+    for field in FIELDS {
+        if field.policy != Policy::Supported || OF_ANY_TYPE.contains(&field.name) {
+            continue;
+        }
+        // No field is a list of lists of lists.
+        let body = json!({ field.name: [[[1.5]]] }).to_string();
+        let bytes = body.as_bytes();
+        let common = body::parse::<CommonFields>(bytes).is_err();
+        let chat = body::parse::<ChatFields>(bytes).is_err()
+            || body::parse::<TemplateFields>(bytes).is_err();
+        let completions = body::parse::<CompletionFields>(bytes).is_err();
+        let read = match field.endpoint {
+            Endpoint::Both => common || (chat && completions),
+            Endpoint::Chat => chat,
+            Endpoint::Completions => completions,
+        };
+        // Lists of anything are checked later.
+        assert!(
+            read || ["messages", "tools"].contains(&field.name),
+            "{}",
+            field.name
+        );
+    }
+}
+
+#[test]
+fn a_field_that_asks_for_nothing_is_taken() {
+    for body in [
+        json!({"guided_json": null, "length_penalty": 1.0, "bad_words": []}),
+        json!({"use_beam_search": false, "metadata": {"a": 1}, "modalities": ["text"]}),
+    ] {
+        assert_eq!(refusal(Endpoint::Chat, &body), None);
+    }
+}
+
+#[test]
+fn a_constraint_that_is_not_kept_is_refused_by_name() {
+    for (body, message) in [
+        (
+            json!({"guided_json": {"type": "object"}}),
+            "guided_json is not supported: the workers",
+        ),
+        (
+            json!({"regex": "a+"}),
+            "regex is not supported: the workers have no grammars",
+        ),
+        (
+            json!({"prompt_logprobs": 0}),
+            "prompt_logprobs is not supported: /v1/completions has",
+        ),
+        (
+            json!({"length_penalty": 1.5}),
+            "length_penalty is not supported: it is of beam search.",
+        ),
+        (
+            json!({"parallel_tool_calls": false}),
+            "parallel_tool_calls is not supported: how many",
+        ),
+    ] {
+        let said = refusal(Endpoint::Chat, &body).expect("a refusal");
+        assert!(said.starts_with(message), "{said}");
+    }
+}
+
+#[test]
+fn an_unknown_field_is_refused_with_the_likeliest_name() {
+    let chat = |body| refusal(Endpoint::Chat, &body).expect("a refusal");
+    let said = chat(json!({"max_token": 5}));
+    assert_eq!(said, "max_token is not a field; did you mean max_tokens?");
+    let said = chat(json!({"quite_another": 5}));
+    assert_eq!(
+        said,
+        "quite_another is not a field; docs/api.md lists those that there are."
+    );
+    assert_eq!(
+        chat(json!({"prompt": "x"})),
+        "prompt is a field of the other endpoint."
+    );
+}
+
+#[test]
+fn the_page_is_made_of_the_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
+    let made = page();
+    if std::env::var_os("TASUKI_WRITE_GENERATED").is_some() {
+        std::fs::write(&path, &made).expect("docs/api.md is written");
+    }
+    let found = std::fs::read_to_string(&path).expect("docs/api.md");
+    assert!(
+        found == made,
+        "docs/api.md differs from the table: run `make proto`"
+    );
+}
+
+const HEAD: &str = "\
+# API
+
+Made of `crates/router/src/openai/fields/table.rs` by `make proto`; a test compares them.
+
+`POST /v1/chat/completions` and `POST /v1/completions` as OpenAI's, `GET /v1/models`, `/tokenize` and
+`/detokenize` as vLLM's, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
+refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
+for names that are not in these tables too. `null` asks for nothing.
+";
+
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    let mut part = |title: &str, heads: [&str; 2], lines: Vec<(&Field, String)>| {
+        let [second, third] = heads;
+        let _ = write!(
+            page,
+            "\n## {title}\n\n| field | {second} | {third} |\n|---|---|---|\n"
+        );
+        for (field, text) in lines {
+            let at = match field.endpoint {
+                Endpoint::Both => "both",
+                Endpoint::Chat => "chat",
+                Endpoint::Completions => "completions",
+            };
+            let _ = writeln!(page, "| `{}` | {at} | {text} |", field.name);
+        }
+    };
+    let those = |policy: Policy| {
+        let found = FIELDS.iter().filter(|field| field.policy == policy);
+        found.map(|field| (field, field.text.to_owned())).collect()
+    };
+    part("Supported", ["endpoint", "here"], those(Policy::Supported));
+    part(
+        "Taken, without effect",
+        ["endpoint", "because"],
+        those(Policy::Harmless),
+    );
+    let refused = FIELDS.iter().filter_map(|field| match field.policy {
+        Policy::Refused { unless } => Some((field, unless)),
+        _ => None,
+    });
+    let refused = refused.map(|(field, unless)| match unless {
+        [] => (field, field.text.to_owned()),
+        _ => (
+            field,
+            format!("{}; `{}` is taken", field.text, unless.join("`, `")),
+        ),
+    });
+    part("Refused", ["endpoint", "because"], refused.collect());
+    page
+}
