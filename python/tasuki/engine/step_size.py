@@ -4,9 +4,9 @@
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
 
 Prompts get four fifths of the time of the decodes beside them, also where that exceeds the
-target: with less, a batch of long contexts would never fill up. Where many prompts wait, the target is
-stretched: the queue should not last longer than a hundred steps. `max_batched_tokens` bounds
-both. No torch.
+target: with less, a batch of long contexts would never fill up. Where many prompts wait, the
+target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
+bounds both. No torch.
 """
 
 from __future__ import annotations

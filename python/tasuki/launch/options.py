@@ -78,7 +78,8 @@ ItlTarget = Annotated[
     _option(
         "Duration of a step that decodes and computes prompts: bounds the gap between two tokens"
         " while others' prompts come, four times as long where many wait, and never less than"
-        " 1.8 times a step that only decodes; 0: no bound but --max-batched-tokens [GPU 9, CPU 100].",
+        " 1.8 times a step that only decodes; 0: no bound but --max-batched-tokens"
+        " [GPU 9, CPU 100].",
         "--itl-target-ms",
     ),
 ]

@@ -48,7 +48,7 @@ impl Price {
         let with_growth = self.prompt_tokens + self.growth_tokens;
         Forecast {
             wait_s: self.rates.prompt_token_s * here.backlog_tokens,
-            prefill_s: self.prompt_part_s(cached),
+            prefill_s: self.rates.prompt_step_s + self.prompt_part_s(cached),
             step_s: decode_price
                 .rates
                 .decode_s(there.sequences, there.kv_tokens)

@@ -36,6 +36,8 @@ pub struct Rates {
     pub sequence_s: f64,
     /// For each token of KV that a decode step reads.
     pub kv_token_s: f64,
+    /// Of a step that computes prompts alone, whatever is in it: with few tokens it is all.
+    pub prompt_step_s: f64,
     /// For each token of a prompt.
     pub prompt_token_s: f64,
     /// For each squared token of a prompt.
@@ -49,6 +51,7 @@ impl Default for Rates {
             step_s: 0.03,
             sequence_s: 4e-4,
             kv_token_s: 3e-7,
+            prompt_step_s: 0.03,
             prompt_token_s: 5e-4,
             prompt_square_s: 2.5e-8,
         }
@@ -62,7 +65,7 @@ impl Rates {
         self.step_s + self.sequence_s * sequences + self.kv_token_s * kv_tokens
     }
 
-    /// Computing a prompt of `tokens`, of which the first `cached` are there already.
+    /// What a prompt of `tokens`, of which the first `cached` are there already, adds to a step.
     #[inline]
     pub fn prompt_s(&self, tokens: f64, cached: f64) -> f64 {
         self.prompt_token_s * (tokens - cached)
@@ -79,16 +82,21 @@ const LEAST_CHUNK_TOKENS: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct HardwareFit {
     step: LinearFit<3>,
-    prompt: LinearFit<2>,
+    prompt: LinearFit<3>,
 }
 
 impl Default for HardwareFit {
     fn default() -> Self {
         let prior = Rates::default();
         let step = [prior.step_s, prior.sequence_s, prior.kv_token_s];
+        let prompt = [
+            prior.prompt_step_s,
+            prior.prompt_token_s,
+            prior.prompt_square_s,
+        ];
         Self {
             step: LinearFit::new(step, DOUBT),
-            prompt: LinearFit::new([prior.prompt_token_s, prior.prompt_square_s], DOUBT),
+            prompt: LinearFit::new(prompt, DOUBT),
         }
     }
 }
@@ -101,13 +109,13 @@ impl HardwareFit {
             self.step.learn(decode, sample.duration_s);
         }
         if tokens >= LEAST_CHUNK_TOKENS {
-            let decode_s = match sample.sequences {
-                0 => 0.0,
-                _ => self.step.at(&decode),
+            let (alone, decode_s) = match sample.sequences {
+                0 => (1.0, 0.0),
+                _ => (0.0, self.step.at(&decode)),
             };
             // Decodes beside a prompt cost less than a step of their own.
             let own_s = (sample.duration_s - decode_s).max(sample.duration_s / 2.0);
-            let x = [f64::from(tokens), sample.prefill_squares];
+            let x = [alone, f64::from(tokens), sample.prefill_squares];
             self.prompt.learn(x, own_s);
         }
     }
@@ -170,11 +178,12 @@ impl Hardware {
                 &self.pooled.prompt
             };
             let [step_s, sequence_s, kv_token_s] = step.coefficients();
-            let [prompt_token_s, prompt_square_s] = prompt.coefficients();
+            let [prompt_step_s, prompt_token_s, prompt_square_s] = prompt.coefficients();
             *rates = Rates {
                 step_s,
                 sequence_s,
                 kv_token_s,
+                prompt_step_s,
                 prompt_token_s,
                 prompt_square_s,
             };

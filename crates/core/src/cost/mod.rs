@@ -132,7 +132,10 @@ impl Price {
         let prompt_s = rates.prompt_s(prompt_tokens, 0.0);
         let context = choices * (prompt_tokens + steps / 2.0);
         let longer_s = rates.sequence_s * choices + rates.kv_token_s * context;
-        let idle_s = [prompt_s, steps * (rates.step_s + longer_s)];
+        let idle_s = [
+            rates.prompt_step_s + prompt_s,
+            steps * (rates.step_s + longer_s),
+        ];
         Self {
             rates,
             others_weight: config.others_weight,
@@ -151,7 +154,8 @@ impl Price {
     #[inline]
     pub fn prefill_s(&self, load: &Load, cached: u32) -> f64 {
         let own_s = self.prompt_part_s(cached);
-        self.rates.prompt_token_s * load.backlog_tokens
+        self.rates.prompt_step_s
+            + self.rates.prompt_token_s * load.backlog_tokens
             + own_s * (1.0 + self.others_weight * load.sequences)
             + self.shortage_s(load, self.prompt_tokens)
     }

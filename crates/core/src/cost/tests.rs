@@ -19,6 +19,7 @@ const H200: Rates = Rates {
     step_s: 2.7e-3,
     sequence_s: 1.5e-5,
     kv_token_s: 2.6e-8,
+    prompt_step_s: 2.6e-3,
     prompt_token_s: 1.1e-5,
     prompt_square_s: 5e-10,
 };
@@ -51,7 +52,7 @@ fn measured(rates: &Rates, draw: &mut Draw) -> Hardware {
             (draw.next() * 9_000.0).floor(),
             16.0 + (draw.next() * 2_000.0).floor(),
         );
-        let own_s = rates.prompt_s(start + tokens, start);
+        let own_s = rates.prompt_step_s + rates.prompt_s(start + tokens, start);
         hardware.learn(
             class,
             &StepSample {
@@ -77,11 +78,29 @@ fn noisy_steps_of_all_sizes_teach_their_rates() {
         );
     }
     for tokens in [500.0, 4_000.0, 11_000.0] {
-        let wanted = H200.prompt_s(tokens, 0.0);
-        assert!(
-            near(learnt.prompt_s(tokens, 0.0), wanted, 0.1),
-            "{learnt:?}"
-        );
+        let wanted = H200.prompt_step_s + H200.prompt_s(tokens, 0.0);
+        let got = learnt.prompt_step_s + learnt.prompt_s(tokens, 0.0);
+        assert!(near(got, wanted, 0.1), "{learnt:?}");
+    }
+}
+
+#[test]
+fn a_short_prompt_says_little_of_a_long_one() {
+    // On two cores 19 tokens take as long as the weights take to be read, and 900 take a second.
+    let mut hardware = Hardware::default();
+    let class = hardware.class(&HardwareClass::default());
+    for number in 1..20 {
+        let sample = StepSample {
+            number,
+            duration_s: 0.1,
+            prefill_tokens: 19,
+            prefill_squares: 361.0,
+            ..StepSample::default()
+        };
+        hardware.learn(class, &sample);
+        let learnt = hardware.rates()[class];
+        let long_s = learnt.prompt_step_s + learnt.prompt_s(900.0, 0.0);
+        assert!((0.3..2.0).contains(&long_s), "{long_s} after {number}");
     }
 }
 
@@ -162,6 +181,7 @@ fn rates_are_finite_and_never_negative_whatever_is_measured() {
                 step_s,
                 sequence_s,
                 kv_token_s,
+                prompt_step_s,
                 prompt_token_s,
                 prompt_square_s,
             } = hardware.rates()[class];
@@ -169,6 +189,7 @@ fn rates_are_finite_and_never_negative_whatever_is_measured() {
                 step_s,
                 sequence_s,
                 kv_token_s,
+                prompt_step_s,
                 prompt_token_s,
                 prompt_square_s,
             ] {
@@ -264,9 +285,9 @@ fn a_prompt_is_charged_for_the_decodes_that_it_stalls() {
         sequences: 60.0,
         ..IDLE
     };
-    let alone_s = price.prefill_s(&IDLE, 0);
-    assert!(near(price.prefill_s(&busy, 0), 61.0 * alone_s, 1e-9));
-    assert!(near(alone_s, H200.prompt_s(4_000.0, 0.0), 1e-9));
+    let own_s = |load| price.prefill_s(load, 0) - H200.prompt_step_s;
+    assert!(near(own_s(&busy), 61.0 * own_s(&IDLE), 1e-9));
+    assert!(near(own_s(&IDLE), H200.prompt_s(4_000.0, 0.0), 1e-9));
 }
 
 #[test]
@@ -321,7 +342,7 @@ fn a_cached_prefix_is_neither_computed_nor_moved() {
     });
     let price = price(&request);
     let cached = request.cached_tokens(WorkerId(3));
-    let computed_s = H200.prompt_s(1_000.0, 900.0);
+    let computed_s = H200.prompt_step_s + H200.prompt_s(1_000.0, 900.0);
     assert!(near(price.prefill_s(&IDLE, cached), computed_s, 1e-9));
     assert_eq!(request.cached_tokens(WorkerId(0)), 0);
     let model = CostModel::default();

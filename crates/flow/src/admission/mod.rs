@@ -326,8 +326,8 @@ impl Line {
         let waited = now.saturating_sub(waiting.entrant.arrived);
         let expected_s = waited.as_secs_f64() + queue_s + self.ttft.of(forecast.ttft_s());
         let long_s = LONG_PROMPT * self.ttft.of(forecast.prefill_s);
-        let limit_s = config.ttft?.as_secs_f64().max(long_s);
-        (expected_s > SHARE * limit_s).then(|| RefusalReason::TooLate {
+        let limit_s = SHARE * config.ttft?.as_secs_f64().max(long_s);
+        (expected_s > limit_s).then(|| RefusalReason::TooLate {
             expected: Duration::from_secs_f64(expected_s),
             limit: Duration::from_secs_f64(limit_s),
         })

@@ -50,29 +50,47 @@ const KEPT: f64 = 0.98;
 /// Forecasts that fail by more say nothing about the next one.
 const MOST: f64 = 8.0;
 
+/// So many forecasts are taken as right before the first is checked: it may have been made before
+/// the costs were learnt, which it must not correct once more.
+const TRUSTED: f64 = 5.0;
+
 /// What happened for each second forecast.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Correction {
     forecast_s: f64,
     happened_s: f64,
 }
 
-impl Default for Correction {
-    fn default() -> Self {
-        Self {
-            forecast_s: 1e-3,
-            happened_s: 1e-3,
-        }
-    }
-}
-
 impl Correction {
     pub fn learn(&mut self, forecast_s: f64, happened_s: f64) {
+        if self.forecast_s == 0.0 {
+            (self.forecast_s, self.happened_s) = (TRUSTED * forecast_s, TRUSTED * forecast_s);
+        }
         self.forecast_s = self.forecast_s * KEPT + forecast_s;
         self.happened_s = self.happened_s * KEPT + happened_s;
     }
 
     pub fn of(&self, forecast_s: f64) -> f64 {
+        if self.forecast_s == 0.0 {
+            return forecast_s;
+        }
         forecast_s * (self.happened_s / self.forecast_s).clamp(1.0 / MOST, MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bad_forecast_hardly_counts_and_many_do() {
+        let mut correction = Correction::default();
+        assert_eq!(correction.of(2.0), 2.0);
+        correction.learn(1.0, 2.0);
+        assert!((1.0..1.2).contains(&correction.of(1.0)));
+        for _ in 0..100 {
+            correction.learn(1.0, 2.0);
+        }
+        assert!((1.9..2.0).contains(&correction.of(1.0)));
     }
 }

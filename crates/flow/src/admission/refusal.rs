@@ -5,7 +5,10 @@ use std::time::Duration;
 /// The reason, with the numbers that led to it.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum RefusalReason {
-    #[error("its first token is expected after {expected:.1?}; the objective is {limit:.1?}")]
+    #[error(
+        "its first token is expected after {expected:.1?}; the limit is {limit:.1?}, nine tenths \
+         of what the objective allows"
+    )]
     TooLate { expected: Duration, limit: Duration },
     #[error("{waiting} sequences wait, and it has {asked}; the limit is {limit}")]
     Sequences {

@@ -18,6 +18,7 @@ pub const H200: Rates = Rates {
     step_s: 2.7e-3,
     sequence_s: 1.5e-5,
     kv_token_s: 2.6e-8,
+    prompt_step_s: 0.0,
     prompt_token_s: 1.1e-5,
     prompt_square_s: 5e-10,
 };

@@ -83,7 +83,7 @@ async fn who_would_be_too_late_is_told_at_once_and_with_numbers() {
         reason.starts_with("its first token is expected after "),
         "{reason}"
     );
-    assert!(reason.contains("; the objective is "), "{reason}");
+    assert!(reason.contains("; the limit is "), "{reason}");
     assert_eq!((retry_after_s, over_share), (1, false));
     let text = service.metrics_text();
     assert!(
