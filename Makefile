@@ -32,7 +32,7 @@ QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos test-clients test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -80,6 +80,13 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 	export TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20000}; \
 	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
+
+test-clients: setup model-files ## Clients that people use (langchain-openai, openai and ai for Node) against tasuki serve
+	@mkdir -p target/clients && cp tests/clients/package.json target/clients/
+	@[ -x target/clients/venv/bin/python ] || $(BIN)/python -m venv target/clients/venv
+	@tools/install_requirements.sh target/clients/venv -r tests/clients/requirements.txt
+	@cd target/clients && npm install --no-package-lock --no-audit --no-fund --silent
+	@$(BIN)/python tests/clients/run.py
 
 test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept
 	@PYTHON=$(BIN)/python tools/gpu_suite.sh

@@ -1,0 +1,67 @@
+"""`langchain-openai`: whole, streamed, tools, errors, retries, abort."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+URL, MODEL = os.environ["TASUKI_URL"], os.environ["TASUKI_MODEL"]
+QUESTION = "What is the capital of France?"
+
+
+def chat(**options: object) -> ChatOpenAI:
+    """A client for the served model."""
+    said = {"model": MODEL, "max_tokens": 16, "temperature": 0, "seed": 1} | options
+    return ChatOpenAI(base_url=f"{URL}/v1", api_key="unused", **said)
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"sunny in {city}"
+
+
+def main() -> None:
+    """Everything in turn."""
+    whole = chat().invoke(QUESTION)
+    assert "Paris" in whole.content, whole
+    assert whole.usage_metadata["output_tokens"] > 0, whole
+    print("langchain: whole:", whole.content)
+
+    streamed = "".join(chunk.content for chunk in chat().stream(QUESTION))
+    assert streamed == whole.content, streamed
+    print("langchain: streamed gives the same text")
+
+    with_tools = chat().bind_tools([weather]).invoke("What is the weather in Paris?")
+    assert with_tools.content or with_tools.tool_calls, with_tools
+    print("langchain: tools: calls", with_tools.tool_calls, "text", repr(with_tools.content))
+
+    try:
+        chat().bind_tools([weather], tool_choice="weather").invoke(QUESTION)
+        raise AssertionError("a tool that must be called was not refused")
+    except openai.BadRequestError as error:
+        assert error.param == "tool_choice", error
+    try:
+        chat(model="nobody").invoke(QUESTION)
+        raise AssertionError("a model that is not there answered")
+    except openai.NotFoundError as error:
+        assert MODEL in error.message, error
+    print("langchain: errors have their types")
+
+    with ThreadPoolExecutor(4) as pool:
+        several = chat(max_tokens=64, max_retries=20)
+        answers = list(pool.map(lambda _: several.invoke(QUESTION).content, range(4)))
+    assert len(set(answers)) == 1 and "Paris" in answers[0], answers
+    print("langchain: who was turned away came again")
+
+    for number, _ in enumerate(chat(max_tokens=2000).stream("Count to a thousand.")):
+        if number == 3:
+            break
+    print("langchain: left a stream")
+
+
+main()

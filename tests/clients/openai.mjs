@@ -1,0 +1,55 @@
+// `openai` for Node: whole, streamed, tools, errors, retries, abort.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const model = process.env.TASUKI_MODEL;
+const client = new OpenAI({ baseURL: `${process.env.TASUKI_URL}/v1`, apiKey: "unused", maxRetries: 20 });
+const messages = [{ role: "user", content: "What is the capital of France?" }];
+const question = { model, messages, max_tokens: 16, temperature: 0 };
+const weather = {
+  type: "function",
+  function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
+};
+
+const models = await client.models.list();
+assert.equal(models.data[0].id, model);
+
+const whole = (await client.chat.completions.create(question)).choices[0].message.content;
+assert.match(whole, /Paris/);
+console.log("openai: whole:", whole);
+
+let streamed = "";
+let usage;
+const stream_options = { include_usage: true };
+for await (const chunk of await client.chat.completions.create({ ...question, stream: true, stream_options })) {
+  streamed += chunk.choices[0]?.delta.content ?? "";
+  usage = chunk.usage ?? usage;
+}
+assert.equal(streamed, whole);
+assert.ok(usage.completion_tokens > 0);
+console.log("openai: streamed gives the same text");
+
+const withTools = await client.chat.completions.create({ ...question, tools: [weather] });
+assert.ok(withTools.choices[0].message.content || withTools.choices[0].message.tool_calls);
+console.log("openai: tools are taken");
+
+const tool_choice = { type: "function", function: { name: "weather" } };
+await assert.rejects(client.chat.completions.create({ ...question, tools: [weather], tool_choice }), (error) => {
+  return error instanceof OpenAI.BadRequestError && error.param === "tool_choice";
+});
+await assert.rejects(client.chat.completions.create({ ...question, model: "nobody" }), OpenAI.NotFoundError);
+const response_format = { type: "json_object" };
+await assert.rejects(client.chat.completions.create({ ...question, response_format }), OpenAI.BadRequestError);
+console.log("openai: errors have their types");
+
+const asked = Array.from({ length: 4 }, () => client.chat.completions.create({ ...question, max_tokens: 64 }));
+const answers = (await Promise.all(asked)).map((answer) => answer.choices[0].message.content);
+assert.equal(new Set(answers).size, 1);
+console.log("openai: who was turned away came again");
+
+const long = await client.chat.completions.create({ ...question, max_tokens: 2000, stream: true });
+for await (const chunk of long) {
+  assert.ok(chunk.id);
+  break;
+}
+console.log("openai: left a stream");

@@ -1,0 +1,77 @@
+"""The clients that people use, unchanged, against `tasuki serve`.
+
+    make test-clients          installs them below target/clients first
+
+Each script gets TASUKI_URL and TASUKI_MODEL, prints a line for what it has seen work, and
+fails with what it has not. The router takes two sequences at a time, so that whoever asks three
+times at once is turned away, and has to try again as the client does by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from tasuki.bench.serving import Serving
+from tasuki.launch.config import Topology
+
+HERE = Path(__file__).parent
+INSTALLED = HERE.parents[1] / "target" / "clients"
+REFUSALS = r'tasuki_http_errors_total{path="/v1/chat/completions",code="503"}'
+COMMANDS = {
+    "langchain-openai": [
+        str(INSTALLED / "venv/bin/python"),
+        str(HERE / "langchain_openai_client.py"),
+    ],
+    "openai for Node": ["node", str(INSTALLED / "openai.mjs")],
+    "ai (Vercel)": ["node", str(INSTALLED / "vercel.mjs")],
+}
+
+
+def metric(url: str, pattern: str) -> float:
+    """Sum of the samples that match."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if re.match(pattern, line))
+
+
+def requests_left(url: str) -> float:
+    """What runs on although its client left; it has ten seconds to end."""
+    until = time.monotonic() + 10.0
+    while (left := metric(url, "tasuki_requests_in_flight")) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def main() -> int:
+    """Runs each client; 1 if one fails."""
+    for script in HERE.glob("*.mjs"):  # modules are looked for beside the script
+        (INSTALLED / script.name).write_text(script.read_text())
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"model": "smollm2-135m", "max-concurrent-requests": 2}
+        server = Serving(Topology(), options, Path(folder) / "log")
+        try:
+            environment = os.environ | {"TASUKI_URL": server.url, "TASUKI_MODEL": server.model}
+            for name, command in COMMANDS.items():
+                refused = metric(server.url, REFUSALS)
+                code = subprocess.run(command, env=environment, timeout=300).returncode
+                again = metric(server.url, REFUSALS) - refused
+                left = requests_left(server.url)
+                if code or left or not again:
+                    failed.append(name)
+                print(f"{name}: exit {code}, {again:.0f} times refused with 503, {left:.0f} left")
+        finally:
+            server.stop()
+    print(f"failed: {', '.join(failed)}" if failed else f"{len(COMMANDS)} clients passed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
