@@ -290,23 +290,11 @@ const NO_GRAMMAR: &str =
 const NO_PLACEMENT: &str = "the router chooses workers and hands the KV cache over by itself";
 
 const fn supported(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
-    let policy = Policy::Supported;
-    Field {
-        name,
-        endpoint,
-        policy,
-        text,
-    }
+    field(name, endpoint, Policy::Supported, text)
 }
 
 const fn harmless(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
-    let policy = Policy::Harmless;
-    Field {
-        name,
-        endpoint,
-        policy,
-        text,
-    }
+    field(name, endpoint, Policy::Harmless, text)
 }
 
 const fn refused(
@@ -315,7 +303,15 @@ const fn refused(
     unless: &'static [&'static str],
     text: &'static str,
 ) -> Field {
-    let policy = Policy::Refused { unless };
+    field(name, endpoint, Policy::Refused { unless }, text)
+}
+
+const fn field(
+    name: &'static str,
+    endpoint: Endpoint,
+    policy: Policy,
+    text: &'static str,
+) -> Field {
     Field {
         name,
         endpoint,
