@@ -30,6 +30,8 @@ pub enum Outcome {
     Failed,
     /// The client left.
     Cancelled,
+    /// The client read so slowly that its request was ended.
+    TooSlow,
 }
 
 impl Outcome {
@@ -41,6 +43,7 @@ impl Outcome {
             Outcome::Rejected => "rejected",
             Outcome::Failed => "failed",
             Outcome::Cancelled => "cancelled",
+            Outcome::TooSlow => "too_slow",
         }
     }
 }

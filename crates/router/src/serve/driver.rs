@@ -208,6 +208,8 @@ impl RequestTask {
             tracing::warn!(request_id = self.request_id, %error, "request failed");
         }
         // A client that left is noticed by the loop.
-        self.events.send(event);
+        if !self.events.send(event) {
+            self.meter.too_slow();
+        }
     }
 }

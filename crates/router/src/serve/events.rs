@@ -61,20 +61,23 @@ struct Queue {
 }
 
 impl EventSender {
-    /// Hands an event over; to a client that is gone it does nothing.
-    pub fn send(&self, event: Event) {
+    /// Hands an event over; to a client that is gone it does nothing. Whether the client
+    /// keeps up: one that has let too much wait loses its request with this event.
+    pub fn send(&self, event: Event) -> bool {
         let shared = &self.0.0;
         let mut queue = shared.lock();
         if queue.closed {
-            return;
+            return true;
         }
         queue.push(event);
-        if queue.bytes > shared.most_bytes {
+        let keeps_up = queue.bytes <= shared.most_bytes;
+        if !keeps_up {
             queue.give_up(shared.most_bytes);
             shared.closed.notify_one();
         }
         drop(queue);
         shared.arrived.notify_one();
+        keeps_up
     }
 
     #[cfg(test)]

@@ -53,6 +53,11 @@ impl Meter {
         }
     }
 
+    /// The client lost its request, for it read too slowly.
+    pub fn too_slow(&mut self) {
+        self.outcome = Outcome::TooSlow;
+    }
+
     fn tokens(&mut self, choice: u32, count: u64, now: Instant) {
         if count == 0 {
             return;

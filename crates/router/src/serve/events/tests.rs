@@ -74,7 +74,7 @@ async fn tokens_that_wait_are_joined_and_come_in_order() {
             finish: Some(Finish::Length),
         };
         if top == 0 {
-            (0..3).for_each(|choice| sender.send(finish(choice)));
+            assert!((0..3).all(|choice| sender.send(finish(choice))));
         }
         sender.send(Event::Done(Timings::default()));
         let held = sender.0.0.lock().waiting.len();

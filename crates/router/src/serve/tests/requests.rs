@@ -87,6 +87,37 @@ async fn a_split_request_from_both_workers() {
 }
 
 #[tokio::test]
+async fn a_client_that_reads_nothing_loses_its_request_and_is_counted() {
+    let (service, _workers, mut sessions) = serve(&[Role::Mixed], by_role).await;
+    let generating = service.generate(generation(1_000), Instant::now());
+    let id = sessions[0].submit().await.request_id;
+    let logprob = v1::TokenLogprob {
+        top: vec![v1::TopLogprob::default(); 1_000],
+        ..Default::default()
+    };
+    let mut position = 0;
+    let mut count = || {
+        sessions[0].report(v1::StepReport {
+            outputs: vec![v1::Output {
+                request_id: id.clone(),
+                position,
+                tokens: vec![7],
+                logprobs: vec![logprob.clone()],
+                ..Default::default()
+            }],
+            ..Default::default()
+        });
+        position += 1;
+        let metrics = service.metrics_text();
+        metrics.contains("tasuki_requests_total{outcome=\"too_slow\"} 1")
+    };
+    until("the count", &mut count).await;
+    let heard = hear(generating).await;
+    let error = heard.end.expect_err("too slow").to_string();
+    assert!(error.contains("read too slowly"), "{error}");
+}
+
+#[tokio::test]
 async fn dropping_a_generation_aborts_both_legs() {
     let (service, _workers, mut sessions) = serve(&[Role::Prefill, Role::Decode], by_role).await;
     let generating = service.generate(generation(4), Instant::now());
