@@ -40,6 +40,9 @@ use crate::FleetState;
 
 /// Of an objective, what forecasts may use up.
 const SHARE: f64 = 0.9;
+/// The same for one that comes and has others before it. How long they take is less certain, and
+/// to be refused after a wait is worse than at once.
+const QUEUED_SHARE: f64 = 0.6;
 /// The first token of a prompt that itself takes long may come after so many times as long,
 /// whatever the objective: it could never be served otherwise.
 const LONG_PROMPT: f64 = 2.0;
@@ -326,7 +329,8 @@ impl Line {
         let waited = now.saturating_sub(waiting.entrant.arrived);
         let expected_s = waited.as_secs_f64() + queue_s + self.ttft.of(forecast.ttft_s());
         let long_s = LONG_PROMPT * self.ttft.of(forecast.prefill_s);
-        let limit_s = SHARE * config.ttft?.as_secs_f64().max(long_s);
+        let share = if queue_s > 0.0 { QUEUED_SHARE } else { SHARE };
+        let limit_s = share * config.ttft?.as_secs_f64().max(long_s);
         (expected_s > limit_s).then(|| RefusalReason::TooLate {
             expected: Duration::from_secs_f64(expected_s),
             limit: Duration::from_secs_f64(limit_s),

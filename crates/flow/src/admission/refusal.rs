@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum RefusalReason {
     #[error(
-        "its first token is expected after {expected:.1?}; the limit is {limit:.1?}, nine tenths \
-         of what the objective allows"
+        "its first token is expected after {expected:.1?}; the limit is {limit:.1?}, the \
+         objective less a margin"
     )]
     TooLate { expected: Duration, limit: Duration },
     #[error("{waiting} sequences wait, and it has {asked}; the limit is {limit}")]

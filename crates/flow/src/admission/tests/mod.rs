@@ -55,6 +55,21 @@ fn at_rate(rate: f64, config: AdmissionConfig) -> World {
 }
 
 #[test]
+fn who_is_refused_is_refused_at_once() {
+    for rate in [20.0, 32.0, 48.0] {
+        let seen = at_rate(rate, objectives()).seen;
+        let after: Vec<f64> = seen.iter().filter_map(|s| s.refused_after_s).collect();
+        let late = after.iter().filter(|after| **after > 0.05).count();
+        assert!(after.len() > 100, "{} at {rate}", after.len());
+        assert!(
+            late * 50 < after.len(),
+            "{late} of {} at {rate}",
+            after.len()
+        );
+    }
+}
+
+#[test]
 fn at_twice_the_load_nine_tenths_of_the_best_goodput_are_left() {
     let rates = (1..40).step_by(3).map(f64::from);
     let best = rates.map(|rate| (total(&at_rate(rate, off())), rate));
