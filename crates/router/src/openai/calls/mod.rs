@@ -7,6 +7,8 @@
 mod block;
 mod format;
 mod json;
+#[cfg(test)]
+mod random_tests;
 mod scanner;
 #[cfg(test)]
 mod tests;

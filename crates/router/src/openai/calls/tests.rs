@@ -5,11 +5,11 @@ use super::scanner::{Part, Reasoning, Scanner};
 
 /// What came out, with text of one kind joined.
 #[derive(Debug, Default, PartialEq)]
-struct Outcome {
-    content: String,
+pub struct Outcome {
+    pub content: String,
     reasoning: String,
     /// Name and arguments.
-    calls: Vec<(String, String)>,
+    pub calls: Vec<(String, String)>,
 }
 
 impl Outcome {
@@ -27,7 +27,7 @@ impl Outcome {
     }
 }
 
-fn scan<'a>(scanner: &Scanner, pieces: impl IntoIterator<Item = &'a str>) -> Outcome {
+pub fn scan<'a>(scanner: &Scanner, pieces: impl IntoIterator<Item = &'a str>) -> Outcome {
     let (mut scanner, mut outcome) = (scanner.clone(), Outcome::default());
     for piece in pieces {
         outcome.take(scanner.push(piece));
