@@ -68,6 +68,8 @@ impl Block {
                         blank &= c.is_whitespace();
                         json || !(blank || is_named)
                     });
+                    #[cfg(test)]
+                    super::tests::looked_at(stop.unwrap_or(text.len() - self.at));
                     let length = stop.map_or(text.len(), |stop| self.at + stop) - self.header;
                     if length > MAX_HEADER_BYTES {
                         return Verdict::NoCall {

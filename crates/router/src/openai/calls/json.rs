@@ -23,6 +23,8 @@ impl JsonScan {
     /// Takes the next bytes; the first of all opens the object or list.
     pub fn scan(&mut self, bytes: &[u8]) -> Scanned {
         for (at, byte) in bytes.iter().enumerate() {
+            #[cfg(test)]
+            super::tests::looked_at(1);
             if self.in_string {
                 match byte {
                     _ if self.escaped => self.escaped = false,

@@ -49,9 +49,6 @@ pub struct Scanner {
     after_reasoning: bool,
     parts: Vec<Part>,
     calls: usize,
-    /// Bytes that were looked at.
-    #[cfg(test)]
-    pub scanned: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -77,8 +74,6 @@ impl Scanner {
             after_reasoning: false,
             parts: Vec::new(),
             calls: 0,
-            #[cfg(test)]
-            scanned: 0,
         }
     }
 
@@ -187,14 +182,6 @@ impl Scanner {
     fn call(&mut self, block: Block, end: bool) -> bool {
         let rest = &self.text[self.start..];
         let verdict = block.read(rest, end);
-        #[cfg(test)]
-        {
-            self.scanned += match &verdict {
-                Verdict::More(now) => now.at,
-                Verdict::Whole { bytes, .. } => *bytes,
-                Verdict::NoCall { content } => *content.max(&block.at),
-            } - block.at;
-        }
         self.state = State::Content;
         match verdict {
             Verdict::More(block) if !end => {
@@ -255,9 +242,7 @@ impl Scanner {
         let (bytes, mark) = found;
         let text = rest[..bytes].to_owned();
         #[cfg(test)]
-        {
-            self.scanned += mark.map_or(rest.len(), |mark| bytes + mark.len());
-        }
+        super::tests::looked_at(mark.map_or(rest.len(), |mark| bytes + mark.len()));
         self.start += bytes + mark.map_or(0, str::len);
         (text, mark)
     }
