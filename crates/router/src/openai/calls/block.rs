@@ -63,14 +63,16 @@ impl Block {
             match self.stage {
                 Stage::Header { mut blank } => {
                     let is_named = !self.format.named.is_empty();
-                    let stop = text[self.at..].find(|c: char| {
-                        let json = c == '{' || (c == '[' && blank);
-                        blank &= c.is_whitespace();
+                    let most = text.len().min(self.header + MAX_HEADER_BYTES + 1);
+                    let new = &text.as_bytes()[self.at..most];
+                    let stop = new.iter().position(|byte| {
+                        let json = *byte == b'{' || (*byte == b'[' && blank);
+                        blank &= byte.is_ascii_whitespace();
                         json || !(blank || is_named)
                     });
+                    let length = self.at + stop.unwrap_or(new.len()) - self.header;
                     #[cfg(test)]
-                    super::tests::looked_at(stop.unwrap_or(text.len() - self.at));
-                    let length = stop.map_or(text.len(), |stop| self.at + stop) - self.header;
+                    super::tests::looked_at(stop.unwrap_or(new.len()));
                     if length > MAX_HEADER_BYTES {
                         return Verdict::NoCall {
                             content: self.header,
