@@ -8,7 +8,7 @@ use axum::http::HeaderName;
 use crate::error::ApiError;
 use crate::gate::Gate;
 use crate::models::{Model, Models};
-use crate::openai::{self, BodyLimits, Generator};
+use crate::openai::{self, BodyLimits, Generator, ReasoningParser, ToolParser};
 use crate::pool::Pool;
 use crate::serve::api::ModelLimits;
 
@@ -32,6 +32,8 @@ pub struct HttpSettings {
     pub allow_priority: bool,
     /// The header that names a request's tenant; `None`: the field `user` does.
     pub tenant_header: Option<HeaderName>,
+    pub tool_parser: ToolParser,
+    pub reasoning_parser: ReasoningParser,
 }
 
 /// Shared by all handlers.

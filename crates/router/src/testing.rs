@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::app::{App, HttpSettings};
 use crate::models::Models;
-use crate::openai::Generator;
+use crate::openai::{Generator, ReasoningParser, ToolParser};
 use crate::serve::api::{Event, Finish, Generating, Generation, ModelLimits, Timings};
 use crate::serve::events::{self, EventSender};
 
@@ -36,6 +36,11 @@ impl TestModel {
     }
 
     pub fn with_template(template: Option<&str>) -> Self {
+        Self::with_special_tokens(template, &[])
+    }
+
+    /// `more` special tokens have the ids from [`VOCAB_SIZE`] on.
+    pub fn with_special_tokens(template: Option<&str>, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let special = |id: u32, content: &str| {
             json!({"id": id, "content": content, "single_word": false, "lstrip": false,
@@ -43,9 +48,11 @@ impl TestModel {
         };
         let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false,
             "trim_offsets": true, "use_regex": false});
+        let mut added_tokens = vec![special(EOS, "<|eos|>"), special(257, "<|m|>")];
+        added_tokens.extend((VOCAB_SIZE..).zip(more).map(|(id, text)| special(id, text)));
         let tokenizer = json!({
             "version": "1.0",
-            "added_tokens": [special(EOS, "<|eos|>"), special(257, "<|m|>")],
+            "added_tokens": added_tokens,
             "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
             "decoder": byte_level,
             "model": {"type": "BPE", "vocab": byte_vocabulary(), "merges": []},
@@ -226,6 +233,8 @@ pub fn settings() -> HttpSettings {
         max_answer_bytes: 1 << 20,
         heartbeat: Duration::from_secs(600),
         allow_chat_template: false,
+        tool_parser: ToolParser::Auto,
+        reasoning_parser: ReasoningParser::Auto,
     }
 }
 

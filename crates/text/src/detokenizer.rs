@@ -21,6 +21,8 @@ const MAX_WAITING_TOKENS: usize = 16;
 pub struct Detokenizer {
     vocabulary: Arc<Vocabulary>,
     skip_special: bool,
+    /// Special tokens that are not skipped.
+    kept: Arc<[u32]>,
     state: State,
 }
 
@@ -72,15 +74,25 @@ impl Detokenizer {
         Self {
             vocabulary: Arc::clone(&model.vocabulary),
             skip_special,
+            kept: Arc::default(),
             state,
         }
+    }
+
+    /// These special tokens have text nevertheless.
+    #[must_use]
+    pub fn keeping(mut self, tokens: Arc<[u32]>) -> Self {
+        self.kept = tokens;
+        self
     }
 
     /// Takes the next tokens; returns the text that they completed.
     pub fn push(&mut self, tokens: &[u32]) -> String {
         let mut text = String::new();
         for &token in tokens {
-            let skipped = self.skip_special && self.vocabulary.is_special(token);
+            let skipped = self.skip_special
+                && self.vocabulary.is_special(token)
+                && !self.kept.contains(&token);
             if skipped || !self.vocabulary.is_known(token) {
                 continue;
             }

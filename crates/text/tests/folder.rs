@@ -384,6 +384,30 @@ fn characters_are_never_split() {
 }
 
 #[test]
+fn special_tokens_can_be_kept() {
+    let model = ModelText::load(&small_model("byte_level")).expect("the model loads");
+    let ids = model
+        .encode("<|im_start|>x<|im_end|>", false)
+        .expect("encodes");
+    let kept = model.token_id("<|im_end|>").expect("a token");
+    assert_eq!(
+        (ids.len(), ids[2], model.is_special(ids[0])),
+        (3, kept, true)
+    );
+    let mut detokenizer = Detokenizer::new(&model, true).keeping(Arc::new([kept]));
+    assert_eq!(detokenizer.push(&ids), "x<|im_end|>");
+    assert_eq!(model.token_id("no token"), None);
+}
+
+#[test]
+fn templates_are_searched() {
+    let template = "{# <tool_call> #}{{ messages[0].content }}";
+    let model = Folder::new("search", &[("chat_template.jinja", template)]).load();
+    assert!(model.template_contains("<tool_call>"));
+    assert!(!model.template_contains("</think>"));
+}
+
+#[test]
 fn unfinished_characters_come_out_as_replacements_at_the_end() {
     for name in ["byte_level", "byte_fallback"] {
         let model = ModelText::load(&small_model(name)).expect("the model loads");

@@ -18,6 +18,7 @@ use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
 use crate::discovery::{Sources, address};
 use crate::models::{ModelSpec, NamesError, name_models};
+use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve::{self, OnKvLoss};
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
@@ -184,6 +185,14 @@ pub struct RouterArgs {
     #[arg(long)]
     pub allow_request_chat_template: bool,
 
+    /// How the models write tool calls.
+    #[arg(long, value_enum, default_value_t = ToolParser::Auto)]
+    pub tool_parser: ToolParser,
+
+    /// How the models mark reasoning, the thoughts before an answer.
+    #[arg(long, value_enum, default_value_t = ReasoningParser::Auto)]
+    pub reasoning_parser: ReasoningParser,
+
     /// SIGTERM turns readiness (/ready, /health) off; so much later no new requests are taken.
     /// Load balancers notice meanwhile. SIGINT does not wait.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
@@ -283,6 +292,8 @@ impl RouterArgs {
             allow_chat_template: self.allow_request_chat_template,
             allow_priority: self.allow_request_priority,
             tenant_header: self.tenant_header.clone(),
+            tool_parser: self.tool_parser,
+            reasoning_parser: self.reasoning_parser,
         }
     }
 

@@ -22,6 +22,16 @@ fn defaults_and_repeated_options() {
     let args = parse("--model m --worker a:1 --policy power-of-two").unwrap();
     let power_of_two = PolicyKind::Simple(Rule::PowerOfTwo);
     assert_eq!(args.serving(&[]).policy, power_of_two);
+    let parsers = |words| {
+        let http = parse(words).unwrap().http();
+        (http.tool_parser, http.reasoning_parser)
+    };
+    let default = (ToolParser::Auto, ReasoningParser::Auto);
+    assert_eq!(parsers("--model m --worker a:1"), default);
+    assert_eq!(
+        parsers("--model m --worker a:1 --tool-parser llama3 --reasoning-parser none"),
+        (ToolParser::Llama3, ReasoningParser::None)
+    );
     let args = parse("--model a=/m/1 --model ./b=c --worker w:1 --alias d=a").unwrap();
     let folder =
         |name: Option<&str>, path: &str| NamedFolder(name.map(str::to_owned), PathBuf::from(path));
@@ -59,6 +69,7 @@ fn bad_values_are_refused() {
         "--model m --worker a:1 --no-admission --tpot-target-ms 9",
         "--model m --worker a:1 --tenant-header a:b",
         "--model m --worker a:1 --policy random",
+        "--model m --worker a:1 --tool-parser xml",
     ] {
         assert!(parse(words).is_err(), "{words}");
     }

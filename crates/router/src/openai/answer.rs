@@ -68,8 +68,8 @@ impl<S: Shape> Running<S> {
             .into_iter()
             .enumerate()
             .map(|(index, piece)| {
-                self.shape
-                    .whole(index, piece, self.prompt_ids(index, !S::PROMPT_IDS_ON_TOP))
+                let prompt_ids = self.prompt_ids(index, !S::PROMPT_IDS_ON_TOP);
+                self.shape.whole(index, piece, prompt_ids)
             })
             .collect();
         let mut envelope = self.identity.envelope(S::OBJECT, choices);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
+use super::calls::Parsers;
 use super::chat_shape::ChatShape;
 use super::fields::{self, Endpoint};
 use super::intake::{self, Common, Prepared};
@@ -33,14 +34,16 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     let requested = requested_tokens(&fields)?;
     let continues_prompt = template.continue_final_message.unwrap_or(false);
 
-    let prompt = conversation::tokens(
+    let conversation = conversation::render(
         app,
         &common.model,
         template,
         Some(common.limits.max_model_len),
     )?;
+    let parsers = Parsers::choose(&app.settings, &common.model.text, &conversation);
+    common.delivery.kept_special_tokens = parsers.special_tokens(&common.model.text);
     let mut max_tokens = output_tokens(
-        prompt.len(),
+        conversation.tokens.len(),
         requested,
         DefaultOutput::Fill {
             common_len: common.limits.common_len,
@@ -54,12 +57,13 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
             app.settings.max_answer_bytes,
         ));
     }
-    let generation = common.generation(None, "messages", prompt, max_tokens)?;
+    let generation = common.generation(None, "messages", conversation.tokens, max_tokens)?;
     Ok(Prepared {
         shape: ChatShape::new(
             Arc::clone(&common.model.text),
             &common.delivery,
             common.sampling.logprobs.is_some(),
+            parsers,
         ),
         identity: common.identity,
         delivery: common.delivery,

@@ -5,23 +5,72 @@ use std::sync::Arc;
 use serde::Serialize;
 use tasuki_text::ModelText;
 
+use super::calls::{Call, Parsers, Part, Scanner};
 use super::choice::{Piece, PlacedToken};
 use super::delivery::Delivery;
 use super::logprobs::ChatLogprobs;
 use super::shape::{Shape, finish_reason};
+use crate::serve::api::Finish;
 
 pub struct ChatShape {
-    pub text: Arc<ModelText>,
-    pub logprobs: bool,
-    pub token_ids: bool,
+    text: Arc<ModelText>,
+    logprobs: bool,
+    token_ids: bool,
+    parsers: Parsers,
+    /// Of each choice.
+    scanners: Vec<Option<Scanner>>,
 }
 
 impl ChatShape {
-    pub fn new(text: Arc<ModelText>, delivery: &Delivery, logprobs: bool) -> Self {
+    pub fn new(
+        text: Arc<ModelText>,
+        delivery: &Delivery,
+        logprobs: bool,
+        parsers: Parsers,
+    ) -> Self {
         Self {
             text,
             logprobs,
             token_ids: delivery.return_token_ids,
+            parsers,
+            scanners: vec![parsers.scanner(); delivery.n as usize],
+        }
+    }
+
+    /// What a piece says, and how the choice ended if it did.
+    fn read(&mut self, index: usize, piece: &mut Piece) -> (Vec<Part>, Option<&'static str>) {
+        let text = std::mem::take(&mut piece.text);
+        let Some(scanner) = &mut self.scanners[index] else {
+            let content = (!text.is_empty()).then_some(Part::Content(text));
+            return (Vec::from_iter(content), piece.finish.map(finish_reason));
+        };
+        let mut parts = scanner.push(&text);
+        let finish = piece.finish.map(|finish| {
+            parts.extend(scanner.finish());
+            match finish {
+                Finish::Stop if scanner.calls() > 0 => TOOL_CALLS,
+                finish => finish_reason(finish),
+            }
+        });
+        (parts, finish)
+    }
+
+    fn delta(&self, part: Part) -> Delta {
+        let mut delta = Delta::default();
+        match part {
+            Part::Content(text) => delta.content = Some(text),
+            Part::Reasoning(text) => delta.reasoning_content = Some(text),
+            Part::Call(at, call) => delta.tool_calls = Some([self.tool_call(Some(at), call)]),
+        }
+        delta
+    }
+
+    fn tool_call(&self, index: Option<usize>, call: Call) -> ToolCall {
+        ToolCall {
+            index,
+            id: self.parsers.call_id(),
+            kind: "function",
+            function: call,
         }
     }
 
@@ -49,6 +98,10 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[ToolCall; 1]>,
 }
 
 #[derive(Debug, Serialize)]
@@ -64,11 +117,29 @@ pub struct ChatChoice {
 #[derive(Debug, Serialize)]
 struct Message {
     role: &'static str,
-    content: String,
+    /// `None` beside tool calls only.
+    content: Option<String>,
     refusal: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning_content: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToolCall {
+    /// In a stream: which of the choice's calls this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Call,
 }
 
 const ROLE: &str = "assistant";
+/// The end of a choice that has tool calls.
+const TOOL_CALLS: &str = "tool_calls";
 
 impl Shape for ChatShape {
     const ID_PREFIX: &'static str = "chatcmpl-";
@@ -85,6 +156,7 @@ impl Shape for ChatShape {
             delta: Delta {
                 role: Some(ROLE),
                 content: Some(String::new()),
+                ..Delta::default()
             },
             logprobs: None,
             finish_reason: None,
@@ -92,47 +164,70 @@ impl Shape for ChatShape {
         })
     }
 
-    fn chunks(&self, index: usize, piece: Piece, _prompt_ids: Option<Vec<u32>>) -> Vec<ChatChunk> {
-        let mut chunks = Vec::with_capacity(2);
-        let finish = piece.finish;
-        let content = Piece {
-            finish: None,
-            ..piece
-        };
-        if !content.is_empty(self.token_ids) {
-            chunks.push(ChatChunk {
-                index,
-                logprobs: self.logprobs(content.logprobs),
-                delta: Delta {
-                    role: None,
-                    content: Some(content.text),
-                },
-                finish_reason: None,
-                token_ids: self.token_ids.then_some(content.tokens),
-            });
+    fn chunks(
+        &mut self,
+        index: usize,
+        mut piece: Piece,
+        _prompt_ids: Option<Vec<u32>>,
+    ) -> Vec<ChatChunk> {
+        let (parts, finish) = self.read(index, &mut piece);
+        let mut deltas: Vec<Delta> = parts.into_iter().map(|part| self.delta(part)).collect();
+        piece.finish = None;
+        if deltas.is_empty() && !piece.is_empty(self.token_ids) {
+            // The text of these tokens is held back.
+            deltas.push(Delta::default());
         }
-        if let Some(finish) = finish {
+        let mut logprobs = self.logprobs(piece.logprobs);
+        let mut token_ids = self.token_ids.then_some(piece.tokens);
+        let mut chunks: Vec<ChatChunk> = deltas
+            .into_iter()
+            .map(|delta| ChatChunk {
+                index,
+                delta,
+                logprobs: logprobs.take(),
+                finish_reason: None,
+                token_ids: token_ids.take(),
+            })
+            .collect();
+        if finish.is_some() {
             chunks.push(ChatChunk {
                 index,
                 delta: Delta::default(),
                 logprobs: None,
-                finish_reason: Some(finish_reason(finish)),
+                finish_reason: finish,
                 token_ids: None,
             });
         }
         chunks
     }
 
-    fn whole(&self, index: usize, piece: Piece, _prompt_ids: Option<Vec<u32>>) -> ChatChoice {
+    fn whole(
+        &mut self,
+        index: usize,
+        mut piece: Piece,
+        _prompt_ids: Option<Vec<u32>>,
+    ) -> ChatChoice {
+        let (parts, finish_reason) = self.read(index, &mut piece);
+        let (mut content, mut reasoning_content) = (String::new(), String::new());
+        let mut tool_calls = Vec::new();
+        for part in parts {
+            match part {
+                Part::Content(text) => content.push_str(&text),
+                Part::Reasoning(text) => reasoning_content.push_str(&text),
+                Part::Call(_, call) => tool_calls.push(self.tool_call(None, call)),
+            }
+        }
         ChatChoice {
             index,
             logprobs: self.logprobs(piece.logprobs),
             message: Message {
                 role: ROLE,
-                content: piece.text,
+                content: (tool_calls.is_empty() || !content.is_empty()).then_some(content),
                 refusal: None,
+                reasoning_content,
+                tool_calls,
             },
-            finish_reason: piece.finish.map(finish_reason),
+            finish_reason,
             token_ids: self.token_ids.then_some(piece.tokens),
         }
     }

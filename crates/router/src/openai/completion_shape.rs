@@ -53,7 +53,7 @@ impl Shape for CompletionShape {
     }
 
     fn chunks(
-        &self,
+        &mut self,
         index: usize,
         piece: Piece,
         prompt_ids: Option<Vec<u32>>,
@@ -64,7 +64,12 @@ impl Shape for CompletionShape {
         vec![self.whole(index, piece, prompt_ids)]
     }
 
-    fn whole(&self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> CompletionChoice {
+    fn whole(
+        &mut self,
+        index: usize,
+        piece: Piece,
+        prompt_ids: Option<Vec<u32>>,
+    ) -> CompletionChoice {
         CompletionChoice {
             index,
             logprobs: self.logprobs.then(|| CompletionLogprobs {

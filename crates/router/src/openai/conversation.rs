@@ -9,18 +9,26 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
 
+/// A conversation as the model gets it.
+pub struct Conversation {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    /// Tools are offered to the model.
+    pub has_tools: bool,
+}
+
 /// Renders and tokenizes a conversation. `max_model_len`: refuse early what
 /// cannot fit so many tokens.
 ///
 /// # Errors
 /// `Invalid` for messages that are no conversation, for what is not
 /// supported, and for what the template itself refuses.
-pub fn tokens(
+pub fn render(
     app: &App,
     model: &Model,
     fields: TemplateFields,
     max_model_len: Option<u32>,
-) -> Result<Vec<u32>, ApiError> {
+) -> Result<Conversation, ApiError> {
     let text = &model.text;
     let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
@@ -41,6 +49,7 @@ pub fn tokens(
         ));
     }
     let tools = tools(fields.tools, fields.tool_choice.as_ref())?;
+    let has_tools = tools.is_some();
     let mut messages = fields.messages.unwrap_or_default();
     check_messages(&messages)?;
     messages.iter_mut().for_each(parse_tool_arguments);
@@ -69,8 +78,14 @@ pub fn tokens(
             .text_limit
             .check("messages", &rendered, max_model_len)?;
     }
-    text.encode(&rendered, add_special_tokens)
-        .map_err(|error| text_error("messages", &error))
+    let tokens = text
+        .encode(&rendered, add_special_tokens)
+        .map_err(|error| text_error("messages", &error))?;
+    Ok(Conversation {
+        text: rendered,
+        tokens,
+        has_tools,
+    })
 }
 
 /// The text layer's error as an answer.

@@ -24,6 +24,8 @@ pub struct Delivery {
     pub stops: Arc<StopStrings>,
     pub include_stop: bool,
     pub skip_special_tokens: bool,
+    /// Special tokens that the text has nevertheless: marks of tool calls and reasoning.
+    pub kept_special_tokens: Arc<[u32]>,
     /// Stop strings in the text of the first tokens do not count.
     pub min_tokens: u32,
 }
@@ -54,6 +56,7 @@ impl Delivery {
             stops: Arc::new(stops(fields.stop.as_ref())?),
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
+            kept_special_tokens: Arc::default(),
             min_tokens,
         })
     }

@@ -6,6 +6,7 @@
 mod answer;
 mod answer_size;
 mod body;
+mod calls;
 mod chat;
 mod chat_shape;
 mod choice;
@@ -37,6 +38,7 @@ mod usage;
 mod validate;
 
 pub use body::BodyLimits;
+pub use calls::{ReasoningParser, ToolParser};
 pub use chat::chat_completions;
 pub use clock::unix_seconds;
 pub use completions::completions;

@@ -202,7 +202,8 @@ impl Prompt {
         };
         let context = &tokens[tokens.len().saturating_sub(CONTEXT_TOKENS)..];
         let choices = (0..delivery.n).map(|_| {
-            let mut detokenizer = Detokenizer::new(text, delivery.skip_special_tokens);
+            let mut detokenizer = Detokenizer::new(text, delivery.skip_special_tokens)
+                .keeping(Arc::clone(&delivery.kept_special_tokens));
             if job.continues_prompt {
                 detokenizer.push(context);
             }

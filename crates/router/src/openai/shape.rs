@@ -24,10 +24,15 @@ pub trait Shape: Send + 'static {
 
     /// The chunks of a piece. `prompt_ids` only with a choice's first piece,
     /// and only if they belong into the choice.
-    fn chunks(&self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> Vec<Self::Chunk>;
+    fn chunks(
+        &mut self,
+        index: usize,
+        piece: Piece,
+        prompt_ids: Option<Vec<u32>>,
+    ) -> Vec<Self::Chunk>;
 
     /// A whole choice.
-    fn whole(&self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> Self::Whole;
+    fn whole(&mut self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> Self::Whole;
 }
 
 /// The frame around choices.

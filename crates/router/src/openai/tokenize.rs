@@ -73,7 +73,9 @@ fn tokenize_body(app: &App, bytes: &[u8]) -> Result<Tokenized, ApiError> {
                 .encode(&prompt, template.add_special_tokens.unwrap_or(true))
                 .map_err(|error| text_error("prompt", &error))?
         }
-        (None, Some(_)) => conversation::tokens(app, &model, template, app.max_model_len(&model))?,
+        (None, Some(_)) => {
+            conversation::render(app, &model, template, app.max_model_len(&model))?.tokens
+        }
         (None, None) => {
             return Err(ApiError::invalid("prompt", "prompt or messages is needed."));
         }

@@ -6,6 +6,7 @@ mod models;
 mod refusals;
 mod serving;
 mod tokenize;
+mod tool_calls;
 
 use std::sync::Arc;
 

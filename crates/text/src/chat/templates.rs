@@ -67,6 +67,12 @@ impl Templates {
         self.named.is_empty()
     }
 
+    /// Whether a text is in the source of any template that compiles.
+    pub fn contain(&self, text: &str) -> bool {
+        let mut compiled = self.named.values().flatten();
+        compiled.any(|template| template.source.contains(text))
+    }
+
     pub fn render(&self, input: ChatInput<'_>) -> Result<String, TextError> {
         if input.continue_final_message && input.add_generation_prompt {
             return Err(bad_chat(

@@ -125,6 +125,12 @@ impl ModelText {
         self.tokenizer.id_to_token(id)
     }
 
+    /// The token that is exactly this text, if there is one.
+    #[must_use]
+    pub fn token_id(&self, text: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(text)
+    }
+
     /// Whether the token is special: markup, not text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
@@ -167,6 +173,13 @@ impl ModelText {
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         !self.templates.is_empty()
+    }
+
+    /// Whether a text is in the source of one of the model's chat templates: templates
+    /// show how the model writes what has a form, such as tool calls.
+    #[must_use]
+    pub fn template_contains(&self, text: &str) -> bool {
+        self.templates.contain(text)
     }
 
     /// Renders a chat to the prompt's text, to be encoded without special

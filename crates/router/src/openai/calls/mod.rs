@@ -1,0 +1,115 @@
+//! Tool calls and reasoning in the text of chat answers.
+//!
+//! [`format`] has the ways in which models write calls, as data; [`scanner`] finds them and
+//! reasoning in a text that comes in pieces, [`block`] reads one call. Which format a model has shows in its chat
+//! template. The rest of the router sees text only.
+
+mod block;
+mod format;
+mod json;
+#[cfg(test)]
+mod random_tests;
+mod scanner;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use tasuki_text::ModelText;
+
+pub use self::format::Call;
+use self::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
+pub use self::scanner::{Part, Scanner};
+use self::scanner::{Reasoning, THINK};
+use super::conversation::Conversation;
+use crate::app::HttpSettings;
+
+/// How tool calls are found in answers to requests with `tools`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ToolParser {
+    /// As the model's chat template writes them; none if it shows no known format.
+    Auto,
+    /// Not at all: answers are text.
+    None,
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write.
+    Hermes,
+    /// `[TOOL_CALLS]` before a list of calls, or before each name.
+    Mistral,
+    /// `{"name": …, "parameters": …}` as the whole answer.
+    Llama3,
+    /// The marks of DeepSeek V3 and R1.
+    DeepseekV3,
+}
+
+/// How reasoning is told from the rest of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReasoningParser {
+    /// By `<think>` and `</think>` if the model's chat template knows them.
+    Auto,
+    /// Not at all.
+    None,
+    /// By `<think>` and `</think>`.
+    Think,
+}
+
+/// What is looked for in the answers to one request.
+#[derive(Debug, Clone, Copy)]
+pub struct Parsers {
+    format: Option<&'static Format>,
+    reasoning: Reasoning,
+}
+
+impl Parsers {
+    /// Chooses by the settings, the model's chat template and the request.
+    pub fn choose(settings: &HttpSettings, text: &ModelText, chat: &Conversation) -> Self {
+        let format = match settings.tool_parser {
+            _ if !chat.has_tools => None,
+            ToolParser::Auto => Format::of_template(|mark| text.template_contains(mark)),
+            ToolParser::None => None,
+            ToolParser::Hermes => Some(&HERMES),
+            ToolParser::Mistral => Some(&MISTRAL),
+            ToolParser::Llama3 => Some(&LLAMA),
+            ToolParser::DeepseekV3 => Some(&DEEPSEEK),
+        };
+        let [open, close] = THINK;
+        let has_reasoning = match settings.reasoning_parser {
+            ReasoningParser::Auto => text.template_contains(close),
+            ReasoningParser::None => false,
+            ReasoningParser::Think => true,
+        };
+        let reasoning = match has_reasoning {
+            false => Reasoning::Ignored,
+            true if chat.text.trim_end().ends_with(open) => Reasoning::Begun,
+            true => Reasoning::Marked,
+        };
+        Self { format, reasoning }
+    }
+
+    /// One for each choice; `None` where text is all that there is.
+    pub fn scanner(&self) -> Option<Scanner> {
+        let has_work = self.format.is_some() || self.reasoning != Reasoning::Ignored;
+        has_work.then(|| Scanner::new(self.format, self.reasoning))
+    }
+
+    /// Special tokens that the scanner has to see in the text.
+    pub fn special_tokens(&self, text: &ModelText) -> Arc<[u32]> {
+        let of_calls = self.format.map_or(&[][..], |format| format.special);
+        let of_reasoning = match self.reasoning {
+            Reasoning::Ignored => &[],
+            Reasoning::Marked | Reasoning::Begun => &THINK[..],
+        };
+        let marks = of_calls.iter().chain(of_reasoning);
+        let ids = marks.filter_map(|mark| text.token_id(mark));
+        ids.collect()
+    }
+
+    /// A new call's id, as the model's template accepts it back.
+    pub fn call_id(&self) -> String {
+        if self.format.is_some_and(|format| format.short_ids) {
+            format!("{:09x}", rand::random::<u64>() >> 28)
+        } else {
+            format!("call_{:032x}", rand::random::<u128>())
+        }
+    }
+}
