@@ -16,15 +16,20 @@ from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
-ON_KV_LOSS = ("recompute", "fail")
-POLICIES = (
-    "cost",
-    "round-robin",
-    "least-loaded",
-    "power-of-two",
-    "consistent-hash",
-    "prefix-hash",
-)
+# What the router takes for options that are words, checked before anything is started.
+ROUTER_WORDS = {
+    "on_kv_loss": ("recompute", "fail"),
+    "policy": (
+        "cost",
+        "round-robin",
+        "least-loaded",
+        "power-of-two",
+        "consistent-hash",
+        "prefix-hash",
+    ),
+    "tool_parser": ("auto", "none", "hermes", "mistral", "llama3", "deepseek-v3"),
+    "reasoning_parser": ("auto", "none", "think"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ class RouterOptions:
     tpot_target_ms: float | None = None
     no_admission: bool = False
     tenant_header: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     max_concurrent_requests: int | None = None
     max_connections: int | None = None
     idle_timeout_s: float | None = None
@@ -212,14 +219,11 @@ class ServeConfig:
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
-        if self.router.on_kv_loss not in (None, *ON_KV_LOSS):
-            raise LaunchError(
-                f"--on-kv-loss is {self.router.on_kv_loss!r}: use one of {', '.join(ON_KV_LOSS)}"
-            )
-        if self.router.policy not in (None, *POLICIES):
-            raise LaunchError(
-                f"--policy is {self.router.policy!r}: use one of {', '.join(POLICIES)}"
-            )
+        for name, words in ROUTER_WORDS.items():
+            said = getattr(self.router, name)
+            if said not in (None, *words):
+                flag = f"--{name.replace('_', '-')}"
+                raise LaunchError(f"{flag} is {said!r}: use one of {', '.join(words)}")
         last_worker = self.topology.workers - 1
         for flag, port, more in (
             ("--port", self.port, 0),

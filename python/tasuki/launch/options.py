@@ -220,6 +220,23 @@ TenantHeader = Annotated[
         metavar="NAME",
     ),
 ]
+ToolParser = Annotated[
+    str | None,
+    _option(
+        "How the model writes tool calls: auto, none, hermes, mistral, llama3 or deepseek-v3 [auto:"
+        " as its chat template].",
+        "--tool-parser",
+        metavar="FORMAT",
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    _option(
+        "How the model marks reasoning: auto, none or think [auto: as its chat template].",
+        "--reasoning-parser",
+        metavar="FORMAT",
+    ),
+]
 _BY_ROLE = "Worker option of {} workers alone, such as max-batched-tokens=8192; repeatable."
 PrefillOption = Annotated[
     list[str] | None, _option(_BY_ROLE.format("prefill"), metavar="NAME=VALUE")

@@ -81,7 +81,7 @@ pub const FIELDS: &[Field] = &[
     supported(
         "tools",
         Chat,
-        "Shown to the model by its chat template; the answer is text, calls in it are not parsed",
+        "Shown to the model by its chat template; calls in the answer are parsed, see --tool-parser",
     ),
     supported(
         "tool_choice",
@@ -182,19 +182,19 @@ pub const FIELDS: &[Field] = &[
         "include_reasoning",
         Chat,
         &["true"],
-        "reasoning is part of the content",
+        "the operator decides, with --reasoning-parser",
     ),
     refused(
         "separate_reasoning",
         Chat,
-        &["false"],
-        "reasoning is part of the content",
+        &["true"],
+        "the operator decides, with --reasoning-parser",
     ),
     refused(
         "stream_reasoning",
         Chat,
         &["true"],
-        "reasoning is part of the content",
+        "the operator decides, with --reasoning-parser",
     ),
     refused("mm_processor_kwargs", Chat, NOTHING, "messages are text"),
     refused("guided_json", Both, NOTHING, NO_GRAMMAR),
