@@ -12,6 +12,8 @@ const OUTLIER: f64 = 3.0;
 /// What is left of older information about a direction when a sample adds to it: a memory
 /// of about a hundred samples.
 const KEPT: f64 = 0.97;
+/// No measurement is shorter than that, in seconds: its weight would exceed all others'.
+const LEAST: f64 = 1e-9;
 /// Rounds of the descent that makes coefficients non-negative.
 const ROUNDS: usize = 100;
 
@@ -62,8 +64,10 @@ impl<const N: usize> LinearFit<N> {
             return;
         }
         self.samples += 1;
+        let y = y.max(LEAST);
         let expected = self.at(&x);
-        let usual = (NOISE.powi(2) + self.doubt(&x).powi(2)).sqrt() * expected;
+        // Not by shares of what is expected: that is 0 where all coefficients in x are.
+        let usual = ((NOISE * expected).powi(2) + self.variance(&x)).sqrt();
         let off = (y - expected).clamp(-OUTLIER * usual, OUTLIER * usual);
         let weight = (NOISE * (expected + off).max(expected / OUTLIER)).powi(-2);
         // Older information about this very sum of coefficients: all else is kept.
@@ -94,8 +98,12 @@ impl<const N: usize> LinearFit<N> {
     /// How far [`LinearFit::at`] may be off, as a share of its value: large without samples
     /// like `x`, small with many.
     pub fn doubt(&self, x: &[f64; N]) -> f64 {
+        self.variance(x).sqrt() / self.at(x).max(f64::MIN_POSITIVE)
+    }
+
+    fn variance(&self, x: &[f64; N]) -> f64 {
         let variance = self.solve(*x).map_or(f64::INFINITY, |by| dot(x, &by));
-        variance.max(0.0).sqrt() / self.at(x).max(f64::MIN_POSITIVE)
+        variance.max(0.0)
     }
 
     pub fn coefficients(&self) -> [f64; N] {

@@ -85,6 +85,22 @@ fn noisy_steps_of_all_sizes_teach_their_rates() {
 }
 
 #[test]
+fn a_coefficient_of_zero_is_not_the_end_of_learning() {
+    let mut fit = LinearFit::new([0.03, 5e-4, 2.5e-8], 10.0);
+    for _ in 0..200 {
+        // More takes less: only the constant is left.
+        fit.learn([1.0, 16.0, 256.0], 0.1);
+        fit.learn([1.0, 160.0, 25_600.0], 0.05);
+    }
+    assert_eq!(fit.coefficients()[1..], [0.0, 0.0]);
+    for y in [0.01, 1e-300, 0.01] {
+        fit.learn([0.0, 16.0, 256.0], y);
+    }
+    let expected = fit.at(&[0.0, 16.0, 256.0]);
+    assert!(expected > 0.0 && expected.is_finite(), "{fit:?}");
+}
+
+#[test]
 fn a_short_prompt_says_little_of_a_long_one() {
     // On two cores 19 tokens take as long as the weights take to be read, and 900 take a second.
     let mut hardware = Hardware::default();

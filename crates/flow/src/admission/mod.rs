@@ -49,7 +49,7 @@ const LONG_PROMPT: f64 = 2.0;
 /// How often those that wait are looked at for being too late.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Clients are not told to come back later than that.
-const LATEST_RETRY_S: f64 = 60.0;
+const LATEST_RETRY: Duration = Duration::from_secs(60);
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -332,8 +332,8 @@ impl Line {
         let share = if queue_s > 0.0 { QUEUED_SHARE } else { SHARE };
         let limit_s = share * config.ttft?.as_secs_f64().max(long_s);
         (expected_s > limit_s).then(|| RefusalReason::TooLate {
-            expected: Duration::from_secs_f64(expected_s),
-            limit: Duration::from_secs_f64(limit_s),
+            expected: seconds(expected_s),
+            limit: seconds(limit_s),
         })
     }
 
@@ -346,9 +346,14 @@ impl Line {
             reason,
             ahead: ahead.requests,
             over_share: others && 2.0 * ahead.own_work_s >= ahead.work_s,
-            retry_after: Duration::from_secs_f64(wait_s.clamp(1.0, LATEST_RETRY_S)),
+            retry_after: seconds(wait_s).clamp(Duration::from_secs(1), LATEST_RETRY),
         }
     }
+}
+
+/// A forecast as a time: one beyond all measure is the longest that there is.
+fn seconds(forecast_s: f64) -> Duration {
+    Duration::try_from_secs_f64(forecast_s).unwrap_or(Duration::MAX)
 }
 
 fn waited_too_long(
