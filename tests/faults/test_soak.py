@@ -94,10 +94,11 @@ def system(
     options = ("--kv-memory", str(150 * 12288), "--max-model-len", "640")
     options += ("--max-batched-tokens", str(MOST_STEP_TOKENS))
     leaking = {"decode-1": ("support.faulty_worker", "leak", str(switch))}
-    # The warm-up needs prompts that come to the worker together.
-    together = ("--no-admission",)
+    # The warm-up needs prompts that come to the worker together, and no prompt that goes whole
+    # to a decode worker, which would meet its first steps of some shapes in the window.
+    router = ("--no-admission", "--strict-roles")
     return deploy_for_module(
-        Options(tiny_model, prefill=1, decode=2, worker=options, router=together, modules=leaking)
+        Options(tiny_model, prefill=1, decode=2, worker=options, router=router, modules=leaking)
     )
 
 
