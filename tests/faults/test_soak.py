@@ -94,12 +94,21 @@ def system(
     options = ("--kv-memory", str(150 * 12288), "--max-model-len", "640")
     options += ("--max-batched-tokens", str(MOST_STEP_TOKENS))
     leaking = {"decode-1": ("support.faulty_worker", "leak", str(switch))}
-    # The warm-up needs prompts that come to the worker together, and no prompt that goes whole
-    # to a decode worker, which would meet its first steps of some shapes in the window.
-    router = ("--no-admission", "--strict-roles")
-    return deploy_for_module(
-        Options(tiny_model, prefill=1, decode=2, worker=options, router=router, modules=leaking)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Without its cache of kernels: a decode worker that once computes a whole request meets new
+        # numbers of rows within the window. (The prefill worker meets all in the warm-up.)
+        patch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+        return deploy_for_module(
+            Options(
+                tiny_model,
+                prefill=1,
+                decode=2,
+                worker=options,
+                # The warm-up needs prompts that come to the worker together.
+                router=("--no-admission",),
+                modules=leaking,
+            )
+        )
 
 
 def test_random_lengths_aborts_and_disconnects(system: Deployment) -> None:
