@@ -293,7 +293,7 @@ def main() -> None:
     """Measure, print, write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["w1", "w2"])
-    parser.add_argument("--budget", type=int, default=2048, help="tokens of a step")
+    parser.add_argument("--budget", type=int, default=4096, help="tokens of a step")
     parser.add_argument(
         "--itl-target-ms", type=float, nargs="+", default=[9.0], help="0: no bound but --budget"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasuki.worker.config import ConfigError, WorkerConfig
+from tasuki.worker.config import ROLES, ConfigError, WorkerConfig
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_bad_settings_are_refused_with_value_and_remedy(
         WorkerConfig(model=Path("m"), **settings)
 
 
-def test_what_is_not_said_is_what_is_good_for_the_role_on_the_device() -> None:
-    plain, prefill = (WorkerConfig(model=Path("m"), role=role) for role in ("mixed", "prefill"))
+def test_what_is_not_said_is_what_is_good_for_the_device_whatever_the_role() -> None:
+    plain, *others = (WorkerConfig(model=Path("m"), role=role) for role in ROLES)
     assert plain.limits(on_cuda=False).block_size == 16
-    assert plain.limits(on_cuda=True).max_batched_tokens == 2_048
-    assert prefill.limits(on_cuda=True).max_batched_tokens == 4_096
-    assert prefill.limits(on_cuda=False) == plain.limits(on_cuda=False)
+    assert plain.limits(on_cuda=True).max_batched_tokens == 4_096
+    for other in others:
+        assert all(other.limits(cuda) == plain.limits(cuda) for cuda in (False, True))
     asked = WorkerConfig(model=Path("m"), block_size=64, max_running_requests=3)
     for on_cuda in (False, True):
         assert asked.limits(on_cuda).block_size == 64

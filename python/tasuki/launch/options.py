@@ -68,7 +68,7 @@ MaxModelLen = Annotated[
 ]
 BlockSize = Annotated[int | None, _option("Tokens in a KV block [CPU 16, GPU 32].")]
 MaxBatchedTokens = Annotated[
-    int | None, _option("Tokens in one engine step [CPU 1024, GPU 2048, for prefill 4096].")
+    int | None, _option("Tokens in one engine step, at most [CPU 1024, GPU 4096].")
 ]
 MaxRunningRequests = Annotated[
     int | None, _option("Requests decoding at once in a worker [CPU 64, GPU 256].")

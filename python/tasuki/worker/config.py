@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.errors import TasukiError
@@ -48,11 +48,9 @@ _CPU_LIMITS = Limits(block_size=16, max_batched_tokens=1_024, max_running_reques
 
 # A block of 32 tokens is megabytes: copying it over NVLink then takes as long as
 # posting its descriptor (8.5 us), so posting hides behind copying. 2,048 rows fill
-# a GPU's GEMMs; more would make a step, and with it everybody's next
-# token, longer. Where nobody decodes, twice as many bring 3 to 4% more prompts of
-# 5,000 tokens through, and the end of their KV comes 1.4 ms later.
-_CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=2_048, max_running_requests=256)
-_CUDA_PREFILL_LIMITS = replace(_CUDA_LIMITS, max_batched_tokens=4_096)
+# a GPU's GEMMs; twice as many bring 3 to 4% more prompts of 5,000 tokens through where
+# nobody decodes. Steps that decode are bounded in time (`engine/step_size.py`).
+_CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=4_096, max_running_requests=256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class WorkerConfig:
             pool; the rest is for CUDA graphs and what else runs there.
         max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
         block_size, max_batched_tokens, max_running_requests: See `Limits`; None: what
-            is good for the role on the device.
+            is good for the device.
         itl_target_ms: How long a step that decodes may take with prompts in it, in
             milliseconds; None: what is good for the device, 0: bounded in tokens only.
         lease_s: How long announced blocks are kept for a silent decode worker.
@@ -148,10 +146,8 @@ class WorkerConfig:
         _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
 
     def limits(self, on_cuda: bool) -> Limits:
-        """What was asked for, the rest as is good for the role on the device."""
-        good = _CPU_LIMITS
-        if on_cuda:
-            good = _CUDA_PREFILL_LIMITS if self.role == "prefill" else _CUDA_LIMITS
+        """What was asked for, the rest as is good for the device, whatever the role."""
+        good = _CUDA_LIMITS if on_cuda else _CPU_LIMITS
         return Limits(
             block_size=self.block_size or good.block_size,
             max_batched_tokens=self.max_batched_tokens or good.max_batched_tokens,
