@@ -50,7 +50,11 @@ def placement() -> str:
 
 def overload() -> str:
     """Goodput at twice the load that a fleet takes."""
-    result = load("overload")
+    return "\n\n".join(_overload(name) for name in ("overload", "overload_gpu"))
+
+
+def _overload(file: str) -> str:
+    result = load(file)
     best = result["search"]["rate"]
     lines = [["best rate, without admission", number(best), number(best), "", "", "", ""]]
     for name in ("without", "with"):
@@ -76,4 +80,4 @@ def overload() -> str:
         "refused %",
         "after ms",
     )
-    return source("overload") + rows(heads, lines)
+    return source(file) + rows(heads, lines)

@@ -71,3 +71,5 @@ def test_a_script_of_the_checkout_is_named_by_its_path(monkeypatch: pytest.Monke
     assert provenance.own_command() == ["python", "benchmarks/gpu/steps.py", "--only", "decode"]
     monkeypatch.setattr(sys, "argv", ["/anywhere/bin/tasuki", "bench", "batch"])
     assert provenance.own_command() == ["tasuki", "bench", "batch"]
+    monkeypatch.setattr(sys, "argv", ["tasuki", "/a/model", "--output", "/anywhere/it.json"])
+    assert provenance.own_command() == ["tasuki", "/a/model", "--output", "it.json"]

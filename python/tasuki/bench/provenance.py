@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -33,13 +34,20 @@ _PACKAGES = (
 
 
 def own_command() -> list[str]:
-    """This process's command line, to be repeated from the checkout's folder."""
+    """This process's command line, to be repeated from the checkout's folder.
+
+    Of an absolute path after `--output` there is only the file's name.
+    """
     program = Path(sys.argv[0]).resolve()
+    arguments = [
+        Path(word).name if before == "--output" and Path(word).is_absolute() else word
+        for before, word in itertools.pairwise(["", *sys.argv[1:]])
+    ]
     if program.suffix != ".py":
-        return ["tasuki", *sys.argv[1:]]
+        return ["tasuki", *arguments]
     inside = program.is_relative_to(_CHECKOUT)
     name = str(program.relative_to(_CHECKOUT)) if inside else program.name
-    return ["python", name, *sys.argv[1:]]
+    return ["python", name, *arguments]
 
 
 @cache
