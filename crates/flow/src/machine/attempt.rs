@@ -54,6 +54,8 @@ pub struct Attempt {
     /// Output of the decode leg that came before the prompt's logprobs, which go first.
     pub held: Vec<Output>,
     pub started: Duration,
+    /// When the last token came, once decode has begun.
+    pub last_decoded: Option<Duration>,
     /// Set when every choice has ended: until then the legs' own ends are awaited.
     pub settle_until: Option<Duration>,
 }
@@ -152,6 +154,17 @@ impl Attempt {
         self.decode.is_some() && worker.capabilities.first_token == FirstToken::Decode
     }
 
+    /// The leg that decodes.
+    pub fn decoding(&self) -> &Leg {
+        self.decode.as_ref().unwrap_or(&self.prefill)
+    }
+
+    /// When its worker counts as stalled, if no token comes before. `limit`: without a token.
+    pub fn stalled_at(&self, limit: Option<Duration>) -> Option<Duration> {
+        let running = self.decoding().is_running() && self.settle_until.is_none();
+        self.last_decoded.filter(|_| running)?.checked_add(limit?)
+    }
+
     /// The name of this attempt's leg on a worker.
     pub fn leg_on(&self, worker: WorkerKey) -> LegId {
         LegId {
@@ -178,11 +191,13 @@ impl Group {
         }
     }
 
-    /// When something has to happen by itself.
-    pub fn deadline(&self) -> Option<Duration> {
+    /// When something has to happen by itself. `stalled`: how long decode goes without a token.
+    pub fn deadline(&self, stalled: Option<Duration>) -> Option<Duration> {
         match &self.state {
             GroupState::Waiting { not_before, .. } => Some(*not_before),
-            GroupState::Running(attempt) => attempt.settle_until,
+            GroupState::Running(attempt) => {
+                attempt.settle_until.or_else(|| attempt.stalled_at(stalled))
+            }
             GroupState::Ended => None,
         }
     }

@@ -20,6 +20,8 @@ pub struct MachineConfig {
     pub recover: Duration,
     /// After the last token: how long to wait for the legs' own ends, which bring timings.
     pub settle: Duration,
+    /// A leg that decodes and has no token for so long has failed, though its worker reports.
+    pub stalled: Option<Duration>,
     /// Attempts that may end in a worker's failure before the request fails.
     pub max_failures: u32,
     /// Workers that may be lost in a row without a new token: a request that
@@ -43,6 +45,7 @@ impl Default for MachineConfig {
             on_kv_loss: OnKvLoss::default(),
             recover: Duration::from_secs(10),
             settle: Duration::from_millis(250),
+            stalled: Some(Duration::from_secs(30)),
             max_failures: 3,
             max_losses_in_a_row: 4,
             whole_after_kv_losses: 2,

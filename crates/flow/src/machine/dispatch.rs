@@ -170,6 +170,7 @@ impl Machine {
             retargeted: false,
             held: Vec::new(),
             started: now,
+            last_decoded: None,
             settle_until: None,
         };
         let serial = attempt.is_serial();

@@ -7,7 +7,7 @@ use tasuki_core::{FailureKind, Retry};
 use super::Machine;
 use super::attempt::{Attempt, LegState};
 use super::config::OnKvLoss;
-use super::io::{Fleet, RetryReason};
+use super::io::{Effect, Fleet, RetryReason};
 use super::timing;
 use crate::generation::ServeError;
 use crate::leg::{LegEnd, LegEndReason, LegKind};
@@ -68,6 +68,33 @@ impl Machine {
                 LegKind::Decode if self.retarget(group, lost.kind(), &detail, fleet) => {}
                 _ => self.retry(group, lost, &detail, now),
             }
+        }
+    }
+
+    /// Legs that decode and have had no token for too long end as failed.
+    pub(super) fn end_stalled(&mut self, now: Duration, fleet: &mut dyn Fleet) {
+        let limit = self.config.stalled;
+        for group in 0..self.groups.len() {
+            let attempt = self.groups[group].attempt();
+            let stalled = attempt.filter(|attempt| {
+                let at = attempt.stalled_at(limit);
+                at.is_some_and(|at| at <= now)
+            });
+            let Some(attempt) = stalled.filter(|_| !self.over) else {
+                continue;
+            };
+            let leg = attempt.leg_on(attempt.decoding().worker.key);
+            let limit = limit.unwrap_or_default();
+            let choices = Vec::new();
+            self.effects.push_back(Effect::Abort { leg, choices });
+            let ended = LegEnd {
+                reason: LegEndReason::Failed,
+                failure: FailureKind::Device,
+                message: format!("worker {} sent no token for {limit:?}", leg.worker.worker),
+                ticket: None,
+                timings: None,
+            };
+            self.on_ended(leg, &ended, now, fleet);
         }
     }
 

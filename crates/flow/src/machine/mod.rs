@@ -118,6 +118,7 @@ impl Machine {
                 retry_after_s: 5,
             })),
         }
+        self.end_stalled(now, fleet);
         self.place_waiting(now, fleet);
         self.settle(now);
     }
@@ -129,7 +130,9 @@ impl Machine {
 
     /// When to call with [`Input::Tick`] at the latest.
     pub fn deadline(&self) -> Option<Duration> {
-        self.groups.iter().filter_map(Group::deadline).min()
+        let stalled = self.config.stalled;
+        let deadlines = self.groups.iter();
+        deadlines.filter_map(|group| group.deadline(stalled)).min()
     }
 
     /// Whether nothing follows but the effects that are left.
@@ -194,6 +197,11 @@ impl Machine {
         if self.effects.len() > before {
             self.bind(group);
             self.groups[group].retries.progress();
+            if self.has_decoded(group)
+                && let Some(attempt) = self.groups[group].attempt_mut()
+            {
+                attempt.last_decoded = Some(now);
+            }
             if self.timings.first_token.is_zero() {
                 self.timings.first_token = now;
             }

@@ -96,6 +96,11 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub recover_s: f64,
 
+    /// A stream without a token for so long, although its worker reports, goes on at another
+    /// worker. 0: it waits for ever.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
+    pub stall_timeout_s: f64,
+
     /// Connections that may be open at once. Further ones are answered with 503, or if they
     /// send a GET, and closed.
     #[arg(long, value_name = "N", default_value_t = 4096,
@@ -322,6 +327,8 @@ impl RouterArgs {
             strict_roles: self.strict_roles,
             role_preference: self.role_preference,
             recover: Duration::from_secs_f64(self.recover_s),
+            stalled: (self.stall_timeout_s > 0.0)
+                .then(|| Duration::from_secs_f64(self.stall_timeout_s)),
             admission: self.admission(),
         }
     }

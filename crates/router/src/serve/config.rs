@@ -26,6 +26,8 @@ pub struct Config {
     pub role_preference: f64,
     /// How long an accepted request waits for a worker when none is left.
     pub recover: Duration,
+    /// See [`MachineConfig::stalled`].
+    pub stalled: Option<Duration>,
     pub admission: AdmissionConfig,
 }
 
@@ -41,6 +43,7 @@ impl Default for Config {
             strict_roles: false,
             role_preference: CostConfig::default().role_preference,
             recover: machine.recover,
+            stalled: machine.stalled,
             admission: AdmissionConfig::default(),
         }
     }
@@ -63,6 +66,7 @@ impl From<&Config> for Tuning {
             machine: MachineConfig {
                 on_kv_loss: config.on_kv_loss,
                 recover: config.recover,
+                stalled: config.stalled,
                 ..MachineConfig::default()
             },
             policy: PolicyConfig {

@@ -466,7 +466,7 @@ fn choices_that_differ_go_on_alone() {
 
 #[test]
 fn failures_are_bounded_and_the_failing_are_avoided() {
-    let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
+    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
     for attempt in 0..3 {
         case.ended(leg(0, attempt), R::Failed);
         assert_eq!(case.dispatched().len(), 1);
@@ -491,7 +491,7 @@ fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
         (FailureKind::Transport, max),
         (FailureKind::Overload, max),
     ] {
-        let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
+        let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
         for attempt in 0..retries {
             case.failed(leg(0, attempt), R::Failed, kind);
             assert_eq!(case.retries(), [RetryReason::Failed(kind)]);
@@ -505,7 +505,7 @@ fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
 
 #[test]
 fn failures_of_different_kinds_add_up() {
-    let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
+    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
     let (device, memory) = (FailureKind::Device, FailureKind::Memory);
     let kinds = [device, FailureKind::Model, memory, device];
     for (attempt, kind) in (0..).zip(kinds) {
@@ -658,4 +658,47 @@ fn an_old_attempts_words_are_ignored() {
     assert!(case.effects.is_empty(), "from a worker without the leg");
     case.tokens(leg(1, 1), 0, 1);
     assert_eq!(case.effects.len(), 1);
+}
+
+#[test]
+fn a_decode_leg_without_a_token_for_too_long_goes_on_elsewhere() {
+    let limit = Duration::from_secs(30);
+    let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 2))], &[]);
+    case.tokens(leg(0, 0), 0, 1).ended(leg(0, 0), R::HandedOff);
+    // Until decode has begun the handoff's own limits hold.
+    assert_eq!(case.machine.deadline(), None);
+    case.now += Duration::from_secs(5);
+    case.tokens(leg(1, 0), 1, 3);
+    assert_eq!(case.machine.deadline(), Some(case.now + limit));
+    case.wait(limit - Duration::from_millis(1));
+    assert_eq!(case.effects.len(), 0);
+    case.wait(Duration::from_millis(1));
+    assert_eq!(case.aborts(), [(1, 0)]);
+    assert_eq!(case.retries(), [RetryReason::Failed(FailureKind::Device)]);
+    assert_eq!(
+        case.dispatched(),
+        [(0, 1, LegKind::Prefill, 4), (2, 1, LegKind::Decode, 4)]
+    );
+    assert_eq!(case.script.asked[1].avoid, [WorkerId(1)]);
+    // What the stalled worker still sends is ignored.
+    case.tokens(leg(1, 0), 4, 1);
+    assert_eq!(case.effects.len(), 0);
+}
+
+#[test]
+fn a_request_that_stalls_everywhere_fails_in_the_end() {
+    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
+    let limit = Duration::from_secs(30);
+    let mut stalls = 0;
+    while !case.machine.is_over() {
+        let attempt = stalls;
+        case.tokens(leg(0, attempt), 2 * attempt, 2);
+        case.wait(limit);
+        stalls += 1;
+        assert!(stalls < 9, "it goes on for ever");
+        if !case.machine.is_over() {
+            case.wait(Duration::ZERO);
+        }
+    }
+    assert_eq!(stalls, 1 + MachineConfig::default().max_failures);
 }

@@ -139,6 +139,18 @@ fn every_run_with_two_deviations_and_several_tokens_at_once() {
 }
 
 #[test]
+fn every_run_with_two_deviations_and_legs_that_stall() {
+    for roles in [&[Mixed, Mixed][..], &[Prefill, Decode, Decode]] {
+        for n in [1, 2] {
+            let mut setup = Setup::new(roles, n, 2, 8, 2);
+            setup.stalls = true;
+            let runs = explore(&setup, 2);
+            assert!(runs > 100, "{runs} runs");
+        }
+    }
+}
+
+#[test]
 fn every_run_with_two_deviations_and_a_budget_that_is_used_up() {
     for n in [1, 2] {
         let mut setup = Setup::new(&[Prefill, Decode, Decode], n, 3, 8, 2);

@@ -35,6 +35,8 @@ pub struct Setup {
     pub dry: usize,
     /// Of every worker.
     pub capabilities: Capabilities,
+    /// Time may pass while a leg decodes, as a fault.
+    pub stalls: bool,
 }
 
 impl Setup {
@@ -50,6 +52,7 @@ impl Setup {
             run: 1,
             dry: 0,
             capabilities: Capabilities::default(),
+            stalls: false,
         }
     }
 }
@@ -149,6 +152,7 @@ impl World {
         let config = MachineConfig {
             on_kv_loss: setup.on_kv_loss,
             recover: Duration::from_secs(3_600),
+            stalled: setup.stalls.then_some(Duration::from_secs(1)),
             max_failures: 8,
             max_losses_in_a_row: 8,
             max_kv_losses: 8,
@@ -212,7 +216,8 @@ impl World {
         }
         let down = (0..self.workers.len()).filter(|&at| self.workers[at].key.is_none());
         actions.extend(down.map(Action::Restart));
-        if self.machine.deadline().is_some() {
+        let may_pass = !self.setup.stalls || self.faults_left > 0 || actions.is_empty();
+        if self.machine.deadline().is_some() && may_pass {
             actions.push(Action::TimePasses);
         }
         if self.faults_left > 0 {
@@ -287,6 +292,7 @@ impl World {
             Action::TimePasses => {
                 let deadline = self.machine.deadline().expect("only offered with one");
                 self.now = self.now.max(deadline);
+                self.faults_left -= self.faults_left.min(usize::from(self.setup.stalls));
                 self.feed(Input::Tick);
             }
             fault => self.fault(fault),

@@ -1,5 +1,7 @@
 //! Workers that are lost, frozen, or not there.
 
+use tokio::time::timeout;
+
 use super::*;
 
 #[tokio::test]
@@ -34,6 +36,43 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
     assert_eq!(heard.tokens, [1, 2, 3, 4]);
     assert_eq!(heard.end.expect("done").replacements, 1);
     let retry = "tasuki_retries_total{reason=\"worker_lost\",kind=\"device\"} 1";
+    assert!(service.metrics_text().contains(retry));
+}
+
+#[tokio::test]
+async fn a_stream_that_stalls_on_a_worker_that_reports_goes_on_elsewhere() {
+    let limit = Duration::from_millis(150);
+    let roles = [Role::Mixed, Role::Mixed];
+    let (service, _workers, mut sessions) = serve(&roles, |tuning| {
+        tuning.machine.stalled = Some(limit);
+    })
+    .await;
+    let generating = service.generate(generation(4), Instant::now());
+    let [a, b] = &mut sessions[..] else {
+        unreachable!()
+    };
+    let (first, stalled, other) = tokio::select! {
+        submit = a.submit() => (submit, a, b),
+        submit = b.submit() => (submit, b, a),
+    };
+    stalled.output(&first.request_id, 0, &[1, 2], F::FinishNone);
+    // The worker is well, and says so all the while.
+    let again = loop {
+        stalled.report(v1::StepReport {
+            load: Some(idle()),
+            ..Default::default()
+        });
+        if let Ok(submit) = timeout(limit / 10, other.submit()).await {
+            break submit;
+        }
+    };
+    assert_eq!(again.resumed_tokens, [1, 2]);
+    assert_eq!(stalled.abort().await.request_id, first.request_id);
+    other.output(&again.request_id, 2, &[3, 4], F::FinishLength);
+    other.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
+    let heard = hear(generating).await;
+    assert_eq!(heard.tokens, [1, 2, 3, 4]);
+    let retry = "tasuki_retries_total{reason=\"failed\",kind=\"device\"} 1";
     assert!(service.metrics_text().contains(retry));
 }
 
