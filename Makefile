@@ -123,10 +123,10 @@ bench: setup ## Colocated against every split of three workers here (10 min), wi
 	@$(BIN)/tasuki bench sweep benchmarks/sweep.yaml
 	@$(BIN)/tasuki plot results/sweep --out results/plots
 
-proto: setup-dev ## Generate both sides of the contract, and docs/api.md
+proto: setup-dev ## Generate both sides of the contract, docs/api.md and docs/metrics.md
 	$(GENERATE) proto/tasuki/v1/*.proto
 	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-wire
-	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-router --lib the_page_is_made_of_the_table
+	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-router --lib the_page_is_made
 
 requirements: setup-dev ## Pin the newest requirements that fit pyproject.toml
 	$(BIN)/python tools/pin_requirements.py

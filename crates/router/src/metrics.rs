@@ -102,7 +102,7 @@ impl Metrics {
         let mut to = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         to.register(
             "requests_in_flight",
-            "Generations running",
+            "Generations placed or waiting",
             self.in_flight.clone(),
         );
         to.register(
@@ -148,31 +148,35 @@ impl Metrics {
         for (name, help, histogram) in [
             (
                 "admission_wait_seconds",
-                "Received to let in",
+                "From a request's arrival until it may be placed",
                 &self.admission_wait,
             ),
             (
                 "time_to_first_token_seconds",
-                "Received to first token",
+                "From a request's arrival to its first token",
                 &self.first_token,
             ),
             (
                 "time_to_second_token_seconds",
-                "Received to second token",
+                "From a request's arrival to its second token",
                 &self.second_token,
             ),
             (
                 "inter_token_latency_seconds",
-                "From token to token",
+                "From a choice's token to its next one",
                 &self.between_tokens,
             ),
-            ("request_duration_seconds", "Received to end", &self.total),
+            (
+                "request_duration_seconds",
+                "From a request's arrival to its end",
+                &self.total,
+            ),
         ] {
             to.register(name, help, histogram.clone());
         }
         to.register(
             "phase_seconds",
-            "Where the time of a request went",
+            "Where the time of a request went, by phase",
             self.phases.clone(),
         );
         to.register_collector(Box::new(WorkerCollector(Arc::clone(workers))));

@@ -1,6 +1,5 @@
 //! Measures one request as its client sees it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +11,7 @@ pub struct Meter {
     metrics: Arc<Metrics>,
     received: Instant,
     /// Of each choice: tokens so far, and when the last came.
-    choices: HashMap<u32, (u64, Instant)>,
+    choices: Vec<(u64, Instant)>,
     seen_first: bool,
     seen_second: bool,
     outcome: Outcome,
@@ -25,7 +24,7 @@ impl Meter {
         Self {
             metrics,
             received,
-            choices: HashMap::new(),
+            choices: Vec::new(),
             seen_first: false,
             seen_second: false,
             outcome: Outcome::Cancelled,
@@ -68,9 +67,12 @@ impl Meter {
             self.seen_first = true;
             self.metrics.first_token.observe(since_start);
         }
-        let before = self.choices.insert(choice, (count, now));
-        let (known, last) = before.unwrap_or((0, now));
-        self.choices.insert(choice, (known + count, now));
+        let choice = choice as usize;
+        if self.choices.len() <= choice {
+            self.choices.resize(choice + 1, (0, now));
+        }
+        let (known, last) = self.choices[choice];
+        self.choices[choice] = (known + count, now);
         if known + count >= 2 && !self.seen_second {
             self.seen_second = true;
             self.metrics.second_token.observe(since_start);

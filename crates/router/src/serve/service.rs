@@ -151,6 +151,11 @@ impl Service {
         generating
     }
 
+    #[cfg(test)]
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.shared.metrics
+    }
+
     /// What a model's workers take; `None` while none was ever seen.
     pub fn limits(&self, model: ModelId) -> Option<ModelLimits> {
         let registry = &self.inner.shared.registry;

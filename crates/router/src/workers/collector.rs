@@ -136,7 +136,7 @@ impl Collector for WorkerCollector {
             ("prompt_tokens", tokens),
         ] {
             let name = format!("admission_waiting_{what}");
-            let help = format!("Of generations that wait to be placed, {what}");
+            let help = format!("Waiting to be placed: {}", what.replace('_', " "));
             let encoder = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
             ConstGauge::new(i64::try_from(waiting).unwrap_or(i64::MAX)).encode(encoder)?;
         }

@@ -4,6 +4,7 @@ mod admission;
 mod draining;
 mod losses;
 mod membership;
+mod metrics_page;
 mod requests;
 mod upgrade;
 
