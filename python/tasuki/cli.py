@@ -90,6 +90,8 @@ def serve(
     tpot_target_ms: opt.TpotTarget = None,
     no_admission: opt.NoAdmission = False,
     tenant_header: opt.TenantHeader = None,
+    api_keys_file: opt.ApiKeysFile = None,
+    api_key_env: opt.ApiKeyEnv = None,
     tool_parser: opt.ToolParser = None,
     reasoning_parser: opt.ReasoningParser = None,
     prefill_option: opt.PrefillOption = None,
@@ -156,6 +158,8 @@ def serve(
             tpot_target_ms=tpot_target_ms,
             no_admission=no_admission,
             tenant_header=tenant_header,
+            api_keys_file=api_keys_file,
+            api_key_env=api_key_env,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             max_concurrent_requests=max_concurrent_requests,
@@ -286,6 +290,16 @@ def router(context: typer.Context) -> None:
     from tasuki import _native
 
     raise typer.Exit(_native.run_router(list(context.args)))
+
+
+@app.command("api-key")
+def api_key(name: opt.KeyName, max_requests: opt.KeyRequests = None) -> None:
+    """Make an API key: the key on stderr, its line for --api-keys-file on stdout."""
+    from tasuki.launch.api_keys import make_key
+
+    key, line = make_key(name, max_requests)
+    print(f"the key, which is shown only now: {key}", file=sys.stderr)
+    print(line)
 
 
 @model_app.command("fetch")

@@ -258,3 +258,33 @@ def test_the_demo_answers_accounts_for_its_time_and_ends(tiny_model: Path, tmp_p
     assert process.wait(deadline_s=START_DEADLINE_S) == 0
     for said in ("where the time went", "KV moved: 0.", "from worker 0 to 1", "tasuki: stopped"):
         assert said in process.output(), process.output()
+
+
+def test_api_keys_are_made_required_and_withdrawn(
+    serve: Serve, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", "tasuki", "api-key", "web", "--max-requests", "1"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    key = made.stderr.split()[-1]
+    assert key not in made.stdout
+    keys = tmp_path / "keys"
+    keys.write_text(made.stdout)
+    monkeypatch.setenv("OWN_KEY", "tk-own")
+    settings = ("--dtype", "float32", "--max-model-len", "512", "--port", "0", "--mixed", "1")
+    required = ("--api-keys-file", str(keys), "--api-key-env", "OWN_KEY")
+    process = serve("--model", str(tiny_model), *settings, *required)
+    client = Client(wait_for_url(process), tiny_model.name)
+
+    def status(key: str | None) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        body = {"prompt": [5, 6, 7], "max_tokens": 2}
+        return client.http.post("/v1/completions", json=body, headers=headers).status_code
+
+    assert (status(None), status("tk-other"), status(key), status("tk-own")) == (401, 401, 200, 200)
+    # The environment has the key that the pasted line names.
+    pasted = paste("bash", "-c", printed(process, "curl "))
+    assert json.loads(pasted)["object"] == "chat.completion"
+    keys.write_text("")
+    until(lambda: status(key) == 401, "the key is withdrawn", deadline_s=20)
+    assert status("tk-own") == 200
+    assert key not in process.output()

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::http::HeaderName;
 
+use crate::api_keys::ApiKeys;
 use crate::error::ApiError;
 use crate::gate::Gate;
 use crate::models::{Model, Models};
@@ -45,6 +46,8 @@ pub struct App {
     pub bodies: BodyLimits,
     pub pool: Pool,
     pub started_unix_s: u64,
+    /// `None`: everybody is let in.
+    pub keys: Option<Arc<ApiKeys>>,
 }
 
 /// How long a client is asked to wait when no worker is there.
@@ -60,6 +63,7 @@ impl App {
             models,
             settings,
             started_unix_s: openai::unix_seconds(),
+            keys: None,
         }
     }
 

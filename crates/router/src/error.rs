@@ -25,6 +25,15 @@ pub enum ApiError {
         param: Option<String>,
         code: Option<&'static str>,
     },
+    /// 401: no API key, or one that is not valid.
+    #[error("{message}")]
+    Unauthorized { message: &'static str },
+    /// 429: an API key has as many requests as it may.
+    #[error(
+        "{running} requests of this API key are running; its limit is {limit}. Try again in a \
+         moment."
+    )]
+    KeyLimit { running: u32, limit: u32 },
     /// 404: a model that is not served here.
     #[error("The model `{requested}` does not exist. Served here: {served}.")]
     UnknownModel { requested: String, served: String },
@@ -112,11 +121,13 @@ impl ApiError {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
             Self::UnknownModel { .. } | Self::UnknownPath { .. } => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,
-            Self::Overloaded {
+            Self::KeyLimit { .. }
+            | Self::Overloaded {
                 over_share: true, ..
             } => StatusCode::TOO_MANY_REQUESTS,
             Self::Overloaded { .. }
@@ -132,9 +143,10 @@ impl ApiError {
 
     fn retry_after_s(&self) -> Option<u32> {
         match self {
-            Self::Busy { .. } | Self::Crowded { .. } | Self::Connections { .. } => {
-                Some(BUSY_RETRY_AFTER_S)
-            }
+            Self::Busy { .. }
+            | Self::Crowded { .. }
+            | Self::Connections { .. }
+            | Self::KeyLimit { .. } => Some(BUSY_RETRY_AFTER_S),
             Self::Draining => Some(DRAINING_RETRY_AFTER_S),
             Self::Unavailable { retry_after_s, .. } | Self::Overloaded { retry_after_s, .. } => {
                 Some(*retry_after_s)
@@ -149,7 +161,9 @@ impl ApiError {
             Self::Attempts { kind, .. } => Some(*kind),
             Self::Failed(_) => None,
             Self::SlowBody { .. } => Some(FailureKind::Transport),
-            Self::Deadline { .. } | Self::Overloaded { .. } => Some(FailureKind::Overload),
+            Self::Deadline { .. } | Self::Overloaded { .. } | Self::KeyLimit { .. } => {
+                Some(FailureKind::Overload)
+            }
             _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => Some(FailureKind::Overload),
             _ => Some(FailureKind::Client),
         }
@@ -160,6 +174,8 @@ impl ApiError {
         let status = self.status();
         let (param, code) = match self {
             Self::Invalid { param, code, .. } => (param.clone(), *code),
+            Self::Unauthorized { .. } => (None, Some("invalid_api_key")),
+            Self::KeyLimit { .. } => (None, Some("key_limit")),
             Self::UnknownModel { .. } => (Some("model".to_owned()), Some("model_not_found")),
             Self::TooLarge { .. } => (None, Some("body_too_large")),
             Self::SlowBody { .. } => (None, Some("body_timeout")),
@@ -210,6 +226,12 @@ pub struct ErrorDetail {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
+        if matches!(self, Self::Unauthorized { .. }) {
+            let scheme = HeaderValue::from_static("Bearer");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
         if let Some(seconds) = self.retry_after_s() {
             response
                 .headers_mut()

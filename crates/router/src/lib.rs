@@ -6,6 +6,7 @@
 //! two. [`run`] is the process.
 
 mod admin;
+mod api_keys;
 mod app;
 mod config;
 mod connections;

@@ -18,7 +18,7 @@ use crate::openai;
 
 /// Everything that is served.
 pub fn routes(app: Arc<App>) -> Router {
-    observed(paths(), app)
+    observed(paths(&app), app)
 }
 
 /// What a connection beyond the limit of `max_connections` gets: one answer, a refusal
@@ -35,7 +35,7 @@ pub fn routes_beyond_the_limit(app: Arc<App>, max_connections: usize) -> Router 
         response.headers_mut().insert(header::CONNECTION, close);
         response
     };
-    observed(paths().layer(from_fn(refuse)), app)
+    observed(paths(&app).layer(from_fn(refuse)), app)
 }
 
 /// Counts errors, those of panics too.
@@ -46,20 +46,35 @@ fn observed(paths: Router<Arc<App>>, app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-fn paths() -> Router<Arc<App>> {
-    Router::new()
+fn paths(app: &Arc<App>) -> Router<Arc<App>> {
+    let for_clients = Router::new()
         .route("/v1/chat/completions", post(openai::chat_completions))
         .route("/v1/completions", post(openai::completions))
         .route("/v1/models", get(openai::list_models))
         .route("/v1/models/{*name}", get(openai::retrieve_model))
         .route("/tokenize", post(openai::tokenize))
         .route("/detokenize", post(openai::detokenize))
+        .route_layer(from_fn_with_state(Arc::clone(app), authenticate));
+    for_clients
         .route("/health", get(ready))
         .route("/ready", get(ready))
         .route("/live", get(live))
         .route("/metrics", get(metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+}
+
+/// Where there are API keys, lets in who has one; the handlers learn who it is.
+async fn authenticate(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if let Some(keys) = &app.keys {
+        let caller = keys.caller(request.headers())?;
+        request.extensions_mut().insert(caller);
+    }
+    Ok(next.run(request).await)
 }
 
 /// A handler's panic is an answer with status 500; other requests do not notice it. The

@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::admin;
+use crate::api_keys::{ApiKeys, KeysError, keep_reading};
 use crate::app::App;
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
@@ -36,6 +37,8 @@ enum StartError {
     Model { path: String, source: TextError },
     #[error(transparent)]
     Names(#[from] NamesError),
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     #[error("cannot listen on {address}: {source}")]
     Bind {
         address: String,
@@ -103,6 +106,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         path: path.display().to_string(),
         source,
     })?;
+    let keys = api_keys(&args)?;
     let listener = bind(&args.host, args.port).await?;
     let url = url(&args.host, listener.local_addr()?);
     let admin = match args.admin_port {
@@ -117,7 +121,10 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         // It ends with the process: a drain can be watched to its end.
         tokio::spawn(axum::serve(listener, routes).into_future());
     }
-    let app = Arc::new(App::new(Arc::new(service.clone()), models, args.http()));
+    let app = Arc::new(App {
+        keys,
+        ..App::new(Arc::new(service.clone()), models, args.http())
+    });
 
     let limits = args.connections();
     let limits = ConnectionLimits {
@@ -143,6 +150,20 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let _ = tokio::time::timeout(CLOSING, server).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The keys of the file and of the environment; `None`: neither is named.
+fn api_keys(args: &RouterArgs) -> Result<Option<Arc<ApiKeys>>, KeysError> {
+    let (file, variable) = (&args.api_keys_file, &args.api_key_env);
+    if file.is_none() && variable.is_none() {
+        return Ok(None);
+    }
+    let keys = Arc::new(ApiKeys::new(variable.as_deref())?);
+    if let Some(path) = file {
+        keys.read(path)?;
+        tokio::spawn(keep_reading(Arc::clone(&keys), path.to_owned()));
+    }
+    Ok(Some(keys))
 }
 
 async fn bind(host: &str, port: u16) -> Result<TcpListener, StartError> {

@@ -137,6 +137,8 @@ class RouterOptions:
     tpot_target_ms: float | None = None
     no_admission: bool = False
     tenant_header: str | None = None
+    api_keys_file: Path | None = None
+    api_key_env: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     max_concurrent_requests: int | None = None
@@ -151,6 +153,12 @@ class RouterOptions:
     def arguments(self) -> list[str]:
         """The command-line arguments that say the same."""
         return _arguments(self)
+
+    @property
+    def key_variable(self) -> str | None:
+        """Environment variable in which a client has its API key; None: it requires none."""
+        required = self.api_keys_file is not None or self.api_key_env is not None
+        return (self.api_key_env or "TASUKI_API_KEY") if required else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,13 @@ class Deployment:
         url: Of the router.
         model: The served name.
         summary: Topology, dtype and start-up time in one line.
+        key_variable: See `RouterOptions`.
     """
 
     url: str
     model: str
     summary: str
+    key_variable: str | None = None
 
 
 Job = Callable[[Deployment], int]
@@ -103,7 +105,8 @@ def _serve(
                 took_s = time.monotonic() - begun_s
                 summary = f"{config.topology}, {dtype}, ready after {took_s:.1f} s"
                 served = topology.served_names(config, model)[0]
-                _begin(Deployment(url, served, summary), job, supervisor)
+                variable = config.router.key_variable
+                _begin(Deployment(url, served, summary, variable), job, supervisor)
                 code = supervisor.run()
                 orderly = True
                 return code
@@ -136,7 +139,8 @@ def _dtype(config: ServeConfig, model: Path, machine: topology.Machine) -> str:
 
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
     if job is None:
-        print(banner(deployment.url, deployment.model, deployment.summary), flush=True)
+        text = banner(deployment.url, deployment.model, deployment.summary, deployment.key_variable)
+        print(text, flush=True)
         return
     work = job
 

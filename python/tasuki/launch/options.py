@@ -211,6 +211,24 @@ NoAdmission = Annotated[
         "--no-admission",
     ),
 ]
+ApiKeysFile = Annotated[
+    Path | None,
+    _option(
+        "File of API keys, of which clients must have one: lines as `tasuki api-key NAME` prints"
+        " them; read again when it changes.",
+        "--api-keys-file",
+    ),
+]
+ApiKeyEnv = Annotated[
+    str | None,
+    _option(
+        "Environment variable that has an API key, in plain text.", "--api-key-env", metavar="NAME"
+    ),
+]
+KeyName = Annotated[str, typer.Argument(help="Of the key: its tenant, of at most 64 letters.")]
+KeyRequests = Annotated[
+    int | None, _option("Requests of the key at once; 429 beyond [no limit].", min=1)
+]
 TenantHeader = Annotated[
     str | None,
     _option(

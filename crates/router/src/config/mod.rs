@@ -177,6 +177,16 @@ pub struct RouterArgs {
     #[arg(long, conflicts_with_all = ["ttft_target_ms", "tpot_target_ms"])]
     pub no_admission: bool,
 
+    /// File of API keys that clients must have one of: lines of NAME SHA256 [max-requests=N], as
+    /// `tasuki api-key NAME` prints them. It is read again when it changes. A key's name is its
+    /// tenant.
+    #[arg(long, value_name = "PATH")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// Environment variable that has an API key, in plain text; its tenant is `environment`.
+    #[arg(long, value_name = "NAME")]
+    pub api_key_env: Option<String>,
+
     /// Header that names a request's tenant, set by a gateway in front. Not given: the field
     /// `user` names it.
     #[arg(long, value_name = "NAME")]

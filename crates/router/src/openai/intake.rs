@@ -21,6 +21,7 @@ use super::sampling::{ModelSampling, sampling_params};
 use super::shape::{Identity, Shape};
 use super::tenant;
 use super::types::CommonFields;
+use crate::api_keys::Caller;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
@@ -66,6 +67,8 @@ pub async fn serve<S: Shape>(
     let started = Instant::now();
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
+    let caller = parts.extensions.get::<Caller>();
+    let caller_permit = caller.map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
     let deadline = Deadline::after(received, app.settings.request_timeout);
@@ -74,8 +77,11 @@ pub async fn serve<S: Shape>(
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, prepare));
     let mut prepared = prepared.await??;
-    if let Some(header) = &app.settings.tenant_header {
-        let tenant = tenant::of_header(&parts.headers, header)?;
+    let tenant = match &app.settings.tenant_header {
+        Some(header) => Some(tenant::of_header(&parts.headers, header)?),
+        None => caller.map(Caller::tenant),
+    };
+    if let Some(tenant) = tenant {
         for job in &mut prepared.jobs {
             job.generation.tenant = Arc::clone(&tenant);
         }
@@ -101,6 +107,7 @@ pub async fn serve<S: Shape>(
         deadline,
         heartbeat: app.settings.heartbeat,
         _permit: permit,
+        _caller_permit: caller_permit,
     };
     running.answer().await
 }

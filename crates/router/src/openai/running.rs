@@ -7,6 +7,7 @@ use super::delivery::Delivery;
 use super::outputs::{Output, Outputs};
 use super::request_log::RequestLog;
 use super::shape::Identity;
+use crate::api_keys::CallerPermit;
 use crate::error::ApiError;
 use crate::gate::Permit;
 
@@ -21,6 +22,7 @@ pub struct Running<S> {
     /// A stream that has nothing to say for so long says at least that.
     pub heartbeat: Duration,
     pub _permit: Permit,
+    pub _caller_permit: Option<CallerPermit>,
 }
 
 impl<S> Drop for Running<S> {

@@ -1,0 +1,244 @@
+//! Keys, their file, and what a client meets.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::{ApiKeys, digest, keep_reading};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::routes::routes;
+use crate::testing::{FakeGenerator, TestModel, settings};
+
+fn hex(key: &str) -> String {
+    digest(key).iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").unwrap();
+        hex
+    })
+}
+
+fn headers(authorization: &str) -> HeaderMap {
+    let value = HeaderValue::from_str(authorization).unwrap();
+    HeaderMap::from_iter([(header::AUTHORIZATION, value)])
+}
+
+fn tenant(keys: &ApiKeys, authorization: &str) -> Result<String, String> {
+    let caller = keys.caller(&headers(authorization));
+    caller
+        .map(|caller| caller.tenant().to_string())
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_digest_is_that_of_sha_256() {
+    // FIPS 180-2, appendix B.1.
+    assert_eq!(
+        hex("abc"),
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    );
+}
+
+#[test]
+fn a_file_names_its_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let text = format!(
+        "# clients\nweb {}\n\nbatch {} max-requests=2 # at night\n",
+        hex("tk-1"),
+        hex("tk-2").to_uppercase()
+    );
+    std::fs::write(&path, text).unwrap();
+    let keys = ApiKeys::new(Some("CARGO_PKG_NAME")).unwrap();
+    keys.read(&path).unwrap();
+    assert_eq!(tenant(&keys, "Bearer tk-1").unwrap(), "web");
+    assert_eq!(tenant(&keys, "bearer  tk-2").unwrap(), "batch");
+    assert_eq!(
+        tenant(&keys, "Bearer tasuki-router").unwrap(),
+        "environment"
+    );
+    for wrong in ["Bearer tk-3", "Bearer", "Basic tk-1", "tk-1", "Bearer "] {
+        assert!(tenant(&keys, wrong).is_err(), "{wrong}");
+    }
+    let batch = keys.caller(&headers("Bearer tk-2")).unwrap();
+    let (one, _two) = (batch.enter().unwrap(), batch.enter().unwrap());
+    let refused = batch.enter().unwrap_err();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    // The file is read again: what runs still counts.
+    keys.read(&path).unwrap();
+    assert!(
+        keys.caller(&headers("Bearer tk-2"))
+            .unwrap()
+            .enter()
+            .is_err()
+    );
+    drop(one);
+    assert!(batch.enter().is_ok());
+}
+
+#[test]
+fn a_bad_line_is_named_without_its_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let good = hex("tk-1");
+    for (line, wrong) in [
+        ("web tk-secret", "the second word is not a SHA-256"),
+        ("tk-secret", "the second word is not a SHA-256"),
+        (
+            &format!("web {good} 5"),
+            "the third word is not max-requests=N",
+        ),
+        (&format!("web {good} max-requests=0"), "not a number from 1"),
+        (
+            &format!("web {good} max-requests=1 x"),
+            "more than three words",
+        ),
+        (&format!("{} {good}", "x".repeat(65)), "more than 64 bytes"),
+        (&format!("a {good}\nb {good}"), "twice"),
+    ] {
+        std::fs::write(&path, format!("# keys\n{line}\n")).unwrap();
+        let keys = ApiKeys::new(None).unwrap();
+        let error = keys.read(&path).unwrap_err().to_string();
+        assert!(
+            error.contains(wrong) && error.contains(", line "),
+            "{error}"
+        );
+        assert!(!error.contains("tk-secret"), "{error}");
+        assert!(
+            tenant(&keys, "Bearer tk-1").is_err(),
+            "nothing of it is taken"
+        );
+    }
+    let unset = ApiKeys::new(Some("TASUKI_NO_SUCH_VARIABLE")).unwrap_err();
+    assert!(unset.to_string().contains("is not set"));
+    let missing = ApiKeys::new(None)
+        .unwrap()
+        .read(&folder.path().join("none"));
+    assert!(missing.unwrap_err().to_string().contains("cannot be read"));
+}
+
+#[tokio::test]
+async fn a_changed_file_is_read_again_and_a_broken_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, format!("a {}\n", hex("tk-a"))).unwrap();
+    let keys = Arc::new(ApiKeys::new(None).unwrap());
+    keys.read(&path).unwrap();
+    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone()));
+    let wait = async |key: &str, valid: bool| {
+        let holds = async {
+            while tenant(&keys, &format!("Bearer {key}")).is_ok() != valid {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let limit = Duration::from_secs(20);
+        tokio::time::timeout(limit, holds)
+            .await
+            .expect("the file is read");
+    };
+    std::fs::write(&path, format!("b {}\n", hex("tk-b"))).unwrap();
+    wait("tk-b", true).await;
+    wait("tk-a", false).await;
+    std::fs::write(&path, "nonsense\n").unwrap();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    wait("tk-b", true).await;
+    std::fs::write(&path, format!("c {}\n", hex("tk-c"))).unwrap();
+    wait("tk-b", false).await;
+    wait("tk-c", true).await;
+    reading.abort();
+}
+
+fn guarded() -> (Arc<FakeGenerator>, Arc<App>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, format!("web {} max-requests=1\n", hex("tk-1"))).unwrap();
+    let keys = ApiKeys::new(None).unwrap();
+    keys.read(&path).unwrap();
+    let generator = Arc::new(FakeGenerator::saying("Hi"));
+    let models = TestModel::new().only();
+    let app = App {
+        keys: Some(Arc::new(keys)),
+        ..App::new(Arc::clone(&generator) as _, models, settings())
+    };
+    (generator, Arc::new(app))
+}
+
+async fn send(app: &Arc<App>, path: &str, key: Option<&str>, body: Value) -> (StatusCode, Value) {
+    let mut request = match body {
+        Value::Null => Request::get(path),
+        _ => Request::post(path),
+    };
+    if let Some(key) = key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    let response = routes(Arc::clone(app)).oneshot(request).await.unwrap();
+    let status = response.status();
+    let bytes = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+    (status, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn only_valid_keys_are_served() {
+    let (generator, app) = guarded();
+    let body = json!({"prompt": "a", "user": "somebody else"});
+    for (key, path) in [
+        (None, "/v1/completions"),
+        (Some("tk-2"), "/v1/completions"),
+        (None, "/v1/chat/completions"),
+        (None, "/tokenize"),
+        (None, "/detokenize"),
+    ] {
+        let (status, answer) = send(&app, path, key, body.clone()).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}");
+        assert_eq!(answer["error"]["code"], "invalid_api_key");
+    }
+    let (status, _) = send(&app, "/v1/models", None, Value::Null).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert!(generator.seen.lock().unwrap().is_empty());
+
+    let (status, _) = send(&app, "/v1/completions", Some("tk-1"), body).await;
+    assert_eq!(status, StatusCode::OK);
+    // The key says whose the request is; the client's own word does not count.
+    assert_eq!(&*generator.seen.lock().unwrap()[0].tenant, "web");
+    for open in ["/health", "/ready", "/live", "/metrics"] {
+        let (status, _) = send(&app, open, None, Value::Null).await;
+        assert_eq!(status, StatusCode::OK, "{open}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_has_a_limit_of_its_own() {
+    let (_generator, app) = guarded();
+    let keys = app.keys.as_ref().unwrap();
+    let running = keys
+        .caller(&headers("Bearer tk-1"))
+        .unwrap()
+        .enter()
+        .unwrap();
+    let body = json!({"prompt": "a"});
+    let (status, answer) = send(&app, "/v1/completions", Some("tk-1"), body.clone()).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer["error"]["code"], "key_limit");
+    assert_eq!(
+        answer["error"]["message"],
+        ApiError::KeyLimit {
+            running: 1,
+            limit: 1
+        }
+        .to_string()
+    );
+    drop(running);
+    for _ in 0..3 {
+        let (status, _) = send(&app, "/v1/completions", Some("tk-1"), body.clone()).await;
+        assert_eq!(
+            status,
+            StatusCode::OK,
+            "a request that ended counts no more"
+        );
+    }
+}
