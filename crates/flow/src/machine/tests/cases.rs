@@ -466,7 +466,7 @@ fn choices_that_differ_go_on_alone() {
 
 #[test]
 fn failures_are_bounded_and_the_failing_are_avoided() {
-    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
+    let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
     for attempt in 0..3 {
         case.ended(leg(0, attempt), R::Failed);
         assert_eq!(case.dispatched().len(), 1);
@@ -491,7 +491,7 @@ fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
         (FailureKind::Transport, max),
         (FailureKind::Overload, max),
     ] {
-        let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
+        let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
         for attempt in 0..retries {
             case.failed(leg(0, attempt), R::Failed, kind);
             assert_eq!(case.retries(), [RetryReason::Failed(kind)]);
@@ -505,7 +505,7 @@ fn a_leg_is_retried_as_often_as_its_kind_of_failure_allows() {
 
 #[test]
 fn failures_of_different_kinds_add_up() {
-    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
+    let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
     let (device, memory) = (FailureKind::Device, FailureKind::Memory);
     let kinds = [device, FailureKind::Model, memory, device];
     for (attempt, kind) in (0..).zip(kinds) {
@@ -687,7 +687,7 @@ fn a_decode_leg_without_a_token_for_too_long_goes_on_elsewhere() {
 
 #[test]
 fn a_request_that_stalls_everywhere_fails_in_the_end() {
-    let mut case = Case::plain(&vec![Ok((0, 0)); 9], &[]);
+    let mut case = Case::plain(&[Ok((0, 0)); 9], &[]);
     let limit = Duration::from_secs(30);
     let mut stalls = 0;
     while !case.machine.is_over() {
