@@ -166,7 +166,7 @@ $(STAMPS)/gpu: requirements-gpu.txt $(STAMPS)/runtime | check
 	@tools/install_requirements.sh $(VENV) -r requirements-gpu.txt
 	@touch $@
 
-# Features of the extension that serving does not need: FEATURES=tls for https in `bench serve`.
+# Features of the extension that serving does not need: FEATURES=tls for https in `bench serve` and the router.
 FEATURES ?= $(shell cat $(STAMPS)/native 2>/dev/null)
 ifneq ($(FEATURES),$(shell cat $(STAMPS)/native 2>/dev/null))
 .PHONY: $(STAMPS)/native

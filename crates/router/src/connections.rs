@@ -16,6 +16,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -23,6 +24,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
 use crate::routes::{routes, routes_beyond_the_limit};
+use crate::tls::Tls;
 
 /// How many connections there may be and how long one may do nothing.
 #[derive(Debug, Clone, Copy)]
@@ -78,12 +80,13 @@ pub fn connections_allowed(max_connections: usize) -> usize {
     allowed
 }
 
-/// Serves until `closed`; then takes no new connections and returns when the others
+/// Serves until `closed`, over https if there is a certificate; then takes no new connections and returns when the others
 /// have sent what they still hold.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
     limits: ConnectionLimits,
+    tls: Option<Arc<Tls>>,
     closed: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
@@ -104,7 +107,7 @@ pub async fn serve(
         let watcher = graceful.watcher();
         match admission {
             Admission::Served(place) => {
-                let connection = connection(stream, served.clone(), limits, watcher);
+                let connection = connection(stream, tls.clone(), served.clone(), limits, watcher);
                 tokio::spawn(async move {
                     let _place = place;
                     connection.await;
@@ -115,7 +118,7 @@ pub async fn serve(
                     idle: REFUSAL,
                     ..limits
                 };
-                let connection = connection(stream, refused.clone(), limits, watcher);
+                let connection = connection(stream, tls.clone(), refused.clone(), limits, watcher);
                 tokio::spawn(async move {
                     let _place = place;
                     let _ = timeout(REFUSAL, connection).await;
@@ -186,9 +189,10 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Serves one connection to its end.
+/// Serves one connection to its end. A handshake has the time that the headers have.
 fn connection(
     stream: TcpStream,
+    tls: Option<Arc<Tls>>,
     service: Router,
     limits: ConnectionLimits,
     watcher: Watcher,
@@ -196,6 +200,25 @@ fn connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
+    let Some(tls) = tls else {
+        return http(stream, service, limits, watcher);
+    };
+    Box::pin(async move {
+        match timeout(limits.idle, tls.accept(stream)).await {
+            Ok(Ok(stream)) => http(stream, service, limits, watcher).await,
+            Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
+            Err(_) => tracing::debug!(limit = ?limits.idle, "a TLS handshake took too long"),
+        }
+    })
+}
+
+/// Serves HTTP on a connection to its end.
+fn http<S: AsyncRead + AsyncWrite + Send + 'static>(
+    stream: S,
+    service: Router,
+    limits: ConnectionLimits,
+    watcher: Watcher,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.client_stall));
     let connection = http1::Builder::new()

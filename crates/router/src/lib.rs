@@ -24,6 +24,7 @@ mod run;
 mod serve;
 #[cfg(test)]
 mod testing;
+mod tls;
 mod workers;
 
 pub use run::run;

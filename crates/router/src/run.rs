@@ -18,6 +18,7 @@ use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
 use crate::models::{Models, NamesError};
 use crate::serve;
+use crate::tls::{Tls, TlsError};
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.
 const FAILED: i32 = 1;
@@ -39,6 +40,8 @@ enum StartError {
     Names(#[from] NamesError),
     #[error(transparent)]
     Keys(#[from] KeysError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Bind {
         address: String,
@@ -108,7 +111,12 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     })?;
     let keys = api_keys(&args)?;
     let listener = bind(&args.host, args.port).await?;
-    let url = url(&args.host, listener.local_addr()?);
+    let tls = Tls::load(&args.tls)?;
+    if let Some(tls) = &tls {
+        tokio::spawn(Arc::clone(tls).keep_reading());
+    }
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let url = url(scheme, &args.host, listener.local_addr()?);
     let admin = match args.admin_port {
         Some(port) => Some(bind(ADMIN_HOST, port).await?),
         None => None,
@@ -132,7 +140,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         ..limits
     };
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
-    let server = connections::serve(listener, Arc::clone(&app), limits, async {
+    let server = connections::serve(listener, Arc::clone(&app), limits, tls, async {
         let _ = closed.await;
     });
     let server = tokio::spawn(server);
@@ -197,12 +205,12 @@ fn announce(url: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-fn url(host: &str, bound: SocketAddr) -> String {
+fn url(scheme: &str, host: &str, bound: SocketAddr) -> String {
     let port = bound.port();
     if host.contains(':') {
-        format!("http://[{host}]:{port}")
+        format!("{scheme}://[{host}]:{port}")
     } else {
-        format!("http://{host}:{port}")
+        format!("{scheme}://{host}:{port}")
     }
 }
 

@@ -20,6 +20,7 @@ use crate::discovery::{Sources, address};
 use crate::models::{ModelSpec, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve::{self, OnKvLoss};
+use crate::tls::TlsArgs;
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
 #[derive(Debug, Clone, Parser)]
@@ -176,6 +177,9 @@ pub struct RouterArgs {
     /// order in which they came.
     #[arg(long, conflicts_with_all = ["ttft_target_ms", "tpot_target_ms"])]
     pub no_admission: bool,
+
+    #[command(flatten)]
+    pub tls: TlsArgs,
 
     /// File of API keys that clients must have one of: lines of NAME SHA256 [max-requests=N], as
     /// `tasuki api-key NAME` prints them. It is read again when it changes. A key's name is its

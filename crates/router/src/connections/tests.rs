@@ -39,7 +39,7 @@ async fn start(change: impl FnOnce(&mut ConnectionLimits)) -> Server {
     };
     change(&mut limits);
     let (close, closed) = oneshot::channel();
-    let served = serve(listener, app(Arc::clone(&generator)), limits, async {
+    let served = serve(listener, app(Arc::clone(&generator)), limits, None, async {
         let _ = closed.await;
     });
     Server {
