@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams, StepResult
+from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import role_at_start
@@ -19,6 +20,7 @@ from tasuki.worker.loop import (
     Command,
     EngineLoop,
     Opened,
+    Resynced,
     RoleSet,
     Stop,
     Submitted,
@@ -34,6 +36,7 @@ class Engine:
     def __init__(self) -> None:
         self.choices = {0, 1}
         self.work = False
+        self.cache = PrefixCache()
 
     def submit(self, spec: RequestSpec, arrived_s: float) -> None:
         pass
@@ -177,6 +180,55 @@ def test_every_router_soon_knows_which_submits_the_load_counts() -> None:
         inbox.put(Wake())
         await asyncio.sleep(2 * LOAD_AGE_S)
         assert [m.HasField("step") for m in messages(asking)] == [True]
+        inbox.put(Stop())
+        await asyncio.to_thread(loop.join, 10)
+        assert not failures
+
+    asyncio.run(case())
+
+
+def test_every_router_soon_knows_what_the_prefix_cache_holds() -> None:
+    def store(engine: Engine, *numbers: int) -> None:
+        for number in numbers:
+            engine.cache.insert(number.to_bytes(16, "little"), number, ends_chunk=True)
+
+    async def case() -> None:
+        event_loop = asyncio.get_running_loop()
+        early, late = Session(event_loop), Session(event_loop)
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        engine = Engine()
+        any_engine: Any = engine
+        handoffs: Any = Handoffs()
+        failures: list[BaseException] = []
+        watchdog = Watchdog(lambda: 30.0, failures.append)
+        info = pb.WorkerInfo(role=role_at_start("mixed"))
+        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
+        store(engine, 1, 2)
+        inbox.put(Opened(early))
+        loop.start()
+
+        async def told(session: Session) -> pb.KvEvents:
+            async with asyncio.timeout(0.9):  # less than a heartbeat
+                while True:
+                    message = await session.queue.get()
+                    assert message is not None
+                    if message.step.HasField("kv"):
+                        return message.step.kv
+
+        first = await told(early)
+        assert (first.number, first.reset, sorted(first.held)) == (1, True, [1, 2])
+        store(engine, 3)
+        inbox.put(Opened(late))
+        change = await told(early)
+        assert (change.number, change.reset, change.stored) == (2, False, [3])
+        whole = await told(late)
+        assert (whole.number, whole.reset, sorted(whole.held)) == (1, True, [1, 2, 3])
+        engine.cache.forget(1)
+        inbox.put(Resynced(early))
+        again = await told(early)
+        assert (again.number, again.reset, sorted(again.held)) == (3, True, [2, 3])
+        dropped = await told(late)
+        assert (dropped.number, dropped.dropped) == (2, [1])
         inbox.put(Stop())
         await asyncio.to_thread(loop.join, 10)
         assert not failures

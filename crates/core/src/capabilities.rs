@@ -46,6 +46,9 @@ pub struct Capabilities {
     pub splits_choices: bool,
     /// Reports its load. Otherwise only our own requests there are known.
     pub reports_load: bool,
+    /// Reports what its prefix cache stores and drops. Otherwise that is estimated from what
+    /// was placed there.
+    pub reports_cache: bool,
 }
 
 impl Default for Capabilities {
@@ -59,6 +62,7 @@ impl Default for Capabilities {
             retargets: true,
             splits_choices: true,
             reports_load: true,
+            reports_cache: true,
         }
     }
 }

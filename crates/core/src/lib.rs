@@ -3,6 +3,7 @@
 
 pub mod block_hash;
 pub mod capabilities;
+pub mod chunks;
 pub mod cost;
 pub mod failure;
 pub mod ids;
@@ -11,11 +12,12 @@ pub mod worker;
 
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
+pub use chunks::{ChunkScheme, Chunks};
 pub use cost::{
     CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates, StepFit,
     StepSample,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
-pub use request::{CHUNK_TOKENS, Chunks, RequestView, Warm};
+pub use request::{RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

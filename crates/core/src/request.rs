@@ -1,38 +1,9 @@
 //! A request as a placement decision sees it.
 
-use std::sync::Arc;
-
-use crate::{Identity, ModelId, WorkerId};
+use crate::{Chunks, Identity, ModelId, WorkerId};
 
 /// By which prompts that begin alike are known.
 pub const PREFIX_TOKENS: usize = 64;
-
-/// Tokens in a chunk of a prompt: finer than that, a hit saves less than it costs to know of it.
-pub const CHUNK_TOKENS: u32 = 128;
-
-/// Hashes of a prompt's whole chunks, each over all that is before it too.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunks(pub Arc<[u64]>);
-
-impl Chunks {
-    /// `salt`: prompts of different salts share nothing.
-    pub fn new(salt: &str, prompt: &[u32]) -> Self {
-        let mut chain = fold(BASIS, salt.bytes().map(u64::from));
-        let chunks = prompt.chunks_exact(CHUNK_TOKENS as usize);
-        let hash = |chunk: &[u32]| {
-            chain = fold(chain, chunk.iter().map(|token| u64::from(*token)));
-            chain
-        };
-        Self(chunks.map(hash).collect())
-    }
-}
-
-impl Default for Chunks {
-    /// Of no prompt.
-    fn default() -> Self {
-        Self(Arc::new([]))
-    }
-}
 
 /// One placement's worth of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,8 +20,8 @@ pub struct RequestView {
     pub max_tokens: u32,
     /// Choices that one prefill serves, at least 1.
     pub choices: u32,
-    /// A worker that likely has part of the prompt in its prefix cache.
-    pub warm: Option<Warm>,
+    /// Workers that have part of the prompt in their prefix cache: a few, each once.
+    pub warm: Vec<Warm>,
     /// Workers that just failed this request: taken only if nobody else can.
     pub avoid: Vec<WorkerId>,
     /// Equal for requests of one tenant, and where none is named for prompts that begin alike.
@@ -80,7 +51,7 @@ impl RequestView {
             resumed_tokens: 0,
             max_tokens,
             choices: 1,
-            warm: None,
+            warm: Vec::new(),
             avoid: Vec::new(),
             session: 0,
             prefix: 0,
@@ -111,10 +82,8 @@ impl RequestView {
 
     /// Tokens of the prompt that a worker likely has in its prefix cache.
     pub fn cached_tokens(&self, worker: WorkerId) -> u32 {
-        match self.warm {
-            Some(warm) if warm.worker == worker => warm.tokens.min(self.prompt_tokens),
-            _ => 0,
-        }
+        let warm = self.warm.iter().find(|warm| warm.worker == worker);
+        warm.map_or(0, |warm| warm.tokens.min(self.prompt_tokens))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tasuki_core::{Capabilities, Chunks, HardwareClass, Identity, KvDomain, Role};
+use tasuki_core::{Capabilities, ChunkScheme, Chunks, HardwareClass, Identity, KvDomain, Role};
 
 use crate::fleet::WorkerInfo;
 use crate::leg::{LegKind, LegSpec};
@@ -25,6 +25,7 @@ pub fn info(engine: &str) -> WorkerInfo {
         max_model_len: 1_024,
         block_size: 16,
         num_blocks: 100,
+        chunks: ChunkScheme::of_blocks(domain(7).identity, 16),
         hardware: HardwareClass::default(),
     }
 }

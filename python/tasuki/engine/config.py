@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasuki.engine.errors import EngineConfigError
+from tasuki.engine.held_chunks import blocks_of_chunk
 
 IDENTITY_BYTES = 16
 
@@ -93,6 +94,11 @@ class EngineConfig:
                 f"tokens: give the cache more memory (--kv-memory) or set --max-model-len to "
                 f"{longest} or less"
             )
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of a chunk, the unit in which routers know the prefix cache."""
+        return blocks_of_chunk(self.block_size)
 
     @property
     def max_request_blocks(self) -> int:

@@ -76,7 +76,9 @@ class Engine:
         self._clock = clock
         self._counters = EngineCounters()
         self._rates = StepRates()
-        self._pool = BlockPool(config.num_blocks, PrefixCache(config.prefix_caching))
+        self.cache = PrefixCache(config.prefix_caching)
+        """For what routers are told of it; its content is the engine's alone."""
+        self._pool = BlockPool(config.num_blocks, self.cache)
         self._budget = Budget(config, self._pool)
         self._queues = Queues(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)

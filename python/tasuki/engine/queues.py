@@ -91,8 +91,10 @@ class Queues:
         full = final // self._config.block_size
         if full > sequence.registered and self._config.prefix_caching:
             self._hash(sequence, full)
+            cache, hashes, blocks = self._pool.cache, sequence.hashes, sequence.blocks
             for index in range(sequence.registered, full):
-                self._pool.cache.insert(sequence.hashes[index], sequence.blocks[index])
+                ends_chunk = (index + 1) % self._config.chunk_blocks == 0
+                cache.insert(hashes[index], blocks[index], ends_chunk=ends_chunk)
             sequence.registered = full
 
     @property

@@ -77,16 +77,18 @@ LEG_END_REJECTED: LegEndReason
 LEG_END_FAILED: LegEndReason
 
 class RouterMessage(_message.Message):
-    __slots__ = ("submit", "abort", "retarget", "set_role")
+    __slots__ = ("submit", "abort", "retarget", "set_role", "resync_kv")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RETARGET_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_KV_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     retarget: Retarget
     set_role: RoleSetting
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[RoleSetting, _Mapping]] = ...) -> None: ...
+    resync_kv: KvResync
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[RoleSetting, _Mapping]] = ..., resync_kv: _Optional[_Union[KvResync, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("info", "step")
@@ -107,7 +109,7 @@ class RoleSetting(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., owner: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("protocol_version", "engine_id", "model", "identity", "vocab_size", "max_model_len", "block_size", "num_blocks", "dtype", "kv_dtype", "tensor_parallel_size", "kv_endpoint", "version", "role", "device", "max_running_sequences", "max_batched_tokens")
+    __slots__ = ("protocol_version", "engine_id", "model", "identity", "vocab_size", "max_model_len", "block_size", "num_blocks", "dtype", "kv_dtype", "tensor_parallel_size", "kv_endpoint", "version", "role", "device", "max_running_sequences", "max_batched_tokens", "kv_event_blocks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +127,7 @@ class WorkerInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine_id: str
     model: str
@@ -142,7 +145,8 @@ class WorkerInfo(_message.Message):
     device: str
     max_running_sequences: int
     max_batched_tokens: int
-    def __init__(self, protocol_version: _Optional[int] = ..., engine_id: _Optional[str] = ..., model: _Optional[str] = ..., identity: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[_Union[RoleSetting, _Mapping]] = ..., device: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ...) -> None: ...
+    kv_event_blocks: int
+    def __init__(self, protocol_version: _Optional[int] = ..., engine_id: _Optional[str] = ..., model: _Optional[str] = ..., identity: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., version: _Optional[str] = ..., role: _Optional[_Union[RoleSetting, _Mapping]] = ..., device: _Optional[str] = ..., max_running_sequences: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., kv_event_blocks: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("engine_id", "kv_endpoint")
@@ -230,18 +234,38 @@ class Retarget(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "outputs", "ended", "load", "applied_submits")
+    __slots__ = ("step", "outputs", "ended", "load", "applied_submits", "kv")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     APPLIED_SUBMITS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     step: int
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     ended: _containers.RepeatedCompositeFieldContainer[LegEnd]
     load: Load
     applied_submits: int
-    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[LegEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., applied_submits: _Optional[int] = ...) -> None: ...
+    kv: KvEvents
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[LegEnd, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., applied_submits: _Optional[int] = ..., kv: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("number", "reset", "stored", "dropped", "held")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    reset: bool
+    stored: _containers.RepeatedScalarFieldContainer[int]
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., reset: bool = ..., stored: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KvResync(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("request_id", "choice", "position", "tokens", "logprobs", "finish", "stop_token_id", "prompt_logprobs", "cached_prompt_tokens", "timings")

@@ -19,6 +19,7 @@ import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.distributed import make_store
 from tasuki.engine.engine import Engine
+from tasuki.engine.held_chunks import blocks_of_chunk
 from tasuki.engine.runner import ModelRunner
 from tasuki.errors import TasukiError
 from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
@@ -213,4 +214,5 @@ def _info(
         device=device_name(device),
         max_running_sequences=limits.max_running_requests,
         max_batched_tokens=limits.max_batched_tokens,
+        kv_event_blocks=blocks_of_chunk(limits.block_size),
     )

@@ -22,6 +22,7 @@ from tasuki.engine.engine import Engine
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.cache_feed import MOST_HELD
 from tasuki.worker.convert import failed_leg, load_to_wire
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.watchdog import Watchdog
@@ -75,6 +76,13 @@ class RoleSet:
     setting: pb.RoleSetting
 
 
+@dataclass(frozen=True, slots=True)
+class Resynced:
+    """A router has missed events of the prefix cache."""
+
+    session: Session
+
+
 class Wake:
     """Something happened elsewhere (a KV message, a finished pull): take a turn."""
 
@@ -84,7 +92,7 @@ class Stop:
     pass
 
 
-Command = Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Wake | Stop
+Command = Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Resynced | Wake | Stop
 
 
 class EngineLoop(threading.Thread):
@@ -164,6 +172,7 @@ class EngineLoop(threading.Thread):
         self._steps += 1
         self._handoffs.on_step(result)
         self._note_change()
+        self._pass_cache_changes()
         if result.outputs or result.ended:
             self._sessions.publish(self._steps, result, self._load())
 
@@ -183,7 +192,18 @@ class EngineLoop(threading.Thread):
             return
         if heartbeat:
             self._sessions.load_changed()
+        self._pass_cache_changes()
         self._sessions.publish_load(self._steps, self._load)
+        if self._sessions.caches_behind:
+            self._report_s = min(self._report_s, self._reported_s + LOAD_AGE_S)
+
+    def _pass_cache_changes(self) -> None:
+        changes = self._engine.cache.chunks.take_changes()
+        if changes is None or changes:
+            self._sessions.cache_changed(changes, self._cached_chunks)
+
+    def _cached_chunks(self) -> list[int]:
+        return self._engine.cache.chunk_names(MOST_HELD)
 
     def _apply(self, command: Command) -> None:
         self._note_change()
@@ -191,6 +211,7 @@ class EngineLoop(threading.Thread):
             case Opened(session):
                 self._sessions.open(session)
                 session.send(pb.WorkerMessage(info=self._info))
+                self._reset_cache(session)
             case Closed(session):
                 for request_id in self._sessions.close(session):
                     self._abort(request_id, ())
@@ -216,10 +237,16 @@ class EngineLoop(threading.Thread):
                     self._sessions.broadcast(pb.WorkerMessage(info=self._info))
                 else:  # its sender does not know the role that holds
                     session.send(pb.WorkerMessage(info=self._info))
+            case Resynced(session):
+                self._reset_cache(session)
             case Stop():
                 self._stopping = True
             case Wake():
                 pass
+
+    def _reset_cache(self, session: Session) -> None:
+        self._pass_cache_changes()  # what happened before is in the list of all
+        session.cache.reset(self._cached_chunks())
 
     def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
         whole = self._engine.abort(request_id, choices)

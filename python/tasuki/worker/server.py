@@ -21,6 +21,7 @@ from tasuki.worker.loop import (
     Closed,
     Command,
     Opened,
+    Resynced,
     Retargeted,
     RoleSet,
     Submitted,
@@ -123,6 +124,8 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
             )
         case "set_role":
             return RoleSet(session, message.set_role)
+        case "resync_kv":
+            return Resynced(session)
         case unknown:
             log.warning("a router sent a message that this version does not know: %s", unknown)
             return None

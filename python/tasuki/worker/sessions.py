@@ -7,10 +7,11 @@ the engine thread only ever hands messages over with `send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tasuki.engine.api import Output, StepResult
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker.cache_feed import CacheFeed
 from tasuki.worker.convert import failed_leg, leg_end_to_wire, output_to_wire
 
 
@@ -25,6 +26,8 @@ class Session:
         """Number of the last submit that the engine has; engine thread only."""
         self.load_version = 0
         """Which load the router has (`Sessions.load_changed`); engine thread only."""
+        self.cache = CacheFeed()
+        """What the router is to be told of the prefix cache; engine thread only."""
 
     def send(self, message: pb.WorkerMessage) -> None:
         """Queue a message for the router. Any thread; the order of one caller is kept."""
@@ -90,9 +93,30 @@ class Sessions:
         """What routers know of the load is out of date."""
         self._load_version += 1
 
+    def cache_changed(
+        self, changes: Mapping[int, bool] | None, held: Callable[[], Iterable[int]]
+    ) -> None:
+        """Chunks entered or left the prefix cache: routers get it with their next report.
+
+        Args:
+            changes: By name, whether each is held; None: unknown, all routers begin again.
+            held: All names.
+        """
+        for session in self._open:
+            if changes is not None:
+                session.cache.change(changes)
+            if changes is None or session.cache.overflows:
+                session.cache.reset(held())
+
+    @property
+    def caches_behind(self) -> bool:
+        """Whether some router has not been told all of the prefix cache."""
+        return any(session.cache.is_behind for session in self._open)
+
     def publish_load(self, step: int, load: Callable[[], pb.Load]) -> None:
-        """Send the load to every router that has not got it since it changed."""
-        behind = [s for s in self._open if s.load_version != self._load_version]
+        """Send the load to every router that has not got it since it changed, or lacks events."""
+        version = self._load_version
+        behind = [s for s in self._open if s.load_version != version or s.cache.is_behind]
         if behind:
             current = load()
             for session in behind:
@@ -100,6 +124,8 @@ class Sessions:
 
     def _send(self, session: Session, report: pb.StepReport) -> None:
         report.applied_submits = session.applied
+        if (events := session.cache.take()) is not None:
+            report.kv.CopyFrom(events)
         session.load_version = self._load_version
         session.send(pb.WorkerMessage(step=report))
 

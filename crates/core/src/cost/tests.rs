@@ -352,10 +352,10 @@ fn costs_grow_with_every_kind_of_load() {
 #[test]
 fn a_cached_prefix_is_neither_computed_nor_moved() {
     let mut request = RequestView::new(1_000, 10);
-    request.warm = Some(crate::Warm {
+    request.warm = vec![crate::Warm {
         worker: WorkerId(3),
         tokens: 900,
-    });
+    }];
     let price = price(&request);
     let cached = request.cached_tokens(WorkerId(3));
     let computed_s = H200.prompt_step_s + H200.prompt_s(1_000.0, 900.0);

@@ -17,12 +17,13 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{CostModel, Health, RequestView, WorkerId};
+use tasuki_core::{ChunkScheme, CostModel, Health, ModelId, RequestView, WorkerId};
 use tasuki_policy::{NoPlacement, Policy, PolicyConfig};
 
 pub use self::answers::{JoinError, NotReady, Silence};
 use self::machines::Machines;
 use self::models::Models;
+pub use self::prefixes::CacheEvents;
 use self::prefixes::PrefixIndex;
 pub use self::report::{LoadReport, WorkerInfo};
 pub use self::worker::{DrainReason, LegSlot, WorkerState};
@@ -127,12 +128,15 @@ impl FleetState {
         if !self.workers.contains_key(&worker) {
             return Err(JoinError::Removed(worker));
         }
+        let chunks = (info.chunks, info.capabilities.reports_cache);
         self.set_info(worker, info);
         let connection = self.next_connection;
         self.next_connection += 1;
         if let Some(state) = self.workers.get_mut(&worker) {
             state.model = Some(model);
             state.connect(connection, now);
+            let pool_tokens = state.view.capacity.tokens();
+            self.prefixes.join(worker, model, chunks, pool_tokens);
         }
         self.reindex(worker);
         Ok(WorkerKey { worker, connection })
@@ -179,15 +183,30 @@ impl FleetState {
         recovered
     }
 
+    /// A worker reported what its prefix cache has stored and dropped, before the outputs of
+    /// the same report. False: it is to be asked to begin again.
+    pub fn on_cache_events(&mut self, key: WorkerKey, events: &CacheEvents) -> bool {
+        self.connected(key).is_none() || self.prefixes.on_events(key.worker, events)
+    }
+
+    /// How the workers of a model name the chunks of prompts.
+    pub fn chunk_schemes(&self, model: ModelId) -> Vec<ChunkScheme> {
+        self.prefixes.schemes(model)
+    }
+
+    /// Chunks that a worker is taken to hold.
+    pub fn chunks_held(&self, worker: WorkerId) -> usize {
+        self.prefixes.chunks(worker)
+    }
+
     /// A leg is dispatched. `None`: the connection is gone.
     pub fn on_dispatched(&mut self, key: WorkerKey, spec: &LegSpec) -> Option<LegSlot> {
+        self.connected(key)?;
         let cost = self.config.cost;
-        let cached = self.prefixes.cached(key.worker, &spec.chunks);
+        let placed = self.prefixes.on_placed(key.worker, spec);
         let state = self.connected(key)?;
-        let slot = state.add_leg(spec, &cost, cached);
+        let slot = state.add_leg(spec, &cost, placed);
         state.recount();
-        let pool_tokens = state.view.capacity.tokens();
-        self.prefixes.placed(key.worker, &spec.chunks, pool_tokens);
         self.reindex(key.worker);
         Some(slot)
     }
@@ -195,9 +214,9 @@ impl FleetState {
     /// A leg has output. `cached`: tokens of the prompt that were found cached, with the first.
     pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, cached: u32) {
         if let Some(state) = self.connected(key)
-            && let Some(expected) = state.on_output(slot)
+            && let Some(placed) = state.on_output(slot)
         {
-            self.prefixes.learn(key.worker, expected, cached);
+            self.prefixes.on_settled(key.worker, &placed, Some(cached));
         }
     }
 
@@ -206,7 +225,12 @@ impl FleetState {
         let Some(state) = self.connected(key) else {
             return;
         };
-        let handoff = state.remove_leg(slot);
+        let Some((handoff, placed)) = state.remove_leg(slot) else {
+            return;
+        };
+        if let Some(placed) = placed {
+            self.prefixes.on_settled(key.worker, &placed, None);
+        }
         let timings = timings.filter(|timings| timings.transfer_bytes > 0);
         if let (Some((same_machine, tokens)), Some(timings)) = (handoff, timings) {
             let exposed = timings.transfer_exposed.max(SHORTEST_HANDOFF);

@@ -19,7 +19,7 @@ impl FleetState {
         let views = view(placement.prefill).zip(view(placement.decode));
         let (prefill, decode) = views.ok_or(NoPlacement::NoWorker)?;
         let price = |worker: &WorkerView| self.costs.price(worker.hardware, request);
-        let cached = self.prefixes.cached(prefill.id, &request.chunks);
+        let cached = self.prefixes.expected(prefill.id, &request.chunks).likely;
         Ok(price(prefill).forecast(prefill, (&price(decode), decode), cached))
     }
 
@@ -31,29 +31,32 @@ impl FleetState {
     }
 
     pub(super) fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
-        let Some(warm) = self.warmest(request) else {
+        let warm = self.warmest(request);
+        if warm.is_empty() {
             return self.policy.place(request, self.choosing());
-        };
+        }
         let request = RequestView {
-            warm: Some(warm),
+            warm,
             ..request.clone()
         };
         self.policy.place(&request, self.choosing())
     }
 
-    /// Who holds most of the request's prompt, unless an attempt before says it.
-    fn warmest(&self, request: &RequestView) -> Option<Warm> {
-        let may = |id: WorkerId| {
-            let state = self
-                .workers
-                .get(&id)
-                .filter(|s| s.view.health == Health::Ready);
-            state.is_some() && !request.avoid.contains(&id)
-        };
-        if request.warm.is_some() {
-            return None;
+    /// Who holds most of the request's prompt, of the workers whose role is either half; none
+    /// where an attempt before says it.
+    fn warmest(&self, request: &RequestView) -> Vec<Warm> {
+        if !request.warm.is_empty() {
+            return Vec::new();
         }
-        self.prefixes.warmest(&request.chunks, may, |id| {
+        let halves = |id: WorkerId| {
+            let view = self.workers.get(&id).map(|state| &state.view);
+            let view = view.filter(|view| view.health == Health::Ready);
+            let view = view.filter(|_| !request.avoid.contains(&id));
+            view.map_or([false; 2], |view| {
+                [view.role.prefills(), view.role.decodes()]
+            })
+        };
+        self.prefixes.warmest(&request.chunks, halves, |id| {
             let view = self.workers.get(&id).map(|state| &state.view);
             view.map(|view| (view.prefill_backlog_tokens(), view.sequences()))
         })

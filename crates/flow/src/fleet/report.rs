@@ -1,6 +1,6 @@
 //! What a worker says of itself.
 
-use tasuki_core::{Capabilities, HardwareClass, KvDomain, Role, StepSample};
+use tasuki_core::{Capabilities, ChunkScheme, HardwareClass, KvDomain, Role, StepSample};
 
 use crate::worker_ref::Peer;
 
@@ -21,6 +21,8 @@ pub struct WorkerInfo {
     /// In tokens.
     pub block_size: u32,
     pub num_blocks: u32,
+    /// How chunks of prompts are named where its cache is reported, or estimated.
+    pub chunks: ChunkScheme,
     pub hardware: HardwareClass,
 }
 

@@ -10,6 +10,7 @@ use tasuki_core::{
 };
 
 use super::breaker::{Breakers, Shown};
+use super::prefixes::PlacedPrompt;
 use super::report::{LoadReport, WorkerInfo};
 use crate::leg::{Handoff, LegKind, LegSpec};
 
@@ -60,12 +61,15 @@ impl LegSlot {
     }
 }
 
+/// The handoff of a leg that has ended, and its prompt.
+type EndedLeg = (Option<(bool, u64)>, Option<PlacedPrompt>);
+
 /// A leg of ours on the worker.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct RunningLeg {
     prefill_tokens: u64,
-    /// Of a prompt that is computed there, until it is.
-    expected_cached: Option<u32>,
+    /// Until there is output.
+    placed: Option<PlacedPrompt>,
     promised_blocks: u64,
     sequences: u32,
     kv_tokens: u64,
@@ -262,8 +266,13 @@ impl WorkerState {
         new.filter_map(|(sample, known)| sample.filter(|sample| sample.number != known))
     }
 
-    /// A leg was sent to the worker, which likely holds `cached` tokens of the prompt.
-    pub(super) fn add_leg(&mut self, spec: &LegSpec, cost: &CostConfig, cached: u32) -> LegSlot {
+    /// A leg was sent to the worker.
+    pub(super) fn add_leg(
+        &mut self,
+        spec: &LegSpec,
+        cost: &CostConfig,
+        placed: PlacedPrompt,
+    ) -> LegSlot {
         let tokens = (spec.prompt.len() + spec.resumed.len()) as u64;
         let growth = match spec.kind {
             LegKind::Prefill => 0,
@@ -279,10 +288,10 @@ impl WorkerState {
             prefill_tokens: match spec.kind {
                 LegKind::Decode => 0,
                 LegKind::Colocated | LegKind::Prefill => {
-                    tokens.saturating_sub(u64::from(cached)).max(1)
+                    tokens.saturating_sub(u64::from(placed.cached())).max(1)
                 }
             },
-            expected_cached: (spec.kind != LegKind::Decode).then_some(cached),
+            placed: Some(placed),
             promised_blocks: self.view.blocks_for(tokens)
                 + choices * self.view.blocks_for(u64::from(growth)),
             sequences: if decodes { choices as u32 } else { 0 },
@@ -309,11 +318,11 @@ impl WorkerState {
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
-    /// With its first, what was expected to be cached of a prompt that is computed there.
-    pub(super) fn on_output(&mut self, slot: LegSlot) -> Option<u32> {
-        let mut expected = None;
+    /// With its first, the prompt.
+    pub(super) fn on_output(&mut self, slot: LegSlot) -> Option<PlacedPrompt> {
+        let mut placed = None;
         if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
-            expected = leg.expected_cached.take();
+            placed = leg.placed.take();
             leg.prefill_tokens = 0;
             if self.view.capabilities.reports_load {
                 leg.has_blocks = true;
@@ -329,18 +338,17 @@ impl WorkerState {
             };
             self.on_shown(slot, shown);
         }
-        expected
+        placed
     }
 
     /// A leg has ended. Returns the handoff that it was, if it was one: whether within one
-    /// machine, and of how many tokens.
-    pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<(bool, u64)> {
+    /// machine, and of how many tokens; and the prompt, if there was no output.
+    pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<EndedLeg> {
         let leg = self.legs.get_mut(slot.index as usize)?.take()?;
         self.free_slots.push(slot.index);
-        Some((
-            leg.handoff?,
-            leg.kv_tokens / u64::from(leg.sequences.max(1)),
-        ))
+        let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
+        let handoff = leg.handoff.map(|same_machine| (same_machine, tokens));
+        Some((handoff, leg.placed))
     }
 
     fn handoff_of(&self, spec: &LegSpec) -> Option<bool> {

@@ -240,10 +240,10 @@ impl Machine {
             bound_to: self.bound_to,
             resumed_tokens: base,
             choices,
-            warm: state.warm.map(|worker| Warm {
+            warm: Vec::from_iter(state.warm.map(|worker| Warm {
                 worker,
                 tokens: prompt_tokens,
-            }),
+            })),
             avoid: state.avoid.clone(),
             chunks: self.chunks.clone(),
             keep_whole: state.retries.kv_losses >= self.config.whole_after_kv_losses,

@@ -66,14 +66,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(generation: Generation, config: MachineConfig) -> Self {
+    /// `chunks`: of the prompt.
+    pub fn new(generation: Generation, chunks: Chunks, config: MachineConfig) -> Self {
         let max_tokens = generation.sampling.max_tokens;
         let indices: Vec<u32> = (0..generation.n).collect();
         Self {
             config,
             model: generation.model,
             bound_to: None,
-            chunks: Chunks::new(&generation.cache_salt, &generation.prompt),
+            chunks,
             prompt: generation.prompt,
             sampling: Arc::new(generation.sampling),
             cache_salt: generation.cache_salt.into(),

@@ -66,10 +66,10 @@ pub fn mix(value: u64) -> u64 {
 }
 
 /// What handoffs of one request add.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Handoffs {
-    /// Which worker has part of the prompt, and what handoffs to it add.
-    warm: Option<(WorkerId, Ways)>,
+    /// Which workers have part of the prompt, and what handoffs to each add.
+    warm: Vec<(WorkerId, Ways)>,
     cold: Ways,
     /// It matters on which machine a decode worker is.
     pub prefer_machines: bool,
@@ -87,26 +87,26 @@ impl Handoffs {
             within_machine_s: model.handoff_s(request, held, true),
             between_machines_s: model.handoff_s(request, held, false),
         };
-        let warm = request.warm.map(|warm| (warm.worker, ways(warm.tokens)));
+        let warm = request.warm.iter();
+        let warm: Vec<_> = warm.map(|warm| (warm.worker, ways(warm.tokens))).collect();
         let cold = ways(0);
-        let mut all = [cold].into_iter().chain(warm.map(|(_, ways)| ways));
+        let prefers = |ways: &Ways| ways.within_machine_s < ways.between_machines_s;
+        let prefer_machines = prefers(&cold) || warm.iter().any(|(_, ways)| prefers(ways));
         Self {
+            prefer_machines,
             warm,
             cold,
-            prefer_machines: all.any(|ways| ways.within_machine_s < ways.between_machines_s),
         }
     }
 
     pub fn is_warm(&self, worker: WorkerId) -> bool {
-        self.warm.is_some_and(|(warm, _)| warm == worker)
+        self.warm.iter().any(|(warm, _)| *warm == worker)
     }
 
     /// What a handoff from a worker of one machine adds. 0 is no machine.
     pub fn added_s(&self, from_machine: u32, decode: &Offer) -> f64 {
-        let ways = match self.warm {
-            Some((warm, ways)) if warm == decode.id => ways,
-            _ => self.cold,
-        };
+        let warm = self.warm.iter().find(|(warm, _)| *warm == decode.id);
+        let ways = warm.map_or(&self.cold, |(_, ways)| ways);
         if from_machine == decode.machine && from_machine != 0 {
             ways.within_machine_s
         } else {
@@ -114,7 +114,7 @@ impl Handoffs {
         }
     }
 
-    /// To any worker but the warm one.
+    /// To any worker but the warm ones.
     pub fn between_machines_s(&self) -> f64 {
         self.cold.between_machines_s
     }
@@ -126,7 +126,7 @@ impl Handoffs {
             .fold(f64::INFINITY, f64::min)
     }
 
-    /// What a pair of workers costs at least, by its halves; not with the warm worker.
+    /// What a pair of workers costs at least, by its halves; not with a warm decode worker.
     pub fn at_least_s(&self, prefill_s: f64, decode_s: f64) -> f64 {
         prefill_s + self.cold.within_machine_s + decode_s
     }

@@ -95,8 +95,9 @@ impl<'a> Search<'a> {
 
     /// What no pair within a domain costs less than.
     fn floor_s(&self, domain: Domain) -> f64 {
-        let warm = self.request.warm;
-        let cached = warm.map_or(0, |warm| self.request.cached_tokens(warm.worker));
+        let warm = self.request.warm.iter();
+        let cached = warm.map(|warm| self.request.cached_tokens(warm.worker));
+        let cached = cached.max().unwrap_or(0);
         let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
         for able in self.able.iter().filter(|able| able.domain == Some(domain)) {
             if able.may_prefill {
@@ -119,7 +120,7 @@ impl<'a> Search<'a> {
             let cached = self.request.cached_tokens(member.id);
             self.offer(member, able.whole_s(&member.load, cached))
         });
-        Offer::cheaper(cold, warm)
+        cold.into_iter().chain(warm).min_by(Offer::compare)
     }
 
     /// The cheapest pair within a domain, if one may be cheaper than any worker alone.
@@ -130,8 +131,9 @@ impl<'a> Search<'a> {
         let decode = self.decode(domain, avoid);
         let mut best = Pair::of(Some(prefill), decode, &self.handoffs);
         let mut evaluated = Machines::default();
-        if let Some((able, member)) = self.warm(avoid)
-            && able.domain == Some(domain)
+        for (able, member) in self
+            .warm(avoid)
+            .filter(|(able, _)| able.domain == Some(domain))
         {
             if able.may_decode {
                 let warm = self.offer(member, able.decode_s(&member.load, false));
@@ -210,7 +212,7 @@ impl<'a> Search<'a> {
 
     /// The cheapest pair of workers of one machine, if one may be cheaper than any worker alone.
     fn within(&self, machine: u32, domain: Domain, avoid: &[WorkerId]) -> Option<Pair> {
-        let (mut prefill, mut decode, mut warm) = (None, None, None);
+        let (mut prefill, mut decode, mut warm) = (None, None, Vec::new());
         for &place in self.index.on_machine(machine) {
             let Some((able, member)) = self.able_at(place) else {
                 continue;
@@ -224,16 +226,17 @@ impl<'a> Search<'a> {
                 prefill = Offer::cheaper(prefill, Some(offer));
             }
             if able.may_decode {
-                let offer = Some(self.offer(member, able.decode_s(&member.load, false)));
+                let offer = self.offer(member, able.decode_s(&member.load, false));
                 if self.handoffs.is_warm(member.id) {
-                    warm = offer;
+                    warm.push(offer);
                 } else {
-                    decode = Offer::cheaper(decode, offer);
+                    decode = Offer::cheaper(decode, Some(offer));
                 }
             }
         }
-        let cold = Pair::of(prefill, decode, &self.handoffs);
-        Pair::cheaper(cold, Pair::of(prefill, warm, &self.handoffs))
+        let decode = warm.into_iter().chain(decode);
+        let pairs = decode.filter_map(|decode| Pair::of(prefill, Some(decode), &self.handoffs));
+        pairs.min_by(Pair::compare)
     }
 
     /// The cheapest decode worker for what `prefill`, a worker of that machine, does.
@@ -270,7 +273,7 @@ impl<'a> Search<'a> {
             let cached = self.request.cached_tokens(member.id);
             self.offer(member, able.prefill_s(&member.load, cached))
         });
-        Offer::cheaper(cold, warm)
+        cold.into_iter().chain(warm).min_by(Offer::compare)
     }
 
     fn decode(&self, domain: Domain, avoid: &[WorkerId]) -> Option<Offer> {
@@ -317,15 +320,15 @@ impl<'a> Search<'a> {
         Offer::new(member.id, member.machine, cost_s, &self.tie)
     }
 
-    /// The worker that has part of the prompt, if it takes the request.
-    fn warm(&self, avoid: &[WorkerId]) -> Option<(&Able<'a>, &Member)> {
-        let warm = self.request.warm?.worker;
-        let place = self.index.place_of(warm)?;
-        self.able_at(place).filter(|_| !avoid.contains(&warm))
+    /// The workers that have part of the prompt and take the request.
+    fn warm(&self, avoid: &[WorkerId]) -> impl Iterator<Item = (&Able<'a>, &'a Member)> {
+        let warm = self.request.warm.iter().map(|warm| warm.worker);
+        let warm = warm.filter(|worker| !avoid.contains(worker));
+        warm.filter_map(|worker| self.able_at(self.index.place_of(worker)?))
     }
 
     /// A worker, if it takes the request.
-    fn able_at(&self, place: Place) -> Option<(&Able<'a>, &Member)> {
+    fn able_at(&self, place: Place) -> Option<(&Able<'a>, &'a Member)> {
         let able = self.able.iter().find(|able| able.number == place.group)?;
         let member = able.group.member(place.slot)?;
         member.takes(self.request).then_some((able, member))

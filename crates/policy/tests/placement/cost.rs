@@ -280,17 +280,36 @@ fn a_warm_prefix_attracts() {
         worker(2, Role::Decode),
     ];
     let mut request = RequestView::new(1_000, 10);
-    request.warm = Some(Warm {
+    request.warm = vec![Warm {
         worker: WorkerId(1),
         tokens: 900,
-    });
+    }];
     assert_eq!(strict_pair(&workers, &request), (1, 2));
-    request.warm = Some(Warm {
+    request.warm = vec![Warm {
         worker: WorkerId(2),
         tokens: 900,
-    });
+    }];
     let cached = pair(&workers, &request);
     assert_eq!(cached, (2, 2), "also whole on a decode worker");
+}
+
+#[test]
+fn both_halves_of_a_pair_may_be_warm() {
+    let workers = [
+        worker(0, Role::Prefill),
+        worker(1, Role::Prefill),
+        worker(2, Role::Decode),
+        worker(3, Role::Decode),
+    ];
+    let warm = |worker, tokens| Warm {
+        worker: WorkerId(worker),
+        tokens,
+    };
+    let mut request = RequestView::new(1_000, 10);
+    request.warm = vec![warm(1, 600), warm(2, 900)];
+    assert_eq!(strict_pair(&workers, &request), (1, 2));
+    request.warm = vec![warm(0, 600), warm(3, 900)];
+    assert_eq!(strict_pair(&workers, &request), (0, 3));
 }
 
 #[test]
@@ -494,7 +513,7 @@ proptest! {
         idle.outstanding = Outstanding::default();
         let request = RequestView {
             avoid: vec![],
-            warm: None,
+            warm: Vec::new(),
             bound_to: None,
             resumed_tokens: 0,
             model: ModelId::default(),

@@ -117,7 +117,7 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
 pub fn any_request() -> impl Strategy<Value = RequestView> {
     let id = || (0..12u32).prop_map(WorkerId);
     let avoid = proptest::collection::vec(id(), 0..3);
-    let warm = proptest::option::of((id(), 0..4_000u32));
+    let warm = proptest::collection::btree_map(id(), 0..4_000u32, 0..4);
     let rest = (1..4u32, avoid, any::<bool>(), warm);
     let begun = (0..8u32, 0..8u32, 0..4u32);
     (1..4_000u32, 1..600u32, rest, begun).prop_map(
@@ -129,7 +129,10 @@ pub fn any_request() -> impl Strategy<Value = RequestView> {
                 choices,
                 avoid,
                 keep_whole: keep_whole && identity % 2 == 0,
-                warm: warm.map(|(worker, tokens)| Warm { worker, tokens }),
+                warm: warm
+                    .into_iter()
+                    .map(|(worker, tokens)| Warm { worker, tokens })
+                    .collect(),
                 ..RequestView::new(prompt, if model == 1 { 1 } else { output })
             }
         },

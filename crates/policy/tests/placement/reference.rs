@@ -221,7 +221,7 @@ fn handoff_s(
     request: &RequestView,
     how: Choosing<'_>,
 ) -> f64 {
-    let held = request.warm.filter(|warm| warm.worker == decode.id);
+    let held = request.warm.iter().find(|warm| warm.worker == decode.id);
     let same_machine = prefill.machine == decode.machine && prefill.machine != 0;
     let held = held.map_or(0, |warm| warm.tokens);
     how.model.handoff_s(request, held, same_machine)

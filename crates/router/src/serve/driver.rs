@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -44,12 +45,14 @@ pub async fn drive(
     let prompt_tokens = generation.prompt.len();
     let registry = Arc::clone(&shared.registry);
     let model = generation.model;
+    let schemes = registry.chunk_schemes(model);
+    let chunks = Chunks::new(&schemes, &generation.cache_salt, &generation.prompt);
     let (tenant, priority) = (Arc::clone(&generation.tenant), generation.priority);
     let mut task = RequestTask {
         request_id: generation.request_id.clone(),
         received,
         meter: Meter::new(Arc::clone(&shared.metrics), prompt_tokens, received),
-        machine: Machine::new(generation, shared.machine),
+        machine: Machine::new(generation, chunks, shared.machine),
         checked: None,
         events: client.events.clone(),
         inbox: sender,

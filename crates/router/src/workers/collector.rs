@@ -105,7 +105,8 @@ impl Collector for WorkerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let workers = self.0.read(|worker| {
             let health = worker.state.view.health;
-            (labels(worker.state), health, worker.exported)
+            let load = worker.exported.map(|load| (load, worker.chunks));
+            (labels(worker.state), health, load)
         });
         let up = |health: &Health| !matches!(health, Health::Suspect | Health::Down);
         let states: [Reading<Health, bool>; 3] = [
@@ -145,17 +146,24 @@ impl Collector for WorkerCollector {
         let loads = workers.into_iter();
         let loads = loads.filter_map(|(labels, _, load)| Some((labels, load?)));
         let loads: Vec<_> = loads.collect();
+        let (name, kind) = ("worker_prefix_chunks", MetricType::Gauge);
+        let help = "Chunks of prompts that the worker is taken to have in its prefix cache";
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for (labels, (_, chunks)) in &loads {
+            let chunks = i64::try_from(*chunks).unwrap_or(i64::MAX);
+            ConstGauge::new(chunks).encode(family.encode_family(labels)?)?;
+        }
         for (name, help, read) in GAUGES {
             let name = format!("worker_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?;
-            for (labels, load) in &loads {
+            for (labels, (load, _)) in &loads {
                 ConstGauge::new(read(load)).encode(family.encode_family(labels)?)?;
             }
         }
         for (name, help, read) in COUNTERS {
             let name = format!("worker_{name}");
             let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
-            for (labels, load) in &loads {
+            for (labels, (load, _)) in &loads {
                 let counters = load.counters.unwrap_or_default();
                 ConstCounter::new(read(&counters)).encode(family.encode_family(labels)?)?;
             }

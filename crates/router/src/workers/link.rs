@@ -21,4 +21,7 @@ pub trait WorkerLink: Send + Sync {
     /// Gives the worker another role; it reports it when it has it. It ignores an `epoch`
     /// that is not later than that of its role.
     fn set_role(&self, role: Role, epoch: u64);
+
+    /// Lets the worker tell all of its prefix cache again: events were missed.
+    fn resync_cache(&self);
 }

@@ -10,11 +10,13 @@
 //! The registry's one mutex is never held across an await.
 
 mod admission;
+mod cache;
 mod collector;
 mod connect;
 mod connection;
 mod link;
 mod membership;
+mod placing;
 mod registry;
 #[cfg(test)]
 pub mod testing;

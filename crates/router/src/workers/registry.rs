@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use tasuki_core::{ModelId, RequestView, Role, WorkerId};
 use tasuki_flow::admission::{Admission, AdmissionConfig, EntrantId, Verdict};
 use tasuki_flow::fleet::{
-    DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo, WorkerState,
+    CacheEvents, DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo,
+    WorkerState,
 };
 use tasuki_flow::{BudgetConfig, RetryBudget};
-use tasuki_flow::{Fleet, Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey, WorkerRef};
-use tasuki_policy::{NoPlacement, PolicyConfig};
+use tasuki_flow::{Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey};
+use tasuki_policy::PolicyConfig;
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{oneshot, watch};
@@ -24,6 +25,7 @@ pub struct Report<Outputs, Ends> {
     pub load: Option<LoadReport>,
     /// For metrics alone.
     pub exported: Option<v1::Load>,
+    pub cache: Option<CacheEvents>,
     /// Each with the name of its leg on the connection.
     pub outputs: Outputs,
     pub ended: Ends,
@@ -42,6 +44,8 @@ pub struct Known<'a> {
     pub state: &'a WorkerState,
     /// host:port.
     pub address: &'a str,
+    /// Chunks of prompts that it is taken to hold.
+    pub chunks: usize,
     /// Its last load, for metrics.
     pub exported: Option<v1::Load>,
 }
@@ -196,6 +200,11 @@ impl Registry {
         if report.exported.is_some() {
             connection.exported = report.exported;
         }
+        if let Some(events) = &report.cache
+            && !fleet.on_cache_events(key, events)
+        {
+            connection.link.resync_cache();
+        }
         // A task that is gone has sent its aborts.
         for (name, output) in report.outputs {
             if let Some(leg) = connection.legs.get(&name) {
@@ -342,6 +351,7 @@ impl Registry {
             Some(Known {
                 state,
                 address: &member.address,
+                chunks: fleet.chunks_held(state.view.id),
                 exported: member.connection.as_ref().and_then(|c| c.exported),
             })
         });
@@ -356,7 +366,7 @@ impl Registry {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    fn lock_budget(&self) -> MutexGuard<'_, RetryBudget> {
+    pub(super) fn lock_budget(&self) -> MutexGuard<'_, RetryBudget> {
         self.budget.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -371,30 +381,5 @@ impl State {
     fn connected(&mut self, key: WorkerKey) -> Option<(&mut FleetState, &mut Connection)> {
         let connection = self.members.get_mut(&key.worker)?.connection.as_mut()?;
         (connection.serial == key.connection).then_some((&mut self.fleet, connection))
-    }
-}
-
-impl Fleet for &Registry {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
-        self.lock().fleet.place(request)
-    }
-
-    fn place_decode(
-        &mut self,
-        request: &RequestView,
-        prefill: WorkerKey,
-        tried: &[WorkerId],
-    ) -> Option<WorkerRef> {
-        self.lock().fleet.place_decode(request, prefill, tried)
-    }
-
-    fn on_request(&mut self) {
-        let now = self.since_start(Instant::now());
-        self.lock_budget().on_request(now);
-    }
-
-    fn may_retry(&mut self) -> bool {
-        let now = self.since_start(Instant::now());
-        self.lock_budget().take(now)
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, HardwareClass, KvDomain, Role};
+use tasuki_core::{Capabilities, ChunkScheme, HardwareClass, Identity, KvDomain, Role};
 use tasuki_flow::fleet::WorkerInfo;
 use tasuki_flow::{LegSpec, Peer};
 use tasuki_wire::v1::worker_server::{Worker, WorkerServer};
@@ -216,6 +216,7 @@ pub enum ToWorker {
     Abort(String, Vec<u32>),
     Retarget(String, Peer),
     SetRole(Role, u64),
+    ResyncCache,
 }
 
 impl LocalWorker {
@@ -247,6 +248,10 @@ impl WorkerLink for LocalLink {
     fn set_role(&self, role: Role, epoch: u64) {
         let _ = self.0.send(ToWorker::SetRole(role, epoch));
     }
+
+    fn resync_cache(&self) {
+        let _ = self.0.send(ToWorker::ResyncCache);
+    }
 }
 
 /// Information of a worker inside the process: 100 blocks, up to 1,024 tokens.
@@ -265,6 +270,7 @@ pub fn local_info(engine: &str) -> WorkerInfo {
         max_model_len: 1_024,
         block_size: 16,
         num_blocks: 100,
+        chunks: ChunkScheme::of_blocks(Identity::default(), 16),
         hardware: HardwareClass::default(),
     }
 }

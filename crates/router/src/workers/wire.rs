@@ -12,6 +12,7 @@ use tasuki_wire::v1::router_message::Message;
 use tasuki_wire::v1::{self, RouterMessage};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::cache;
 use super::link::WorkerLink;
 use super::registry::Report;
 
@@ -47,6 +48,7 @@ pub enum Outgoing {
     Abort(String, Vec<u32>),
     Retarget(String, Peer),
     SetRole(Role, u64),
+    ResyncCache,
 }
 
 impl WorkerLink for GrpcLink {
@@ -69,6 +71,10 @@ impl WorkerLink for GrpcLink {
     fn set_role(&self, role: Role, epoch: u64) {
         let _ = self.0.send(Outgoing::SetRole(role, epoch));
     }
+
+    fn resync_cache(&self) {
+        let _ = self.0.send(Outgoing::ResyncCache);
+    }
 }
 
 /// The message as the worker reads it.
@@ -90,6 +96,7 @@ pub fn outgoing(message: Outgoing) -> RouterMessage {
             owner: ROLE_OWNER.to_owned(),
             epoch,
         }),
+        Outgoing::ResyncCache => Message::ResyncKv(v1::KvResync {}),
     };
     RouterMessage {
         message: Some(message),
@@ -122,12 +129,17 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
             backend: KV_BACKEND,
             identity,
         },
-        // The types of `tasuki_flow` were made for this protocol: it can do all of it.
-        capabilities: Capabilities::default(),
+        // The types of `tasuki_flow` were made for this protocol: it can do all of it. Workers
+        // that were built before it had events send none.
+        capabilities: Capabilities {
+            reports_cache: info.kv_event_blocks > 0,
+            ..Capabilities::default()
+        },
         vocab_size: info.vocab_size,
         max_model_len: info.max_model_len,
         block_size: info.block_size,
         num_blocks: info.num_blocks,
+        chunks: cache::scheme(identity, info.block_size, info.kv_event_blocks),
         hardware: HardwareClass {
             device: info.device,
             identity,
@@ -145,6 +157,7 @@ pub fn report(
             .load
             .map(|reported| load(&reported, report.applied_submits)),
         exported: report.load,
+        cache: report.kv.map(cache::events),
         outputs: report.outputs.into_iter().map(output),
         ended: report.ended.into_iter().map(leg_end),
     }

@@ -1,18 +1,25 @@
 //! A conversation's next turn goes where its KV is, when that is cheaper.
 
-use tasuki_core::Chunks;
+use tasuki_core::{Capabilities, Chunks, ModelId};
 
 use super::*;
 use crate::WorkerRef;
+use crate::fleet::CacheEvents;
 
 const LONG: u32 = 896;
 
-/// Two mixed workers that can take anything.
-fn two() -> (FleetState, [WorkerKey; 2]) {
+/// Two mixed workers that can take anything, and report their cache or do not.
+fn two(reports_cache: bool) -> (FleetState, [WorkerKey; 2]) {
     let mut fleet = fleet(2);
     let mut join = |id: u32| {
-        let joined = fleet.join(WorkerId(id), info(&format!("e{id}")), NOW);
-        joined.expect("joined")
+        let info = WorkerInfo {
+            capabilities: Capabilities {
+                reports_cache,
+                ..Capabilities::default()
+            },
+            ..info(&format!("e{id}"))
+        };
+        fleet.join(WorkerId(id), info, NOW).expect("joined")
     };
     let keys = [join(0), join(1)];
     (fleet, keys)
@@ -20,7 +27,7 @@ fn two() -> (FleetState, [WorkerKey; 2]) {
 
 fn chunks(first: u32) -> Chunks {
     let prompt: Vec<u32> = (first..first + LONG).collect();
-    Chunks::new("", &prompt)
+    Chunks::new(&[info("").chunks], "", &prompt)
 }
 
 fn request(first: u32) -> RequestView {
@@ -51,7 +58,7 @@ fn dispatch(fleet: &mut FleetState, key: WorkerKey, first: u32) -> LegSlot {
 
 #[test]
 fn the_next_turn_goes_where_its_kv_is() {
-    let (mut fleet, _) = two();
+    let (mut fleet, _) = two(false);
     for first in [0, 10_000, 20_000, 30_000] {
         let there = serve(&mut fleet, first, 0);
         for _ in 0..5 {
@@ -62,7 +69,7 @@ fn the_next_turn_goes_where_its_kv_is() {
 
 #[test]
 fn it_goes_elsewhere_where_its_worker_has_much_to_do() {
-    let (mut fleet, _) = two();
+    let (mut fleet, _) = two(false);
     let there = serve(&mut fleet, 0, 0);
     for other in 1..10 {
         dispatch(&mut fleet, there, 10_000 * other);
@@ -72,7 +79,7 @@ fn it_goes_elsewhere_where_its_worker_has_much_to_do() {
 
 #[test]
 fn what_is_cached_is_no_backlog() {
-    let (mut fleet, keys) = two();
+    let (mut fleet, keys) = two(false);
     let backlog = |fleet: &FleetState| view(fleet, 0).prefill_backlog_tokens();
     let first = dispatch(&mut fleet, keys[0], 0);
     assert_eq!(backlog(&fleet), u64::from(LONG));
@@ -84,10 +91,56 @@ fn what_is_cached_is_no_backlog() {
 
 #[test]
 fn a_worker_that_was_restarted_holds_nothing() {
-    let (mut fleet, keys) = two();
+    let (mut fleet, keys) = two(false);
     dispatch(&mut fleet, keys[0], 0);
     fleet.leave(keys[0]);
     let again = fleet.join(WorkerId(0), info("again"), NOW).expect("joined");
     dispatch(&mut fleet, again, 0);
     assert_eq!(view(&fleet, 0).prefill_backlog_tokens(), u64::from(LONG));
+}
+
+#[test]
+fn what_another_router_placed_is_known_by_events() {
+    let (mut fleet, keys) = two(true);
+    for first in [0, 10_000, 20_000, 30_000] {
+        let there = keys[(first / 10_000) as usize % 2];
+        let number = 1 + u64::from(first / 20_000);
+        let scheme = fleet.chunk_schemes(ModelId::default())[0];
+        let events = CacheEvents {
+            number,
+            reset: number == 1,
+            stored: chunks(first).by(&scheme).to_vec(),
+            ..CacheEvents::default()
+        };
+        assert!(fleet.on_cache_events(there, &events));
+        for _ in 0..5 {
+            assert_eq!(serve(&mut fleet, first, LONG), there);
+        }
+    }
+}
+
+#[test]
+fn what_an_earlier_request_is_about_to_store_is_computed_once() {
+    let (mut fleet, keys) = two(true);
+    let backlog = |fleet: &FleetState| view(fleet, 0).prefill_backlog_tokens();
+    let first = dispatch(&mut fleet, keys[0], 0);
+    dispatch(&mut fleet, keys[0], 0);
+    assert_eq!(backlog(&fleet), u64::from(LONG) + 1);
+    fleet.on_ended(keys[0], first, None);
+    assert_eq!(fleet.chunks_held(WorkerId(0)), LONG as usize / 128);
+}
+
+#[test]
+fn events_of_an_old_connection_say_nothing() {
+    let (mut fleet, keys) = two(true);
+    fleet.leave(keys[0]);
+    let stale = CacheEvents {
+        number: 7,
+        ..CacheEvents::default()
+    };
+    assert!(
+        fleet.on_cache_events(keys[0], &stale),
+        "nobody is to be asked"
+    );
+    assert_eq!(fleet.chunks_held(WorkerId(0)), 0);
 }

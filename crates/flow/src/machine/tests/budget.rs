@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, FailureKind, Identity, ModelId, RequestView, WorkerId};
+use tasuki_core::{Capabilities, Chunks, FailureKind, Identity, ModelId, RequestView, WorkerId};
 use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Generation, ServeError};
@@ -81,7 +81,7 @@ impl Request {
             ..Default::default()
         };
         let mut request = Self {
-            machine: Machine::new(generation, MachineConfig::default()),
+            machine: Machine::new(generation, Chunks::default(), MachineConfig::default()),
             fleet,
             now: Duration::ZERO,
             error: None,

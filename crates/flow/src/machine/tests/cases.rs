@@ -5,7 +5,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tasuki_core::{Capabilities, FailureKind, Identity, ModelId, RequestView, Role, WorkerId};
+use tasuki_core::{
+    Capabilities, Chunks, FailureKind, Identity, ModelId, RequestView, Role, WorkerId,
+};
 use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
@@ -100,7 +102,7 @@ impl Case {
             ..config
         };
         let mut case = Self {
-            machine: Machine::new(generation(n), config),
+            machine: Machine::new(generation(n), Chunks::default(), config),
             script: Script {
                 pairs: pairs.iter().cloned().collect(),
                 decodes: decodes.iter().copied().collect(),
@@ -365,7 +367,10 @@ fn a_decode_worker_lost_later_is_not_replaced_by_one_that_says_it_all_again() {
     );
     let asked = case.script.asked.last().expect("a placement");
     assert_eq!((asked.prompt_tokens, asked.max_tokens), (13, 5));
-    assert_eq!(asked.warm.map(|warm| warm.worker), Some(WorkerId(0)));
+    assert_eq!(
+        asked.warm.first().map(|warm| warm.worker),
+        Some(WorkerId(0))
+    );
 }
 
 #[test]

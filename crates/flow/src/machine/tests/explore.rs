@@ -168,6 +168,7 @@ const NO_RESUME: Capabilities = Capabilities {
     retargets: false,
     splits_choices: false,
     reports_load: false,
+    reports_cache: false,
 };
 
 /// The same, and prefill runs to its end before decode begins.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Capacity, CostModel, FirstToken, HandoffKind, Health, KvDomain, ModelId,
+    Capabilities, Capacity, Chunks, CostModel, FirstToken, HandoffKind, Health, KvDomain, ModelId,
     Outstanding, Positions, ReportedLoad, RequestView, Role, WorkerId, WorkerView,
 };
 use tasuki_policy::{Choosing, NoPlacement, Policy, WorkerIndex};
@@ -169,7 +169,7 @@ impl World {
         let mut world = Self {
             workers: workers.collect(),
             next_connection: setup.roles.len() as u64,
-            machine: Machine::new(request, config),
+            machine: Machine::new(request, Chunks::default(), config),
             to_router: BTreeMap::new(),
             to_worker: BTreeMap::new(),
             tickets: Vec::new(),

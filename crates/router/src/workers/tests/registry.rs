@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tasuki_core::{FailureKind, WorkerId};
+use tasuki_flow::fleet::CacheEvents;
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer, WorkerKey};
 use tokio::sync::mpsc;
 
@@ -33,6 +34,7 @@ fn report(registry: &Registry, key: WorkerKey, output: Option<&str>, ended: Opti
     let report = Report {
         load: None,
         exported: None,
+        cache: None,
         outputs: output.into_iter(),
         ended: ended.into_iter(),
     };
@@ -92,4 +94,43 @@ fn legs_without_a_task_are_aborted() {
     let aborted = ToWorker::Abort("gone".to_owned(), Vec::new());
     assert_eq!(worker.received(), Some(aborted));
     assert_eq!(view(&registry, 0).outstanding.requests, 1);
+}
+
+#[test]
+fn a_worker_whose_events_were_missed_is_asked_for_all_of_its_cache() {
+    let registry = registry(1);
+    let (key, mut worker) = joined(&registry);
+    let tell = |number, reset| {
+        let cache = CacheEvents {
+            number,
+            reset,
+            stored: vec![number],
+            ..CacheEvents::default()
+        };
+        let report = Report {
+            load: None,
+            exported: None,
+            cache: Some(cache),
+            outputs: std::iter::empty(),
+            ended: std::iter::empty(),
+        };
+        registry.on_report(key, report, Instant::now());
+    };
+    let known = || registry.read(|known| known.chunks)[0];
+    tell(1, true);
+    tell(2, false);
+    assert_eq!((known(), worker.received()), (2, None));
+    tell(4, false);
+    assert_eq!(
+        (known(), worker.received()),
+        (0, Some(ToWorker::ResyncCache))
+    );
+    tell(5, false);
+    assert_eq!(
+        (known(), worker.received()),
+        (0, None),
+        "on its way already"
+    );
+    tell(6, true);
+    assert_eq!((known(), worker.received()), (1, None));
 }

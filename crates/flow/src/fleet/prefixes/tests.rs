@@ -1,0 +1,423 @@
+use std::cell::Cell;
+use std::collections::BTreeSet;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tasuki_core::Identity;
+
+use super::*;
+use crate::testing::leg_spec;
+
+const A: WorkerId = WorkerId(0);
+const B: WorkerId = WorkerId(1);
+const MODEL: ModelId = ModelId(0);
+const CHUNK_TOKENS: u32 = 32;
+const SCHEME: ChunkScheme = ChunkScheme {
+    identity: Identity([7; 16]),
+    block_tokens: 16,
+    chunk_blocks: 2,
+};
+/// 32 chunks.
+const POOL_TOKENS: u64 = 1_024;
+
+/// Of workers that report their cache, or do not.
+fn index(workers: u32, reports: bool) -> PrefixIndex {
+    let mut index = PrefixIndex::default();
+    for id in 0..workers {
+        index.join(WorkerId(id), MODEL, (SCHEME, reports), POOL_TOKENS);
+    }
+    index
+}
+
+/// A prompt of so many chunks; those of different kinds share the first `common` ones.
+fn prompt(kind: u32, common: u32, chunks: u32) -> Chunks {
+    let token = |at: u32| {
+        if at < common * CHUNK_TOKENS {
+            at
+        } else {
+            at + 1_000 * kind
+        }
+    };
+    let tokens: Vec<u32> = (0..chunks * CHUNK_TOKENS).map(token).collect();
+    Chunks::new(&[SCHEME], "", &tokens)
+}
+
+fn names(chunks: &Chunks) -> Vec<u64> {
+    chunks.by(&SCHEME).to_vec()
+}
+
+fn place(index: &mut PrefixIndex, worker: WorkerId, chunks: &Chunks) -> PlacedPrompt {
+    let leg = LegSpec {
+        chunks: chunks.clone(),
+        ..leg_spec(LegKind::Colocated, 1, 1)
+    };
+    index.on_placed(worker, &leg)
+}
+
+fn warmest(index: &PrefixIndex, chunks: &Chunks) -> Option<(WorkerId, u32)> {
+    let warm = index.warmest(chunks, |_| [true; 2], |_| ());
+    assert!(warm.len() < 2, "one worker may serve both halves: {warm:?}");
+    let warm = warm.first()?;
+    Some((warm.worker, warm.tokens / CHUNK_TOKENS))
+}
+
+fn stored(number: u64, names: Vec<u64>) -> CacheEvents {
+    CacheEvents {
+        number,
+        reset: number == 1,
+        stored: names,
+        ..CacheEvents::default()
+    }
+}
+
+#[test]
+fn the_one_that_holds_most_of_the_beginning_is_found() {
+    let mut index = index(2, false);
+    assert_eq!(warmest(&index, &prompt(1, 0, 4)), None);
+    place(&mut index, A, &prompt(1, 2, 6));
+    place(&mut index, B, &prompt(2, 2, 4));
+    assert_eq!(warmest(&index, &prompt(1, 2, 9)), Some((A, 6)));
+    assert_eq!(warmest(&index, &prompt(2, 2, 9)), Some((B, 4)));
+    assert_eq!(warmest(&index, &prompt(3, 2, 9)), Some((B, 2)));
+    assert_eq!(warmest(&index, &prompt(4, 0, 9)), None);
+    let not_b = index.warmest(&prompt(2, 2, 9), |id| [id != B; 2], |_| ());
+    assert_eq!(not_b.first().map(|warm| warm.worker), Some(A));
+    let expected = index.expected(A, &prompt(2, 2, 9));
+    assert_eq!((expected.stored, expected.placed), (0, 2 * CHUNK_TOKENS));
+    index.forget(A);
+    assert_eq!(warmest(&index, &prompt(1, 2, 9)), Some((B, 2)));
+}
+
+#[test]
+fn for_each_half_the_warmest_worker_is_found() {
+    let mut index = index(4, true);
+    for (id, chunks) in [(0, 3), (1, 4), (2, 6), (3, 5)] {
+        let names = names(&prompt(1, 0, chunks));
+        assert!(index.on_events(WorkerId(id), &stored(1, names)));
+    }
+    let halves = |id: WorkerId| [id.0 < 2, id.0 >= 2];
+    let warm = index.warmest(&prompt(1, 0, 9), halves, |_| ());
+    let warm: Vec<_> = warm
+        .iter()
+        .map(|w| (w.worker.0, w.tokens / CHUNK_TOKENS))
+        .collect();
+    assert_eq!(warm, [(1, 4), (2, 6)]);
+}
+
+#[test]
+fn of_those_that_hold_as_much_the_least_loaded_is_found() {
+    let mut index = index(100, false);
+    for id in 0..100 {
+        place(&mut index, WorkerId(id), &prompt(1, 0, 4));
+    }
+    let load = |id: WorkerId| if id == WorkerId(97) { 0 } else { 1 };
+    let warm = index.warmest(&prompt(1, 0, 4), |_| [true; 2], load);
+    assert_eq!(warm.first().map(|warm| warm.worker), Some(WorkerId(97)));
+}
+
+#[test]
+fn a_worker_forgets_what_was_not_used_for_longest() {
+    let mut index = index(1, false);
+    place(&mut index, A, &prompt(1, 0, 16));
+    place(&mut index, A, &prompt(2, 0, 16));
+    place(&mut index, A, &prompt(1, 0, 16)); // 32 chunks are all
+    place(&mut index, A, &prompt(3, 0, 8));
+    assert_eq!(warmest(&index, &prompt(1, 0, 16)), Some((A, 16)));
+    // The ends go first: what is left of the beginning is still of use.
+    assert_eq!(warmest(&index, &prompt(2, 0, 16)), Some((A, 8)));
+}
+
+#[test]
+fn an_estimate_is_bounded_by_the_pool() {
+    let mut index = index(2, false);
+    for kind in 0..1_000 {
+        place(&mut index, A, &prompt(kind, 2, 10));
+        place(&mut index, B, &prompt(0, 2, 10));
+    }
+    assert!(index.holders.len() <= 32 + 10, "{}", index.holders.len());
+    for held in index.workers.values() {
+        assert!(held.len() <= 32 && held.order_len() <= 2 * 32 + 64);
+    }
+}
+
+#[test]
+fn hits_that_do_not_come_are_expected_less() {
+    let mut index = index(1, false);
+    let chunks = prompt(1, 0, 16);
+    place(&mut index, A, &chunks);
+    for _ in 0..60 {
+        let placed = place(&mut index, A, &chunks);
+        index.on_settled(A, &placed, Some(0));
+    }
+    assert!(index.expected(A, &chunks).likely < 512 / 4);
+    for _ in 0..60 {
+        let placed = place(&mut index, A, &chunks);
+        index.on_settled(A, &placed, Some(512));
+    }
+    assert!(index.expected(A, &chunks).likely > 512 * 8 / 10);
+}
+
+#[test]
+fn what_a_worker_reports_counts_whole_whoever_placed_it() {
+    let mut index = index(2, true);
+    assert!(index.on_events(B, &stored(1, names(&prompt(1, 0, 6)))));
+    assert_eq!(warmest(&index, &prompt(1, 0, 9)), Some((B, 6)));
+    let expected = index.expected(B, &prompt(1, 0, 9));
+    assert_eq!((expected.stored, expected.placed), (6 * CHUNK_TOKENS, 0));
+    let drop = CacheEvents {
+        number: 2,
+        dropped: names(&prompt(1, 0, 6))[4..].to_vec(),
+        ..CacheEvents::default()
+    };
+    assert!(index.on_events(B, &drop));
+    assert_eq!(warmest(&index, &prompt(1, 0, 9)), Some((B, 4)));
+}
+
+#[test]
+fn a_placed_prompt_is_forgotten_unless_it_is_stored_when_there_is_output() {
+    let mut index = index(1, true);
+    let chunks = prompt(1, 0, 6);
+    let placed = place(&mut index, A, &chunks);
+    assert_eq!(warmest(&index, &chunks), Some((A, 6)));
+    index.on_events(A, &stored(1, names(&chunks)[..4].to_vec()));
+    index.on_settled(A, &placed, Some(0));
+    assert_eq!(warmest(&index, &chunks), Some((A, 4)));
+    assert!(index.on_events(
+        A,
+        &CacheEvents {
+            number: 2,
+            reset: true,
+            ..CacheEvents::default()
+        }
+    ));
+    assert_eq!(warmest(&index, &chunks), None);
+}
+
+#[test]
+fn a_later_request_keeps_what_an_earlier_one_brought() {
+    let mut index = index(1, true);
+    let chunks = prompt(1, 0, 6);
+    let first = place(&mut index, A, &chunks);
+    let second = place(&mut index, A, &chunks);
+    index.on_settled(A, &first, None);
+    assert_eq!(warmest(&index, &chunks), Some((A, 6)));
+    index.on_settled(A, &second, None);
+    assert_eq!(warmest(&index, &chunks), None);
+}
+
+#[test]
+fn a_worker_without_the_beginning_is_passed_over() {
+    let mut index = index(2, true);
+    let chunks = prompt(1, 0, 6);
+    index.on_events(A, &stored(1, names(&chunks)[..3].to_vec()));
+    index.on_events(B, &stored(1, names(&chunks)[1..].to_vec()));
+    assert_eq!(warmest(&index, &chunks), Some((A, 3)));
+    assert_eq!(index.expected(B, &chunks), Expected::default());
+}
+
+#[test]
+fn a_gap_is_noticed_once_and_ends_with_a_reset() {
+    let mut index = index(1, true);
+    let (old, new) = (prompt(1, 0, 6), prompt(2, 0, 6));
+    assert!(index.on_events(A, &stored(1, names(&old))));
+    assert!(!index.on_events(A, &stored(3, names(&new))), "2 is missing");
+    assert_eq!(index.chunks(A), 0, "what is not sure is forgotten");
+    assert!(
+        index.on_events(A, &stored(4, names(&new))),
+        "it was asked already"
+    );
+    assert_eq!(index.chunks(A), 0);
+    let reset = CacheEvents {
+        reset: true,
+        ..stored(5, names(&new))
+    };
+    assert!(index.on_events(A, &reset));
+    assert_eq!(warmest(&index, &new), Some((A, 6)));
+    assert!(index.on_events(A, &stored(6, names(&old))));
+    assert_eq!(warmest(&index, &old), Some((A, 6)));
+}
+
+#[test]
+fn events_without_a_reset_at_the_beginning_call_for_one() {
+    let mut index = index(1, true);
+    let mut first = stored(2, names(&prompt(1, 0, 6)));
+    assert!(!index.on_events(A, &first));
+    first.number = 3;
+    first.reset = true;
+    assert!(index.on_events(A, &first));
+}
+
+#[test]
+fn of_a_worker_with_too_many_the_last_used_are_known() {
+    let mut index = index(1, true);
+    let many = MOST_CHUNKS as u64 + 5_000;
+    let mut first = CacheEvents {
+        number: 1,
+        reset: true,
+        held: (0..many).collect(),
+        ..CacheEvents::default()
+    };
+    index.on_events(A, &first);
+    assert_eq!(index.chunks(A), MOST_CHUNKS);
+    first = CacheEvents {
+        number: 2,
+        stored: (many..many + 1_000).collect(),
+        ..CacheEvents::default()
+    };
+    index.on_events(A, &first);
+    let held = &index.workers[&A];
+    assert_eq!(held.len(), MOST_CHUNKS);
+    assert_eq!(
+        held.count(&[many, 0, 1]).0,
+        3,
+        "the newest and the last used before"
+    );
+    assert_eq!(held.count(&[MOST_CHUNKS as u64 - 1]).0, 0, "the oldest");
+    assert_eq!(index.holders.len(), MOST_CHUNKS);
+}
+
+#[test]
+fn models_and_schemes_are_counted() {
+    let mut index = index(2, true);
+    let other = ChunkScheme {
+        identity: Identity([8; 16]),
+        ..SCHEME
+    };
+    index.join(WorkerId(2), MODEL, (other, true), POOL_TOKENS);
+    index.join(WorkerId(3), ModelId(1), (other, true), POOL_TOKENS);
+    assert_eq!(index.schemes(MODEL), vec![SCHEME, other]);
+    index.forget(WorkerId(2));
+    index.forget(A);
+    assert_eq!(index.schemes(MODEL), vec![SCHEME]);
+    index.forget(B);
+    assert_eq!(index.schemes(MODEL), Vec::new());
+    assert_eq!(index.schemes(ModelId(1)), vec![other]);
+}
+
+/// A worker: its cache, and what the router lacks of it.
+struct Source {
+    cache: BTreeSet<u64>,
+    changed: BTreeSet<u64>,
+    number: u64,
+    resets: bool,
+}
+
+impl Source {
+    fn message(&mut self) -> CacheEvents {
+        self.number += 1;
+        let reset = std::mem::take(&mut self.resets);
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        let (stored, dropped): (Vec<u64>, Vec<u64>) =
+            changed.partition(|name| self.cache.contains(name));
+        let before = |name: &&u64| reset && !stored.contains(name);
+        CacheEvents {
+            number: self.number,
+            reset,
+            held: self.cache.iter().filter(before).copied().collect(),
+            stored,
+            dropped,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.resets = true;
+        self.changed.clear();
+    }
+}
+
+#[test]
+fn after_the_stream_is_drained_the_index_is_the_cache() {
+    let gaps = Cell::new(0);
+    tasuki_searches::run(2_000, &[], |seed| {
+        gaps.set(gaps.get() + random_stream(seed))
+    });
+    assert!(gaps.get() > 0, "no message was missed in any stream");
+}
+
+/// Returns how many gaps were noticed.
+fn random_stream(seed: u64) -> usize {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut index = index(1, true);
+    let mut source = Source {
+        cache: BTreeSet::new(),
+        changed: BTreeSet::new(),
+        number: 0,
+        resets: true,
+    };
+    let (mut gaps, mut placed) = (0, Vec::new());
+    for left in (0..rng.random_range(2..120)).rev() {
+        let name = rng.random_range(0..40);
+        match rng.random_range(0..24) {
+            _ if left < 2 => gaps += send(&mut index, &mut source),
+            0..8 => {
+                source.cache.insert(name);
+                source.changed.insert(name);
+            }
+            8..14 => {
+                source.cache.remove(&name);
+                source.changed.insert(name);
+            }
+            14..20 => gaps += send(&mut index, &mut source),
+            20 => drop(source.message()), // lost
+            21 => {
+                index.join(A, MODEL, (SCHEME, true), POOL_TOKENS);
+                source.reset();
+                source.number = 0;
+                placed.clear();
+            }
+            _ => placed.push(place(&mut index, A, &prompt(name as u32 % 5, 1, 4))),
+        }
+    }
+    for placed in placed {
+        index.on_settled(A, &placed, None);
+    }
+    let known: BTreeSet<u64> = index.workers[&A].names().collect();
+    assert_eq!(known, source.cache);
+    assert_eq!(index.holders.len(), known.len());
+    gaps
+}
+
+fn send(index: &mut PrefixIndex, source: &mut Source) -> usize {
+    if index.on_events(A, &source.message()) {
+        return 0;
+    }
+    source.reset();
+    1
+}
+
+#[test]
+fn the_warmest_are_those_of_a_comparison_of_all_whatever_is_missing() {
+    tasuki_searches::run(2_000, &[], random_holes);
+}
+
+fn random_holes(seed: u64) {
+    const WORKERS: u32 = 6;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut index = index(WORKERS, true);
+    let prompts: Vec<Chunks> = (0..4).map(|kind| prompt(kind, kind % 3 * 2, 12)).collect();
+    for id in 0..WORKERS {
+        let mut held = Vec::new();
+        for chunks in &prompts {
+            let names = names(chunks);
+            let mut names = names[..rng.random_range(0..=names.len())].to_vec();
+            if rng.random_bool(0.4) && !names.is_empty() {
+                names.remove(rng.random_range(0..names.len()));
+            }
+            held.extend(names);
+        }
+        assert!(index.on_events(WorkerId(id), &stored(1, held)));
+    }
+    let serves: Vec<[bool; 2]> = (0..WORKERS).map(|_| [rng.random(), rng.random()]).collect();
+    let halves = |id: WorkerId| serves[id.0 as usize];
+    for chunks in &prompts {
+        let found = index.warmest(chunks, halves, |_| ());
+        for half in 0..2 {
+            let may = |id: &WorkerId| halves(*id)[half];
+            let all = (0..WORKERS).map(WorkerId).filter(may);
+            let most = all.map(|id| index.expected(id, chunks).likely).max();
+            let found = found.iter().filter(|warm| may(&warm.worker));
+            let found = found.map(|warm| warm.tokens).max();
+            assert_eq!(found.unwrap_or(0), most.unwrap_or(0), "half {half}");
+        }
+    }
+}
