@@ -1,5 +1,7 @@
 //! Who gets a request, and what it is expected to see.
 
+use std::borrow::Cow;
+
 use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
 use tasuki_policy::{Choosing, NoPlacement, Placement};
 
@@ -31,15 +33,19 @@ impl FleetState {
     }
 
     pub(super) fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
+        self.policy.place(&self.warmed(request), self.choosing())
+    }
+
+    /// The request with the workers that hold most of its prompt.
+    fn warmed<'a>(&self, request: &'a RequestView) -> Cow<'a, RequestView> {
         let warm = self.warmest(request);
         if warm.is_empty() {
-            return self.policy.place(request, self.choosing());
+            return Cow::Borrowed(request);
         }
-        let request = RequestView {
+        Cow::Owned(RequestView {
             warm,
             ..request.clone()
-        };
-        self.policy.place(&request, self.choosing())
+        })
     }
 
     /// Who holds most of the request's prompt, of the workers whose role is either half; none
@@ -90,8 +96,11 @@ impl Fleet for FleetState {
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
         self.tie = self.tie.wrapping_add(1);
-        let (policy, prefill) = (&self.policy, prefill.worker);
-        let worker = policy.place_decode(request, prefill, tried, self.choosing())?;
+        let (request, prefill) = (self.warmed(request), prefill.worker);
+        let choosing = self.choosing();
+        let worker = self
+            .policy
+            .place_decode(&request, prefill, tried, choosing)?;
         self.worker_ref(worker)
     }
 }

@@ -144,3 +144,24 @@ fn events_of_an_old_connection_say_nothing() {
     );
     assert_eq!(fleet.chunks_held(WorkerId(0)), 0);
 }
+
+#[test]
+fn a_handoff_goes_to_the_decode_worker_that_holds_the_prompt() {
+    let (mut fleet, keys) = two(true);
+    let third = fleet.add();
+    let third = fleet.join(third, info("e2"), NOW).expect("joined");
+    for (holder, first) in [(keys[1], 0), (third, 10_000)] {
+        let scheme = fleet.chunk_schemes(ModelId::default())[0];
+        let events = CacheEvents {
+            number: 1,
+            reset: true,
+            stored: chunks(first).by(&scheme).to_vec(),
+            ..CacheEvents::default()
+        };
+        assert!(fleet.on_cache_events(holder, &events));
+        for _ in 0..5 {
+            let decode = fleet.place_decode(&request(first), keys[0], &[]);
+            assert_eq!(decode.map(|decode| decode.key), Some(holder));
+        }
+    }
+}
