@@ -62,6 +62,18 @@ def test_names_come_the_last_used_first():
     assert cache.chunk_names(3) == [4, 5, 0]
 
 
+def test_forgotten_and_evicted_chunks_are_dropped():
+    cache = PrefixCache()
+    for block in range(3):
+        cache.insert(digest(block), block, ends_chunk=True)
+    cache.park(2)
+    cache.chunks.take_changes()
+    cache.forget(0)
+    cache.evict()
+    assert cache.chunks.take_changes() == {0: False, 2: False}
+    assert cache.chunk_names(10) == [1]
+
+
 class Listener:
     """Follows one engine's changes, as a router does."""
 
