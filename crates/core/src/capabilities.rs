@@ -32,6 +32,37 @@ pub enum Positions {
     Counted,
 }
 
+/// How far a worker's role decides what it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RoleUse {
+    /// As the policy says: by cost, the role is a small discount.
+    Discount,
+    /// It does another role's work only where nobody else can.
+    First,
+    /// It does nothing else, whatever the policy.
+    Only,
+}
+
+impl RoleUse {
+    /// What a request costs more, in seconds, on a worker whose role does not ask for it: more
+    /// than any load.
+    pub fn other_role_s(self) -> f64 {
+        match self {
+            Self::Discount => 0.0,
+            Self::First | Self::Only => 1e6,
+        }
+    }
+}
+
+/// What a worker takes and gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Payload {
+    /// Token ids: the router has the model's text side.
+    Tokens,
+    /// Requests and answers as clients have them: the worker has the text side.
+    Opaque,
+}
+
 /// The capabilities of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -44,6 +75,8 @@ pub struct Capabilities {
     pub retargets: bool,
     /// The choices of one prompt can share a handoff.
     pub splits_choices: bool,
+    pub role_use: RoleUse,
+    pub payload: Payload,
     /// Reports its load. Otherwise only our own requests there are known.
     pub reports_load: bool,
     /// Reports what its prefix cache stores and drops. Otherwise that is estimated from what
@@ -52,7 +85,7 @@ pub struct Capabilities {
 }
 
 impl Default for Capabilities {
-    /// Everything.
+    /// Everything, on tokens.
     fn default() -> Self {
         Self {
             handoff: HandoffKind::Concurrent,
@@ -61,6 +94,8 @@ impl Default for Capabilities {
             resumes: true,
             retargets: true,
             splits_choices: true,
+            role_use: RoleUse::Discount,
+            payload: Payload::Tokens,
             reports_load: true,
             reports_cache: true,
         }

@@ -11,7 +11,7 @@ pub mod request;
 pub mod worker;
 
 pub use block_hash::{BlockHash, BlockHasher, block_hashes};
-pub use capabilities::{Capabilities, FirstToken, HandoffKind, Positions};
+pub use capabilities::{Capabilities, FirstToken, HandoffKind, Payload, Positions, RoleUse};
 pub use chunks::{ChunkScheme, Chunks};
 pub use cost::{
     CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates, StepFit,

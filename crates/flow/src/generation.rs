@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tasuki_core::{FailureKind, ModelId};
 
+use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::{SamplingParams, TokenLogprob};
 
 /// One prompt, ready to be placed. Validated: a worker that accepts its length
@@ -25,6 +26,8 @@ pub struct Generation {
     pub tenant: Arc<str>,
     /// Of those that wait, less goes first.
     pub priority: i32,
+    /// Of a request whose content is not tokens.
+    pub opaque: Option<OpaqueRequest>,
 }
 
 /// What happens to a generation, in order. Tokens of one choice arrive once
@@ -40,6 +43,12 @@ pub enum Event {
         /// Set with the choice's last tokens. On `Stop` the last token is the
         /// stop token itself (its text is not for the client).
         finish: Option<Finish>,
+    },
+    /// The next part of the answer to an opaque request.
+    Frame {
+        frame: Opaque,
+        /// That it counts for, at least 1.
+        tokens: u32,
     },
     /// Every choice ended. Nothing follows.
     Done(Timings),
@@ -103,6 +112,9 @@ pub enum ServeError {
     /// 400: the request can never run here.
     #[error("{0}")]
     Rejected(String),
+    /// The same of an opaque request: the worker's own answer, for the client as it is.
+    #[error("the worker rejected the request")]
+    Answered(Opaque),
     /// 500: tried and failed; the message is fit for a client (no addresses).
     #[error("{message}")]
     Failed { kind: FailureKind, message: String },
@@ -113,7 +125,7 @@ impl ServeError {
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::Unavailable { .. } | Self::Overloaded { .. } => FailureKind::Overload,
-            Self::Rejected(_) => FailureKind::Client,
+            Self::Rejected(_) | Self::Answered(_) => FailureKind::Client,
             Self::Failed { kind, .. } => *kind,
         }
     }

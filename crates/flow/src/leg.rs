@@ -6,6 +6,7 @@ use std::time::Duration;
 use tasuki_core::{Chunks, FailureKind};
 
 use crate::generation::Finish;
+use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::{SamplingParams, TokenLogprob};
 use crate::worker_ref::Peer;
 
@@ -48,6 +49,18 @@ pub struct LegSpec {
     pub sampling: Arc<SamplingParams>,
     /// Salts the prefix cache.
     pub cache_salt: Arc<str>,
+    /// Of a request whose content is not tokens: prompt and sampling are estimates then.
+    pub opaque: Option<OpaqueRequest>,
+}
+
+impl LegSpec {
+    /// That the worker makes of it.
+    pub fn sequences(&self) -> u32 {
+        let choices = u32::try_from(self.choices.len()).unwrap_or(u32::MAX);
+        self.opaque
+            .as_ref()
+            .map_or(choices, |opaque| opaque.sequences)
+    }
 }
 
 /// A leg's side of the handoff.
@@ -83,6 +96,8 @@ pub struct Output {
     pub prompt_logprobs: Vec<TokenLogprob>,
     /// With position 0.
     pub cached_prompt_tokens: u32,
+    /// Of an opaque request: what `tokens` stand for, one of any value for each token.
+    pub frame: Option<Opaque>,
     /// With a first token: queue and prefill, so that nothing waits for the end of the leg.
     pub timings: Option<LegTimings>,
 }
@@ -95,6 +110,8 @@ pub struct LegEnd {
     pub failure: FailureKind,
     /// For a person, where the worker rejected the request or failed.
     pub message: String,
+    /// Of an opaque request that the worker rejected: its own answer.
+    pub answer: Option<Opaque>,
     /// Of a prefill leg that was to issue one, where it has handed off.
     pub ticket: Option<Ticket>,
     pub timings: Option<LegTimings>,

@@ -21,6 +21,7 @@ pub mod fleet;
 pub mod generation;
 pub mod leg;
 pub mod machine;
+pub mod opaque;
 pub mod sampling;
 #[cfg(test)]
 mod testing;
@@ -32,5 +33,6 @@ pub use fleet::FleetState;
 pub use generation::{Event, Finish, Generation, ServeError, Timings};
 pub use leg::{Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Ticket};
 pub use machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, RetryReason};
+pub use opaque::{Opaque, OpaqueRequest};
 pub use sampling::{SamplingParams, TokenLogprob, TopLogprob};
 pub use worker_ref::{LegId, Peer, WorkerKey, WorkerRef};

@@ -19,6 +19,7 @@ pub fn info(engine: &str) -> WorkerInfo {
         role: Role::Mixed,
         role_epoch: 0,
         model: "tiny".to_owned(),
+        further_names: Vec::new(),
         domain: domain(7),
         capabilities: Capabilities::default(),
         vocab_size: 512,
@@ -51,5 +52,6 @@ pub fn leg_spec(kind: LegKind, prompt_tokens: u32, max_tokens: u32) -> LegSpec {
             ..SamplingParams::default()
         }),
         cache_salt: "".into(),
+        opaque: None,
     }
 }

@@ -122,10 +122,11 @@ impl<'a> Choice<'a> {
         if let Some((able, prefill)) = self.pick(Half::Prefill, by_role) {
             return self.with_decode(able, prefill, alone(able));
         }
-        if !self.how.strict_roles {
-            let (_, one) = self
-                .pick(Half::Prefill, |able| able.role().prefills())
-                .or_else(|| self.pick(Half::Prefill, |_| true))?;
+        let may = |able: &Able<'_>| able.may_prefill && (able.may_decode || !split);
+        let any = self
+            .pick(Half::Prefill, |able| may(able) && able.role().prefills())
+            .or_else(|| self.pick(Half::Prefill, may));
+        if let Some((_, one)) = any {
             return Some(placement(one, one));
         }
         let (able, prefill) = self.pick(Half::Prefill, hands_over)?;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use axum::http::HeaderName;
 
+use tasuki_core::{Identity, ModelId};
+
 use crate::api_keys::ApiKeys;
 use crate::error::ApiError;
 use crate::gate::Gate;
@@ -33,8 +35,27 @@ pub struct HttpSettings {
     pub allow_priority: bool,
     /// The header that names a request's tenant; `None`: the field `user` does.
     pub tenant_header: Option<HeaderName>,
+    /// Further names of models of other engines: alias and name.
+    pub foreign_aliases: Vec<(String, String)>,
     pub tool_parser: ToolParser,
     pub reasoning_parser: ReasoningParser,
+}
+
+/// A model of another engine's workers, which have its text side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignModel {
+    pub id: ModelId,
+    /// The preferred one first; never empty.
+    pub names: Vec<String>,
+    /// Prompt and output together, in tokens, as far as known.
+    pub max_model_len: Option<u32>,
+}
+
+/// A model that SGLang workers serve, and what only they can take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SglangModel {
+    pub model: ForeignModel,
+    pub identity: Identity,
 }
 
 /// Shared by all handlers.
@@ -74,6 +95,98 @@ impl App {
     pub fn limits(&self, model: &Model) -> Result<ModelLimits, ApiError> {
         let limits = self.generator.limits(model.id);
         limits.ok_or_else(|| self.no_worker(Some(model)))
+    }
+
+    /// Models of other engines, with their aliases.
+    pub fn foreign_models(&self) -> Vec<ForeignModel> {
+        let mut models = self.generator.foreign_models();
+        for (alias, name) in &self.settings.foreign_aliases {
+            let named = models.iter_mut().find(|model| model.names.contains(name));
+            named
+                .into_iter()
+                .for_each(|model| model.names.push(alias.clone()));
+        }
+        models
+    }
+
+    /// Whether requests may be for workers of other engines.
+    pub fn serves_foreign(&self) -> bool {
+        self.models.is_empty() || !self.generator.foreign_models().is_empty()
+    }
+
+    /// The model of a request, if workers of another engine serve it.
+    ///
+    /// # Errors
+    /// Models of other engines are served, and it is none of any; or none is known yet.
+    pub fn find_foreign(&self, requested: Option<&str>) -> Result<Option<ForeignModel>, ApiError> {
+        let mut models = self.foreign_models();
+        if models.is_empty() && self.models.is_empty() {
+            return Err(self.no_worker(None));
+        }
+        let served = |models: &[ForeignModel]| {
+            let foreign = models.iter().flat_map(|model| &model.names).cloned();
+            let own = self.models.named().map(|(name, _)| name.clone());
+            own.chain(foreign).collect::<Vec<_>>().join(", ")
+        };
+        match requested {
+            _ if models.is_empty() => Ok(None),
+            Some(name) if self.models.find(Some(name)).is_ok() => Ok(None),
+            Some(name) => match models
+                .iter()
+                .position(|m| m.names.iter().any(|n| n == name))
+            {
+                Some(at) => Ok(Some(models.swap_remove(at))),
+                None => Err(ApiError::UnknownModel {
+                    requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
+                    served: served(&models),
+                }),
+            },
+            None if self.models.is_empty() && models.len() == 1 => Ok(models.pop()),
+            None => Err(ApiError::invalid(
+                "model",
+                format!("model is missing. Served here: {}.", served(&models)),
+            )),
+        }
+    }
+
+    /// The model of a request to one of SGLang's own paths, which need not name it.
+    ///
+    /// # Errors
+    /// No SGLang worker is known, or none of that name; several models, and no name.
+    pub fn find_sglang(&self, requested: Option<&str>) -> Result<SglangModel, ApiError> {
+        let native = self.generator.sglang_models();
+        let models = self.foreign_models().into_iter().filter_map(|model| {
+            let (_, identity) = native.iter().find(|(id, _)| *id == model.id)?;
+            let identity = *identity;
+            Some(SglangModel { model, identity })
+        });
+        let mut models: Vec<SglangModel> = models.collect();
+        if models.is_empty() {
+            return Err(ApiError::Unavailable {
+                reason: "/generate is SGLang's, and no SGLang worker is up".to_owned(),
+                retry_after_s: NO_WORKER_RETRY_AFTER_S,
+            });
+        }
+        let served = models.iter().flat_map(|found| &found.model.names).cloned();
+        let served = served.collect::<Vec<_>>().join(", ");
+        let of = |name: &str| {
+            let mut models = models.iter();
+            models.position(|found| found.model.names.iter().any(|known| known == name))
+        };
+        match requested {
+            None if models.len() == 1 => Ok(models.remove(0)),
+            None => Err(ApiError::invalid(
+                "model",
+                format!("model is missing. SGLang workers serve: {served}."),
+            )),
+            Some(name) => match of(name) {
+                Some(at) => Ok(models.remove(at)),
+                None => Err(ApiError::UnknownModel {
+                    requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
+                    served,
+                }),
+            },
+        }
     }
 
     /// Prompt and output together, in tokens, as far as known.

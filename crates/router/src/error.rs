@@ -271,6 +271,12 @@ impl From<ServeError> for ApiError {
                 param: None,
                 code: None,
             },
+            // Its request goes another way, see `foreign`.
+            ServeError::Answered(_) => Self::Invalid {
+                message: "The worker rejected the request.".to_owned(),
+                param: None,
+                code: None,
+            },
             ServeError::Failed { kind, message } => Self::Attempts { kind, message },
         }
     }

@@ -12,6 +12,9 @@ mod config;
 mod connections;
 mod discovery;
 mod error;
+mod foreign;
+#[cfg(test)]
+mod foreign_tests;
 mod gate;
 mod metrics;
 mod models;

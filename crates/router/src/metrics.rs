@@ -60,6 +60,8 @@ pub struct Metrics {
     pub output_tokens: Counter,
     pub prompt_tokens: Counter,
     transfer_bytes: Counter,
+    /// Answers that went on with another worker's text.
+    pub resumed: Counter,
     /// Received to let in, of requests that were.
     pub admission_wait: Histogram,
     /// Received to first token.
@@ -87,6 +89,7 @@ impl Metrics {
             output_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
             transfer_bytes: Counter::default(),
+            resumed: Counter::default(),
             admission_wait: durations(),
             first_token: durations(),
             second_token: durations(),
@@ -144,6 +147,11 @@ impl Metrics {
             "transfer_bytes",
             "KV bytes moved for requests",
             self.transfer_bytes.clone(),
+        );
+        to.register(
+            "resumed_answers",
+            "Answers of vLLM and SGLang workers that another worker went on with after a loss",
+            self.resumed.clone(),
         );
         for (name, help, histogram) in [
             (

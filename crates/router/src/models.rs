@@ -48,8 +48,16 @@ pub enum NamesError {
     ServedName(usize),
 }
 
+/// The models with a text side here, and aliases of others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    pub models: Vec<ModelSpec>,
+    /// Alias and name, of models that workers of other engines serve.
+    pub foreign: Vec<(String, String)>,
+}
+
 /// Names the models: `given` and `aliases` as in `--model` and `--alias`, `served` as in
-/// `--served-model-name`.
+/// `--served-model-name`. `may_be_foreign`: workers of other engines may bring further models.
 ///
 /// # Errors
 ///
@@ -58,7 +66,9 @@ pub fn name_models(
     given: &[(Option<String>, PathBuf)],
     served: &[String],
     aliases: &[(String, String)],
-) -> Result<Vec<ModelSpec>, NamesError> {
+    may_be_foreign: bool,
+) -> Result<Names, NamesError> {
+    let mut foreign = Vec::new();
     if given.len() > 1 && !served.is_empty() {
         return Err(NamesError::ServedName(given.len()));
     }
@@ -76,6 +86,10 @@ pub fn name_models(
     for (alias, name) in aliases {
         let model = models.iter_mut().find(|model| model.names.contains(name));
         let Some(model) = model else {
+            if may_be_foreign {
+                foreign.push((alias.clone(), name.clone()));
+                continue;
+            }
             let first = models.iter().filter_map(|model| model.names.first());
             return Err(NamesError::NoModel {
                 alias: alias.clone(),
@@ -93,7 +107,7 @@ pub fn name_models(
             }
         }
     }
-    Ok(models)
+    Ok(Names { models, foreign })
 }
 
 fn folder_name(path: &Path) -> String {
@@ -110,7 +124,7 @@ pub struct Model {
     pub text_limit: TextLimit,
 }
 
-/// All models, at least one.
+/// All models with a text side here.
 pub struct Models(Vec<Arc<Model>>);
 
 impl Models {
@@ -136,6 +150,10 @@ impl Models {
             text,
         });
         Self(models.map(Arc::new).collect())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Every name with its model.
@@ -190,8 +208,8 @@ mod tests {
         let served: Vec<String> = served.iter().copied().map(own).collect();
         let aliases = aliases.iter().map(|(alias, name)| (own(alias), own(name)));
         let given: Vec<(Option<String>, PathBuf)> = given.collect();
-        let specs = name_models(&given, &served, &aliases.collect::<Vec<_>>())?;
-        Ok(specs.into_iter().map(|spec| spec.names).collect())
+        let names = name_models(&given, &served, &aliases.collect::<Vec<_>>(), false)?;
+        Ok(names.models.into_iter().map(|spec| spec.names).collect())
     }
 
     #[test]

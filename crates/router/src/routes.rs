@@ -14,6 +14,7 @@ use futures::FutureExt;
 
 use crate::app::{App, MAX_QUOTED_CHARS};
 use crate::error::ApiError;
+use crate::foreign::native;
 use crate::openai;
 
 /// Everything that is served.
@@ -52,6 +53,10 @@ fn paths(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/v1/completions", post(openai::completions))
         .route("/v1/models", get(openai::list_models))
         .route("/v1/models/{*name}", get(openai::retrieve_model))
+        .route("/generate", post(native::generate))
+        .route("/flush_cache", post(native::flush_cache))
+        .route("/get_server_info", get(native::server_info))
+        .route("/get_model_info", get(native::model_info))
         .route("/tokenize", post(openai::tokenize))
         .route("/detokenize", post(openai::detokenize))
         .route_layer(from_fn_with_state(Arc::clone(app), authenticate));

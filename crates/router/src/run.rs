@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Parser;
 use tasuki_text::TextError;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -13,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::admin;
 use crate::api_keys::{ApiKeys, KeysError, keep_reading};
-use crate::app::App;
+use crate::app::{App, HttpSettings};
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
 use crate::models::{Models, NamesError};
@@ -60,7 +59,7 @@ enum StartError {
 /// them) until it is told to end. Returns the exit code.
 pub fn run(arguments: Vec<String>) -> i32 {
     let words = std::iter::once("tasuki router".to_owned()).chain(arguments);
-    let args = match RouterArgs::try_parse_from(words) {
+    let args = match RouterArgs::parse_from_words(words) {
         Ok(args) => args,
         Err(error) => {
             let _ = error.print();
@@ -104,7 +103,8 @@ fn start_log(filter: &str) -> Result<(), StartError> {
 
 async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let mut signals = Signals::new()?;
-    let specs = args.models()?;
+    let names = args.models()?;
+    let specs = names.models;
     let models = Models::load(&specs).map_err(|(path, source)| StartError::Model {
         path: path.display().to_string(),
         source,
@@ -129,9 +129,13 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         // It ends with the process: a drain can be watched to its end.
         tokio::spawn(axum::serve(listener, routes).into_future());
     }
+    let http = HttpSettings {
+        foreign_aliases: names.foreign,
+        ..args.http()
+    };
     let app = Arc::new(App {
         keys,
-        ..App::new(Arc::new(service.clone()), models, args.http())
+        ..App::new(Arc::new(service.clone()), models, http)
     });
 
     let limits = args.connections();

@@ -3,13 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::http::Method;
+use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
-use tasuki_core::ModelId;
+use tasuki_core::{Identity, ModelId};
 use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
 use tokio::sync::mpsc;
 
-use crate::app::{App, HttpSettings};
+use crate::app::{App, ForeignModel, HttpSettings};
+use crate::foreign::native::Asked;
 use crate::models::Models;
 use crate::openai::{Generator, ReasoningParser, ToolParser};
 use crate::serve::api::{Event, Finish, Generating, Generation, ModelLimits, Timings};
@@ -212,6 +215,20 @@ impl Generator for FakeGenerator {
         self.readiness.clone()
     }
 
+    fn foreign_models(&self) -> Vec<ForeignModel> {
+        Vec::new()
+    }
+
+    fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
+        Vec::new()
+    }
+
+    fn ask_sglang(&self, _: Method, _: &'static str) -> BoxFuture<'_, Vec<Asked>> {
+        Box::pin(async { Vec::new() })
+    }
+
+    fn count_resumed(&self) {}
+
     fn metrics_text(&self) -> String {
         "# EOF\n".to_owned()
     }
@@ -225,6 +242,7 @@ impl Generator for FakeGenerator {
 pub fn settings() -> HttpSettings {
     HttpSettings {
         allow_priority: true,
+        foreign_aliases: Vec::new(),
         tenant_header: None,
         max_body_bytes: 4096,
         body_timeout: Duration::from_secs(30),

@@ -20,6 +20,15 @@ pub enum JoinError {
          or the worker one of these names"
     )]
     NotServed { theirs: String, served: Vec<String> },
+    #[error(
+        "{model:?} is served by {ours} workers here, and this is a {theirs} worker, which answers \
+         in its own way: give its model another name, with --served-model-name or --served-name"
+    )]
+    OtherKind {
+        model: String,
+        ours: &'static str,
+        theirs: &'static str,
+    },
 }
 
 /// Why requests should not come yet.

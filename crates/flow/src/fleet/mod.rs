@@ -17,7 +17,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{ChunkScheme, CostModel, Health, ModelId, RequestView, WorkerId};
+use tasuki_core::{ChunkScheme, CostModel, Health, ModelId, Payload, RequestView, WorkerId};
 use tasuki_policy::{NoPlacement, Policy, PolicyConfig};
 
 pub use self::answers::{JoinError, NotReady, Silence};
@@ -216,7 +216,10 @@ impl FleetState {
         if let Some(state) = self.connected(key)
             && let Some(placed) = state.on_output(slot)
         {
-            self.prefixes.on_settled(key.worker, &placed, Some(cached));
+            // What an opaque answer had cached is not known with its first part.
+            let told = state.view.capabilities.payload == Payload::Tokens;
+            let cached = told.then_some(cached);
+            self.prefixes.on_settled(key.worker, &placed, cached);
         }
     }
 
@@ -300,6 +303,12 @@ impl FleetState {
     /// Every worker, in the order in which they were added.
     pub fn workers(&self) -> impl Iterator<Item = &WorkerState> {
         self.workers.values()
+    }
+
+    /// Models of workers that take requests as they are, each with its names; the first one is
+    /// preferred. They stay though their workers leave.
+    pub fn opaque_models(&self) -> impl Iterator<Item = (ModelId, &[String])> {
+        self.models.opaque()
     }
 
     /// One worker.

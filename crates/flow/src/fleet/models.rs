@@ -1,17 +1,21 @@
 //! Which model a worker serves, by what it says of itself.
 
-use tasuki_core::{Identity, ModelId};
+use tasuki_core::{Identity, ModelId, Payload};
 
 use super::{JoinError, WorkerInfo};
 
 /// The models that a shell serves.
 ///
+/// Those of workers that take tokens are given at the start, for the shell has their text side.
 /// One model may have workers of several identities: other weights, during an upgrade, or
-/// another dtype. KV moves only within an identity, and so do begun requests.
+/// another dtype. KV moves only within an identity, and so do begun requests. Models of workers
+/// that take requests as they are become known with their first worker.
 #[derive(Debug)]
 pub(super) struct Models {
-    /// Of each model, the names that its workers may give it.
+    /// Of each model, the names that its workers may give it; of opaque ones, gave it.
     names: Vec<Vec<String>>,
+    /// So many of them, the first ones, are served by workers that take tokens.
+    of_tokens: usize,
     /// Names and identities of the workers admitted so far, where there is one model.
     seen: Vec<(String, Identity)>,
 }
@@ -19,30 +23,42 @@ pub(super) struct Models {
 impl Models {
     pub(super) fn new(names: Vec<Vec<String>>) -> Self {
         Self {
+            of_tokens: names.len(),
             names,
             seen: Vec::new(),
         }
     }
 
     /// The model that a worker serves.
-    ///
+    pub(super) fn of(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
+        match info.capabilities.payload {
+            Payload::Tokens => self.of_tokens(info),
+            Payload::Opaque => self.of_opaque(info),
+        }
+    }
+
+    /// Models of workers that take requests as they are, each with its names.
+    pub(super) fn opaque(&self) -> impl Iterator<Item = (ModelId, &[String])> {
+        let numbered = self.names.iter().enumerate().skip(self.of_tokens);
+        numbered.map(|(at, names)| (id(at), names.as_slice()))
+    }
+
     /// A single model takes workers of any name, but all of one: the shell has the text of one
     /// model. Equal names or equal identities prove it, for a model may have two names.
-    pub(super) fn of(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
-        let named = self
-            .names
-            .iter()
-            .position(|names| names.contains(&info.model));
-        if self.names.len() > 1 {
+    fn of_tokens(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
+        let named = self.position(&info.model);
+        if let Some(at) = named.filter(|at| *at >= self.of_tokens) {
+            return Err(self.other_kind(&info.model, at, Payload::Tokens));
+        }
+        if self.of_tokens != 1 {
             let at = named.ok_or_else(|| JoinError::NotServed {
                 theirs: info.model.clone(),
-                served: self
-                    .names
+                served: self.names[..self.of_tokens]
                     .iter()
                     .filter_map(|n| n.first().cloned())
                     .collect(),
             })?;
-            return Ok(ModelId(u32::try_from(at).unwrap_or(u32::MAX)));
+            return Ok(id(at));
         }
         let worker = (info.model.clone(), info.domain.identity);
         let known =
@@ -61,4 +77,44 @@ impl Models {
         }
         Ok(ModelId::default())
     }
+
+    /// The model of any of the worker's names, which has all of them from now on.
+    fn of_opaque(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
+        let theirs = || std::iter::once(&info.model).chain(&info.further_names);
+        let known: Vec<_> = theirs().filter_map(|name| self.position(name)).collect();
+        if let Some(at) = known.iter().find(|at| **at < self.of_tokens) {
+            return Err(self.other_kind(&info.model, *at, Payload::Opaque));
+        }
+        let at = known.first().copied().unwrap_or_else(|| {
+            self.names.push(Vec::new());
+            self.names.len() - 1
+        });
+        for name in theirs() {
+            if self.position(name).is_none() {
+                self.names[at].push(name.clone());
+            }
+        }
+        Ok(id(at))
+    }
+
+    fn position(&self, name: &String) -> Option<usize> {
+        self.names.iter().position(|names| names.contains(name))
+    }
+
+    fn other_kind(&self, name: &str, at: usize, theirs: Payload) -> JoinError {
+        let kind = |tokens| match tokens {
+            true => "Tasuki",
+            false => "vLLM or SGLang",
+        };
+        let ours = self.names[at].first();
+        JoinError::OtherKind {
+            model: ours.map_or(name, String::as_str).to_owned(),
+            ours: kind(theirs == Payload::Opaque),
+            theirs: kind(theirs == Payload::Tokens),
+        }
+    }
+}
+
+fn id(at: usize) -> ModelId {
+    ModelId(u32::try_from(at).unwrap_or(u32::MAX))
 }

@@ -13,6 +13,8 @@ pub struct WorkerInfo {
     pub role_epoch: u64,
     /// The name of the model that it was started with.
     pub model: String,
+    /// By which clients may know it too, where requests are not tokens.
+    pub further_names: Vec<String>,
     pub domain: KvDomain,
     pub capabilities: Capabilities,
     pub vocab_size: u32,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tasuki_core::{
     Capabilities, Capacity, CostConfig, FailureKind, Health, KvDomain, ModelId, Outstanding,
-    ReportedLoad, Role, StepSample, WorkerId, WorkerView,
+    Payload, ReportedLoad, Role, StepSample, WorkerId, WorkerView,
 };
 
 use super::breaker::{Breakers, Shown};
@@ -122,7 +122,11 @@ impl WorkerState {
         self.view.capabilities = info.capabilities;
         self.view.role = info.role;
         self.view.capacity = Capacity {
-            max_model_len_tokens: info.max_model_len,
+            max_model_len_tokens: match info.capabilities.payload {
+                Payload::Tokens => info.max_model_len,
+                // The request's length is an estimate: the worker itself refuses one too long.
+                Payload::Opaque => u32::MAX,
+            },
             block_size_tokens: info.block_size.max(1),
             total_blocks: info.num_blocks,
         };
@@ -280,7 +284,7 @@ impl WorkerState {
                 spec.sampling.max_tokens.min(cost.headroom_tokens)
             }
         };
-        let choices = spec.choices.len() as u64;
+        let choices = u64::from(spec.sequences());
         let decodes = spec.kind != LegKind::Prefill;
         self.dispatched_legs += 1;
         let number = self.dispatched_legs;

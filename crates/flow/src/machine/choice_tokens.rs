@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::generation::{Event, Finish};
 use crate::leg::Output;
+use crate::opaque::Opaque;
 use crate::sampling::TokenLogprob;
 
 /// The output of one choice so far.
@@ -30,6 +31,7 @@ struct Run {
     tokens: Vec<u32>,
     logprobs: Vec<TokenLogprob>,
     finish: Option<Finish>,
+    frame: Option<Opaque>,
 }
 
 impl ChoiceTokens {
@@ -53,6 +55,7 @@ impl ChoiceTokens {
             tokens: output.tokens,
             logprobs: output.logprobs,
             finish: output.finish,
+            frame: output.frame,
         };
         if position > self.tokens.len() {
             self.keep_early(position, run);
@@ -93,13 +96,22 @@ impl ChoiceTokens {
         let known = self.tokens.len() - position;
         let room = self.max_tokens - self.tokens.len();
         let mut finish = run.finish.filter(|_| known <= run.tokens.len());
-        let tokens = cut(run.tokens, known, room);
+        let mut tokens = cut(run.tokens, known, room);
         let logprobs = cut(run.logprobs, known, room);
         self.tokens.extend_from_slice(&tokens);
         if finish.is_none() && self.tokens.len() == self.max_tokens {
             finish = Some(Finish::Length);
         }
         self.end = finish.map(End::Finished);
+        // Frames are counted, so none comes twice; the last ones may have no token.
+        if let Some(frame) = run.frame {
+            let count = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            tokens.clear();
+            emit(Event::Frame {
+                frame,
+                tokens: count,
+            });
+        }
         if !tokens.is_empty() || finish.is_some() {
             emit(Event::Tokens {
                 choice: self.index,

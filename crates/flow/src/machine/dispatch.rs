@@ -120,6 +120,10 @@ impl Machine {
     ) {
         let Some(ticket) = ticket else {
             let detail = "prefill ended without a ticket";
+            // Another prefill worker is likely configured alike.
+            let whole_after = self.config.whole_after_kv_losses;
+            let losses = &mut self.groups[group].retries.kv_losses;
+            *losses = whole_after.saturating_sub(1).max(*losses);
             self.retry(group, RetryReason::KvLost, detail, now);
             return;
         };
@@ -220,6 +224,7 @@ impl Machine {
             choices,
             sampling,
             cache_salt: Arc::clone(&self.cache_salt),
+            opaque: self.opaque.clone(),
         }
     }
 
@@ -232,8 +237,13 @@ impl Machine {
         let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
         let base = u32::try_from(self.base(group)).unwrap_or(u32::MAX);
         let prompt_tokens = prompt.saturating_add(base);
-        let max_tokens = self.sampling.max_tokens.saturating_sub(base).max(1);
+        let max_tokens = self.sampling.max_tokens.saturating_sub(base);
         let choices = u32::try_from(self.unfinished(group).len()).unwrap_or(u32::MAX);
+        let (least_tokens, choices) = match &self.opaque {
+            None => (1, choices),
+            // A worker that only prefills cannot answer it alone, however short the answer.
+            Some(opaque) => (2, opaque.sequences),
+        };
         let state = &self.groups[group];
         RequestView {
             model: self.model,
@@ -247,7 +257,8 @@ impl Machine {
             avoid: state.avoid.clone(),
             chunks: self.chunks.clone(),
             keep_whole: state.retries.kv_losses >= self.config.whole_after_kv_losses,
-            ..RequestView::new(prompt_tokens, max_tokens).keyed(&self.tenant, &self.prompt)
+            ..RequestView::new(prompt_tokens, max_tokens.max(least_tokens))
+                .keyed(&self.tenant, &self.prompt)
         }
     }
 

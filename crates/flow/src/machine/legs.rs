@@ -35,7 +35,9 @@ impl Machine {
             return;
         }
         if ended.reason.is_failure() && ended.failure.retry() == Retry::Never {
-            self.end(Some(ServeError::Rejected(ended.message.clone())));
+            let rejected = || ServeError::Rejected(ended.message.clone());
+            let answer = ended.answer.clone().map(ServeError::Answered);
+            self.end(Some(answer.unwrap_or_else(rejected)));
             return;
         }
         let handed_off = ended.reason == LegEndReason::HandedOff;
@@ -91,6 +93,7 @@ impl Machine {
                 reason: LegEndReason::Failed,
                 failure: FailureKind::Device,
                 message: format!("worker {} sent no token for {limit:?}", leg.worker.worker),
+                answer: None,
                 ticket: None,
                 timings: None,
             };

@@ -38,6 +38,7 @@ use self::attempt::{Attempt, Group, GroupState};
 use self::choice_tokens::{ChoiceTokens, End};
 use crate::generation::{Event, Generation, ServeError, Timings};
 use crate::leg::{LegKind, Output};
+use crate::opaque::OpaqueRequest;
 use crate::sampling::SamplingParams;
 use crate::worker_ref::LegId;
 
@@ -52,6 +53,7 @@ pub struct Machine {
     chunks: Chunks,
     cache_salt: Arc<str>,
     tenant: Arc<str>,
+    opaque: Option<OpaqueRequest>,
     /// Of the pauses' jitter; not the request's seed, which clients often share.
     jitter_seed: u64,
     choices: Vec<ChoiceTokens>,
@@ -68,17 +70,22 @@ pub struct Machine {
 impl Machine {
     /// `chunks`: of the prompt.
     pub fn new(generation: Generation, chunks: Chunks, config: MachineConfig) -> Self {
-        let max_tokens = generation.sampling.max_tokens;
+        let max_tokens = match generation.opaque {
+            None => generation.sampling.max_tokens,
+            // An estimate is no limit.
+            Some(_) => u32::MAX,
+        };
         let indices: Vec<u32> = (0..generation.n).collect();
         Self {
             config,
             model: generation.model,
-            bound_to: None,
+            bound_to: generation.opaque.as_ref().and_then(|o| o.bound_to),
             chunks,
             prompt: generation.prompt,
             sampling: Arc::new(generation.sampling),
             cache_salt: generation.cache_salt.into(),
             tenant: generation.tenant,
+            opaque: generation.opaque,
             jitter_seed: retry::jitter_seed(&generation.request_id),
             choices: indices
                 .iter()

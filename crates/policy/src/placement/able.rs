@@ -1,6 +1,6 @@
 //! What one request costs on the workers of a group.
 
-use tasuki_core::{HandoffKind, KvDomain, Load, Price, RequestView, Role};
+use tasuki_core::{HandoffKind, KvDomain, Load, Price, RequestView, Role, RoleUse};
 
 use super::Choosing;
 use super::index::{Group, WorkerIndex};
@@ -37,15 +37,17 @@ impl<'a> Able<'a> {
             return None;
         }
         let price = how.model.price(group.kind.hardware, request);
-        let (role, any) = (group.kind.role, !how.strict_roles);
+        let (role, role_use) = (group.kind.role, group.kind.role_use);
+        let any = !how.strict_roles && role_use != RoleUse::Only;
+        let other_role_s = |asks: bool| if asks { 0.0 } else { role_use.other_role_s() };
         Some(Self {
             number,
             group,
             least: least.load,
             price,
             preference_s: [
-                price.prefill_preference_s(role),
-                price.decode_preference_s(role),
+                price.prefill_preference_s(role) + other_role_s(role.prefills()),
+                price.decode_preference_s(role) + other_role_s(role.decodes()),
             ],
             may_prefill: any || role.prefills(),
             may_decode: any || role.decodes(),

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use tasuki_core::{HandoffKind, Health, KvDomain, Load, ModelId, RequestView, Role};
+use tasuki_core::{HandoffKind, Health, KvDomain, Load, ModelId, RequestView, Role, RoleUse};
 use tasuki_core::{WorkerId, WorkerView};
 
 use super::able::Domain;
@@ -42,6 +42,7 @@ pub(crate) struct Kind {
     pub splits_choices: bool,
     pub resumes: bool,
     pub role: Role,
+    pub role_use: RoleUse,
     pub hardware: usize,
 }
 
@@ -78,6 +79,7 @@ impl WorkerIndex {
             splits_choices: worker.capabilities.splits_choices,
             resumes: worker.capabilities.resumes,
             role: worker.role,
+            role_use: worker.capabilities.role_use,
             hardware: worker.hardware,
         };
         let member = Member {

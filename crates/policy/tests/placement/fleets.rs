@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tasuki_core::{
     Capabilities, Capacity, HandoffKind, Health, Identity, KvDomain, ModelId, Outstanding,
-    ReportedLoad, RequestView, Role, Warm, WorkerId, WorkerView,
+    ReportedLoad, RequestView, Role, RoleUse, Warm, WorkerId, WorkerView,
 };
 
 pub fn domain(identity: u8) -> KvDomain {
@@ -54,11 +54,18 @@ pub fn any_capabilities() -> impl Strategy<Value = Capabilities> {
         1 => Just(HandoffKind::Ticket),
         1 => Just(HandoffKind::None),
     ];
-    (handoff, 0..8u32, 0..8u32).prop_map(|(handoff, splits, resumes)| Capabilities {
-        handoff,
-        splits_choices: splits > 0,
-        resumes: resumes > 0,
-        ..Capabilities::default()
+    (handoff, 0..8u32, 0..8u32, 0..8u32).prop_map(|(handoff, splits, resumes, fixed)| {
+        Capabilities {
+            role_use: match fixed {
+                0 => RoleUse::Only,
+                1 => RoleUse::First,
+                _ => RoleUse::Discount,
+            },
+            handoff,
+            splits_choices: splits > 0,
+            resumes: resumes > 0,
+            ..Capabilities::default()
+        }
     })
 }
 

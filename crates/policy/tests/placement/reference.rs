@@ -2,7 +2,9 @@
 
 use std::cmp::Ordering;
 
-use tasuki_core::{HandoffKind, Health, Load, ModelId, RequestView, Role, WorkerId, WorkerView};
+use tasuki_core::{
+    HandoffKind, Health, Load, ModelId, RequestView, Role, RoleUse, WorkerId, WorkerView,
+};
 use tasuki_policy::{Choosing, NoPlacement, Placement};
 
 type Workers<'a> = &'a [&'a (ModelId, WorkerView)];
@@ -18,7 +20,7 @@ pub fn place(
     let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
     let best = best(&preferred, request, how).or_else(|| best(&able, request, how));
     best.ok_or_else(|| {
-        let any = |may: fn(Role) -> bool| able.iter().any(|w| !how.strict_roles || may(w.role));
+        let any = |may: fn(Role) -> bool| able.iter().any(|w| is_free(w, how) || may(w.role));
         if !any(Role::prefills) {
             let role = Role::Prefill;
             NoPlacement::NoRole { role }
@@ -41,7 +43,7 @@ pub fn place_decode(
 ) -> Option<WorkerId> {
     let (_, prefill) = workers.iter().find(|(_, w)| w.id == prefill)?;
     let may = |w: &&WorkerView| {
-        let role = !how.strict_roles || w.role.decodes();
+        let role = is_free(w, how) || w.role.decodes();
         role && w.id != prefill.id && !tried.contains(&w.id) && moves(prefill, w, request)
     };
     let decode = able(workers, request).ok()?.into_iter().filter(may);
@@ -77,6 +79,11 @@ pub fn is_allowed(
             .pairs
             .iter()
             .any(|two| (two.1.1, two.2.1) == (prefill, decode))
+}
+
+/// Whether a worker may do what its role does not say.
+fn is_free(worker: &WorkerView, how: Choosing<'_>) -> bool {
+    !how.strict_roles && worker.capabilities.role_use != RoleUse::Only
 }
 
 /// A worker and its cost.
@@ -142,8 +149,8 @@ fn able<'a>(
 
 fn options(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Options {
     let split = request.max_tokens > 1;
-    let may_prefill = |w: &WorkerView| !how.strict_roles || w.role.prefills();
-    let may_decode = |w: &WorkerView| !how.strict_roles || w.role.decodes();
+    let may_prefill = |w: &WorkerView| is_free(w, how) || w.role.prefills();
+    let may_decode = |w: &WorkerView| is_free(w, how) || w.role.decodes();
     let alone = |w: &&&WorkerView| may_prefill(w) && (may_decode(w) || !split);
     let wholes = workers.iter().filter(alone).map(|w| {
         let cost_s = prefill_s(w, request, how) + decode_s(w, request, how, true);
@@ -204,15 +211,21 @@ fn moves(prefill: &WorkerView, decode: &WorkerView, request: &RequestView) -> bo
         && one.handoff != HandoffKind::None
 }
 
+fn other_role_s(worker: &WorkerView, asks: bool) -> f64 {
+    let role_use = worker.capabilities.role_use;
+    if asks { 0.0 } else { role_use.other_role_s() }
+}
+
 fn prefill_s(worker: &WorkerView, request: &RequestView, how: Choosing<'_>) -> f64 {
     let price = how.model.price(worker.hardware, request);
     price.prefill_s(&Load::of(worker), request.cached_tokens(worker.id))
-        + price.prefill_preference_s(worker.role)
+        + (price.prefill_preference_s(worker.role) + other_role_s(worker, worker.role.prefills()))
 }
 
 fn decode_s(worker: &WorkerView, request: &RequestView, how: Choosing<'_>, whole: bool) -> f64 {
     let price = how.model.price(worker.hardware, request);
-    price.decode_s(&Load::of(worker), whole) + price.decode_preference_s(worker.role)
+    price.decode_s(&Load::of(worker), whole)
+        + (price.decode_preference_s(worker.role) + other_role_s(worker, worker.role.decodes()))
 }
 
 fn handoff_s(

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use tasuki_core::{CostModel, Health, ModelId, RequestView, Role, WorkerId, WorkerView};
-use tasuki_policy::{Choosing, Placement, Policy, Rule, SimplePolicy};
+use tasuki_core::{CostModel, Health, ModelId, RequestView, Role, RoleUse, WorkerId, WorkerView};
+use tasuki_policy::{Choosing, NoPlacement, Placement, Policy, Rule, SimplePolicy};
 
 use crate::fleets::{any_request, any_worker, worker};
 
@@ -241,5 +241,37 @@ proptest! {
                 prop_assert_eq!(only, Some(decode));
             }
         }
+    }
+}
+
+#[test]
+fn a_worker_of_one_half_only_is_never_given_the_other() {
+    for rule in RULES {
+        let mut fleet = Fleet::new(rule, &[Role::Prefill, Role::Decode]);
+        for id in 0..2 {
+            fleet.change(id, |worker| worker.capabilities.role_use = RoleUse::Only);
+        }
+        assert_eq!(fleet.place(&request()), (0, 1), "{rule:?}");
+        let kept = RequestView {
+            keep_whole: true,
+            ..request()
+        };
+        assert_eq!(
+            fleet.place(&kept),
+            (0, 1),
+            "{rule:?}: nobody can keep it whole"
+        );
+        fleet.change(1, |worker| worker.health = Health::Down);
+        let model = CostModel::default();
+        let how = Choosing {
+            model: &model,
+            strict_roles: false,
+            tie: 0,
+        };
+        let placed = fleet.policy.place(&request(), how);
+        assert!(
+            matches!(placed, Err(NoPlacement::NoRole { .. })),
+            "{rule:?}: {placed:?}"
+        );
     }
 }

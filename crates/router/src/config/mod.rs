@@ -8,16 +8,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderName;
-use clap::{ArgGroup, Parser, ValueEnum};
+use clap::{ArgGroup, CommandFactory, Parser, ValueEnum};
 use tasuki_flow::AdmissionConfig;
 
 use tasuki_policy::{PolicyKind, Rule};
 
-use self::values::{milliseconds, positive_seconds, seconds, share};
+pub use self::values::NamedFolder;
+use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
 use crate::discovery::{Sources, address};
-use crate::models::{ModelSpec, NamesError, name_models};
+use crate::models::{ModelSpec, Names, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve::{self, OnKvLoss};
 use crate::tls::TlsArgs;
@@ -37,8 +38,9 @@ pub struct RouterArgs {
 
     /// Folder of a model (tokenizer, chat template, config), and its name; several are allowed.
     /// A worker serves the model of the name that it was given (--served-name); where there is
-    /// one model, every worker does. Default of the name: the folder's.
-    #[arg(long, value_name = "[NAME=]PATH", required = true, value_parser = model)]
+    /// one model, every worker does. Default of the name: the folder's. vLLM and SGLang workers
+    /// need none: they bring their models.
+    #[arg(long, value_name = "[NAME=]PATH", value_parser = model)]
     pub model: Vec<NamedFolder>,
 
     /// Further name of a model; several are allowed.
@@ -49,8 +51,10 @@ pub struct RouterArgs {
     #[arg(long, value_name = "NAME", num_args = 1..)]
     pub served_model_name: Vec<String>,
 
-    /// A worker's gRPC address; give one option per worker.
-    #[arg(long, value_name = "HOST:PORT", num_args = 1.., group = "workers", value_parser = address)]
+    /// A worker's gRPC address, HOST:PORT; give one option per worker. Workers of other engines
+    /// are URLs: vllm://HOST:PORT, sglang://HOST:PORT, with ?role=prefill or ?role=decode if
+    /// split, and &bootstrap_port=N for SGLang (8998).
+    #[arg(long, value_name = "ADDRESS", num_args = 1.., group = "workers", value_parser = address)]
     pub worker: Vec<String>,
 
     /// File with a worker's address on each line; # begins a comment. It is read again every
@@ -58,8 +62,9 @@ pub struct RouterArgs {
     #[arg(long, value_name = "PATH", group = "workers")]
     pub workers_file: Option<PathBuf>,
 
-    /// Name whose A and AAAA records are the workers' addresses; several are allowed.
-    #[arg(long, value_name = "HOST:PORT", num_args = 1.., group = "workers", value_parser = address)]
+    /// Name whose A and AAAA records are the workers' addresses, HOST:PORT, or a URL with such
+    /// a name; several are allowed.
+    #[arg(long, value_name = "ADDRESS", num_args = 1.., group = "workers", value_parser = address)]
     pub workers_dns: Vec<String>,
 
     /// How often the names of --workers-dns are resolved.
@@ -287,7 +292,7 @@ impl RouterArgs {
     /// # Errors
     ///
     /// Names that do not fit together.
-    pub fn models(&self) -> Result<Vec<ModelSpec>, NamesError> {
+    pub fn models(&self) -> Result<Names, NamesError> {
         let given = self
             .model
             .iter()
@@ -296,7 +301,33 @@ impl RouterArgs {
             &given.collect::<Vec<_>>(),
             &self.served_model_name,
             &self.alias,
+            self.may_have_foreign(),
         )
+    }
+
+    /// Reads the command line.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, for a person.
+    pub fn parse_from_words<W: Into<std::ffi::OsString> + Clone>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, clap::Error> {
+        let args = Self::try_parse_from(words)?;
+        if args.model.is_empty() && !args.may_have_foreign() {
+            return Err(Self::command().error(
+                clap::error::ErrorKind::MissingRequiredArgument,
+                "--model is missing: only vLLM and SGLang workers (vllm://HOST:PORT, \
+                 sglang://HOST:PORT) bring their models",
+            ));
+        }
+        Ok(args)
+    }
+
+    /// Whether some worker is, or may come to be, of another engine.
+    fn may_have_foreign(&self) -> bool {
+        let mut names = self.worker.iter().chain(&self.workers_dns);
+        self.workers_file.is_some() || names.any(|name| name.contains("://"))
     }
 
     /// What the HTTP side needs to know.
@@ -311,6 +342,7 @@ impl RouterArgs {
             allow_chat_template: self.allow_request_chat_template,
             allow_priority: self.allow_request_priority,
             tenant_header: self.tenant_header.clone(),
+            foreign_aliases: Vec::new(),
             tool_parser: self.tool_parser,
             reasoning_parser: self.reasoning_parser,
         }
@@ -370,31 +402,5 @@ impl RouterArgs {
 
     pub fn drain(&self) -> Duration {
         Duration::from_secs_f64(self.drain_s)
-    }
-}
-
-/// A model's folder, and its name if it is given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedFolder(pub Option<String>, pub PathBuf);
-
-/// A path with an equals sign begins with / or a dot.
-fn model(given: &str) -> Result<NamedFolder, String> {
-    let is_path = given.starts_with(['/', '.']);
-    match given.split_once('=').filter(|_| !is_path) {
-        None if given.is_empty() => Err("it must be a folder".to_owned()),
-        None => Ok(NamedFolder(None, given.into())),
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok(NamedFolder(Some(name.to_owned()), path.into()))
-        }
-        Some(_) => Err("it must be PATH or NAME=PATH".to_owned()),
-    }
-}
-
-fn alias(given: &str) -> Result<(String, String), String> {
-    match given.split_once('=') {
-        Some((alias, name)) if !alias.is_empty() && !name.is_empty() => {
-            Ok((alias.to_owned(), name.to_owned()))
-        }
-        _ => Err("it must be ALIAS=NAME".to_owned()),
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn parse(words: &str) -> Result<RouterArgs, clap::Error> {
-    RouterArgs::try_parse_from(std::iter::once("tasuki router").chain(words.split(' ')))
+    RouterArgs::parse_from_words(std::iter::once("tasuki router").chain(words.split(' ')))
 }
 
 #[test]
@@ -11,12 +11,12 @@ fn defaults_and_repeated_options() {
     let args = parse("--model /m/tiny --worker a:1 --worker b:2").unwrap();
     assert_eq!(args.worker, ["a:1", "b:2"]);
     assert_eq!((args.host.as_str(), args.port), ("127.0.0.1", 8000));
-    assert_eq!(args.models().unwrap()[0].names, ["tiny"]);
+    assert_eq!(args.models().unwrap().models[0].names, ["tiny"]);
     assert_eq!(args.http().max_body_bytes, 8 * 1024 * 1024);
     assert_eq!(args.drain(), Duration::from_secs(30));
     let args = parse("--model m --worker a:1 --served-model-name x y --on-kv-loss fail");
     let args = args.unwrap();
-    assert_eq!(args.models().unwrap()[0].names, ["x", "y"]);
+    assert_eq!(args.models().unwrap().models[0].names, ["x", "y"]);
     assert_eq!(args.on_kv_loss, KvLoss::Fail);
     assert_eq!(args.serving(&[]).policy, PolicyKind::Cost);
     let args = parse("--model m --worker a:1 --policy power-of-two").unwrap();
@@ -39,7 +39,12 @@ fn defaults_and_repeated_options() {
         args.model,
         [folder(Some("a"), "/m/1"), folder(None, "./b=c")]
     );
-    assert_eq!(args.models().unwrap()[0].names, ["a", "d"]);
+    assert_eq!(args.models().unwrap().models[0].names, ["a", "d"]);
+    let args = parse("--worker vllm://a:1 --worker sglang://b:2?role=prefill").unwrap();
+    assert_eq!(args.worker, ["vllm://a:1", "sglang://b:2?role=prefill"]);
+    let names = parse("--model m --workers-file w.txt --alias x=theirs").unwrap();
+    let theirs = ("x".to_owned(), "theirs".to_owned());
+    assert_eq!(names.models().unwrap().foreign, [theirs]);
     let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
     let sources = args.serving(&[]).workers;
     assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
@@ -56,6 +61,8 @@ fn bad_values_are_refused() {
         "--model m --worker a",
         "--model m --worker a:0",
         "--worker a:1",
+        "--worker http://a:1",
+        "--worker vllm://a:1?role=both",
         "--model =m --worker a:1",
         "--model m --worker a:1 --alias x",
         "--model m --workers-dns workers",

@@ -1,5 +1,7 @@
 //! How the values of options are read.
 
+use std::path::PathBuf;
+
 /// More than a day is no deadline.
 const MAX_SECONDS: f64 = 86_400.0;
 
@@ -35,5 +37,31 @@ pub fn positive_seconds(given: &str) -> Result<f64, String> {
     match seconds(given)? {
         0.0 => Err("it must be more than 0".to_owned()),
         seconds => Ok(seconds),
+    }
+}
+
+/// A model's folder, and its name if it is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedFolder(pub Option<String>, pub PathBuf);
+
+/// A path with an equals sign begins with / or a dot.
+pub fn model(given: &str) -> Result<NamedFolder, String> {
+    let is_path = given.starts_with(['/', '.']);
+    match given.split_once('=').filter(|_| !is_path) {
+        None if given.is_empty() => Err("it must be a folder".to_owned()),
+        None => Ok(NamedFolder(None, given.into())),
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(NamedFolder(Some(name.to_owned()), path.into()))
+        }
+        Some(_) => Err("it must be PATH or NAME=PATH".to_owned()),
+    }
+}
+
+pub fn alias(given: &str) -> Result<(String, String), String> {
+    match given.split_once('=') {
+        Some((alias, name)) if !alias.is_empty() && !name.is_empty() => {
+            Ok((alias.to_owned(), name.to_owned()))
+        }
+        _ => Err("it must be ALIAS=NAME".to_owned()),
     }
 }

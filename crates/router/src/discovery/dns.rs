@@ -14,10 +14,12 @@ use super::{AddressSet, Discovery};
 
 type Resolve = dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> + Send;
 
-/// Every A and AAAA record of a name, with one port.
+/// Every A and AAAA record of a name, with one port; of a URL with its scheme and parameters.
 pub struct Dns {
     /// HOST:PORT.
     name: String,
+    /// What addresses have before and behind that.
+    around: [String; 2],
     ticks: Interval,
     resolve: Box<Resolve>,
     last: Option<AddressSet>,
@@ -31,10 +33,19 @@ impl Dns {
     }
 
     fn resolved_by(name: String, every: Duration, resolve: Box<Resolve>) -> Self {
+        let (scheme, rest) = match name.find("://") {
+            Some(at) => name.split_at(at + 3),
+            None => ("", name.as_str()),
+        };
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (host_port, parameters) = rest.split_at(end);
+        let around = [scheme, parameters].map(str::to_owned);
+        let name = host_port.to_owned();
         let mut ticks = interval(every.max(Duration::from_millis(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             name,
+            around,
             ticks,
             resolve,
             last: None,
@@ -46,7 +57,7 @@ impl Dns {
         loop {
             self.ticks.tick().await;
             let found = (self.resolve)(self.name.clone()).await;
-            match found.map(in_order) {
+            match found.map(|found| in_order(found, &self.around)) {
                 Ok(set) if set.is_empty() => self.log("it has no address"),
                 Err(error) => self.log(&error.to_string()),
                 Ok(set) => {
@@ -75,10 +86,13 @@ impl Dns {
 }
 
 /// Resolvers give them in any order, and some twice.
-fn in_order(mut found: Vec<SocketAddr>) -> AddressSet {
+fn in_order(mut found: Vec<SocketAddr>, [before, behind]: &[String; 2]) -> AddressSet {
     found.sort_unstable();
     found.dedup();
-    found.iter().map(SocketAddr::to_string).collect()
+    let addresses = found
+        .iter()
+        .map(|address| format!("{before}{address}{behind}"));
+    addresses.collect()
 }
 
 impl Discovery for Dns {
@@ -125,6 +139,15 @@ mod tests {
         assert_eq!(first, Some(set(&["10.0.0.2:9", "[fd00::1]:9"])));
         let second = soon("the second set", sets.next()).await;
         assert_eq!(second, Some(set(&["10.0.0.3:9"])));
+    }
+
+    #[tokio::test]
+    async fn addresses_of_other_engines_keep_scheme_and_parameters() {
+        let name = "sglang://localhost:9?role=prefill".to_owned();
+        let mut sets = Box::new(Dns::new(name, EVERY)).watch();
+        let found = soon("an answer", sets.next()).await.expect("a set");
+        let whole = |a: &String| a.starts_with("sglang://") && a.ends_with(":9?role=prefill");
+        assert!(!found.is_empty() && found.iter().all(whole), "{found:?}");
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! A source that fails keeps its last set. `workers::follow` makes the registry match.
 
+mod address;
 mod dns;
 mod file;
 
@@ -9,14 +10,14 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::uri::Authority;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream, Stream};
 
+pub use address::{Address, Engine, ForeignAddress, NotAnAddress};
 pub use dns::Dns;
 pub use file::WatchedFile;
 
-/// Addresses, each HOST:PORT, in the order in which the source has them.
+/// Addresses, each HOST:PORT or a URL ([`Address`]), in the order in which the source has them.
 pub type AddressSet = Vec<String>;
 
 /// A source of worker addresses.
@@ -40,7 +41,7 @@ impl Discovery for StaticList {
 pub struct Sources {
     pub list: Vec<String>,
     pub file: Option<PathBuf>,
-    /// Each HOST:PORT.
+    /// Each with a host name: what is found has scheme and parameters of the name.
     pub dns: Vec<String>,
     pub dns_interval: Duration,
 }
@@ -75,20 +76,10 @@ pub fn union(sources: Vec<Box<dyn Discovery>>) -> impl Stream<Item = AddressSet>
 ///
 /// # Errors
 ///
-/// It is not HOST:PORT.
+/// [`NotAnAddress`]: what is wrong with it.
 pub fn address(given: &str) -> Result<String, NotAnAddress> {
-    let port = given.parse::<Authority>().ok();
-    let port = port.filter(|a| !a.host().is_empty() && !given.contains('@'));
-    match port.and_then(|authority| authority.port_u16()) {
-        Some(1..) => Ok(given.to_owned()),
-        _ => Err(NotAnAddress),
-    }
+    Address::parse(given).map(|_| given.to_owned())
 }
-
-/// What is wrong with a worker's address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it must be HOST:PORT, such as 127.0.0.1:9000 or [::1]:9000")]
-pub struct NotAnAddress;
 
 #[cfg(test)]
 mod tests {
@@ -99,18 +90,6 @@ mod tests {
             .iter()
             .map(|&address| address.to_owned())
             .collect()
-    }
-
-    #[test]
-    fn addresses_have_a_host_and_a_port() {
-        for good in ["a:1", "10.0.0.1:65535", "[::1]:9000", "w-0.workers.svc:80"] {
-            assert_eq!(address(good).as_deref(), Ok(good));
-        }
-        for bad in [
-            "", "a", ":1", "a:0", "a:65536", "a:b", "::1:9", "a b:1", "u@a:1", "a/b:1",
-        ] {
-            assert_eq!(address(bad), Err(NotAnAddress), "{bad}");
-        }
     }
 
     #[tokio::test]

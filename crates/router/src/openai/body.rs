@@ -35,10 +35,10 @@ pub struct BodyLimits {
 const LARGEST_BODIES: usize = 32;
 
 /// A whole body, and its part of the budget.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Received {
     pub bytes: Bytes,
-    _held: Option<OwnedSemaphorePermit>,
+    _held: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 impl BodyLimits {
@@ -68,7 +68,7 @@ impl BodyLimits {
         }))?;
         Ok(Received {
             bytes: reading.kept.into(),
-            _held: reading.held,
+            _held: reading.held.map(Arc::new),
         })
     }
 

@@ -21,7 +21,7 @@ pub async fn chat_completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    intake::serve(app, request, "chat", prepare).await
+    intake::serve(app, request, ("chat", "/v1/chat/completions"), prepare).await
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {

@@ -22,7 +22,7 @@ pub async fn completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    intake::serve(app, request, "completions", prepare).await
+    intake::serve(app, request, ("completions", "/v1/completions"), prepare).await
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiError> {

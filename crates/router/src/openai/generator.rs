@@ -2,8 +2,13 @@
 
 use std::time::Instant;
 
-use tasuki_core::ModelId;
+use axum::http::Method;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tasuki_core::{Identity, ModelId};
 
+use crate::app::ForeignModel;
+use crate::foreign::native::Asked;
 use crate::serve::Service;
 use crate::serve::api::{Generating, Generation, ModelLimits};
 
@@ -17,6 +22,18 @@ pub trait Generator: Send + Sync + 'static {
 
     /// Ok when a request to the model could be placed now, or to any if `None`; else why not.
     fn readiness(&self, model: Option<ModelId>) -> Result<(), String>;
+
+    /// Models whose workers take requests as they are, known so far.
+    fn foreign_models(&self) -> Vec<ForeignModel>;
+
+    /// Models that SGLang workers serve, each with what only they can take.
+    fn sglang_models(&self) -> Vec<(ModelId, Identity)>;
+
+    /// Asks every SGLang worker that is connected.
+    fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>>;
+
+    /// Counts an answer that goes on with another worker, after its own was lost.
+    fn count_resumed(&self);
 
     /// The metrics in Prometheus' text format.
     fn metrics_text(&self) -> String;
@@ -36,6 +53,22 @@ impl Generator for Service {
 
     fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
         Service::readiness(self, model)
+    }
+
+    fn foreign_models(&self) -> Vec<ForeignModel> {
+        Service::foreign_models(self)
+    }
+
+    fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
+        Service::sglang_models(self)
+    }
+
+    fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>> {
+        Service::ask_sglang(self, method, path).boxed()
+    }
+
+    fn count_resumed(&self) {
+        Service::count_resumed(self);
     }
 
     fn metrics_text(&self) -> String {

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use axum::extract::Request;
 use axum::response::Response;
+use serde::Deserialize;
 use tasuki_flow::SamplingParams;
 
 use super::answer_size;
-use super::body::Received;
+use super::body::{self, Received};
 use super::clock;
 use super::deadline::Deadline;
 use super::delivery::Delivery;
@@ -22,8 +23,10 @@ use super::shape::{Identity, Shape};
 use super::tenant;
 use super::types::CommonFields;
 use crate::api_keys::Caller;
-use crate::app::App;
+use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
+use crate::foreign::object::Object;
+use crate::foreign::{self, Incoming};
 use crate::models::Model;
 use crate::pool::Purpose;
 use crate::serve::api::{Generation, ModelLimits};
@@ -61,17 +64,38 @@ pub struct Common {
 pub async fn serve<S: Shape>(
     app: Arc<App>,
     request: Request,
-    endpoint: &'static str,
+    (endpoint, path): (&'static str, &'static str),
     prepare: fn(&App, &[u8]) -> Result<Prepared<S>, ApiError>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
-    let caller = parts.extensions.get::<Caller>();
-    let caller_permit = caller.map(Caller::enter).transpose()?;
+    let caller = parts.extensions.get::<Caller>().cloned();
+    let caller_permit = caller.as_ref().map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
     let deadline = Deadline::after(received, app.settings.request_timeout);
+    if app.serves_foreign() {
+        let purpose = Purpose::Prompt {
+            bytes: body.bytes.len(),
+        };
+        let found = deadline.limit(work_up(&app, purpose, body.clone(), find_foreign));
+        if let Some((model, object)) = found.await?? {
+            let incoming = Incoming {
+                path,
+                endpoint,
+                caller_permit,
+                parts,
+                body: object,
+                model,
+                bound_to: None,
+                started,
+                received,
+                deadline,
+            };
+            return foreign::serve(app, incoming).await;
+        }
+    }
     let purpose = Purpose::Prompt {
         bytes: body.bytes.len(),
     };
@@ -79,7 +103,7 @@ pub async fn serve<S: Shape>(
     let mut prepared = prepared.await??;
     let tenant = match &app.settings.tenant_header {
         Some(header) => Some(tenant::of_header(&parts.headers, header)?),
-        None => caller.map(Caller::tenant),
+        None => caller.as_ref().map(Caller::tenant),
     };
     if let Some(tenant) = tenant {
         for job in &mut prepared.jobs {
@@ -110,6 +134,28 @@ pub async fn serve<S: Shape>(
         _caller_permit: caller_permit,
     };
     running.answer().await
+}
+
+/// The model of another engine that a request is for, and its body; `None`: it is for one of
+/// ours.
+fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<(ForeignModel, Object)>, ApiError> {
+    #[derive(Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    let named: Named = body::parse(bytes)?;
+    match app.find_foreign(named.model.as_deref())? {
+        Some(model) => Ok(Some((model, body::parse(bytes)?))),
+        None => Ok(None),
+    }
+}
+
+/// A body that is not read further here.
+///
+/// # Errors
+/// It is no JSON object.
+pub fn parse_object(bytes: &[u8]) -> Result<Object, ApiError> {
+    body::parse(bytes)
 }
 
 /// Runs `work` on a body, on the pool.
@@ -216,6 +262,7 @@ impl Common {
             cache_salt: self.cache_salt.clone(),
             tenant: Arc::clone(&self.tenant),
             priority: self.priority,
+            opaque: None,
         })
     }
 }

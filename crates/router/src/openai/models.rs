@@ -40,6 +40,24 @@ fn entry(app: &App, name: &str, model: &models::Model) -> Model {
     }
 }
 
+/// Of models that workers of other engines serve.
+fn foreign_entries(app: &App) -> Vec<Model> {
+    let models = app.foreign_models().into_iter();
+    let entries = models.flat_map(|model| {
+        let max_model_len = model.max_model_len;
+        let names = model.names.into_iter();
+        names.map(move |id| (id, max_model_len))
+    });
+    let entries = entries.map(|(id, max_model_len)| Model {
+        id,
+        object: "model",
+        created: app.started_unix_s,
+        owned_by: "tasuki",
+        max_model_len,
+    });
+    entries.collect()
+}
+
 /// All names of the served models.
 pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
     Json(ModelList {
@@ -48,6 +66,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
             .models
             .named()
             .map(|(name, model)| entry(&app, name, model))
+            .chain(foreign_entries(&app))
             .collect(),
     })
 }
@@ -61,6 +80,12 @@ pub async fn retrieve(
         requested: "(not UTF-8)".to_owned(),
         served: app.models.served(),
     })?;
+    if app.find_foreign(Some(&name))?.is_some() {
+        let mut entries = foreign_entries(&app).into_iter();
+        if let Some(entry) = entries.find(|entry| entry.id == name) {
+            return Ok(Json(entry));
+        }
+    }
     let (name, model) = app.models.find(Some(&name))?;
     Ok(Json(entry(&app, &name, &model)))
 }

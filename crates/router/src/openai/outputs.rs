@@ -136,7 +136,8 @@ impl Outputs {
                     }
                 }
                 Some(Event::Done(timings)) if prompt.is_finished() => self.timings.push(timings),
-                Some(Event::Done(_)) | None => {
+                // Frames are of requests that are not tokens, which are not served here.
+                Some(Event::Done(_) | Event::Frame { .. }) | None => {
                     return self.fail(ServeError::Failed {
                         kind: FailureKind::Device,
                         message: "The generation ended before all its choices did.".to_owned(),

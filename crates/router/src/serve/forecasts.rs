@@ -32,24 +32,25 @@ impl Checked {
     }
 
     pub fn observe(&mut self, event: &Event, now: Instant) {
-        let Event::Tokens {
-            choice: 0,
-            tokens,
-            finish,
-            ..
-        } = event
-        else {
-            return;
+        let (tokens, finish) = match event {
+            Event::Tokens {
+                choice: 0,
+                tokens,
+                finish,
+                ..
+            } => (tokens.len(), finish.is_some()),
+            Event::Frame { tokens, .. } => (*tokens as usize, false),
+            _ => return,
         };
         let learn = |ttft, tpot| self.registry.learn(self.model, &self.forecast, ttft, tpot);
-        self.tokens += tokens.len();
+        self.tokens += tokens;
         let Some(first) = self.first else {
             self.first = Some(now);
             learn(Some(now - self.admitted), None);
             return;
         };
         let after = u32::try_from(self.tokens).unwrap_or(u32::MAX).max(2) - 1;
-        if finish.is_some() {
+        if finish {
             learn(None, Some((now - first) / after));
         }
     }

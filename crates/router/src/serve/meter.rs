@@ -36,6 +36,7 @@ impl Meter {
         match event {
             Event::PromptLogprobs(_) => {}
             Event::Tokens { choice, tokens, .. } => self.tokens(*choice, tokens.len() as u64, now),
+            Event::Frame { tokens, .. } => self.tokens(0, u64::from(*tokens), now),
             Event::Done(timings) => {
                 self.outcome = Outcome::Done;
                 self.metrics.finished(timings);
@@ -45,7 +46,7 @@ impl Meter {
                 self.outcome = match error {
                     ServeError::Unavailable { .. } => Outcome::Unavailable,
                     ServeError::Overloaded { .. } => Outcome::Refused,
-                    ServeError::Rejected(_) => Outcome::Rejected,
+                    ServeError::Rejected(_) | ServeError::Answered(_) => Outcome::Rejected,
                     ServeError::Failed { .. } => Outcome::Failed,
                 };
             }

@@ -11,5 +11,7 @@ mod service;
 mod tests;
 
 pub use config::Config;
+#[cfg(test)]
+pub use config::Tuning;
 pub use service::Service;
 pub use tasuki_flow::OnKvLoss;

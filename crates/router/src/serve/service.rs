@@ -5,9 +5,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::http::Method;
 use futures::FutureExt;
-use tasuki_core::ModelId;
-use tasuki_flow::fleet::NotReady;
+use futures::future::join_all;
+use tasuki_core::{Health, Identity, ModelId};
+use tasuki_flow::fleet::{NotReady, WorkerState};
 use tasuki_policy::NoPlacement;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -16,8 +18,11 @@ use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
-use crate::discovery::{Discovery, union};
+use crate::app::ForeignModel;
+use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
+use crate::foreign::native::Asked;
 use crate::metrics::Metrics;
+use crate::workers::foreign::Client;
 use crate::workers::{Registry, follow};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
@@ -38,6 +43,9 @@ struct Inner {
 
 /// An answer, and when it was found.
 type Readiness = (Instant, Result<(), NotReady>);
+
+/// Of what operators ask of workers.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Probes within this time get the same answer: the placement behind it takes long with
 /// hundreds of workers.
@@ -65,7 +73,7 @@ impl Service {
         Self::start_tuned(config.models, config.workers.open(), tuning)
     }
 
-    pub(super) fn start_tuned(
+    pub(crate) fn start_tuned(
         models: Vec<Vec<String>>,
         workers: Vec<Box<dyn Discovery>>,
         tuning: Tuning,
@@ -172,6 +180,70 @@ impl Service {
         })
     }
 
+    /// Models whose workers take requests as they are, known so far.
+    pub fn foreign_models(&self) -> Vec<ForeignModel> {
+        let registry = &self.inner.shared.registry;
+        let models = registry.opaque_models();
+        let models = models.into_iter().map(|(id, names)| ForeignModel {
+            max_model_len: self.limits(id).map(|limits| limits.max_model_len),
+            id,
+            names,
+        });
+        models.collect()
+    }
+
+    /// Models that SGLang workers serve, each with the identity of these workers.
+    pub fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
+        let mut models = self.of_sglang(|state, _| {
+            let identity = state.view.domain.identity;
+            state.model.map(|model| (model, identity))
+        });
+        models.dedup();
+        models
+    }
+
+    /// Asks every SGLang worker that is connected.
+    pub async fn ask_sglang(&self, method: Method, path: &'static str) -> Vec<Asked> {
+        let workers = self.of_sglang(|state, address| {
+            let up = !matches!(state.view.health, Health::Down);
+            up.then_some((state.view.id, address))
+        });
+        let client = Client::new(ASK_LIMIT);
+        let asked = workers.into_iter().map(|(worker, address)| {
+            let (client, method) = (client.clone(), method.clone());
+            async move {
+                let answer = client.call(method, &address.authority, path, ASK_LIMIT);
+                Asked {
+                    worker,
+                    role: address.role,
+                    answer: answer.await.map_err(|_| "it does not answer".to_owned()),
+                }
+            }
+        });
+        join_all(asked).await
+    }
+
+    fn of_sglang<T>(
+        &self,
+        mut read: impl FnMut(&WorkerState, ForeignAddress) -> Option<T>,
+    ) -> Vec<T> {
+        let found = self
+            .inner
+            .shared
+            .registry
+            .read(|known| match Address::parse(known.address) {
+                Ok(Address::Foreign(address)) if address.engine == Engine::Sglang => {
+                    read(known.state, address)
+                }
+                _ => None,
+            });
+        found.into_iter().flatten().collect()
+    }
+
+    pub fn count_resumed(&self) {
+        self.inner.shared.metrics.resumed.inc();
+    }
+
     /// Whether a request would find a placement now, among all workers that answer: one for
     /// a model, or for any of them if `None`.
     ///
@@ -188,6 +260,9 @@ impl Service {
             .readiness
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        for (id, _) in self.inner.shared.registry.opaque_models() {
+            last.entry(id).or_default();
+        }
         let mut answer = Err(NotReady::NoPlacement(NoPlacement::NoWorker));
         for (&id, last) in last.iter_mut() {
             if model.is_some_and(|model| model != id) {

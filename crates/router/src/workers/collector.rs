@@ -13,6 +13,7 @@ use tasuki_flow::fleet::WorkerState;
 use tasuki_wire::v1;
 
 use super::Registry;
+use super::foreign::Recomputed;
 
 type Labels = [(&'static str, String); 3];
 
@@ -143,6 +144,7 @@ impl Collector for WorkerCollector {
         }
         self.encode_budget(&mut encoder)?;
         self.encode_breakers(&mut encoder)?;
+        self.encode_recomputed(&mut encoder)?;
         let loads = workers.into_iter();
         let loads = loads.filter_map(|(labels, _, load)| Some((labels, load?)));
         let loads: Vec<_> = loads.collect();
@@ -185,6 +187,18 @@ impl WorkerCollector {
 }
 
 impl WorkerCollector {
+    fn encode_recomputed(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+        let help = "Prompts of vLLM workers that were computed again for want of a handoff";
+        let (name, kind) = ("recomputed_prompts", MetricType::Counter);
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for how in Recomputed::ALL {
+            let labels = [("reason", how.as_str())];
+            let count = ConstCounter::new(self.0.recomputed.read(how));
+            count.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
     fn encode_breakers(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
         let help = "How often the worker was left alone for failing, by kind of failure";
         let (name, kind) = ("worker_breaker_openings", MetricType::Counter);

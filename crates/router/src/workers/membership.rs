@@ -20,8 +20,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connect::{Liveness, keep_connected};
+use super::foreign::keep_watched;
 use super::registry::Registry;
-use crate::discovery::AddressSet;
+use crate::discovery::{Address, AddressSet};
 
 /// How often a draining worker's legs are counted.
 const LEGS_INTERVAL: Duration = Duration::from_millis(20);
@@ -84,9 +85,22 @@ impl Drop for Membership {
 impl Membership {
     /// Keeps the connection until the address is gone and the worker has drained.
     async fn keep(self, liveness: Liveness, drain_limit: Duration, listed: watch::Receiver<bool>) {
-        let (address, registry) = (self.address.clone(), Arc::clone(&self.registry));
+        let registry = Arc::clone(&self.registry);
+        let connected = async {
+            match Address::parse(&self.address) {
+                Ok(Address::Tasuki(at)) => {
+                    keep_connected(self.worker, at, registry, liveness).await
+                }
+                Ok(Address::Foreign(at)) => keep_watched(self.worker, at, registry, liveness).await,
+                Err(error) => {
+                    let address = &self.address;
+                    tracing::error!(address, %error, "a worker's address is not valid");
+                    std::future::pending().await
+                }
+            }
+        };
         tokio::select! {
-            never = keep_connected(self.worker, address, registry, liveness) => match never {},
+            never = connected => match never {},
             () = self.drained(drain_limit, listed) => {}
         }
     }

@@ -14,6 +14,7 @@ mod cache;
 mod collector;
 mod connect;
 mod connection;
+pub mod foreign;
 mod link;
 mod membership;
 mod placing;

@@ -18,6 +18,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{oneshot, watch};
 
 use super::connection::{Connection, RoutedLeg};
+use super::foreign::RecomputedCounts;
 use super::link::WorkerLink;
 
 /// What a worker reports at once.
@@ -37,6 +38,7 @@ pub struct Registry {
     pub(super) state: Mutex<State>,
     budget: Mutex<RetryBudget>,
     changes: watch::Sender<u64>,
+    pub recomputed: RecomputedCounts,
 }
 
 /// What is known of one worker.
@@ -82,6 +84,7 @@ impl Registry {
             }),
             budget: Mutex::new(RetryBudget::new(BudgetConfig::default())),
             changes: watch::Sender::new(0),
+            recomputed: RecomputedCounts::default(),
         }
     }
 
@@ -341,6 +344,15 @@ impl Registry {
             fleet.recount(key);
         }
         aborted
+    }
+
+    /// Models of workers that take requests as they are, each with its names.
+    pub fn opaque_models(&self) -> Vec<(ModelId, Vec<String>)> {
+        let fleet = &self.lock().fleet;
+        let models = fleet
+            .opaque_models()
+            .map(|(id, names)| (id, names.to_vec()));
+        models.collect()
     }
 
     /// Reads what is known of each worker, in the order in which they were added.

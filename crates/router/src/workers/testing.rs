@@ -264,6 +264,7 @@ pub fn local_info(engine: &str) -> WorkerInfo {
         role: Role::Mixed,
         role_epoch: 0,
         model: "tiny".to_owned(),
+        further_names: Vec::new(),
         domain: KvDomain::default(),
         capabilities: Capabilities::default(),
         vocab_size: 512,

@@ -125,6 +125,7 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
             kv_endpoint: info.kv_endpoint,
         },
         model: info.model,
+        further_names: Vec::new(),
         domain: KvDomain {
             backend: KV_BACKEND,
             identity,
@@ -196,6 +197,7 @@ fn output(output: v1::Output) -> (String, Output) {
         v1::FinishReason::FinishLength => Some(Finish::Length),
     };
     let converted = Output {
+        frame: None,
         choice: output.choice,
         position: output.position,
         tokens: output.tokens,
@@ -224,6 +226,7 @@ fn leg_end(ended: v1::LegEnd) -> (String, LegEnd) {
         reason,
         failure: failure(ended.failure()).unwrap_or(reason.usual_failure()),
         message: ended.message,
+        answer: None,
         ticket: None,
         timings: ended.timings.as_ref().map(timings),
     };

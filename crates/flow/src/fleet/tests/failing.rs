@@ -14,6 +14,7 @@ fn end(reason: R, failure: FailureKind) -> LegEnd {
         reason,
         failure,
         message: String::new(),
+        answer: None,
         ticket: None,
         timings: None,
     }

@@ -9,8 +9,8 @@ mod prefixes;
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Health, Identity, ModelId, Outstanding, RequestView, Role, StepSample, WorkerId,
-    WorkerView,
+    Capabilities, Health, Identity, ModelId, Outstanding, Payload, RequestView, Role, StepSample,
+    WorkerId, WorkerView,
 };
 use tasuki_policy::{NoPlacement, PolicyConfig, PolicyKind};
 

@@ -139,3 +139,54 @@ fn a_begun_request_stays_with_its_weights_and_kv_never_moves_between_two() {
     assert!(refused.may_pass());
     assert!(refused.to_string().contains("other weights"), "{refused}");
 }
+
+fn opaque(engine: &str, model: &str, further: &[&str]) -> WorkerInfo {
+    WorkerInfo {
+        model: model.to_owned(),
+        further_names: further.iter().copied().map(str::to_owned).collect(),
+        capabilities: Capabilities {
+            payload: Payload::Opaque,
+            resumes: false,
+            ..Capabilities::default()
+        },
+        ..info(engine)
+    }
+}
+
+#[test]
+fn models_of_opaque_workers_become_known_with_them() {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    let mut join = |info| {
+        let id = fleet.add();
+        let key = fleet.join(id, info, NOW)?;
+        Ok::<_, JoinError>((key, fleet.worker(id).and_then(|worker| worker.model)))
+    };
+    let (first, model) = join(opaque("a", "m", &["lora"])).expect("joined");
+    assert_eq!(model, Some(ModelId(0)));
+    let (_, same) = join(opaque("b", "lora2", &["m"])).expect("joined");
+    let (_, other) = join(opaque("c", "n", &[])).expect("joined");
+    assert_eq!((same, other), (Some(ModelId(0)), Some(ModelId(1))));
+    let refused = join(info("d")).expect_err("no model has its text side here");
+    assert!(matches!(refused, JoinError::NotServed { .. }), "{refused}");
+    let refused = join(WorkerInfo {
+        model: "m".to_owned(),
+        ..info("e")
+    });
+    let refused = refused.expect_err("another kind").to_string();
+    let says = "\"m\" is served by vLLM or SGLang workers here, and this is a Tasuki worker";
+    assert!(refused.contains(says), "{refused}");
+    fleet.leave(first);
+    let known: Vec<_> = fleet
+        .opaque_models()
+        .map(|(id, names)| (id.0, names.join(" ")))
+        .collect();
+    assert_eq!(known, [(0, "m lora lora2".to_owned()), (1, "n".to_owned())]);
+}
+
+#[test]
+fn the_estimated_length_of_an_opaque_request_is_no_limit() {
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    let id = fleet.add();
+    fleet.join(id, opaque("a", "m", &[]), NOW).expect("joined");
+    assert!(fleet.place(&RequestView::new(1_000_000, 5)).is_ok());
+}

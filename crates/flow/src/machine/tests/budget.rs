@@ -75,6 +75,7 @@ impl Request {
             cache_salt: String::new(),
             tenant: "".into(),
             priority: 0,
+            opaque: None,
         };
         let fleet = Budgeted {
             retries_left,
@@ -121,6 +122,7 @@ impl Request {
             reason,
             failure: reason.usual_failure(),
             message: String::new(),
+            answer: None,
             ticket: None,
             timings: None,
         };
@@ -187,6 +189,7 @@ fn budget_that_comes_back_in_time_is_used() {
         reason: R::Failed,
         failure: FailureKind::Device,
         message: String::new(),
+        answer: None,
         ticket: None,
         timings: None,
     };

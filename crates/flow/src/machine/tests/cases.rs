@@ -91,6 +91,7 @@ fn generation(n: u32) -> Generation {
         cache_salt: "t".to_owned(),
         tenant: "".into(),
         priority: 0,
+        opaque: None,
     }
 }
 
@@ -153,6 +154,7 @@ impl Case {
             reason,
             failure,
             message: "said the worker".to_owned(),
+            answer: None,
             ticket: None,
             timings: None,
         };

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tasuki_core::Role::{self, Decode, Mixed, Prefill};
-use tasuki_core::{Capabilities, FirstToken, HandoffKind, Positions};
+use tasuki_core::{Capabilities, FirstToken, HandoffKind, Payload, Positions, RoleUse};
 
 use super::world::{Action, Setup, World};
 use crate::machine::config::OnKvLoss;
@@ -167,6 +167,8 @@ const NO_RESUME: Capabilities = Capabilities {
     resumes: false,
     retargets: false,
     splits_choices: false,
+    role_use: RoleUse::Discount,
+    payload: Payload::Tokens,
     reports_load: false,
     reports_cache: false,
 };
@@ -216,6 +218,27 @@ fn every_run_with_two_deviations_of_fewer_capabilities_and_a_client_that_acts() 
 }
 
 #[test]
+fn every_run_with_two_deviations_of_a_request_that_is_not_tokens() {
+    let opaque = |capabilities| Capabilities {
+        payload: Payload::Opaque,
+        ..capabilities
+    };
+    let fixed = Capabilities {
+        role_use: RoleUse::Only,
+        ..NO_RESUME
+    };
+    for capabilities in [fixed, NO_RESUME, SERIAL].map(opaque) {
+        for client_acts in [false, true] {
+            let mut setup = Setup::new(&[Prefill, Decode, Decode], 1, 3, 8, 2);
+            setup.capabilities = capabilities;
+            setup.frames = true;
+            setup.client_acts = client_acts;
+            explore(&setup, 2);
+        }
+    }
+}
+
+#[test]
 fn lost_kv_fails_the_request_only_when_told_to() {
     let mut setup = Setup::new(&[Prefill, Prefill, Decode, Decode], 1, 3, 8, 2);
     setup.on_kv_loss = OnKvLoss::Fail;
@@ -244,6 +267,8 @@ fn random_run(seed: u64) {
     setup.run = random.random_range(1..4);
     setup.dry = random.random_range(0..4);
     setup.capabilities = [Capabilities::default(), NO_RESUME, SERIAL][random.random_range(0..3)];
+    setup.frames =
+        !setup.capabilities.resumes && n == 1 && !setup.scored && random.random_bool(0.5);
     let world = run(&setup, |_, actions| random.random_range(0..actions.len()));
     check(&setup, &world);
 }

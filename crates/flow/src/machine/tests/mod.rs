@@ -4,5 +4,6 @@
 mod budget;
 mod cases;
 mod explore;
+mod opaque;
 mod sim_worker;
 mod world;

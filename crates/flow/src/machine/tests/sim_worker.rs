@@ -109,6 +109,7 @@ pub fn ended(reason: LegEndReason) -> LegEnd {
         reason,
         failure: reason.usual_failure(),
         message: "as the test has it".to_owned(),
+        answer: None,
         ticket: None,
         timings: None,
     }

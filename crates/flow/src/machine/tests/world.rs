@@ -15,6 +15,7 @@ use super::sim_worker::{Lengths, Progress, SimLeg, ended, handed_off, truth};
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
 use crate::leg::{Handoff, LegEndReason, LegKind, LegSpec, Ticket};
 use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss};
+use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
 
@@ -37,6 +38,8 @@ pub struct Setup {
     pub capabilities: Capabilities,
     /// Time may pass while a leg decodes, as a fault.
     pub stalls: bool,
+    /// The request and its answer are frames.
+    pub frames: bool,
 }
 
 impl Setup {
@@ -53,6 +56,7 @@ impl Setup {
             dry: 0,
             capabilities: Capabilities::default(),
             stalls: false,
+            frames: false,
         }
     }
 }
@@ -119,6 +123,7 @@ pub struct World {
     pub client: Client,
     pub trace: Vec<String>,
     legs_dispatched: BTreeSet<LegId>,
+    opaque: Option<OpaqueRequest>,
 }
 
 /// What the client has seen.
@@ -135,6 +140,11 @@ pub struct Client {
 
 impl World {
     pub fn new(setup: Setup) -> Self {
+        let opaque = setup.frames.then(|| OpaqueRequest {
+            content: Opaque::new("a request"),
+            sequences: 1,
+            bound_to: None,
+        });
         let request = Generation {
             model: ModelId::default(),
             request_id: "r".to_owned(),
@@ -148,6 +158,7 @@ impl World {
             cache_salt: String::new(),
             tenant: "".into(),
             priority: 0,
+            opaque: opaque.clone(),
         };
         let config = MachineConfig {
             on_kv_loss: setup.on_kv_loss,
@@ -182,6 +193,7 @@ impl World {
             client: Client::default(),
             trace: Vec::new(),
             legs_dispatched: BTreeSet::new(),
+            opaque,
             setup,
         };
         let mut views = world.views();
@@ -389,6 +401,9 @@ impl World {
             if self.setup.capabilities.positions == Positions::Counted {
                 output.position = 0;
             }
+            if self.setup.frames {
+                output.frame = Some(Opaque::new(output.tokens.clone()));
+            }
             self.report(id.worker, Input::Output(id, output));
         }
         leg.progress = match leg.kind {
@@ -534,6 +549,7 @@ impl World {
             "an attempt has two legs on a worker"
         );
         assert!(!spec.choices.is_empty());
+        assert_eq!(spec.opaque, self.opaque, "the content as it was");
         let resumed = spec.resumed.len();
         assert!(resumed == 0 || spec.choices.len() == 1);
         assert!(resumed < self.setup.lengths.max_tokens);
@@ -564,7 +580,8 @@ impl World {
             }
             None => {}
         }
-        assert!(!split || resumed + 1 < self.setup.lengths.max_tokens);
+        let long = resumed + 1 < self.setup.lengths.max_tokens;
+        assert!(!split || long || self.setup.frames);
     }
 
     fn show_client(&mut self, event: Event) {
@@ -585,6 +602,16 @@ impl World {
                 }
                 if let Some(finish) = finish {
                     self.client.finished.insert(choice, finish);
+                }
+            }
+            Event::Frame { frame, tokens } => {
+                assert!(self.setup.frames);
+                let content = frame.get::<Vec<u32>>().expect("a frame of the worker");
+                assert_eq!(content.len(), tokens as usize);
+                let seen = self.client.tokens.entry(0).or_default();
+                for &token in content {
+                    assert_eq!(token, truth(0, seen.len()), "the frames' order");
+                    seen.push(token);
                 }
             }
             Event::Done(timings) => self.client.done = Some(timings),

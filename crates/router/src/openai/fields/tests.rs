@@ -136,6 +136,11 @@ Made of `crates/router/src/openai/fields/table.rs` by `make proto`; a test compa
 `/detokenize` as vLLM's, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
 refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
 for names that are not in these tables too. `null` asks for nothing.
+
+All of this is of models that Tasuki's own workers serve. Requests for models of vLLM and SGLang workers are
+passed on with every field as it is ([docs/foreign-workers.md](foreign-workers.md)), but for those that only the
+router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port` and
+`bootstrap_room` are a 400.
 ";
 
 fn page() -> String {

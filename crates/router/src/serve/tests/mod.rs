@@ -36,6 +36,7 @@ fn generation(max_tokens: u32) -> Generation {
         cache_salt: String::new(),
         tenant: "".into(),
         priority: 0,
+        opaque: None,
     }
 }
 
@@ -102,7 +103,7 @@ async fn hear(mut generating: Generating) -> Heard {
                 tokens.extend(more);
                 finish = finish.or(end);
             }
-            Event::PromptLogprobs(_) => panic!("nobody asked"),
+            Event::PromptLogprobs(_) | Event::Frame { .. } => panic!("nobody asked"),
             Event::Done(timings) => {
                 let end = Ok(timings);
                 return Heard {

@@ -42,5 +42,6 @@ fn spec(kind: LegKind) -> LegSpec {
         choices: vec![0],
         sampling: Arc::default(),
         cache_salt: "".into(),
+        opaque: None,
     }
 }

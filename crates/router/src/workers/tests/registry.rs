@@ -26,6 +26,7 @@ fn report(registry: &Registry, key: WorkerKey, output: Option<&str>, ended: Opti
             reason: LegEndReason::Finished,
             failure: FailureKind::Device,
             message: String::new(),
+            answer: None,
             ticket: None,
             timings: None,
         };

@@ -1,0 +1,246 @@
+//! The answer to a request of another engine's model, as it comes: parts of the worker's, a
+//! comment while there is nothing, at most one error event.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::response::Response;
+use futures::Stream;
+use serde_json::json;
+use tasuki_flow::Opaque;
+use tokio::time::timeout;
+
+use super::request::{Answer, Usage};
+use super::resume::Resumption;
+use super::serve::response_of;
+use crate::api_keys::CallerPermit;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::gate::Permit;
+use crate::openai::{self, Deadline, RequestLog};
+use crate::serve::api::{Event, Generating, Generation, ServeError};
+
+const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
+
+/// A request under way. Dropped: its workers' connections close.
+pub struct Answering {
+    pub app: Arc<App>,
+    pub generating: Generating,
+    pub generation: Generation,
+    /// Goes on elsewhere after a loss, if the request allows it.
+    pub resumption: Option<Resumption>,
+    pub log: RequestLog,
+    pub deadline: Deadline,
+    /// By the worker's account, or by parts of the answer.
+    pub usage: Option<Usage>,
+    pub tokens: u64,
+    pub _permit: Permit,
+    pub _caller_permit: Option<CallerPermit>,
+}
+
+/// What comes next.
+pub enum Next {
+    /// An [`Answer`].
+    Part(Opaque),
+    Done,
+    Failed(Ending),
+}
+
+/// Why there is no more.
+pub enum Ending {
+    Error(ApiError),
+    /// The worker's own refusal, an [`Answer`].
+    Refused(Opaque),
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let usage = self.usage.unwrap_or(Usage {
+            prompt_tokens: 0,
+            completion_tokens: self.tokens,
+            prompt_tokens_details: None,
+        });
+        let cached = usage
+            .prompt_tokens_details
+            .and_then(|details| details.cached_tokens);
+        self.log.write(openai::Usage::new(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            cached.unwrap_or(0),
+        ));
+    }
+}
+
+impl Answering {
+    pub async fn next(&mut self) -> Next {
+        loop {
+            let event = match self.deadline.limit(self.generating.next()).await {
+                Ok(event) => event,
+                Err(late) => return self.failed(Ending::Error(late)),
+            };
+            match event {
+                Some(Event::Frame { frame, tokens }) => {
+                    self.tokens += u64::from(tokens);
+                    if let Some(part) = self.observe(frame) {
+                        return Next::Part(part);
+                    }
+                }
+                Some(Event::Tokens { .. } | Event::PromptLogprobs(_)) => {}
+                Some(Event::Done(_)) => {
+                    self.log.outcome = "finished";
+                    return Next::Done;
+                }
+                Some(Event::Failed(ServeError::Answered(answer))) => {
+                    return self.failed(Ending::Refused(answer));
+                }
+                Some(Event::Failed(error)) => {
+                    if !self.resume() {
+                        return self.failed(Ending::Error(error.into()));
+                    }
+                }
+                None => {
+                    let error = ApiError::Failed("The answer broke off.".to_owned());
+                    return self.failed(Ending::Error(error));
+                }
+            }
+        }
+    }
+
+    /// Takes note of a part; `None` where nothing of it is for the client.
+    fn observe(&mut self, frame: Opaque) -> Option<Opaque> {
+        let answer = frame.get::<Answer>()?;
+        self.usage = answer.usage.or(self.usage);
+        let Some(resumption) = &mut self.resumption else {
+            return Some(frame);
+        };
+        let Some(bytes) = resumption.take(&answer.bytes) else {
+            return Some(frame);
+        };
+        (!bytes.is_empty()).then(|| {
+            Opaque::new(Answer {
+                head: answer.head.clone(),
+                bytes,
+                usage: None,
+                room: None,
+            })
+        })
+    }
+
+    /// Begins again with the prompt and the text so far. False: the request does not allow it.
+    fn resume(&mut self) -> bool {
+        let Some(next) = self
+            .resumption
+            .as_mut()
+            .and_then(|r| r.next(&self.generation))
+        else {
+            return false;
+        };
+        tracing::warn!(
+            request_id = next.request_id,
+            tokens = self.tokens,
+            "the worker was lost in the middle of its answer: another one goes on with the text"
+        );
+        self.app.generator.count_resumed();
+        self.generating = self.app.generator.generate(next, Instant::now());
+        true
+    }
+
+    fn failed(&mut self, ending: Ending) -> Next {
+        self.log.outcome = "failed";
+        Next::Failed(ending)
+    }
+
+    /// What the client gets where nothing was sent yet.
+    pub fn refusal(self, ending: Ending) -> Result<Response, ApiError> {
+        match ending {
+            Ending::Error(error) => Err(error),
+            Ending::Refused(answer) => match answer.get::<Answer>() {
+                Some(answer) => Ok(response_of(answer)),
+                None => Err(ApiError::Failed("The worker refused.".to_owned())),
+            },
+        }
+    }
+}
+
+/// The body of a streamed answer. `first`: its first part; `None`: it waits for that still.
+pub fn events(
+    answering: Answering,
+    first: Option<Next>,
+    heartbeat: Duration,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let state = State {
+        answering,
+        next: first.map_or(Pending::Late, Pending::There),
+        sending: None,
+        ended: false,
+        heartbeat,
+    };
+    futures::stream::unfold(state, |mut state| async move {
+        let bytes = state.bytes().await?;
+        Some((Ok(bytes), state))
+    })
+}
+
+enum Pending {
+    There(Next),
+    Late,
+    Awaited,
+}
+
+struct State {
+    answering: Answering,
+    next: Pending,
+    /// Its room is given back when the next one is asked for.
+    sending: Option<Opaque>,
+    ended: bool,
+    heartbeat: Duration,
+}
+
+impl State {
+    async fn bytes(&mut self) -> Option<Bytes> {
+        self.sending = None;
+        if self.ended {
+            return None;
+        }
+        let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
+            Pending::There(next) => Some(next),
+            Pending::Late => None,
+            Pending::Awaited => timeout(self.heartbeat, self.answering.next()).await.ok(),
+        };
+        match next {
+            None => Some(Bytes::from_static(HEARTBEAT)),
+            Some(Next::Part(frame)) => {
+                let bytes = frame.get::<Answer>().map(|answer| answer.bytes.clone());
+                self.sending = Some(frame);
+                bytes
+            }
+            Some(Next::Done) => None,
+            Some(Next::Failed(ending)) => {
+                self.ended = true;
+                Some(error_event(&ending))
+            }
+        }
+    }
+}
+
+fn error_event(ending: &Ending) -> Bytes {
+    let data = match ending {
+        Ending::Error(error) => serde_json::to_vec(&error.body()).ok(),
+        // On one line, whoever wrote it.
+        Ending::Refused(answer) => answer.get::<Answer>().and_then(|answer| {
+            let said: serde_json::Value = serde_json::from_slice(&answer.bytes).ok()?;
+            serde_json::to_vec(&said).ok()
+        }),
+    };
+    let unknown = || {
+        json!({"error": {"message": "The worker refused."}})
+            .to_string()
+            .into()
+    };
+    let data = data.unwrap_or_else(unknown);
+    [b"event: error\ndata: ", &data[..], b"\n\n"]
+        .concat()
+        .into()
+}

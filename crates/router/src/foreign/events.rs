@@ -1,0 +1,227 @@
+//! Server-sent events as workers write them: cut where an event ends, otherwise unread.
+
+use axum::body::Bytes;
+use serde::Deserialize;
+
+use super::request::Usage;
+
+/// An event that is larger is no event.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Bytes that do not end an event yet.
+#[derive(Debug, Default)]
+pub struct Splitter(Vec<u8>);
+
+/// The worker sends an event without end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an event has more than {MOST_BYTES} bytes, the limit")]
+pub struct TooLong;
+
+impl Splitter {
+    /// Takes what was received; gives back the whole events so far, as they were received.
+    pub fn push(&mut self, bytes: Bytes) -> Result<Bytes, TooLong> {
+        // An end may lie across two parts.
+        let known = self.0.len().saturating_sub(3);
+        if self.0.is_empty() {
+            let end = last_end(&bytes);
+            self.0.extend_from_slice(&bytes[end..]);
+            return Ok(bytes.slice(..end));
+        }
+        self.0.extend_from_slice(&bytes);
+        let end = last_end(&self.0[known..]);
+        let end = if end == 0 { 0 } else { known + end };
+        let rest = self.0.split_off(end);
+        let whole = std::mem::replace(&mut self.0, rest);
+        match self.0.len() {
+            ..=MOST_BYTES => Ok(whole.into()),
+            _ => Err(TooLong),
+        }
+    }
+}
+
+/// Behind the last empty line; 0 if there is none.
+fn last_end(bytes: &[u8]) -> usize {
+    let ends = [&b"\n\n"[..], b"\r\n\r\n"].into_iter().filter_map(|end| {
+        let mut windows = bytes.windows(end.len());
+        windows
+            .rposition(|window| window == end)
+            .map(|at| at + end.len())
+    });
+    ends.max().unwrap_or(0)
+}
+
+/// The data of whole events, one after another; comments have none.
+pub fn data(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    located(events).map(|(_, data)| data)
+}
+
+/// The same, each with where its line begins.
+pub fn located(events: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut at = 0;
+    let lines = events.split_inclusive(|byte| *byte == b'\n');
+    lines.filter_map(move |line| {
+        let start = at;
+        at += line.len();
+        let data = line.strip_prefix(b"data:")?;
+        Some((start, data.trim_ascii()))
+    })
+}
+
+pub const DONE: &[u8] = b"[DONE]";
+
+/// What an event's data is, as far as it matters on the way.
+#[derive(Debug, PartialEq)]
+pub enum Data<'a> {
+    Done,
+    Error(ErrorDetail<'a>),
+    /// One with output, which counts as a token.
+    Token(Option<Usage>),
+    /// The role of the message, or the usage at the end.
+    Other(Option<Usage>),
+}
+
+/// A worker's error object.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ErrorDetail<'a> {
+    #[serde(borrow)]
+    pub message: std::borrow::Cow<'a, str>,
+    pub code: Option<serde_json::Value>,
+}
+
+impl ErrorDetail<'_> {
+    /// The HTTP status that it would have had, if it says one.
+    pub fn status(&self) -> Option<u16> {
+        let code = self.code.as_ref()?;
+        let code = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
+        u16::try_from(code).ok()
+    }
+}
+
+impl<'a> Data<'a> {
+    /// `begun`: output has come before. Only what is needed is parsed: an error, a usage, and
+    /// what comes before the first output.
+    pub fn of(data: &'a [u8], begun: bool) -> Self {
+        if data == DONE {
+            return Self::Done;
+        }
+        if data.starts_with(br#"{"error""#) {
+            #[derive(Deserialize)]
+            struct Failed<'a> {
+                #[serde(borrow)]
+                error: ErrorDetail<'a>,
+            }
+            let failed = serde_json::from_slice::<Failed<'_>>(data);
+            return Self::Error(failed.map(|failed| failed.error).unwrap_or_default());
+        }
+        let usage = contains(data, br#""usage":{"#) || contains(data, br#""usage": {"#);
+        let usage = usage.then(|| usage_of(data)).flatten();
+        let output = match begun {
+            true => !contains(data, br#""choices":[]"#) && !contains(data, br#""choices": []"#),
+            false => has_output(data),
+        };
+        match output {
+            true => Self::Token(usage),
+            false => Self::Other(usage),
+        }
+    }
+}
+
+/// The `usage` of an answer or of a chunk.
+pub fn usage_of(json: &[u8]) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct Counted {
+        usage: Option<Usage>,
+    }
+    serde_json::from_slice::<Counted>(json).ok()?.usage
+}
+
+/// Whether a chunk is more than the role of the message.
+fn has_output(data: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Chunk {
+        choices: Option<Vec<Choice>>,
+    }
+    #[derive(Deserialize)]
+    struct Choice {
+        delta: Option<serde_json::Map<String, serde_json::Value>>,
+        finish_reason: Option<serde_json::Value>,
+    }
+    let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
+        return true;
+    };
+    let Some(choices) = chunk.choices else {
+        return true;
+    };
+    choices.iter().any(|choice| {
+        let Some(delta) = &choice.delta else {
+            return true;
+        };
+        let empty = |value: &serde_json::Value| value.is_null() || value == "";
+        let new = delta
+            .iter()
+            .any(|(name, value)| name != "role" && !empty(value));
+        new || choice
+            .finish_reason
+            .as_ref()
+            .is_some_and(|reason| !reason.is_null())
+    })
+}
+
+fn contains(data: &[u8], part: &[u8]) -> bool {
+    data.windows(part.len()).any(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_out_whole_however_they_are_cut() {
+        let stream = b"data: {\"a\":1}\n\n: note\n\ndata: {\"b\":2}\r\n\r\ndata: [DONE]\n\n";
+        for size in 1..stream.len() {
+            let mut splitter = Splitter::default();
+            let mut all = Vec::new();
+            for part in stream.chunks(size) {
+                let whole = splitter.push(Bytes::copy_from_slice(part)).expect("short");
+                assert!(whole.is_empty() || whole.ends_with(b"\n"), "{whole:?}");
+                assert!(data(&whole).all(|d| d.ends_with(b"}") || d == DONE));
+                all.extend_from_slice(&whole);
+            }
+            assert_eq!(all, stream, "in parts of {size}");
+            let found: Vec<_> = data(&all).collect();
+            assert_eq!(found, [&b"{\"a\":1}"[..], b"{\"b\":2}", DONE]);
+        }
+    }
+
+    #[test]
+    fn only_what_matters_is_read() {
+        let role =
+            br#"{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+        assert_eq!(Data::of(role, false), Data::Other(None));
+        let text = br#"{"choices":[{"delta":{"content":"a"},"finish_reason":null}]}"#;
+        assert_eq!(Data::of(text, false), Data::Token(None));
+        assert_eq!(
+            Data::of(br#"{"choices":[{"text":"a"}]}"#, false),
+            Data::Token(None)
+        );
+        assert_eq!(
+            Data::of(br#"{"text":"a","meta_info":{}}"#, false),
+            Data::Token(None)
+        );
+        let usage = br#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}"#;
+        let Data::Other(Some(usage)) = Data::of(usage, true) else {
+            panic!("a usage");
+        };
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (7, 2));
+        assert_eq!(Data::of(DONE, true), Data::Done);
+        let error = br#"{"error": {"message": "no \"room\"", "type": "x", "code": 500}}"#;
+        let Data::Error(error) = Data::of(error, true) else {
+            panic!("an error");
+        };
+        assert_eq!(
+            (&*error.message, error.status()),
+            ("no \"room\"", Some(500))
+        );
+    }
+}

@@ -1,0 +1,273 @@
+//! Going on after a worker was lost in the middle of a streamed answer: another worker gets the
+//! prompt and the text so far, and its answer is joined to what the client has.
+//!
+//! Only where both would say the same: greedy sampling, one choice, text alone. How the text so
+//! far is cut into tokens may differ from how it was generated; the text goes on all the same.
+
+use axum::body::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+use tasuki_flow::{Generation, Opaque};
+
+use super::events::{self, Data};
+use super::object::Object;
+use super::request::{ForeignRequest, Shared, Usage};
+
+/// A request that loses its workers again and again is likely the cause.
+const MOST_RESUMPTIONS: u32 = 3;
+
+/// What an answer so far must not depend on, or have: a worker that begins anew knows only the
+/// text. Each with the values that ask for nothing.
+const NOT_WITH: [(&str, &[&str]); 26] = [
+    ("n", &["1"]),
+    ("best_of", &["1"]),
+    ("tools", &["[]"]),
+    ("functions", &["[]"]),
+    ("logprobs", &["false", "0"]),
+    ("top_logprobs", &["0"]),
+    ("prompt_logprobs", &[]),
+    ("return_logprob", &["false"]),
+    ("echo", &["false"]),
+    ("suffix", &["\"\""]),
+    ("presence_penalty", &["0", "0.0"]),
+    ("frequency_penalty", &["0", "0.0"]),
+    ("repetition_penalty", &["1", "1.0"]),
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("structured_outputs", &[]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("json_schema", &[]),
+    ("regex", &[]),
+    ("ebnf", &[]),
+    ("return_token_ids", &["false"]),
+    ("continue_final_message", &["false"]),
+    ("use_beam_search", &["false"]),
+    ("min_tokens", &["0"]),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Chat,
+    Completion,
+}
+
+/// One request's answer so far, and how to go on with it.
+#[derive(Debug)]
+pub struct Resumption {
+    kind: Kind,
+    text: String,
+    tokens: u64,
+    /// Of the first worker's chunks, which those of others get too.
+    id: Option<Box<RawValue>>,
+    created: Option<Box<RawValue>>,
+    attempts: u32,
+    /// Tokens of earlier workers, once there are any: their text is in the prompt now.
+    earlier: u64,
+    /// The new worker's answer has begun.
+    begun: bool,
+    /// Something came that is not text alone.
+    spoilt: bool,
+    finished: bool,
+}
+
+/// What is read of a chunk.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+    text: Option<String>,
+    finish_reason: Option<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning: Option<String>,
+    reasoning_content: Option<String>,
+    #[serde(default)]
+    tool_calls: Option<Vec<serde::de::IgnoredAny>>,
+}
+
+impl Resumption {
+    /// `None`: the request does not allow it.
+    pub fn of(path: &str, body: &Object) -> Option<Self> {
+        let kind = match path {
+            "/v1/chat/completions" => Kind::Chat,
+            "/v1/completions" => Kind::Completion,
+            _ => return None,
+        };
+        let greedy = body.read::<f64>("temperature") == Some(0.0);
+        let streams = body.read("stream") == Some(true);
+        let plain = NOT_WITH.iter().all(|(name, nothing)| {
+            let value = body.get(name).map(RawValue::get);
+            value.is_none_or(|value| value == "null" || nothing.contains(&value))
+        });
+        let options: Object = body.read("stream_options").unwrap_or_default();
+        let counts = options.read("continuous_usage_stats") == Some(true);
+        let text = kind == Kind::Chat || body.read::<String>("prompt").is_some();
+        let allowed = greedy && streams && plain && text && !counts;
+        allowed.then_some(Self {
+            kind,
+            text: String::new(),
+            tokens: 0,
+            id: None,
+            created: None,
+            attempts: 0,
+            earlier: 0,
+            begun: false,
+            spoilt: false,
+            finished: false,
+        })
+    }
+
+    /// Reads a part of the answer. What the client gets in its place: `None`: the same.
+    pub fn take(&mut self, part: &Bytes) -> Option<Bytes> {
+        let joined = self.attempts > 0;
+        let mut out = Vec::new();
+        for data in events::data(part) {
+            let kept = match Data::of(data, self.begun) {
+                Data::Done => Some(data.to_vec()),
+                Data::Token(_) => {
+                    self.begun = true;
+                    self.read(data);
+                    Some(self.joined(data))
+                }
+                // A role is told once.
+                Data::Other(_) if !self.begun => None,
+                Data::Other(_) => Some(self.joined(data)),
+                Data::Error(_) => None,
+            };
+            if let Some(kept) = kept.filter(|_| joined) {
+                out.extend_from_slice(b"data: ");
+                out.extend_from_slice(&kept);
+                out.extend_from_slice(b"\n\n");
+            }
+        }
+        joined.then(|| out.into())
+    }
+
+    fn read(&mut self, data: &[u8]) {
+        let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
+            self.spoilt = true;
+            return;
+        };
+        if self.id.is_none()
+            && let Ok(whole) = serde_json::from_slice::<Object>(data)
+        {
+            self.id = whole.get("id").map(ToOwned::to_owned);
+            self.created = whole.get("created").map(ToOwned::to_owned);
+        }
+        for choice in chunk.choices {
+            self.finished |= choice
+                .finish_reason
+                .is_some_and(|reason| reason.get() != "null");
+            let mut text = choice.text.unwrap_or_default();
+            if let Some(delta) = choice.delta {
+                let other = [delta.reasoning, delta.reasoning_content];
+                let other = other.into_iter().flatten().any(|text| !text.is_empty());
+                let calls = delta.tool_calls.is_some_and(|calls| !calls.is_empty());
+                self.spoilt |= other || calls;
+                text.push_str(&delta.content.unwrap_or_default());
+            }
+            self.text.push_str(&text);
+        }
+        self.tokens += 1;
+    }
+
+    /// A chunk of a later worker as one of the first: its name and its usage.
+    fn joined(&self, data: &[u8]) -> Vec<u8> {
+        let Ok(mut chunk) = serde_json::from_slice::<Object>(data) else {
+            return data.to_vec();
+        };
+        for (name, value) in [("id", &self.id), ("created", &self.created)] {
+            if let Some(value) = value {
+                chunk.set_raw(name, value.clone());
+            }
+        }
+        if chunk.has("usage")
+            && let Some(usage) = chunk.read::<Usage>("usage")
+            && let Some(mut fields) = chunk.read::<Object>("usage")
+        {
+            fields.set(
+                "prompt_tokens",
+                &usage.prompt_tokens.saturating_sub(self.earlier),
+            );
+            fields.set(
+                "completion_tokens",
+                &(usage.completion_tokens + self.earlier),
+            );
+            chunk.set("usage", &fields);
+        }
+        chunk.to_json()
+    }
+
+    /// The request that goes on, if it may.
+    pub fn next(&mut self, first: &Generation) -> Option<Generation> {
+        if self.spoilt || self.finished || self.attempts >= MOST_RESUMPTIONS || self.tokens == 0 {
+            return None;
+        }
+        let opaque = first.opaque.as_ref()?;
+        let request = opaque.content.get::<ForeignRequest>()?;
+        let body = self.body(&request.body)?;
+        self.attempts += 1;
+        self.earlier = self.tokens;
+        self.begun = false;
+        let request = ForeignRequest {
+            path: request.path,
+            headers: request.headers.clone(),
+            body,
+            stream: true,
+            rooms: request.rooms,
+            window: request.window.clone(),
+            shared: Shared::default(),
+        };
+        let mut next = first.clone();
+        next.request_id = format!("{}-{}", first.request_id, self.attempts);
+        next.opaque.as_mut()?.content = Opaque::new(request);
+        Some(next)
+    }
+
+    /// The client's body, with the text so far, and as many tokens less.
+    fn body(&self, client: &Object) -> Option<Object> {
+        let mut body = client.clone();
+        let left = |name: &str| {
+            let most = client.read::<u64>(name)?;
+            Some(most.saturating_sub(self.tokens))
+        };
+        for name in ["max_tokens", "max_completion_tokens"] {
+            match left(name) {
+                Some(0) => return None,
+                Some(left) => body.set(name, &left),
+                None => {}
+            }
+        }
+        match self.kind {
+            Kind::Completion => {
+                let prompt: String = client.read("prompt")?;
+                body.set("prompt", &(prompt + &self.text));
+                if !client.has("max_tokens") {
+                    // The engines' default.
+                    let left = 16u64.checked_sub(self.tokens).filter(|left| *left > 0)?;
+                    body.set("max_tokens", &left);
+                }
+            }
+            Kind::Chat => {
+                let mut messages: Vec<Box<RawValue>> = client.read("messages")?;
+                let so_far = json!({"role": "assistant", "content": self.text});
+                messages.push(to_raw_value(&so_far).ok()?);
+                body.set("messages", &messages);
+                body.set("add_generation_prompt", &false);
+                body.set("continue_final_message", &true);
+            }
+        }
+        Some(body)
+    }
+}

@@ -1,0 +1,221 @@
+//! A client's request for a model of another engine: checked as far as it is ours, placed like
+//! any other, its answer passed on.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use tasuki_core::{FailureKind, Identity};
+use tasuki_flow::{Opaque, OpaqueRequest, SamplingParams};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::answer::{Answering, Next, events};
+use super::estimate::Estimate;
+use super::object::Object;
+use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
+use super::resume::Resumption;
+use crate::api_keys::{Caller, CallerPermit};
+use crate::app::{App, ForeignModel};
+use crate::error::ApiError;
+use crate::openai::{Deadline, RequestLog, tenant};
+use crate::serve::api::{Generation, ServeError};
+
+/// Of a client's headers, what workers get: others are between it and the router.
+const PASSED_HEADERS: [&str; 5] = [
+    "authorization",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "x-data-parallel-rank",
+];
+
+/// What only the router says to workers: with it a client could make them read another
+/// request's KV, or connect to any host.
+const OURS: [&str; 5] = [
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+];
+
+/// A request, received.
+pub struct Incoming {
+    pub path: &'static str,
+    /// For the log.
+    pub endpoint: &'static str,
+    pub parts: Parts,
+    pub caller_permit: Option<CallerPermit>,
+    pub body: Object,
+    pub model: ForeignModel,
+    /// Only workers of this identity can take it.
+    pub bound_to: Option<Identity>,
+    pub started: Instant,
+    pub received: Instant,
+    pub deadline: Deadline,
+}
+
+/// Serves it.
+///
+/// # Errors
+/// Whatever prevents an answer from beginning, but for a worker's own refusal: that is a
+/// response.
+pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiError> {
+    for name in OURS {
+        if incoming.body.has(name) {
+            let message = format!("{name} is set by the router; leave it out.");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    let estimate = Estimate::of(incoming.path, &incoming.body);
+    let generation = generation(&app, &incoming, estimate)?;
+    let sequences = generation
+        .opaque
+        .as_ref()
+        .map_or(1, |opaque| opaque.sequences);
+    let permit = app.gate.enter(sequences as usize)?;
+    let stream = incoming.body.read("stream").unwrap_or(false);
+    let id = generation.request_id.clone();
+    let answering = Answering {
+        app: Arc::clone(&app),
+        resumption: Resumption::of(incoming.path, &incoming.body),
+        generating: app
+            .generator
+            .generate(generation.clone(), incoming.received),
+        generation,
+        log: RequestLog::new(id.clone(), incoming.endpoint, incoming.started),
+        deadline: incoming.deadline,
+        usage: None,
+        tokens: 0,
+        _permit: permit,
+        _caller_permit: incoming.caller_permit,
+    };
+    let mut response = match stream {
+        true => streamed(answering, app.settings.heartbeat).await,
+        false => whole(answering).await,
+    }?;
+    let id = HeaderValue::from_str(&id).expect("an id is ASCII");
+    response.headers_mut().insert("x-request-id", id);
+    Ok(response)
+}
+
+fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Generation, ApiError> {
+    let Incoming { body, parts, .. } = incoming;
+    let user: Option<String> = body.read("user");
+    let tenant = match &app.settings.tenant_header {
+        Some(header) => tenant::of_header(&parts.headers, header)?,
+        None => match parts.extensions.get::<Caller>() {
+            Some(caller) => caller.tenant(),
+            None => tenant::of_field(user.as_deref())?,
+        },
+    };
+    // The worker reads it too, by its own rules.
+    let priority = body
+        .read("priority")
+        .filter(|_| app.settings.allow_priority);
+    let mut prompt = estimate.prompt;
+    if let Some(longest) = incoming.model.max_model_len {
+        prompt.truncate(longest as usize);
+    }
+    let request = ForeignRequest {
+        path: incoming.path,
+        headers: passed(&parts.headers, app.keys.is_some()),
+        stream: body.read("stream").unwrap_or(false),
+        body: body.clone(),
+        rooms: estimate.is_batch.then_some(estimate.sequences),
+        window: Arc::new(Semaphore::new(WINDOW_BYTES)),
+        shared: Shared::default(),
+    };
+    Ok(Generation {
+        model: incoming.model.id,
+        request_id: format!("req-{:032x}", rand::random::<u128>()),
+        prompt: prompt.into(),
+        n: 1,
+        sampling: SamplingParams {
+            max_tokens: estimate.max_tokens,
+            ..SamplingParams::default()
+        },
+        cache_salt: body.read("cache_salt").unwrap_or_default(),
+        tenant,
+        priority: tenant::priority(priority, true)?,
+        opaque: Some(OpaqueRequest {
+            content: Opaque::new(request),
+            sequences: estimate.sequences,
+            bound_to: incoming.bound_to,
+        }),
+    })
+}
+
+/// `keys`: `authorization` has a key of the router's, which is nobody else's matter.
+fn passed(headers: &HeaderMap, keys: bool) -> HeaderMap {
+    let names = PASSED_HEADERS.into_iter();
+    let names = names.filter(|name| !keys || *name != "authorization");
+    let passed = names.flat_map(|name| {
+        let values = headers.get_all(name).into_iter();
+        values.map(move |value| (header::HeaderName::from_static(name), value.clone()))
+    });
+    passed.collect()
+}
+
+async fn whole(mut answering: Answering) -> Result<Response, ApiError> {
+    let mut response = None;
+    loop {
+        match answering.next().await {
+            Next::Part(frame) => {
+                let answer = frame.get::<Answer>();
+                response = response.or(answer.map(response_of));
+            }
+            Next::Done => break,
+            Next::Failed(error) => return answering.refusal(error),
+        }
+    }
+    response.ok_or_else(|| ended_early().into())
+}
+
+async fn streamed(mut answering: Answering, heartbeat: Duration) -> Result<Response, ApiError> {
+    // Until the first part the status can still tell of an error. A longer wait needs the
+    // headers: proxies cut connections that stay silent.
+    let first = timeout(heartbeat, answering.next()).await.ok();
+    let content_type = match &first {
+        Some(Next::Failed(_)) => {
+            let Some(Next::Failed(error)) = first else {
+                unreachable!("it was just seen");
+            };
+            return answering.refusal(error);
+        }
+        Some(Next::Done) => return Err(ended_early().into()),
+        Some(Next::Part(frame)) => {
+            let head = frame.get::<Answer>().and_then(|answer| answer.head.clone());
+            head.and_then(|head| head.content_type)
+        }
+        None => None,
+    };
+    let usual = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    let headers = [
+        (header::CONTENT_TYPE, content_type.unwrap_or(usual)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    ];
+    let body = Body::from_stream(events(answering, first, heartbeat));
+    Ok((headers, [("x-accel-buffering", "no")], body).into_response())
+}
+
+/// A worker's answer as it is: status, content type, body.
+pub fn response_of(answer: &Answer) -> Response {
+    let head = answer.head.as_ref();
+    let status = head.map_or(StatusCode::OK, |head| head.status);
+    let json = || HeaderValue::from_static("application/json");
+    let content_type = head.and_then(|head| head.content_type.clone());
+    let headers = [(header::CONTENT_TYPE, content_type.unwrap_or_else(json))];
+    (status, headers, Bytes::clone(&answer.bytes)).into_response()
+}
+
+fn ended_early() -> ServeError {
+    ServeError::Failed {
+        kind: FailureKind::Device,
+        message: "The generation ended without an answer.".to_owned(),
+    }
+}

@@ -1,0 +1,339 @@
+//! What becomes of requests when vLLM workers refuse, fail, die or hang.
+
+use super::fake::MODEL;
+use super::vllm::{CHAT, COMPLETIONS, fleet, words};
+use super::vllm_worker::{start, url};
+use super::*;
+
+const STREAM: &str = r#"{"model":"theirs","prompt":"a","stream":true,"max_tokens":50}"#;
+const GREEDY: &str = r#"{"model":"theirs","prompt":"a","stream":true,"temperature":0,"max_tokens":9,"stream_options":{"include_usage":true}}"#;
+
+#[tokio::test]
+async fn a_workers_refusal_reaches_the_client_as_it_is() {
+    let refusal = r#"{"error":{"message":"max_tokens must be at least 1","code":400}}"#;
+    for roles in [&[""][..], &["prefill", "decode"]] {
+        for body in [STREAM, r#"{"model":"theirs","prompt":"a","max_tokens":50}"#] {
+            let (router, workers, fabric) = fleet(roles).await;
+            for _ in 0..4 {
+                workers[0].set(|manner| manner.status = Some((400, refusal)));
+                let got = router.post(COMPLETIONS, body).await;
+                assert_eq!((got.status.as_u16(), got.body.as_str()), (400, refusal));
+                assert_eq!(got.headers["content-type"], "application/json; x=1");
+            }
+            assert_eq!(workers[0].legs().len(), 4, "it is not tried again");
+            assert!(workers[1..].iter().all(|worker| worker.legs().is_empty()));
+            assert_eq!(router.metric("tasuki_worker_breaker_openings_total"), 0.0);
+            assert_eq!(router.metric("tasuki_worker_failing"), 0.0);
+            workers[0].set(|manner| manner.status = None);
+            assert_eq!(router.post(COMPLETIONS, body).await.status, 200);
+            fabric.check();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_failure_before_the_first_byte_is_tried_elsewhere() {
+    for status in [500, 503] {
+        let (router, workers, fabric) = fleet(&["", ""]).await;
+        workers[0].set(|manner| manner.status = Some((status, "broken")));
+        for _ in 0..50 {
+            let got = router.post(COMPLETIONS, STREAM).await;
+            assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+            if !workers[0].legs().is_empty() {
+                break;
+            }
+        }
+        assert!(!workers[0].legs().is_empty(), "it was tried");
+        fabric.check();
+    }
+}
+
+#[tokio::test]
+async fn where_all_fail_the_client_gets_one_clean_error() {
+    let (router, _workers, _) = {
+        let (router, workers, fabric) = fleet(&[""]).await;
+        workers[0].set(|manner| manner.status = Some((500, "at 10.0.0.7: secret")));
+        (router, workers, fabric)
+    };
+    let got = router.post(COMPLETIONS, STREAM).await;
+    assert_eq!(got.status, 500);
+    assert!(
+        got.body.contains("attempts to run the request failed"),
+        "{}",
+        got.body
+    );
+    assert!(!got.body.contains("10.0.0.7"));
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_before_the_first_byte_costs_nothing() {
+    let (router, mut workers, fabric) = fleet(&["", ""]).await;
+    workers
+        .iter()
+        .for_each(|worker| worker.set(|manner| manner.hangs = true));
+    let sent = {
+        let app = Arc::clone(&router.app);
+        let request = Request::post(COMPLETIONS).body(Body::from(STREAM)).unwrap();
+        tokio::spawn(async move { read(routes(app).oneshot(request).await.unwrap()).await })
+    };
+    until("a request at a worker", || {
+        workers.iter().any(|w| w.open() == 1)
+    })
+    .await;
+    let at = workers
+        .iter()
+        .position(|worker| worker.open() == 1)
+        .unwrap();
+    workers[1 - at].set(|manner| manner.hangs = false);
+    workers[at].kill();
+    let got = soon("the answer", sent).await.unwrap();
+    assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+    router.until_up(1).await;
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_dies_in_an_answer_is_one_error_event() {
+    let (router, mut workers, fabric) = fleet(&["prefill", "decode", "decode"]).await;
+    workers
+        .iter()
+        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+    let (begun, rest) = read_until(router.send(COMPLETIONS, STREAM).await, "t1").await;
+    let at = workers
+        .iter()
+        .rposition(|worker| worker.open() == 1)
+        .unwrap();
+    assert_eq!(workers[at].legs(), ["decode"]);
+    workers[at].kill();
+    let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert_eq!(all.matches("event: error").count(), 1, "{all}");
+    assert!(
+        all.contains("no worker can resume it") && !all.contains("[DONE]"),
+        "{all}"
+    );
+    let text = all.split("event: error").next().unwrap();
+    assert_eq!(said(text).0, words(2));
+    assert_eq!(router.metric("tasuki_resumed_answers_total"), 0.0);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_greedy_answer_goes_on_with_another_worker() {
+    for (path, body) in [
+        (COMPLETIONS, GREEDY.to_owned()),
+        (
+            CHAT,
+            GREEDY.replace(
+                r#""prompt":"a""#,
+                r#""messages":[{"role":"user","content":"a"}]"#,
+            ),
+        ),
+    ] {
+        let (router, mut workers, fabric) = fleet(&["", ""]).await;
+        workers.iter().for_each(|worker| {
+            worker.set(|manner| {
+                manner.pause_after = Some(2);
+                manner.tokens = 6;
+            });
+        });
+        let (begun, rest) = read_until(router.send(path, &body).await, "t1").await;
+        let at = workers
+            .iter()
+            .position(|worker| worker.open() == 1)
+            .unwrap();
+        workers[1 - at].set(|manner| manner.pause_after = None);
+        workers[at].kill();
+        let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+        let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+        let (text, chunks) = said(&all);
+        assert_eq!(text, words(6), "{all}");
+        assert!(
+            all.ends_with("data: [DONE]\n\n") && !all.contains("event: error"),
+            "{all}"
+        );
+        assert_eq!(all.matches(r#""role""#).count(), usize::from(path == CHAT));
+        assert!(
+            chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]),
+            "{all}"
+        );
+        let usage = &chunks.last().unwrap()["usage"];
+        let counts = [
+            &usage["prompt_tokens"],
+            &usage["completion_tokens"],
+            &usage["total_tokens"],
+        ];
+        assert_eq!(counts, [7, 6, 13], "{usage}");
+        let second: Value = serde_json::from_str(&workers[1 - at].bodies()[0]).unwrap();
+        assert_eq!(second["max_tokens"], 7);
+        assert_eq!(router.metric("tasuki_resumed_answers_total"), 1.0);
+        fabric.check();
+    }
+}
+
+#[tokio::test]
+async fn what_a_worker_cannot_go_on_with_is_not_tried() {
+    let with = |field: &str| GREEDY.replace(r#""temperature":0"#, field);
+    for body in [
+        with(r#""temperature":0.5"#),
+        with(r#""seed":1"#),
+        with(r#""temperature":0,"n":2"#),
+        with(r#""temperature":0,"tools":[{}]"#),
+        with(r#""temperature":0,"logprobs":1"#),
+        with(r#""temperature":0,"structured_outputs":{}"#),
+    ] {
+        let (router, mut workers, _) = fleet(&["", ""]).await;
+        workers
+            .iter()
+            .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+        let (_, rest) = read_until(router.send(COMPLETIONS, &body).await, "t1").await;
+        let at = workers
+            .iter()
+            .position(|worker| worker.open() == 1)
+            .unwrap();
+        workers[at].kill();
+        let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+        let rest = String::from_utf8(rest.concat()).unwrap();
+        assert_eq!(rest.matches("event: error").count(), 1, "{body}: {rest}");
+        assert!(workers[1 - at].legs().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn kv_that_dies_with_its_prefill_worker_is_computed_again() {
+    let (router, mut workers, fabric) = fleet(&["prefill", "prefill", "decode"]).await;
+    workers[2].set(|manner| manner.hangs = true);
+    let sent = {
+        let app = Arc::clone(&router.app);
+        let request = Request::post(COMPLETIONS).body(Body::from(STREAM)).unwrap();
+        tokio::spawn(async move { read(routes(app).oneshot(request).await.unwrap()).await })
+    };
+    until("a decode leg", || workers[2].open() == 1).await;
+    let at = workers
+        .iter()
+        .position(|worker| worker.legs() == ["prefill"])
+        .unwrap();
+    workers[at].kill();
+    workers[2].set(|manner| manner.hangs = false);
+    let got = soon("the answer", sent).await.unwrap();
+    assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+    assert_eq!(
+        router.metric(r#"tasuki_retries_total{reason="kv_lost""#),
+        1.0
+    );
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_ends_the_work() {
+    let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
+    workers[1].set(|manner| manner.pause_after = Some(1));
+    let (_, rest) = read_until(router.send(COMPLETIONS, STREAM).await, "t0").await;
+    assert_eq!(workers[1].open(), 1);
+    drop(rest);
+    until("decode's connection is closed", || workers[1].open() == 0).await;
+    // In the middle of prefill too.
+    workers[0].set(|manner| manner.hangs = true);
+    let app = Arc::clone(&router.app);
+    let request = Request::post(COMPLETIONS).body(Body::from(STREAM)).unwrap();
+    let sent = tokio::spawn(async move { routes(app).oneshot(request).await });
+    until("a prefill leg", || workers[0].open() == 1).await;
+    sent.abort();
+    until("prefill's connection is closed", || workers[0].open() == 0).await;
+    until("the requests are over", || {
+        router.metric("tasuki_requests_in_flight") == 0.0
+    })
+    .await;
+    assert_eq!(workers[1].legs(), ["decode"]);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn an_error_event_of_a_worker_is_a_failure() {
+    let (router, workers, fabric) = fleet(&["", ""]).await;
+    // Before the first token: elsewhere.
+    workers[0].set(|manner| manner.error_after = Some((0, 500)));
+    for _ in 0..2 {
+        let got = router
+            .post(CHAT, &STREAM.replace(r#""prompt":"a""#, r#""messages":[]"#))
+            .await;
+        assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+        assert!(!got.body.contains("planted"));
+    }
+    // After it: one error event. What the client did wrong is told as the worker says it.
+    for (code, says) in [(500, "no worker can resume"), (400, "planted")] {
+        workers
+            .iter()
+            .for_each(|w| w.set(|manner| manner.error_after = Some((2, code))));
+        let got = router.post(COMPLETIONS, STREAM).await;
+        assert_eq!(got.body.matches("event: error").count(), 1, "{}", got.body);
+        let (text, error) = got.body.split_once("event: error").unwrap();
+        assert_eq!(said(text).0, words(2));
+        assert!(error.contains(says) && !error.contains("[DONE]"), "{error}");
+    }
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_holds_its_worker_back() {
+    let (router, workers, fabric) = fleet(&[""]).await;
+    workers[0].set(|manner| {
+        manner.tokens = 4_000;
+        manner.padding = 4_096;
+    });
+    let body = STREAM.replace("50", "5000");
+    let (begun, rest) = read_until(router.send(COMPLETIONS, &body).await, "t0").await;
+    let written = || {
+        workers[0]
+            .worker
+            .written
+            .load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let mut before = 0;
+    while before != written() {
+        before = written();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    // The router's window, and the buffers of two sockets.
+    assert!(before < 3_000, "{before} chunks of 4 KiB were taken");
+    let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert!(all.contains("t3999") && all.ends_with("[DONE]\n\n"));
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_sick_worker_gets_no_new_work_and_a_well_one_does() {
+    let (router, workers, fabric) = fleet(&["", ""]).await;
+    workers[0].set(|manner| manner.health = 503);
+    router.until_up(1).await;
+    for _ in 0..3 {
+        router.post(COMPLETIONS, STREAM).await;
+    }
+    assert!(workers[0].legs().is_empty());
+    workers[0].set(|manner| manner.health = 200);
+    router.until_up(2).await;
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_worker_of_another_kind_is_refused_by_name() {
+    let fabric = Arc::new(fake::Fabric::default());
+    let worker = start("w0", "", &fabric);
+    let text = crate::testing::TestModel::new();
+    let ours = Models::new(vec![(vec![MODEL.to_owned()], Arc::clone(&text.text))]);
+    let router = Router::tuned(&[], ours, |_, _| {}).await;
+    let registry = router.service.registry();
+    let id = registry.add(&url(&worker));
+    let mut info = crate::workers::testing::local_info("e");
+    info.model = MODEL.to_owned();
+    info.capabilities.payload = tasuki_core::Payload::Opaque;
+    let (link, _worker) = crate::workers::testing::LocalWorker::new();
+    let refused = registry.join(id, info, Arc::new(link), std::time::Instant::now());
+    let refused = refused.expect_err("refused").to_string();
+    let says = "\"theirs\" is served by Tasuki workers here, and this is a vLLM or SGLang worker";
+    assert!(
+        refused.contains(says) && refused.contains("--served-model-name"),
+        "{refused}"
+    );
+}

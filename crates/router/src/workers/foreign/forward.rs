@@ -1,0 +1,174 @@
+//! Passing an answer on, whole or as a stream.
+
+use axum::body::{Body, Bytes};
+use axum::http::{Response, StatusCode, header};
+use futures::StreamExt;
+use tasuki_flow::{LegEndReason, Opaque, Output};
+
+use super::client::{self, HttpError, MOST_ANSWER_BYTES};
+use super::leg::{Failure, Leg, MOST_LOGGED};
+use super::sglang;
+use crate::foreign::events::{self, Data, Splitter};
+use crate::foreign::request::{Answer, ForeignRequest, Head, PromptLogprobs, Usage};
+
+/// An answer that is not streamed counts for at most so many tokens.
+const MOST_TOKENS: u64 = 1 << 20;
+
+impl Leg<'_> {
+    pub async fn forward_whole(
+        &self,
+        response: Response<Body>,
+        told: Option<PromptLogprobs>,
+    ) -> Result<(), Failure> {
+        let head = head_of(&response);
+        let answer = client::collect(response.into_body(), MOST_ANSWER_BYTES).await?;
+        let usage = events::usage_of(&answer);
+        let tokens = usage.map_or(1, |usage| usage.completion_tokens.clamp(1, MOST_TOKENS));
+        let merged = told.and_then(|told| sglang::merge(&answer, &told));
+        let answer = Answer {
+            head: Some(head),
+            bytes: merged.map_or(answer, Bytes::from),
+            usage,
+            room: None,
+        };
+        self.output(answer, tokens as usize);
+        Ok(())
+    }
+
+    pub async fn forward(
+        &self,
+        request: &ForeignRequest,
+        response: Response<Body>,
+        told: Option<PromptLogprobs>,
+    ) -> Result<(), Failure> {
+        let mut head = Some(head_of(&response));
+        let mut parts = response.into_body().into_data_stream();
+        let mut splitter = Splitter::default();
+        // What comes before the first token waits for it: until then another worker may serve.
+        let mut held: Vec<u8> = Vec::new();
+        let mut seen = Seen::default();
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| self.broken(&seen, &client::broken(error)))?;
+            let part = splitter.push(part);
+            let part = part.map_err(|error| Failure::failed(error.to_string()))?;
+            let (whole, error) = seen.read(&part);
+            held.extend_from_slice(whole);
+            if seen.begun && !held.is_empty() {
+                let bytes = match &told {
+                    Some(told) => sglang::merge_events(&held, told),
+                    None => std::mem::take(&mut held),
+                };
+                held.clear();
+                let answer = Answer {
+                    room: request.room(bytes.len()).await,
+                    head: head.take(),
+                    bytes: bytes.into(),
+                    usage: seen.usage.take(),
+                };
+                self.output(answer, std::mem::take(&mut seen.tokens));
+            }
+            if let Some((status, message, data)) = error {
+                return Err(self.error_event(&seen, status, message, data));
+            }
+        }
+        match (seen.done, seen.begun) {
+            (true, true) => Ok(()),
+            (true, false) => Err(Failure::failed("a stream without output")),
+            _ => Err(self.broken(&seen, &HttpError::Broken("no [DONE]".to_owned()))),
+        }
+    }
+
+    fn broken(&self, seen: &Seen, error: &HttpError) -> Failure {
+        let message = format!("{error}, after {} tokens", seen.total);
+        match seen.begun {
+            true => Failure::failed(message),
+            false => self.broke(message),
+        }
+    }
+
+    fn error_event(
+        &self,
+        seen: &Seen,
+        status: Option<u16>,
+        message: String,
+        data: Bytes,
+    ) -> Failure {
+        let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+        match status.filter(StatusCode::is_client_error) {
+            Some(status) => Failure {
+                answer: Some(Opaque::new(Answer {
+                    head: Some(Head {
+                        status,
+                        content_type: Some(header::HeaderValue::from_static("application/json")),
+                    }),
+                    bytes: data,
+                    usage: None,
+                    room: None,
+                })),
+                ..Failure::new(LegEndReason::Rejected, message)
+            },
+            None if seen.begun => Failure::failed(message),
+            None => self.broke(message),
+        }
+    }
+
+    fn output(&self, answer: Answer, tokens: usize) {
+        let output = Output {
+            tokens: vec![0; tokens],
+            frame: Some(Opaque::new(answer)),
+            ..Output::default()
+        };
+        self.site.report(self.name, vec![output], None);
+    }
+}
+
+/// What was seen of a stream so far.
+#[derive(Default)]
+struct Seen {
+    begun: bool,
+    done: bool,
+    /// That were not passed on yet, and all.
+    tokens: usize,
+    total: usize,
+    usage: Option<Usage>,
+}
+
+/// Its status, its message, and the event's data.
+type ErrorEvent = (Option<u16>, String, Bytes);
+
+impl Seen {
+    /// Reads whole events; gives back those before an error, and the error.
+    fn read<'a>(&mut self, part: &'a Bytes) -> (&'a [u8], Option<ErrorEvent>) {
+        for (start, data) in events::located(part) {
+            match Data::of(data, self.begun) {
+                Data::Done => self.done = true,
+                Data::Error(error) => {
+                    let message: String = error.message.chars().take(MOST_LOGGED).collect();
+                    let event = (error.status(), message, part.slice_ref(data));
+                    return (&part[..start], Some(event));
+                }
+                Data::Token(usage) => {
+                    self.begun = true;
+                    self.tokens += 1;
+                    self.total += 1;
+                    self.usage = usage.or(self.usage);
+                }
+                Data::Other(usage) => self.usage = usage.or(self.usage),
+            }
+        }
+        (part, None)
+    }
+}
+
+/// The first error among the events of a stream: its status, and its message.
+pub fn first_error(events: &Bytes) -> Option<(Option<u16>, String)> {
+    let (_, error) = Seen::default().read(events);
+    error.map(|(status, message, _)| (status, message))
+}
+
+fn head_of(response: &Response<Body>) -> Head {
+    Head {
+        status: response.status(),
+        content_type: response.headers().get(header::CONTENT_TYPE).cloned(),
+    }
+}

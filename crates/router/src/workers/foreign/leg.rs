@@ -1,0 +1,325 @@
+//! One leg on a worker of another engine: a request to it, and its answer passed on.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode, header};
+use tasuki_core::FailureKind;
+use tasuki_flow::{Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output};
+use tasuki_flow::{Ticket, WorkerKey};
+use tokio::sync::Notify;
+
+use super::client::{self, Client, HttpError, MOST_ANSWER_BYTES};
+use super::forward::first_error;
+use super::recomputed::{KvLoads, Recomputed};
+use super::sglang::{self, Meeting};
+use super::vllm::{self, NoTicket};
+use crate::discovery::{Engine, ForeignAddress};
+use crate::foreign::object::Object;
+use crate::foreign::request::{Answer, ForeignRequest, Head};
+use crate::workers::registry::{Registry, Report};
+
+/// Of a worker's error that is logged.
+pub const MOST_LOGGED: usize = 300;
+
+/// A worker while it is connected: what all its legs share.
+pub struct Site {
+    pub key: WorkerKey,
+    pub address: ForeignAddress,
+    /// By which it knows its model, the preferred one first.
+    pub names: Vec<String>,
+    pub client: Client,
+    pub registry: Arc<Registry>,
+    /// Its health is to be looked at now.
+    pub doubts: Notify,
+    pub loads: KvLoads,
+}
+
+/// Why a leg did not end well.
+#[derive(Debug)]
+pub struct Failure {
+    pub reason: LegEndReason,
+    pub kind: FailureKind,
+    pub message: String,
+    /// Of a rejected request: the worker's own, an [`Answer`].
+    pub answer: Option<Opaque>,
+}
+
+impl Failure {
+    pub fn new(reason: LegEndReason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            kind: reason.usual_failure(),
+            message: message.into(),
+            answer: None,
+        }
+    }
+
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(LegEndReason::Failed, message)
+    }
+}
+
+impl From<HttpError> for Failure {
+    fn from(error: HttpError) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
+impl From<Failure> for LegEnd {
+    fn from(failure: Failure) -> Self {
+        Self {
+            reason: failure.reason,
+            failure: failure.kind,
+            message: failure.message,
+            answer: failure.answer,
+            ticket: None,
+            timings: None,
+        }
+    }
+}
+
+fn ended(reason: LegEndReason, ticket: Option<Ticket>) -> LegEnd {
+    LegEnd {
+        reason,
+        failure: reason.usual_failure(),
+        message: String::new(),
+        answer: None,
+        ticket,
+        timings: None,
+    }
+}
+
+impl Site {
+    /// Passes on what happened of a leg.
+    pub fn report(&self, name: &str, outputs: Vec<Output>, end: Option<LegEnd>) {
+        let named = |output| (name.to_owned(), output);
+        let report = Report {
+            load: None,
+            exported: None,
+            cache: None,
+            outputs: outputs.into_iter().map(named),
+            ended: end.into_iter().map(|end| (name.to_owned(), end)),
+        };
+        self.registry.on_report(self.key, report, Instant::now());
+    }
+
+    /// The leg's task is gone.
+    pub fn failed(&self, name: &str) {
+        let failure = Failure::failed("the router failed on its answer");
+        self.report(name, Vec::new(), Some(failure.into()));
+    }
+
+    pub fn aborted(&self, name: &str) {
+        self.report(name, Vec::new(), Some(ended(LegEndReason::Aborted, None)));
+    }
+}
+
+/// Runs a leg to its end, and reports it. Dropped: the connection to the worker closes, which
+/// ends its work.
+pub async fn run(site: Arc<Site>, name: String, spec: LegSpec) {
+    let leg = Leg {
+        site: &site,
+        name: &name,
+        spec: &spec,
+    };
+    let (outputs, end) = match leg.serve().await {
+        Ok((outputs, end)) => (outputs, end),
+        Err(failure) => {
+            if failure.reason == LegEndReason::Failed {
+                site.doubts.notify_one();
+            }
+            (Vec::new(), failure.into())
+        }
+    };
+    site.report(&name, outputs, Some(end));
+}
+
+/// A leg, and where it runs.
+pub struct Leg<'a> {
+    pub site: &'a Site,
+    pub name: &'a str,
+    pub spec: &'a LegSpec,
+}
+
+impl Leg<'_> {
+    async fn serve(&self) -> Result<(Vec<Output>, LegEnd), Failure> {
+        let content = self.spec.opaque.as_ref().map(|opaque| &opaque.content);
+        let request = content.and_then(|content| content.get::<ForeignRequest>());
+        let request = request.ok_or_else(|| Failure::failed("a request without its content"))?;
+        let loaded = self.site.loads.now();
+        let body = self.body(request)?;
+        let response = self.send(request, &body).await?;
+        if self.spec.kind == LegKind::Prefill {
+            let end = self.hand_off(request, response).await?;
+            return Ok((Vec::new(), end));
+        }
+        let told = match self.spec.handoff {
+            Some(Handoff::With(_)) if sglang::wants_prompt_logprobs(&request.body) => {
+                request.shared.told(self.name).await
+            }
+            _ => None,
+        };
+        if request.stream {
+            self.forward(request, response, told).await?;
+        } else {
+            self.forward_whole(response, told).await?;
+        }
+        if let Some(Handoff::Redeem(_)) = self.spec.handoff {
+            self.site.loads.redeemed(loaded);
+        }
+        let finish = Output {
+            finish: Some(Finish::Stop),
+            ..Output::default()
+        };
+        Ok((vec![finish], ended(LegEndReason::Finished, None)))
+    }
+
+    /// The client's body, with what the engine needs for this leg.
+    fn body(&self, request: &ForeignRequest) -> Result<Object, Failure> {
+        let ForeignAddress {
+            engine,
+            bootstrap_port,
+            ..
+        } = self.site.address;
+        let client = self.with_model(request);
+        let meeting = |host, port| Meeting {
+            host,
+            port,
+            attempt: self.name,
+            rooms: request.rooms,
+        };
+        match (engine, &self.spec.handoff, self.spec.kind) {
+            (_, None, _) => Ok(client),
+            (Engine::Vllm, Some(Handoff::IssueTicket), _) => {
+                Ok(vllm::prefill_body(&client, request.path))
+            }
+            (Engine::Vllm, Some(Handoff::Redeem(ticket)), _) => {
+                Ok(vllm::decode_body(&client, ticket))
+            }
+            (Engine::Sglang, Some(Handoff::With(_)), LegKind::Prefill) => Ok(sglang::body(
+                &client,
+                meeting(self.site.address.host(), bootstrap_port),
+            )),
+            (Engine::Sglang, Some(Handoff::With(peer)), _) => {
+                let endpoint = peer.kv_endpoint.rsplit_once(':');
+                let (host, port) = endpoint.unwrap_or((&peer.kv_endpoint, ""));
+                let port = port
+                    .parse()
+                    .map_err(|_| Failure::failed("no bootstrap port"))?;
+                Ok(sglang::body(&client, meeting(host, port)))
+            }
+            _ => Err(Failure::failed("a handoff of another engine")),
+        }
+    }
+
+    /// Workers know their model by their own names, not by the router's aliases.
+    fn with_model(&self, request: &ForeignRequest) -> Object {
+        let mut body = request.body.clone();
+        let asked: Option<String> = body.read("model");
+        let known = asked
+            .as_ref()
+            .is_some_and(|asked| self.site.names.contains(asked));
+        if let Some(own) = self.site.names.first()
+            && !known
+            && request.path.starts_with("/v1/")
+        {
+            body.set("model", own);
+        }
+        body
+    }
+
+    /// The answer, if it is one of success.
+    async fn send(
+        &self,
+        request: &ForeignRequest,
+        body: &Object,
+    ) -> Result<Response<Body>, Failure> {
+        let uri = format!("http://{}{}", self.site.address.authority, request.path);
+        let mut message = Request::post(uri)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header("x-request-id", self.name);
+        for (name, value) in &request.headers {
+            message = message.header(name, value);
+        }
+        let message = message.body(Body::from(body.to_json()));
+        let message = message.map_err(|error| Failure::failed(error.to_string()))?;
+        let response = self.site.client.send(message).await?;
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            status => Err(self.refused(status, response).await),
+        }
+    }
+
+    /// What an answer other than success means. What the client did wrong goes to the client
+    /// as the worker says it.
+    async fn refused(&self, status: StatusCode, response: Response<Body>) -> Failure {
+        let (head, body) = response.into_parts();
+        let bytes = client::collect(body, MOST_ANSWER_BYTES)
+            .await
+            .unwrap_or_default();
+        let said = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_LOGGED)]).into_owned();
+        let message = format!("{status}: {said}");
+        match status.as_u16() {
+            429 | 503 => Failure::new(LegEndReason::Refused, message),
+            400..=499 => Failure {
+                answer: Some(Opaque::new(Answer {
+                    head: Some(Head {
+                        status,
+                        content_type: head.headers.get(header::CONTENT_TYPE).cloned(),
+                    }),
+                    bytes,
+                    usage: None,
+                    room: None,
+                })),
+                ..Failure::new(LegEndReason::Rejected, message)
+            },
+            _ => self.broke(message),
+        }
+    }
+
+    /// A failure before the first output: of a decode leg it is likely that of the KV's way.
+    pub fn broke(&self, message: String) -> Failure {
+        match (self.spec.kind, &self.spec.handoff) {
+            (LegKind::Decode, Some(_)) => Failure::new(LegEndReason::KvLost, message),
+            _ => Failure::failed(message),
+        }
+    }
+
+    /// The end of a prefill leg.
+    async fn hand_off(
+        &self,
+        request: &ForeignRequest,
+        response: Response<Body>,
+    ) -> Result<LegEnd, Failure> {
+        let answer = client::collect(response.into_body(), MOST_ANSWER_BYTES).await?;
+        if self.site.address.engine == Engine::Sglang {
+            if let Some((_, data)) = first_error(&answer).filter(|_| request.stream) {
+                return Err(Failure::failed(data));
+            }
+            if sglang::wants_prompt_logprobs(&request.body) {
+                let told = sglang::prompt_logprobs(&answer, request.stream);
+                request.shared.tell(self.name, told);
+            }
+            return Ok(ended(LegEndReason::HandedOff, None));
+        }
+        let ticket = vllm::ticket(&answer);
+        if let Err(error) = &ticket {
+            let (worker, address) = (self.site.key.worker, &self.site.address.authority);
+            let reason = match error {
+                NoTicket::Missing => Recomputed::NoTicket,
+                NoTicket::Incomplete(_) => Recomputed::IncompleteTicket,
+            };
+            self.site.registry.recomputed.count(reason);
+            tracing::warn!(
+                request_id = self.name,
+                %worker,
+                address,
+                role = "prefill",
+                "the worker prefilled, but {error}. The prompt is computed again, by one worker"
+            );
+        }
+        Ok(ended(LegEndReason::HandedOff, ticket.ok()))
+    }
+}

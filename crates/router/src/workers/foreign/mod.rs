@@ -1,0 +1,23 @@
+//! Workers of other engines: watched and asked by HTTP.
+//!
+//! ```text
+//!  watch ──health, models, metrics──▶ worker          one task for each worker
+//!    │ orders of the registry, through ForeignLink
+//!    └──▶ leg ──request, answer────▶ worker           one task for each leg
+//! ```
+//!
+//! `vllm` and `sglang` know what each engine needs of a request to hand its KV over.
+
+mod client;
+mod forward;
+mod identify;
+mod leg;
+mod prometheus;
+mod recomputed;
+mod sglang;
+mod vllm;
+mod watch;
+
+pub use client::Client;
+pub use recomputed::{Recomputed, RecomputedCounts};
+pub use watch::keep_watched;

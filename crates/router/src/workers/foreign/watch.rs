@@ -1,0 +1,342 @@
+//! Keeps watch over one worker of another engine: finds it, lets it join, looks at its health
+//! and load, starts and aborts its legs, notices its loss, and begins again.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use tasuki_core::{Role, WorkerId};
+use tasuki_flow::fleet::{JoinError, LoadReport, Silence};
+use tasuki_flow::{LegEnd, LegSpec, Output, Peer, WorkerKey};
+use tasuki_wire::v1;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::client::Client;
+use super::identify::{Probe, ProbeError, Scrape};
+use super::leg::{self, Site};
+use super::recomputed::{KvLoads, Recomputed};
+use crate::discovery::ForeignAddress;
+use crate::workers::connect::Liveness;
+use crate::workers::link::WorkerLink;
+use crate::workers::registry::{Registry, Report};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often health and metrics are read.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why a worker does not join, or is given up.
+#[derive(Debug, thiserror::Error)]
+enum WatchError {
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    #[error("it was started again")]
+    Restarted,
+    #[error("not well for {0:?}")]
+    Silent(Duration),
+    #[error("the registry has let go of it")]
+    Removed,
+}
+
+/// What the registry asks of the worker.
+enum Order {
+    Dispatch(String, LegSpec),
+    Abort(String),
+}
+
+/// Passes orders to the task that watches the worker.
+struct ForeignLink(mpsc::UnboundedSender<Order>);
+
+impl WorkerLink for ForeignLink {
+    fn dispatch(&self, name: &str, _number: u64, spec: LegSpec) {
+        let _ = self.0.send(Order::Dispatch(name.to_owned(), spec));
+    }
+
+    /// Its legs have one choice each.
+    fn abort(&self, name: &str, _choices: Vec<u32>) {
+        let _ = self.0.send(Order::Abort(name.to_owned()));
+    }
+
+    fn retarget(&self, name: &str, _peer: Peer) {
+        debug_assert!(false, "leg {name}: these workers do not retarget");
+    }
+
+    /// Its role is in its address.
+    fn set_role(&self, _role: Role, _epoch: u64) {}
+
+    /// Its cache is estimated from what was placed there.
+    fn resync_cache(&self) {}
+}
+
+/// Runs until it is dropped, and the worker's legs with it.
+pub async fn keep_watched(
+    worker: WorkerId,
+    address: ForeignAddress,
+    registry: Arc<Registry>,
+    liveness: Liveness,
+) -> Infallible {
+    let client = Client::new(liveness.connect);
+    let authority = address.authority.clone();
+    let mut watch = Watch {
+        worker,
+        address,
+        registry,
+        liveness,
+        client,
+        key: None,
+    };
+    let mut pause = FIRST_PAUSE;
+    let mut logged = String::new();
+    loop {
+        let Err(error) = watch.find_and_watch().await;
+        watch.registry.on_unreachable(worker);
+        if watch.leave() {
+            pause = FIRST_PAUSE;
+            tracing::warn!(%worker, address = authority, %error, "worker lost");
+        } else if logged != error.to_string() {
+            let refused = match &error {
+                WatchError::Probe(error) => error.is_refusal(),
+                error => matches!(error, WatchError::Join(_)),
+            };
+            if refused {
+                tracing::warn!(%worker, address = authority, %error, "worker refused");
+            } else {
+                tracing::info!(%worker, address = authority, %error, "worker not reached yet");
+            }
+            logged = error.to_string();
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+struct Watch {
+    worker: WorkerId,
+    address: ForeignAddress,
+    registry: Arc<Registry>,
+    liveness: Liveness,
+    client: Client,
+    key: Option<WorkerKey>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Watch {
+    /// Whether there was a connection to leave.
+    fn leave(&mut self) -> bool {
+        let key = self.key.take();
+        if let Some(key) = key {
+            self.registry.leave(key);
+        }
+        key.is_some()
+    }
+
+    fn probe(&self) -> Probe<'_> {
+        Probe {
+            client: &self.client,
+            address: &self.address,
+            limit: self.liveness.ping_timeout,
+        }
+    }
+
+    async fn find_and_watch(&mut self) -> Result<Infallible, WatchError> {
+        let (info, scrape) = self.probe().info().await?;
+        let names = std::iter::once(&info.model).chain(&info.further_names);
+        let names: Vec<String> = names.cloned().collect();
+        let (sender, mut orders) = mpsc::unbounded_channel();
+        let link = Arc::new(ForeignLink(sender));
+        let role = info.role;
+        let now = Instant::now();
+        let key = self.registry.join(self.worker, info, link, now)?;
+        self.key = Some(key);
+        tracing::info!(
+            worker = %self.worker,
+            engine = %self.address.engine,
+            %role,
+            model = names[0],
+            address = self.address.authority,
+            reports_load = scrape.load.is_some(),
+            "worker joins",
+        );
+        let site = Arc::new(Site {
+            key,
+            address: self.address.clone(),
+            names,
+            client: self.client.clone(),
+            registry: Arc::clone(&self.registry),
+            doubts: Notify::new(),
+            loads: KvLoads::default(),
+        });
+        let mut legs = Legs::new(Arc::clone(&site));
+        self.take(&site, &scrape, Vec::new());
+        tokio::select! {
+            biased;
+            error = self.look(&site, scrape.started) => error,
+            () = legs.follow(&mut orders) => Err(WatchError::Removed),
+        }
+    }
+
+    /// Looks at health and load again and again.
+    async fn look(&self, site: &Site, started: Option<f64>) -> Result<Infallible, WatchError> {
+        let quick = (self.liveness.suspect_after / 4).max(Duration::from_millis(10));
+        let mut ticks = interval(LOOK.min(quick));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = site.doubts.notified() => {}
+            }
+            let mut health = std::pin::pin!(self.observe(site, started));
+            // A worker that does not answer is suspected while it is asked.
+            loop {
+                tokio::select! {
+                    observed = &mut health => break observed?,
+                    () = sleep(quick) => self.check_silence(site.key)?,
+                }
+            }
+            self.check_silence(site.key)?;
+        }
+    }
+
+    async fn observe(&self, site: &Site, started: Option<f64>) -> Result<(), WatchError> {
+        match self.probe().health().await {
+            Ok(()) => {}
+            Err(error) if error.is_gone() => return Err(error.into()),
+            Err(error) => {
+                tracing::debug!(worker = %self.worker, %error, "not well");
+                return Ok(());
+            }
+        }
+        let ended = site.loads.take_ended();
+        let scrape = self.probe().scrape().await;
+        if let (Some(before), Some(now)) = (started, scrape.started)
+            && (now - before).abs() > 1.0
+        {
+            return Err(WatchError::Restarted);
+        }
+        self.take(site, &scrape, ended);
+        Ok(())
+    }
+
+    fn take(&self, site: &Site, scrape: &Scrape, ended: Vec<super::recomputed::KvSources>) {
+        let missed = site.loads.scraped(scrape.sources, ended);
+        for _ in 0..missed {
+            self.registry.recomputed.count(Recomputed::NotLoaded);
+        }
+        if missed > 0 {
+            tracing::warn!(
+                worker = %self.worker,
+                address = self.address.authority,
+                role = "decode",
+                requests = missed,
+                "the worker computed prompts whose KV it was to pull: start both workers with \
+                 --kv-transfer-config, and see its log for failed transfers"
+            );
+        }
+        let report = Report {
+            load: scrape.load,
+            exported: scrape.load.map(|load| exported(&load, scrape)),
+            cache: None,
+            outputs: std::iter::empty::<(String, Output)>(),
+            ended: std::iter::empty::<(String, LegEnd)>(),
+        };
+        self.registry.on_report(site.key, report, Instant::now());
+    }
+
+    fn check_silence(&self, key: WorkerKey) -> Result<(), WatchError> {
+        let Liveness {
+            suspect_after,
+            lost_after,
+            ..
+        } = self.liveness;
+        let now = Instant::now();
+        match self
+            .registry
+            .check_silence(key, now, suspect_after, lost_after)
+        {
+            Silence::Fine | Silence::Suspect => Ok(()),
+            Silence::Lost => Err(WatchError::Silent(lost_after)),
+        }
+    }
+}
+
+/// For metrics, as our own workers report it.
+fn exported(load: &LoadReport, scrape: &Scrape) -> v1::Load {
+    v1::Load {
+        waiting_requests: load.waiting_requests,
+        running_requests: load.running_requests,
+        free_blocks: load.free_blocks,
+        total_blocks: scrape.total_blocks.unwrap_or(load.free_blocks),
+        ..v1::Load::default()
+    }
+}
+
+/// The legs that run on the worker. Dropped: their connections close.
+struct Legs {
+    site: Arc<Site>,
+    tasks: JoinSet<String>,
+    running: HashMap<String, AbortHandle>,
+}
+
+impl Legs {
+    fn new(site: Arc<Site>) -> Self {
+        Self {
+            site,
+            tasks: JoinSet::new(),
+            running: HashMap::new(),
+        }
+    }
+
+    /// Carries out orders, until nobody gives any.
+    async fn follow(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) {
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Order::Dispatch(name, spec)) => self.start(name, spec),
+                    Some(Order::Abort(name)) => self.abort(&name),
+                    None => return,
+                },
+                Some(ended) = self.tasks.join_next() => {
+                    if let Ok(name) = ended {
+                        self.running.remove(&name);
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, name: String, spec: LegSpec) {
+        let site = Arc::clone(&self.site);
+        let leg = AssertUnwindSafe(leg::run(Arc::clone(&site), name.clone(), spec));
+        let task = {
+            let name = name.clone();
+            async move {
+                if leg.catch_unwind().await.is_err() {
+                    tracing::error!(request_id = name, "the task of a leg panicked");
+                    site.failed(&name);
+                }
+                name
+            }
+        };
+        let handle = self.tasks.spawn(task);
+        self.running.insert(name, handle);
+    }
+
+    fn abort(&mut self, name: &str) {
+        if let Some(handle) = self.running.remove(name) {
+            handle.abort();
+            self.site.aborted(name);
+        }
+    }
+}
