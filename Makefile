@@ -27,12 +27,14 @@ export ANNOUNCEMENT
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 	--python_out=python --pyi_out=python --grpc_python_out=python
 
+VLLM_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-instruct
+
 # What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
 QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos test-clients test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -87,6 +89,13 @@ test-clients: setup model-files ## Clients that people use (langchain-openai, op
 	@tools/install_requirements.sh target/clients/venv -r tests/clients/requirements.txt
 	@cd target/clients && npm install --no-package-lock --no-audit --no-fund --silent
 	@$(BIN)/python tests/clients/run.py
+
+test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and split (3 GB, 5 minutes)
+	@tools/install_vllm.sh target/vllm
+	@[ -e $(VLLM_MODEL)/config.json ] || $(MAKE) model
+	@cargo build --quiet -p tasuki-router --bin tasuki-router
+	@python3 tools/test_vllm.py --vllm target/vllm/venv/bin/vllm --model $(VLLM_MODEL) \
+		--router target/debug/tasuki-router --logs target/vllm/logs | tee target/vllm/test.log
 
 test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept
 	@PYTHON=$(BIN)/python tools/gpu_suite.sh

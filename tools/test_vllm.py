@@ -1,0 +1,257 @@
+"""Runs the router in front of two real vLLM workers on the CPU: alone, and split by NIXL.
+
+`make test-vllm` calls it. Each check prints one line; the first that fails ends the run. The
+workers take about a minute to start and 4 GB each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MODEL = "smollm2"
+CHAT = "/v1/chat/completions"
+START_S = 300.0
+WAIT_S = 60.0
+CONNECTOR = json.dumps(
+    {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+)
+
+
+class Process:
+    """A child with its own process group and log."""
+
+    def __init__(self, words: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.child = subprocess.Popen(
+                words,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Ends all of it at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start_vllm(vllm: Path, model: Path, port: int, core: int, log: Path) -> Process:
+    """A vLLM worker with NixlConnector, bound to one core."""
+    words = [str(vllm), "serve", str(model), "--served-model-name", MODEL]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    words += ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16"]
+    words += ["--kv-transfer-config", CONNECTOR]
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "VLLM_NO_USAGE_STATS": "1",
+        "UCX_NET_DEVICES": "lo",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Process(words, log, env)
+
+
+def ask(port: int, path: str, body: Any = None, wait_s: float = WAIT_S) -> tuple[int, str, bytes]:
+    """Status, content type and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=wait_s)
+    try:
+        if body is None:
+            connection.request("GET", path)
+        else:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("content-type", ""), answer.read()
+    finally:
+        connection.close()
+
+
+def stream(port: int, body: dict[str, Any]) -> Iterator[str]:
+    """The lines of a streamed answer. Closing it closes the connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", CHAT, json.dumps({**body, "stream": True}), headers)
+        answer = connection.getresponse()
+        check("a stream begins", answer.status == 200, answer.status)
+        while line := answer.readline():
+            yield line.decode().rstrip("\n")
+    finally:
+        connection.close()
+
+
+def until(what: str, holds: Any, wait_s: float) -> None:
+    """Waits for a condition; a connection that is refused does not fulfil it."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if holds():
+                return
+        time.sleep(0.2)
+    sys.exit(f"FAILED: waited {wait_s:.0f} s for {what}")
+
+
+def metric(port: int, name: str) -> float:
+    """The sum of a metric's series that begin with `name`."""
+    text = ask(port, "/metrics")[2].decode()
+    found = re.findall(rf"^{re.escape(name)}\S* (\S+)", text, re.MULTILINE)
+    return sum(float(value) for value in found)
+
+
+STARTED = time.monotonic()
+
+
+def check(what: str, holds: bool, found: object = "") -> None:
+    """Prints a line; ends the run if the check fails."""
+    line = f"{time.monotonic() - STARTED:6.1f} s  {what}"
+    if not holds:
+        sys.exit(f"FAILED {line}: {found}")
+    print(line, flush=True)
+
+
+def chat(question: str, **fields: Any) -> dict[str, Any]:
+    """A greedy request."""
+    messages = [{"role": "user", "content": question}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, **fields}
+
+
+def said(body: bytes) -> str:
+    """The text of an answer."""
+    return str(json.loads(body)["choices"][0]["message"]["content"])
+
+
+def text_of(lines: list[str]) -> str:
+    """The text of a stream, which must have ended well."""
+    data = [line[6:] for line in lines if line.startswith("data: ")]
+    check("  the stream ends with [DONE] and no error", data[-1] == "[DONE]", lines[-4:])
+    chunks = [json.loads(one) for one in data[:-1]]
+    deltas = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
+    return "".join(deltas)
+
+
+STORY = chat("Tell me a story about a fox and a crow.", max_tokens=48)
+
+
+def colocated(router: int, worker: int) -> str:
+    """One worker behind the router. Returns a story, as the worker alone tells it."""
+    capital = chat("What is the capital of France?", max_tokens=12)
+    direct, through = ask(worker, CHAT, capital), ask(router, CHAT, capital)
+    check("colocated: the router's answer is the worker's", said(direct[2]) == said(through[2]))
+    wrong = chat("x", max_tokens=-3)
+    check(
+        "colocated: a worker's 400 passes as it is",
+        ask(worker, CHAT, wrong) == ask(router, CHAT, wrong) and ask(router, CHAT, wrong)[0] == 400,
+    )
+    guided = chat("Say yes or no.", structured_outputs={"choice": ["maybe"]}, max_tokens=8)
+    check("colocated: fields of vLLM's own reach it", said(ask(router, CHAT, guided)[2]) == "maybe")
+    story = text_of(list(stream(router, STORY)))
+    check(
+        "colocated: a stream has the text of the whole", said(ask(worker, CHAT, STORY)[2]) == story
+    )
+    return story
+
+
+def split(router: int, decode: int, story: str) -> None:
+    """Prefill and decode apart."""
+    loaded = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="smollm2",source="external'
+    before = metric(decode, loaded)
+    check("split: the story is the same", text_of(list(stream(router, STORY))) == story)
+    moved = metric(decode, loaded) - before
+    check(f"split: decode loaded {moved:.0f} tokens of KV", moved > 16, moved)
+    several = ask(router, CHAT, {**chat("Name a colour.", max_tokens=4), "temperature": 1, "n": 2})
+    check(
+        "split: two choices are served by one worker", len(json.loads(several[2])["choices"]) == 2
+    )
+    time.sleep(2.0)
+    check(
+        "split: no prompt was computed twice",
+        metric(router, "tasuki_recomputed_prompts_total") == 0,
+    )
+    lines = stream(router, chat("Count to a thousand.", max_tokens=1500))
+    first = [next(lines) for _ in range(5)]
+    check("split: a long answer has begun", any("content" in line for line in first))
+    lines.close()  # type: ignore[attr-defined]
+    idle = lambda: metric(decode, "vllm:num_requests_running") == 0  # noqa: E731
+    until("a hang-up to reach the decode worker", idle, 20.0)
+    check("split: a hang-up ends the work", True)
+
+
+def deaths(router: int, decode: Process, story: str) -> None:
+    """The decode worker dies in the middle of an answer."""
+    lines = stream(router, STORY)
+    begun = [next(lines) for _ in range(12)]
+    decode.kill()
+    whole = text_of(begun + list(lines))
+    check("death: the answer went on with the other worker", whole == story, (whole, story))
+    check("death: which was counted", metric(router, "tasuki_resumed_answers_total") == 1)
+    again = ask(router, CHAT, chat("What is the capital of France?", max_tokens=12))
+    check("death: the worker that is left serves alone", "Paris" in said(again[2]))
+
+
+def main() -> None:
+    """Starts everything, checks, ends everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm", type=Path, required=True, help="the vllm program")
+    parser.add_argument("--router", type=Path, required=True, help="the tasuki-router program")
+    parser.add_argument("--model", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--logs", type=Path, required=True, help="folder for the logs")
+    args = parser.parse_args()
+    args.logs.mkdir(parents=True, exist_ok=True)
+    ports = [free_port(), free_port()]
+    processes: list[Process] = []
+    try:
+        for at, port in enumerate(ports):
+            log = args.logs / f"vllm{at}.log"
+            processes.append(start_vllm(args.vllm, args.model, port, at, log))
+        for port in ports:
+            until("vLLM", lambda port=port: ask(port, "/health", wait_s=5)[0] == 200, START_S)
+        check("two vLLM workers are up", True)
+
+        def route(workers: list[str], name: str) -> int:
+            port = free_port()
+            words = [str(args.router), "--port", str(port), "--worker", *workers]
+            processes.append(Process(words, args.logs / f"{name}.log"))
+            up = lambda: metric(port, "tasuki_worker_up") == len(workers)  # noqa: E731
+            until("the router", up, WAIT_S)
+            return port
+
+        story = colocated(route([f"vllm://127.0.0.1:{ports[0]}"], "colocated"), ports[0])
+        roles = zip(("prefill", "decode"), ports, strict=True)
+        router = route([f"vllm://127.0.0.1:{port}?role={role}" for role, port in roles], "split")
+        split(router, ports[1], story)
+        deaths(router, processes[1], story)
+        print("all checks passed")
+    finally:
+        for process in processes:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()
