@@ -5,7 +5,7 @@ use tasuki_policy::{NoPlacement, Placement};
 
 use super::FleetState;
 use super::breaker::Shown;
-use super::worker::LegSlot;
+use super::running_leg::LegSlot;
 use crate::leg::{LegEnd, LegEndReason};
 use crate::worker_ref::WorkerKey;
 

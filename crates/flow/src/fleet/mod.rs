@@ -10,6 +10,7 @@ mod models;
 mod placing;
 mod prefixes;
 mod report;
+mod running_leg;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -26,7 +27,8 @@ use self::models::Models;
 pub use self::prefixes::CacheEvents;
 use self::prefixes::PrefixIndex;
 pub use self::report::{LoadReport, WorkerInfo};
-pub use self::worker::{DrainReason, LegSlot, WorkerState};
+pub use self::running_leg::LegSlot;
+pub use self::worker::{DrainReason, WorkerState};
 use crate::leg::{LegSpec, LegTimings};
 use crate::worker_ref::{WorkerKey, WorkerRef};
 

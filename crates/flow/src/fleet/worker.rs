@@ -1,7 +1,6 @@
 //! What is known of one worker, and what our legs there are going to take.
 
 use std::collections::BTreeSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use tasuki_core::{
@@ -12,6 +11,7 @@ use tasuki_core::{
 use super::breaker::{Breakers, Shown};
 use super::prefixes::PlacedPrompt;
 use super::report::{LoadReport, WorkerInfo};
+use super::running_leg::{LegSlot, RunningLeg, hash, peer};
 use crate::leg::{Handoff, LegKind, LegSpec};
 
 /// One worker of the fleet, connected or not.
@@ -46,42 +46,8 @@ pub enum DrainReason {
     Unlisted,
 }
 
-/// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LegSlot {
-    index: u32,
-    /// Counts the legs of a connection in the order of their dispatch, from 1.
-    pub number: u64,
-}
-
-impl LegSlot {
-    #[cfg(test)]
-    pub(super) fn index(self) -> u32 {
-        self.index
-    }
-}
-
 /// The handoff of a leg that has ended, and its prompt.
 type EndedLeg = (Option<(bool, u64)>, Option<PlacedPrompt>);
-
-/// A leg of ours on the worker.
-#[derive(Debug)]
-struct RunningLeg {
-    prefill_tokens: u64,
-    /// Until there is output.
-    placed: Option<PlacedPrompt>,
-    promised_blocks: u64,
-    sequences: u32,
-    kv_tokens: u64,
-    /// Of a decode leg: whether it is within one machine.
-    handoff: Option<bool>,
-    /// Of a decode leg: the engine that it gets its KV from, hashed.
-    peer: Option<u64>,
-    number: u64,
-    /// The worker's load counts it.
-    is_counted: bool,
-    has_blocks: bool,
-}
 
 impl WorkerState {
     pub(super) fn new(id: WorkerId) -> Self {
@@ -380,20 +346,6 @@ impl WorkerState {
         }
         self.view.outstanding = outstanding;
     }
-}
-
-/// The engine that a decode leg gets its KV from.
-fn peer(spec: &LegSpec) -> Option<u64> {
-    match (&spec.handoff, spec.kind) {
-        (Some(Handoff::With(peer)), LegKind::Decode) => Some(hash(&peer.engine_id)),
-        _ => None,
-    }
-}
-
-fn hash(engine_id: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    engine_id.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// The machine in `host:port`, as far as addresses tell.

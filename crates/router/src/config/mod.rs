@@ -3,24 +3,25 @@
 #[cfg(test)]
 mod tests;
 mod values;
+mod words;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderName;
-use clap::{ArgGroup, CommandFactory, Parser, ValueEnum};
+use clap::{ArgGroup, CommandFactory, Parser};
 use tasuki_flow::AdmissionConfig;
 
-use tasuki_policy::{PolicyKind, Rule};
+pub use self::words::{KvLoss, Policy};
 
-pub use self::values::NamedFolder;
+use self::values::NamedFolder;
 use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
 use crate::discovery::{Sources, address};
 use crate::models::{ModelSpec, Names, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
-use crate::serve::{self, OnKvLoss};
+use crate::serve;
 use crate::tls::TlsArgs;
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
@@ -234,56 +235,6 @@ pub struct RouterArgs {
         env = "TASUKI_LOG"
     )]
     pub log: String,
-}
-
-/// The words for [`OnKvLoss`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvLoss {
-    /// Prefill again.
-    Recompute,
-    /// Fail the request.
-    Fail,
-}
-
-/// The words for [`PolicyKind`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Policy {
-    /// The least expected time of the request and of those that it delays.
-    Cost,
-    /// One worker after another.
-    RoundRobin,
-    /// The worker with the fewest requests.
-    LeastLoaded,
-    /// Of two workers that are drawn, the one with fewer requests.
-    PowerOfTwo,
-    /// The same worker for the requests of a tenant, or where none is named for prompts
-    /// that begin alike, unless it has many more requests than others.
-    ConsistentHash,
-    /// The same worker for prompts that begin alike, unless it has many more requests than
-    /// others.
-    PrefixHash,
-}
-
-impl From<Policy> for PolicyKind {
-    fn from(given: Policy) -> Self {
-        match given {
-            Policy::Cost => Self::Cost,
-            Policy::RoundRobin => Self::Simple(Rule::RoundRobin),
-            Policy::LeastLoaded => Self::Simple(Rule::LeastLoaded),
-            Policy::PowerOfTwo => Self::Simple(Rule::PowerOfTwo),
-            Policy::ConsistentHash => Self::Simple(Rule::ConsistentHash),
-            Policy::PrefixHash => Self::Simple(Rule::PrefixHash),
-        }
-    }
-}
-
-impl From<KvLoss> for OnKvLoss {
-    fn from(given: KvLoss) -> Self {
-        match given {
-            KvLoss::Recompute => Self::Recompute,
-            KvLoss::Fail => Self::Fail,
-        }
-    }
 }
 
 impl RouterArgs {

@@ -139,7 +139,7 @@ fn the_bookkeeping_of_an_ended_leg_is_used_again() {
     fleet.on_ended(key, first, None);
     let third = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));
     let third = third.expect("a slot");
-    assert_eq!((third.index(), third.number), (first.index(), 3));
+    assert_eq!((third.index, third.number), (first.index, 3));
     assert_eq!(view(&fleet, 0).outstanding.requests, 2);
     fleet.leave(key);
     let late = fleet.on_dispatched(key, &spec(LegKind::Colocated, 16));

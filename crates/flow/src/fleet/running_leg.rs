@@ -1,0 +1,47 @@
+//! What is kept of a leg of ours while it runs.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::prefixes::PlacedPrompt;
+use crate::leg::{Handoff, LegKind, LegSpec};
+
+/// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LegSlot {
+    pub(super) index: u32,
+    /// Counts the legs of a connection in the order of their dispatch, from 1.
+    pub number: u64,
+}
+
+/// A leg of ours on the worker.
+#[derive(Debug)]
+pub(super) struct RunningLeg {
+    pub prefill_tokens: u64,
+    /// Until there is output.
+    pub placed: Option<PlacedPrompt>,
+    pub promised_blocks: u64,
+    pub sequences: u32,
+    pub kv_tokens: u64,
+    /// Of a decode leg: whether it is within one machine.
+    pub handoff: Option<bool>,
+    /// Of a decode leg: the engine that it gets its KV from, hashed.
+    pub peer: Option<u64>,
+    pub number: u64,
+    /// The worker's load counts it.
+    pub is_counted: bool,
+    pub has_blocks: bool,
+}
+
+/// The engine that a decode leg gets its KV from.
+pub(super) fn peer(spec: &LegSpec) -> Option<u64> {
+    match (&spec.handoff, spec.kind) {
+        (Some(Handoff::With(peer)), LegKind::Decode) => Some(hash(&peer.engine_id)),
+        _ => None,
+    }
+}
+
+pub(super) fn hash(engine_id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    engine_id.hash(&mut hasher);
+    hasher.finish()
+}
