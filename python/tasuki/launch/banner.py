@@ -19,7 +19,8 @@ def banner(url: str, model: str, summary: str, key_variable: str | None = None) 
     message = {"role": "user", "content": QUESTION}
     body = {"model": model, "messages": [message], "max_tokens": 64, "temperature": 0}
     header = f' -H "Authorization: Bearer ${key_variable}"' if key_variable else ""
-    key = f'__import__("os").environ["{key_variable}"]' if key_variable else '"none"'
+    imports = "import os\n" if key_variable else ""
+    key = f'os.environ["{key_variable}"]' if key_variable else '"none"'
     return f"""
 Serving {model} at {url}
 {summary}
@@ -30,7 +31,7 @@ curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{
 
 or from Python (pip install openai):
 
-from openai import OpenAI
+{imports}from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key={key})
 messages = [{{"role": "user", "content": "{QUESTION}"}}]
 answer = client.chat.completions.create(model="{model}", messages=messages, temperature=0)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tasuki_core::{FirstToken, HandoffKind, Positions, WorkerId};
+use tasuki_core::{FirstToken, HandoffKind, Payload, Positions, WorkerId};
 
 use super::retries::RetryCounts;
 use super::timing::PhaseSums;
@@ -161,8 +161,11 @@ impl Attempt {
 
     /// When its worker counts as stalled, if no token comes before. `limit`: without a token.
     pub fn stalled_at(&self, limit: Option<Duration>) -> Option<Duration> {
-        let running = self.decoding().is_running() && self.settle_until.is_none();
-        self.last_decoded.filter(|_| running)?.checked_add(limit?)
+        let leg = self.decoding();
+        let watched = leg.worker.capabilities.payload == Payload::Tokens;
+        let running = leg.is_running() && self.settle_until.is_none();
+        let since = self.last_decoded.filter(|_| watched && running)?;
+        since.checked_add(limit?)
     }
 
     /// The name of this attempt's leg on a worker.

@@ -20,7 +20,8 @@ pub struct MachineConfig {
     pub recover: Duration,
     /// After the last token: how long to wait for the legs' own ends, which bring timings.
     pub settle: Duration,
-    /// A leg that decodes and has no token for so long has failed, though its worker reports.
+    /// A leg that decodes and has no token for so long has failed, though its worker reports. Not
+    /// one of an opaque request, whose link knows whether the worker or the client is slow.
     pub stalled: Option<Duration>,
     /// Attempts that may end in a worker's failure before the request fails.
     pub max_failures: u32,

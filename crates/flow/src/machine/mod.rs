@@ -205,7 +205,9 @@ impl Machine {
         if self.effects.len() > before {
             self.bind(group);
             self.groups[group].retries.progress();
-            if self.has_decoded(group)
+            let attempt = self.groups[group].attempt();
+            let began = attempt.is_some_and(|attempt| attempt.last_decoded.is_some());
+            if (began || self.has_decoded(group))
                 && let Some(attempt) = self.groups[group].attempt_mut()
             {
                 attempt.last_decoded = Some(now);

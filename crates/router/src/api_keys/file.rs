@@ -1,5 +1,6 @@
 //! The file of API keys: a name, a digest and perhaps a limit a line, read again when it changes.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,15 +108,17 @@ fn text_of(path: &Path) -> Result<String, KeysError> {
 /// of its digest.
 fn parse(path: &Path, text: &str) -> Result<Vec<Line>, KeysError> {
     let mut lines: Vec<Line> = Vec::new();
+    let mut digests = HashSet::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
         if line.is_empty() {
             continue;
         }
         let parsed = parse_line(line).and_then(|parsed| {
-            let twice = lines.iter().any(|other| other.digest == parsed.digest);
-            let message = "the key is in the file twice";
-            if twice { Err(message) } else { Ok(parsed) }
+            let is_new = digests.insert(parsed.digest);
+            is_new
+                .then_some(parsed)
+                .ok_or("the key is in the file twice")
         });
         lines.push(parsed.map_err(|wrong| KeysError::Line {
             path: path.display().to_string(),

@@ -77,8 +77,9 @@ impl ApiKeys {
                 message: "An API key is required: Authorization: Bearer KEY.",
             });
         };
+        let digest = digest(key);
         let valid = self.valid.read().unwrap_or_else(PoisonError::into_inner);
-        let caller = valid.get(&digest(key)).cloned().map(Caller);
+        let caller = valid.get(&digest).cloned().map(Caller);
         caller.ok_or(ApiError::Unauthorized {
             message: "The API key is not valid.",
         })

@@ -18,6 +18,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
+use self::fake::FakeWorker;
 use crate::app::{App, HttpSettings};
 use crate::discovery::StaticList;
 use crate::models::Models;
@@ -149,6 +150,14 @@ pub async fn read_until(
         read.push_str(std::str::from_utf8(&part).unwrap());
     }
     (read, parts)
+}
+
+/// Waits until one of the workers has a request, and says which.
+pub async fn busy(workers: &[FakeWorker]) -> usize {
+    let has_one = |worker: &FakeWorker| worker.open() > 0;
+    until("a request at a worker", || workers.iter().any(has_one)).await;
+    let at = workers.iter().position(has_one);
+    at.expect("it still has it")
 }
 
 /// The text of a streamed answer, and its chunks.

@@ -159,14 +159,7 @@ async fn prefill_that_dies_before_its_end_is_tried_elsewhere() {
         let request = Request::post(CHAT).body(Body::from(body)).unwrap();
         tokio::spawn(async move { read(routes(app).oneshot(request).await.unwrap()).await })
     };
-    until("a prefill leg", || {
-        workers[..2].iter().any(|worker| worker.open() == 1)
-    })
-    .await;
-    let at = workers[..2]
-        .iter()
-        .position(|worker| worker.open() == 1)
-        .unwrap();
+    let at = busy(&workers[..2]).await;
     workers[1 - at].set(|manner| manner.hangs = false);
     workers[at].kill();
     let got = soon("the answer", sent).await.unwrap();

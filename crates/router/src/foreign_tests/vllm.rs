@@ -15,13 +15,20 @@ pub fn words(count: usize) -> String {
 
 /// A router in front of new workers of these roles.
 pub async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
+    tuned(roles, |_, _| {}).await
+}
+
+pub async fn tuned(
+    roles: &[&'static str],
+    tune: impl FnOnce(&mut Tuning, &mut HttpSettings),
+) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
     let numbered = roles.iter().enumerate();
     let workers: Vec<_> = numbered
         .map(|(at, role)| start(&format!("w{at}"), role, &fabric))
         .collect();
     let urls: Vec<String> = workers.iter().map(url).collect();
-    let router = Router::start(&urls).await;
+    let router = Router::tuned(&urls, Models::new(Vec::new()), tune).await;
     (router, workers, fabric)
 }
 

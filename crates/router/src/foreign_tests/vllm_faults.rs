@@ -1,7 +1,7 @@
 //! What becomes of requests when vLLM workers refuse, fail, die or hang.
 
 use super::fake::MODEL;
-use super::vllm::{CHAT, COMPLETIONS, fleet, words};
+use super::vllm::{CHAT, COMPLETIONS, fleet, tuned, words};
 use super::vllm_worker::{start, url};
 use super::*;
 
@@ -76,14 +76,7 @@ async fn a_worker_that_dies_before_the_first_byte_costs_nothing() {
         let request = Request::post(COMPLETIONS).body(Body::from(STREAM)).unwrap();
         tokio::spawn(async move { read(routes(app).oneshot(request).await.unwrap()).await })
     };
-    until("a request at a worker", || {
-        workers.iter().any(|w| w.open() == 1)
-    })
-    .await;
-    let at = workers
-        .iter()
-        .position(|worker| worker.open() == 1)
-        .unwrap();
+    let at = busy(&workers).await;
     workers[1 - at].set(|manner| manner.hangs = false);
     workers[at].kill();
     let got = soon("the answer", sent).await.unwrap();
@@ -276,7 +269,13 @@ async fn an_error_event_of_a_worker_is_a_failure() {
 
 #[tokio::test]
 async fn a_client_that_reads_slowly_holds_its_worker_back() {
-    let (router, workers, fabric) = fleet(&[""]).await;
+    // The client is slower than a worker may be.
+    let stalled = Duration::from_millis(200);
+    let (router, workers, fabric) = tuned(&[""], |tuning, _| {
+        tuning.liveness.stalled = Some(stalled);
+        tuning.machine.stalled = Some(stalled);
+    })
+    .await;
     workers[0].set(|manner| {
         manner.tokens = 4_000;
         manner.padding = 4_096;
@@ -296,9 +295,34 @@ async fn a_client_that_reads_slowly_holds_its_worker_back() {
     }
     // The router's window, and the buffers of two sockets.
     assert!(before < 3_000, "{before} chunks of 4 KiB were taken");
+    tokio::time::sleep(2 * stalled).await;
     let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
     let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
     assert!(all.contains("t3999") && all.ends_with("[DONE]\n\n"));
+    assert_eq!(workers[0].legs().len(), 1);
+    assert_eq!(router.metric("tasuki_retries_total"), 0.0);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_stream_that_stalls_goes_on_with_another_worker() {
+    let (router, workers, fabric) = tuned(&["", ""], |tuning, _| {
+        tuning.liveness.stalled = Some(Duration::from_millis(200));
+    })
+    .await;
+    workers
+        .iter()
+        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+    let at = busy(&workers).await;
+    workers[1 - at].set(|manner| manner.pause_after = None);
+    let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert_eq!(said(&all).0, words(4), "{all}");
+    assert_eq!(router.metric("tasuki_resumed_answers_total"), 1.0);
+    // It is well otherwise, and stays.
+    router.until_up(2).await;
+    until("its request ended", || workers[at].open() == 0).await;
     fabric.check();
 }
 

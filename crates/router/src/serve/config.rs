@@ -79,7 +79,10 @@ impl From<&Config> for Tuning {
                 seed: rand::random(),
             },
             admission: config.admission,
-            liveness: Liveness::default(),
+            liveness: Liveness {
+                stalled: config.stalled,
+                ..Liveness::default()
+            },
         }
     }
 }

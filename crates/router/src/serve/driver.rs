@@ -8,8 +8,8 @@ use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
-use tokio::time::sleep_until;
 
+use super::alarm::Alarm;
 use super::api::ServeError;
 use super::events::EventSender;
 use super::forecasts::Checked;
@@ -83,8 +83,9 @@ pub async fn drive(
     task.start();
     drop(turn);
     let mut stops_open = true;
+    let mut alarm = Alarm::new();
     while !task.machine.is_over() {
-        let deadline = task.machine.deadline().map(|after| received + after);
+        alarm.set(task.machine.deadline().map(|after| received + after));
         let input = tokio::select! {
             biased;
             () = client.events.closed() => Input::HangUp,
@@ -98,9 +99,7 @@ pub async fn drive(
             Some(input) = inbox.recv() => input,
             Ok(()) = changes.changed() => Input::WorkersChanged,
             Ok(_) = cancel.wait_for(|&cancel| cancel) => Input::Cancel,
-            () = sleep_until(deadline.unwrap_or(received).into()), if deadline.is_some() => {
-                Input::Tick
-            }
+            () = alarm.rings() => Input::Tick,
         };
         task.on_input(input);
     }

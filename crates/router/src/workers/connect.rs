@@ -40,6 +40,9 @@ pub struct Liveness {
     pub suspect_after: Duration,
     /// No report for so long: its requests go elsewhere.
     pub lost_after: Duration,
+    /// Nothing of a stream that has begun for so long, from a worker of another engine: the
+    /// stream is given up. `None`: never.
+    pub stalled: Option<Duration>,
 }
 
 impl Default for Liveness {
@@ -51,6 +54,7 @@ impl Default for Liveness {
             ping_timeout: Duration::from_secs(8),
             suspect_after: Duration::from_secs(4),
             lost_after: Duration::from_secs(30),
+            stalled: Some(Duration::from_secs(30)),
         }
     }
 }

@@ -4,6 +4,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode, header};
 use futures::StreamExt;
 use tasuki_flow::{LegEndReason, Opaque, Output};
+use tokio::time::timeout;
 
 use super::client::{self, HttpError, MOST_ANSWER_BYTES};
 use super::leg::{Failure, Leg, MOST_LOGGED};
@@ -47,7 +48,8 @@ impl Leg<'_> {
         // What comes before the first token waits for it: until then another worker may serve.
         let mut held: Vec<u8> = Vec::new();
         let mut seen = Seen::default();
-        while let Some(part) = parts.next().await {
+        // Only the worker is waited for here: a slow client is waited for below.
+        while let Some(part) = self.before_stalled(&seen, parts.next()).await? {
             let part = part.map_err(|error| self.broken(&seen, &client::broken(error)))?;
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
@@ -75,6 +77,21 @@ impl Leg<'_> {
             (true, true) => Ok(()),
             (true, false) => Err(Failure::failed("a stream without output")),
             _ => Err(self.broken(&seen, &HttpError::Broken("no [DONE]".to_owned()))),
+        }
+    }
+
+    /// What comes next of the stream, within the limit for one that has begun.
+    async fn before_stalled<T>(
+        &self,
+        seen: &Seen,
+        next: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        match self.site.stalled.filter(|_| seen.begun) {
+            None => Ok(next.await),
+            Some(limit) => timeout(limit, next).await.map_err(|_| {
+                let tokens = seen.total;
+                Failure::failed(format!("nothing for {limit:?}, after {tokens} tokens"))
+            }),
         }
     }
 

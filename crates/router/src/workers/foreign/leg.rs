@@ -1,7 +1,7 @@
 //! One leg on a worker of another engine: a request to it, and its answer passed on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode, header};
@@ -33,6 +33,8 @@ pub struct Site {
     pub registry: Arc<Registry>,
     /// Its health is to be looked at now.
     pub doubts: Notify,
+    /// How long a stream that has begun may bring nothing.
+    pub stalled: Option<Duration>,
     pub loads: KvLoads,
 }
 

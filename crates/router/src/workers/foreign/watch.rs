@@ -176,6 +176,7 @@ impl Watch {
             client: self.client.clone(),
             registry: Arc::clone(&self.registry),
             doubts: Notify::new(),
+            stalled: self.liveness.stalled,
             loads: KvLoads::default(),
         });
         let mut legs = Legs::new(Arc::clone(&site));
