@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -22,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "smollm2"
+VERSIONS = """
+from importlib.metadata import version
+print(", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "nixl")))
+"""
 CHAT = "/v1/chat/completions"
 START_S = 300.0
 WAIT_S = 60.0
@@ -215,6 +220,17 @@ def deaths(router: int, decode: Process, story: str) -> None:
     check("death: the worker that is left serves alone", "Paris" in said(again[2]))
 
 
+def about(vllm: Path) -> str:
+    """What is tested, and on what."""
+    versions = [str(vllm.with_name("python")), "-c", VERSIONS]
+    found = subprocess.run(versions, capture_output=True, text=True, check=True).stdout.strip()
+    described = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    cpu = model.group(1) if model else platform.machine()
+    return f"commit {commit or 'unknown'}; {found}; {cpu}, {os.cpu_count()} cores"
+
+
 def main() -> None:
     """Starts everything, checks, ends everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -224,6 +240,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, required=True, help="folder for the logs")
     args = parser.parse_args()
     args.logs.mkdir(parents=True, exist_ok=True)
+    print(about(args.vllm), flush=True)
     ports = [free_port(), free_port()]
     processes: list[Process] = []
     try:

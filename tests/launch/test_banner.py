@@ -27,3 +27,17 @@ def test_the_snippet_is_python_even_for_an_interactive_prompt() -> None:
     for line in snippet:  # each line is a whole statement
         ast.parse(line)
     assert 'base_url="http://127.0.0.1:8000/v1"' in "\n".join(snippet)
+
+
+def test_with_api_keys_both_read_the_key_from_the_environment() -> None:
+    text = banner("http://127.0.0.1:8000", "m", "1 mixed", "MY_KEY")
+    (line,) = [x for x in text.splitlines() if x.startswith("curl ")]
+    words = shlex.split(line)
+    assert "Authorization: Bearer $MY_KEY" in words
+    assert '"Authorization: Bearer $MY_KEY"' in line  # in quotes that let the shell fill it in
+    lines = text.splitlines()
+    snippet = lines[lines.index("import os") : lines.index("", lines.index("import os"))]
+    for each in snippet:
+        ast.parse(each)
+    assert 'api_key=os.environ["MY_KEY"]' in "\n".join(snippet)
+    assert "MY_KEY" not in TEXT
