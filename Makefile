@@ -83,10 +83,11 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
 
-test-clients: setup model-files ## Clients that people use (langchain-openai, openai and ai for Node) against tasuki serve
+test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/
 	@[ -x target/clients/venv/bin/python ] || $(BIN)/python -m venv target/clients/venv
 	@tools/install_requirements.sh target/clients/venv -r tests/clients/requirements.txt
+	@tools/install_sglang_bench.sh target/clients/sglang $(VENV)
 	@cd target/clients && npm install --no-package-lock --no-audit --no-fund --silent
 	@$(BIN)/python tests/clients/run.py
 
@@ -132,7 +133,7 @@ bench: setup ## Colocated against every split of three workers here (10 min), wi
 	@$(BIN)/tasuki bench sweep benchmarks/sweep.yaml
 	@$(BIN)/tasuki plot results/sweep --out results/plots
 
-proto: setup-dev ## Generate both sides of the contract, docs/api.md and docs/metrics.md
+proto: $(STAMPS)/dev ## Generate both sides of the contract, docs/api.md and docs/metrics.md
 	$(GENERATE) proto/tasuki/v1/*.proto
 	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-wire
 	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-router --lib the_page_is_made

@@ -122,6 +122,23 @@ def test_a_conversations_next_turn_goes_whole_to_the_decode_worker_that_holds_it
             assert cached(second) >= STORED_CHUNKS * CHUNK_TOKENS
 
 
+def test_flushed_caches_are_empty_and_every_router_knows(
+    tiny_model: Path, deploy: Callable[[Options], Deployment], tmp_path: Path
+) -> None:
+    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=MEMORY))
+    workers = ("0", "1")
+    with other_router(system, tmp_path) as other:
+        system.http.complete(prompt_of(0), max_tokens=2)
+        until(lambda: all(known_chunks(other, w) for w in workers), "both hold the prompt")
+        assert cached(system.http.complete(prompt_of(0), max_tokens=2)) > 0
+        flushed = system.http.http.post("/flush_cache")
+        assert (flushed.status_code, flushed.text) == (200, "Cache flushed.\n")
+        assert cached(system.http.complete(prompt_of(0), max_tokens=2)) == 0
+        until(lambda: all(known_chunks(other, w) for w in workers), "the prompt again")
+        system.http.http.post("/flush_cache")
+        until(lambda: not any(known_chunks(other, w) for w in workers), "no chunk is known")
+
+
 def test_a_router_that_comes_later_knows_what_is_cached(
     tiny_model: Path, deploy: Callable[[Options], Deployment], tmp_path: Path
 ) -> None:

@@ -66,6 +66,21 @@ def test_a_cached_block_comes_back_with_its_content():
         pool.allocate(1)
 
 
+def test_a_flushed_cache_has_nothing_and_holders_keep_their_blocks():
+    pool = make_pool(4)
+    kept, left = pool.allocate(2), pool.allocate(1)
+    for block in (*kept, *left):
+        pool.cache.insert(bytes([block]), block)
+    pool.release(left)
+    pool.flush_cache()
+    assert (len(pool.cache), pool.available, pool.num_referenced) == (0, 2, 2)
+    assert pool.cache.match([b"\0"]) == []
+    assert sorted(pool.allocate(2)) == [2, 3]
+    pool.release(kept)
+    assert pool.available == 2
+    pool.check([[2], [3]])
+
+
 def test_quarantined_blocks_are_nobodys_and_not_available():
     pool = make_pool()
     blocks = pool.allocate(3)
@@ -109,6 +124,8 @@ def test_random_use_stays_balanced(seed: int):
     quarantined: list[int] = []
     for number in range(500):
         action = rng.randrange(5)
+        if rng.random() < 0.02:
+            pool.flush_cache()
         if action == 0 and pool.available:
             blocks = pool.allocate(rng.randint(1, min(4, pool.available)))
             held.append(blocks)

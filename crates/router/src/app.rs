@@ -149,11 +149,13 @@ impl App {
         }
     }
 
-    /// The model of a request to one of SGLang's own paths, which need not name it.
+    /// The model of a request to one of SGLang's own paths, which need not name it; `None`: our
+    /// own workers serve it.
     ///
     /// # Errors
-    /// No SGLang worker is known, or none of that name; several models, and no name.
-    pub fn find_sglang(&self, requested: Option<&str>) -> Result<SglangModel, ApiError> {
+    /// No worker is known that serves such a path, or none of that name; several models, and no
+    /// name.
+    pub fn find_sglang(&self, requested: Option<&str>) -> Result<Option<SglangModel>, ApiError> {
         let native = self.generator.sglang_models();
         let models = self.foreign_models().into_iter().filter_map(|model| {
             let (_, identity) = native.iter().find(|(id, _)| *id == model.id)?;
@@ -161,32 +163,38 @@ impl App {
             Some(SglangModel { model, identity })
         });
         let mut models: Vec<SglangModel> = models.collect();
-        if models.is_empty() {
-            return Err(ApiError::Unavailable {
+        match requested {
+            _ if models.is_empty() && self.models.is_empty() => Err(ApiError::Unavailable {
                 reason: "/generate is SGLang's, and no SGLang worker is up".to_owned(),
                 retry_after_s: NO_WORKER_RETRY_AFTER_S,
-            });
-        }
-        let served = models.iter().flat_map(|found| &found.model.names).cloned();
-        let served = served.collect::<Vec<_>>().join(", ");
-        let of = |name: &str| {
-            let mut models = models.iter();
-            models.position(|found| found.model.names.iter().any(|known| known == name))
-        };
-        match requested {
-            None if models.len() == 1 => Ok(models.remove(0)),
+            }),
+            _ if models.is_empty() => Ok(None),
+            Some(name) if self.models.find(Some(name)).is_ok() => Ok(None),
+            Some(name) => {
+                let named = |found: &SglangModel| found.model.names.iter().any(|n| n == name);
+                match models.iter().position(named) {
+                    Some(at) => Ok(Some(models.swap_remove(at))),
+                    None => Err(ApiError::UnknownModel {
+                        requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
+                        served: self.native_names(&models),
+                    }),
+                }
+            }
+            None if self.models.is_empty() && models.len() == 1 => Ok(models.pop()),
             None => Err(ApiError::invalid(
                 "model",
-                format!("model is missing. SGLang workers serve: {served}."),
+                format!(
+                    "model is missing. Served here: {}.",
+                    self.native_names(&models)
+                ),
             )),
-            Some(name) => match of(name) {
-                Some(at) => Ok(models.remove(at)),
-                None => Err(ApiError::UnknownModel {
-                    requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
-                    served,
-                }),
-            },
         }
+    }
+
+    fn native_names(&self, sglang: &[SglangModel]) -> String {
+        let own = self.models.named().map(|(name, _)| name.clone());
+        let sglang = sglang.iter().flat_map(|found| found.model.names.clone());
+        own.chain(sglang).collect::<Vec<_>>().join(", ")
     }
 
     /// Prompt and output together, in tokens, as far as known.

@@ -227,6 +227,10 @@ impl Generator for FakeGenerator {
         Box::pin(async { Vec::new() })
     }
 
+    fn flush_caches(&self) -> usize {
+        usize::from(self.readiness.is_ok())
+    }
+
     fn count_resumed(&self) {}
 
     fn metrics_text(&self) -> String {

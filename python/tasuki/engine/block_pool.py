@@ -95,6 +95,10 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def flush_cache(self) -> None:
+        """Forget all cached content; blocks that nobody references are free."""
+        self._free.extend(self.cache.clear())
+
     def unreferenced(self, blocks: Iterable[int]) -> int:
         """How many of these (cached) blocks nobody holds: retaining takes them from `available`."""
         refs = self._refs

@@ -232,6 +232,10 @@ class Engine:
         """Counts since the start; the live object, to be read only."""
         return self._counters
 
+    def flush_cache(self) -> None:
+        """Forget every cached prefix; requests that run keep their KV."""
+        self._pool.flush_cache()
+
     @property
     def referenced_blocks(self) -> int:
         """Blocks that some leg holds; 0 when no leg is here."""

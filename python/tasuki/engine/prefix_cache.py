@@ -118,6 +118,16 @@ class PrefixCache:
         self.chunks.dropped(digest)
         return block
 
+    def clear(self) -> list[int]:
+        """Give up all content; returns the blocks that nobody references."""
+        unreferenced = list(self._evictable)
+        for digest in self._hash_of.values():
+            self.chunks.dropped(digest)
+        self._hash_of.clear()
+        self._block_of.clear()
+        self._evictable.clear()
+        return unreferenced
+
     def check(self) -> str | None:
         """The first inconsistency of the two maps, or None."""
         for digest, block in self._block_of.items():

@@ -77,18 +77,20 @@ LEG_END_REJECTED: LegEndReason
 LEG_END_FAILED: LegEndReason
 
 class RouterMessage(_message.Message):
-    __slots__ = ("submit", "abort", "retarget", "set_role", "resync_kv")
+    __slots__ = ("submit", "abort", "retarget", "set_role", "resync_kv", "flush_cache")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RETARGET_FIELD_NUMBER: _ClassVar[int]
     SET_ROLE_FIELD_NUMBER: _ClassVar[int]
     RESYNC_KV_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_CACHE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     retarget: Retarget
     set_role: RoleSetting
     resync_kv: KvResync
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[RoleSetting, _Mapping]] = ..., resync_kv: _Optional[_Union[KvResync, _Mapping]] = ...) -> None: ...
+    flush_cache: FlushCache
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., retarget: _Optional[_Union[Retarget, _Mapping]] = ..., set_role: _Optional[_Union[RoleSetting, _Mapping]] = ..., resync_kv: _Optional[_Union[KvResync, _Mapping]] = ..., flush_cache: _Optional[_Union[FlushCache, _Mapping]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("info", "step")
@@ -264,6 +266,10 @@ class KvEvents(_message.Message):
     def __init__(self, number: _Optional[int] = ..., reset: bool = ..., stored: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KvResync(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushCache(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -83,6 +83,11 @@ class Resynced:
     session: Session
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The prefix cache is to be emptied."""
+
+
 class Wake:
     """Something happened elsewhere (a KV message, a finished pull): take a turn."""
 
@@ -92,7 +97,9 @@ class Stop:
     pass
 
 
-Command = Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Resynced | Wake | Stop
+Command = (
+    Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Resynced | Flushed | Wake | Stop
+)
 
 
 class EngineLoop(threading.Thread):
@@ -239,6 +246,8 @@ class EngineLoop(threading.Thread):
                     session.send(pb.WorkerMessage(info=self._info))
             case Resynced(session):
                 self._reset_cache(session)
+            case Flushed():
+                self._engine.flush_cache()
             case Stop():
                 self._stopping = True
             case Wake():

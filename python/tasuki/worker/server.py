@@ -20,6 +20,7 @@ from tasuki.worker.loop import (
     Aborted,
     Closed,
     Command,
+    Flushed,
     Opened,
     Resynced,
     Retargeted,
@@ -126,6 +127,8 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
             return RoleSet(session, message.set_role)
         case "resync_kv":
             return Resynced(session)
+        case "flush_cache":
+            return Flushed()
         case unknown:
             log.warning("a router sent a message that this version does not know: %s", unknown)
             return None

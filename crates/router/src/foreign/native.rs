@@ -1,60 +1,25 @@
-//! SGLang's own paths, for its clients and its operators.
+//! SGLang's own paths that do not generate, for its clients and its operators. They speak of
+//! our workers too.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tasuki_core::Role;
 
-use super::object::Object;
-use super::serve::{Incoming, serve};
-use crate::api_keys::Caller;
-use crate::app::{App, SglangModel};
+use crate::app::App;
 use crate::error::ApiError;
-use crate::openai::{Deadline, intake};
-use crate::pool::Purpose;
-
-/// `POST /generate`.
-pub async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let started = Instant::now();
-    app.gate.check_open()?;
-    let (parts, body) = request.into_parts();
-    let caller = parts.extensions.get::<Caller>();
-    let caller_permit = caller.map(Caller::enter).transpose()?;
-    let body = app.bodies.read(&parts.headers, body).await?;
-    let received = Instant::now();
-    let deadline = Deadline::after(received, app.settings.request_timeout);
-    let purpose = Purpose::Prompt {
-        bytes: body.bytes.len(),
-    };
-    let parse = |_: &App, bytes: &[u8]| intake::parse_object(bytes);
-    let body: Object = deadline
-        .limit(intake::work_up(&app, purpose, body, parse))
-        .await??;
-    let asked: Option<String> = body.read("model");
-    let SglangModel { model, identity } = app.find_sglang(asked.as_deref())?;
-    let incoming = Incoming {
-        path: "/generate",
-        endpoint: "generate",
-        caller_permit,
-        parts,
-        body,
-        model,
-        bound_to: Some(identity),
-        started,
-        received,
-        deadline,
-    };
-    serve(app, incoming).await
-}
 
 /// `POST /flush_cache`: to every worker.
 pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let answers = ask(&app, Method::POST, "/flush_cache").await?;
+    let own = app.generator.flush_caches();
+    let answers = app.generator.ask_sglang(Method::POST, "/flush_cache").await;
+    if own == 0 && answers.is_empty() {
+        return Err(app.no_worker(None));
+    }
     let refused: Vec<String> = answers
         .iter()
         .filter(|answer| !answer.is_ok())
@@ -69,9 +34,23 @@ pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiErr
     Ok((StatusCode::BAD_GATEWAY, Json(body)).into_response())
 }
 
-/// `GET /get_server_info`: of all workers, as SGLang's own router has it.
+/// `GET /server_info`: of SGLang's workers as SGLang's own router has it, and our models.
 pub async fn server_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let answers = ask(&app, Method::GET, "/get_server_info").await?;
+    let answers = app
+        .generator
+        .ask_sglang(Method::GET, "/get_server_info")
+        .await;
+    let own: Vec<Value> = app
+        .models
+        .named()
+        .map(|(name, _)| own_model(&app, name))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    if answers.is_empty() {
+        let states: [Value; 0] = [];
+        let body = json!({"internal_states": states, "models": own, "version": version});
+        return Ok(Json(body).into_response());
+    }
     let of = |prefills: bool| {
         let answers = answers
             .iter()
@@ -80,13 +59,22 @@ pub async fn server_info(State(app): State<Arc<App>>) -> Result<Response, ApiErr
     };
     let (prefill, decode) = (of(true), of(false));
     let states = decode.first().map(|info| info["internal_states"].clone());
-    let body = json!({"internal_states": states, "prefill": prefill, "decode": decode});
+    let mut body = json!({"internal_states": states, "prefill": prefill, "decode": decode});
+    if !own.is_empty() {
+        body["models"] = own.into();
+    }
     Ok(Json(body).into_response())
 }
 
-/// `GET /get_model_info`: of one worker.
+/// `GET /model_info`: of our first model, else of one SGLang worker.
 pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let answers = ask(&app, Method::GET, "/get_model_info").await?;
+    if let Some((name, _)) = app.models.named().next() {
+        return Ok(Json(own_model(&app, name)).into_response());
+    }
+    let answers = app
+        .generator
+        .ask_sglang(Method::GET, "/get_model_info")
+        .await;
     let info = answers.iter().find_map(Asked::json);
     let none = || ApiError::Unavailable {
         reason: "no SGLang worker answers".to_owned(),
@@ -95,14 +83,16 @@ pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiErro
     info.map(|info| Json(info).into_response()).ok_or_else(none)
 }
 
-async fn ask(app: &App, method: Method, path: &'static str) -> Result<Vec<Asked>, ApiError> {
-    let answers = app.generator.ask_sglang(method, path).await;
-    if answers.is_empty() {
-        return Err(ApiError::UnknownPath {
-            path: format!("{path} (it is SGLang's, and no SGLang worker is up)"),
-        });
-    }
-    Ok(answers)
+/// Folders of this machine are not for clients: the path of a model is its name.
+fn own_model(app: &App, name: &str) -> Value {
+    let model = app.models.find(Some(name)).ok();
+    json!({
+        "model_path": name,
+        "served_model_name": name,
+        "tokenizer_path": name,
+        "is_generation": true,
+        "context_length": model.and_then(|(_, model)| app.max_model_len(&model)),
+    })
 }
 
 /// What a worker answered.

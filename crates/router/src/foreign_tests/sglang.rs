@@ -303,15 +303,16 @@ async fn one_router_serves_all_three_kinds_at_once() {
         }
     }
     assert!(served(&sglang) > 0 && served(&vllm) > 0);
-    // Only SGLang has this path.
+    // vLLM has no such path.
     let before = served(&vllm);
+    let native = json!({"model": MODEL, "text": "a"}).to_string();
     for _ in 0..6 {
-        assert_eq!(
-            router.post("/generate", r#"{"text":"a"}"#).await.status,
-            200
-        );
+        assert_eq!(router.post("/generate", &native).await.status, 200);
     }
     assert_eq!(served(&vllm), before);
+    let nameless = router.post("/generate", r#"{"text":"a"}"#).await;
+    let names = format!("Served here: mine, {MODEL}");
+    assert!(nameless.body.contains(&names), "{}", nameless.body);
     let listed = router.get("/v1/models").await.body;
     assert!(
         listed.contains("mine") && listed.contains(MODEL),

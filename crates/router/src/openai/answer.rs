@@ -1,6 +1,5 @@
 //! From started generations to an HTTP answer: whole, or as a stream.
 
-use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -8,9 +7,9 @@ use tokio::time::timeout;
 
 use super::choice::Piece;
 use super::running::Running;
-use super::shape::Shape;
 use super::stream;
-use super::usage::{server_timing, timings_json};
+use super::usage::server_timing;
+use super::wording::Wording;
 use crate::error::ApiError;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -18,14 +17,14 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Tells a proxy to pass events on at once.
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-impl<S: Shape> Running<S> {
+impl<W: Wording> Running<W> {
     /// Waits for the whole answer, or for the beginning of its stream.
     ///
     /// # Errors
     /// What ended the request before anything was sent.
     pub async fn answer(self) -> Result<Response, ApiError> {
-        let id = HeaderValue::from_str(&self.identity.id).expect("an id is ASCII");
-        let mut response = if self.delivery.stream {
+        let id = HeaderValue::from_str(&self.run.identity.id).expect("an id is ASCII");
+        let mut response = if self.run.delivery.stream {
             self.stream().await?
         } else {
             self.whole().await?
@@ -37,9 +36,9 @@ impl<S: Shape> Running<S> {
     async fn stream(mut self) -> Result<Response, ApiError> {
         // Until the first output the status can still tell of an error. A longer wait needs
         // the headers: proxies cut connections that stay silent.
-        let first = timeout(self.heartbeat, self.next()).await.ok();
+        let first = timeout(self.run.heartbeat, self.run.next()).await.ok();
         if let Some(Some(Err(error))) = first {
-            self.log.outcome = "failed";
+            self.run.log.outcome = "failed";
             return Err(error);
         }
         let headers = [
@@ -52,34 +51,21 @@ impl<S: Shape> Running<S> {
     }
 
     async fn whole(mut self) -> Result<Response, ApiError> {
-        let mut pieces = vec![Piece::default(); self.outputs.choices()];
-        while let Some(output) = self.next().await {
+        let run = &mut self.run;
+        let mut pieces = vec![Piece::default(); run.outputs.choices()];
+        while let Some(output) = run.next().await {
             match output {
                 Ok(output) => pieces[output.index].append(output.piece),
                 Err(error) => {
-                    self.log.outcome = "failed";
+                    run.log.outcome = "failed";
                     return Err(error);
                 }
             }
         }
-        let summary = self.outputs.summary();
-        self.log.outcome = "finished";
-        let choices = pieces
-            .into_iter()
-            .enumerate()
-            .map(|(index, piece)| {
-                let prompt_ids = self.prompt_ids(index, !S::PROMPT_IDS_ON_TOP);
-                self.shape.whole(index, piece, prompt_ids)
-            })
-            .collect();
-        let mut envelope = self.identity.envelope(S::OBJECT, choices);
-        envelope.usage = Some(Some(summary.usage));
-        envelope.prompt_token_ids = self.prompt_ids(0, S::PROMPT_IDS_ON_TOP);
-        envelope.timings = self
-            .delivery
-            .timings
-            .then(|| timings_json(&summary.timings));
-        let timing = [(SERVER_TIMING, server_timing(&summary.timings))];
-        Ok((timing, Json(envelope)).into_response())
+        run.log.outcome = "finished";
+        let mut response = self.wording.whole(&self.run, pieces);
+        let timing = server_timing(&self.run.outputs.summary().timings);
+        response.headers_mut().insert(SERVER_TIMING, timing);
+        Ok(response)
     }
 }

@@ -7,7 +7,7 @@
 use super::delivery::Delivery;
 use super::intake::Prepared;
 use super::outputs::Job;
-use super::shape::Shape;
+use super::wording::Wording;
 use crate::error::ApiError;
 
 /// JSON of a token's text, about; special characters are escaped.
@@ -17,7 +17,7 @@ const ID_BYTES: usize = 7;
 
 /// # Errors
 /// `Invalid` when the answer may have more than `limit` bytes.
-pub fn check<S: Shape>(prepared: &Prepared<S>, limit: usize) -> Result<(), ApiError> {
+pub fn check<W: Wording>(prepared: &Prepared<W>, limit: usize) -> Result<(), ApiError> {
     let delivery = &prepared.delivery;
     let jobs = prepared.jobs.iter();
     let bytes: usize = jobs
@@ -31,12 +31,12 @@ pub fn check<S: Shape>(prepared: &Prepared<S>, limit: usize) -> Result<(), ApiEr
                 0
             } else {
                 let tokens = job.generation.sampling.max_tokens as usize;
-                tokens.saturating_mul(output_token_bytes::<S>(
+                tokens.saturating_mul(output_token_bytes::<W>(
                     delivery,
                     job.generation.sampling.logprobs,
                 ))
             };
-            copies.saturating_mul(output.saturating_add(prompt_bytes::<S>(delivery, job)))
+            copies.saturating_mul(output.saturating_add(prompt_bytes::<W>(delivery, job)))
         })
         .fold(0, usize::saturating_add);
     if bytes <= limit {
@@ -68,25 +68,29 @@ pub fn check<S: Shape>(prepared: &Prepared<S>, limit: usize) -> Result<(), ApiEr
 
 /// How many output tokens each choice may have so that the answer stays below `limit`:
 /// for requests that do not say how many they want.
-pub fn tokens_that_fit<S: Shape>(delivery: &Delivery, logprobs: Option<u32>, limit: usize) -> u32 {
+pub fn tokens_that_fit<W: Wording>(
+    delivery: &Delivery,
+    logprobs: Option<u32>,
+    limit: usize,
+) -> u32 {
     if delivery.stream {
         return u32::MAX;
     }
-    let token = output_token_bytes::<S>(delivery, logprobs) * delivery.n as usize;
+    let token = output_token_bytes::<W>(delivery, logprobs) * delivery.n as usize;
     u32::try_from(limit / token).unwrap_or(u32::MAX).max(1)
 }
 
-fn output_token_bytes<S: Shape>(delivery: &Delivery, logprobs: Option<u32>) -> usize {
-    TEXT_BYTES + id_bytes(delivery) + logprob_bytes::<S>(logprobs)
+fn output_token_bytes<W: Wording>(delivery: &Delivery, logprobs: Option<u32>) -> usize {
+    TEXT_BYTES + id_bytes(delivery) + logprob_bytes::<W>(logprobs)
 }
 
-fn prompt_bytes<S: Shape>(delivery: &Delivery, job: &Job) -> usize {
+fn prompt_bytes<W: Wording>(delivery: &Delivery, job: &Job) -> usize {
     let tokens = job.generation.prompt.len();
     let ids = tokens * id_bytes(delivery);
     let Some(echo) = &job.echo else {
         return ids;
     };
-    let logprobs = logprob_bytes::<S>(job.generation.sampling.prompt_logprobs);
+    let logprobs = logprob_bytes::<W>(job.generation.sampling.prompt_logprobs);
     ids + echo.bytes() + tokens.saturating_mul(logprobs)
 }
 
@@ -98,6 +102,6 @@ fn id_bytes(delivery: &Delivery) -> usize {
     }
 }
 
-fn logprob_bytes<S: Shape>(logprobs: Option<u32>) -> usize {
-    logprobs.map_or(0, |top| (top as usize + 1) * S::LOGPROB_BYTES)
+fn logprob_bytes<W: Wording>(logprobs: Option<u32>) -> usize {
+    logprobs.map_or(0, |top| (top as usize + 1) * W::LOGPROB_BYTES)
 }

@@ -21,7 +21,13 @@ pub async fn chat_completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    intake::serve(app, request, ("chat", "/v1/chat/completions"), prepare).await
+    let endpoint = intake::Endpoint {
+        name: "chat",
+        path: "/v1/chat/completions",
+        find_foreign: intake::find_foreign,
+        prepare,
+    };
+    intake::serve(app, request, endpoint).await
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
@@ -59,7 +65,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     }
     let generation = common.generation(None, "messages", conversation.tokens, max_tokens)?;
     Ok(Prepared {
-        shape: ChatShape::new(
+        wording: ChatShape::new(
             Arc::clone(&common.model.text),
             &common.delivery,
             common.sampling.logprobs.is_some(),

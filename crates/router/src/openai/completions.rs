@@ -10,7 +10,7 @@ use super::echo::Echo;
 use super::fields::{self, Endpoint};
 use super::intake::{self, Common, Prepared};
 use super::outputs::Job;
-use super::prompt::{Prompt, prompts};
+use super::prompt::{Prompt, prompts, refuse_too_many};
 use super::types::{CommonFields, CompletionFields};
 use super::validate::{DefaultOutput, integer, output_tokens};
 use super::{body, limits};
@@ -22,7 +22,13 @@ pub async fn completions(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    intake::serve(app, request, ("completions", "/v1/completions"), prepare).await
+    let endpoint = intake::Endpoint {
+        name: "completions",
+        path: "/v1/completions",
+        find_foreign: intake::find_foreign,
+        prepare,
+    };
+    intake::serve(app, request, endpoint).await
 }
 
 fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiError> {
@@ -39,6 +45,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
 
     let prompts = prompts(
         &common.model,
+        "prompt",
         completion.prompt,
         completion.add_special_tokens.unwrap_or(true),
         &common.limits,
@@ -51,7 +58,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     });
     let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
     Ok(Prepared {
-        shape: CompletionShape::new(
+        wording: CompletionShape::new(
             Arc::clone(&common.model.text),
             &common.delivery,
             logprobs.is_some(),
@@ -111,18 +118,4 @@ fn refuse_suffix(suffix: Option<&str>) -> Result<(), ApiError> {
         )),
         _ => Ok(()),
     }
-}
-
-fn refuse_too_many(prompts: usize, n: u32) -> Result<(), ApiError> {
-    let choices = prompts * n as usize;
-    if choices <= limits::MAX_CHOICES {
-        return Ok(());
-    }
-    Err(ApiError::invalid(
-        "n",
-        format!(
-            "{prompts} prompts with n of {n} make {choices} choices; the limit is {}.",
-            limits::MAX_CHOICES
-        ),
-    ))
 }

@@ -32,6 +32,10 @@ pub trait Generator: Send + Sync + 'static {
     /// Asks every SGLang worker that is connected.
     fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>>;
 
+    /// Lets all of our workers that are connected empty their prefix caches, before requests that
+    /// are placed after this. How many they are.
+    fn flush_caches(&self) -> usize;
+
     /// Counts an answer that goes on with another worker, after its own was lost.
     fn count_resumed(&self);
 
@@ -65,6 +69,10 @@ impl Generator for Service {
 
     fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>> {
         Service::ask_sglang(self, method, path).boxed()
+    }
+
+    fn flush_caches(&self) -> usize {
+        Service::flush_caches(self)
     }
 
     fn count_resumed(&self) {

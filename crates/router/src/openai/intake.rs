@@ -17,11 +17,12 @@ use super::delivery::Delivery;
 use super::limits;
 use super::outputs::{Job, Outputs};
 use super::request_log::RequestLog;
-use super::running::Running;
+use super::running::{Run, Running};
 use super::sampling::{ModelSampling, sampling_params};
-use super::shape::{Identity, Shape};
+use super::shape::Identity;
 use super::tenant;
 use super::types::CommonFields;
+use super::wording::Wording;
 use crate::api_keys::Caller;
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
@@ -32,15 +33,33 @@ use crate::pool::Purpose;
 use crate::serve::api::{Generation, ModelLimits};
 
 /// A request that is ready to run.
-pub struct Prepared<S> {
-    pub shape: S,
+pub struct Prepared<W> {
+    pub wording: W,
     pub identity: Identity,
     pub delivery: Delivery,
     pub jobs: Vec<Job>,
     pub model: Arc<Model>,
 }
 
-/// The fields that both endpoints share, checked.
+/// An endpoint that generates.
+pub struct Endpoint<W> {
+    pub name: &'static str,
+    pub path: &'static str,
+    /// Whether another engine's workers serve a request, and as what.
+    pub find_foreign: fn(&App, &[u8]) -> Result<Option<ForForeign>, ApiError>,
+    /// Reads the endpoint's own fields.
+    pub prepare: fn(&App, &[u8]) -> Result<Prepared<W>, ApiError>,
+}
+
+/// A request that workers of another engine serve.
+pub struct ForForeign {
+    pub model: ForeignModel,
+    /// Only workers of this identity; `None`: of the model.
+    pub bound_to: Option<tasuki_core::Identity>,
+    pub body: Object,
+}
+
+/// The fields that all endpoints share, checked.
 pub struct Common {
     pub identity: Identity,
     pub delivery: Delivery,
@@ -54,18 +73,17 @@ pub struct Common {
     pub model: Arc<Model>,
 }
 
-/// Serves one generating request; `prepare` reads the endpoint's own fields.
+/// Serves one generating request.
 ///
 /// A permit is taken only when the whole body is there and the number of sequences is
 /// known: a slow client holds nothing but its connection.
 ///
 /// # Errors
 /// Whatever prevents an answer from beginning.
-pub async fn serve<S: Shape>(
+pub async fn serve<W: Wording>(
     app: Arc<App>,
     request: Request,
-    (endpoint, path): (&'static str, &'static str),
-    prepare: fn(&App, &[u8]) -> Result<Prepared<S>, ApiError>,
+    endpoint: Endpoint<W>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
     app.gate.check_open()?;
@@ -79,16 +97,16 @@ pub async fn serve<S: Shape>(
         let purpose = Purpose::Prompt {
             bytes: body.bytes.len(),
         };
-        let found = deadline.limit(work_up(&app, purpose, body.clone(), find_foreign));
-        if let Some((model, object)) = found.await?? {
+        let found = deadline.limit(work_up(&app, purpose, body.clone(), endpoint.find_foreign));
+        if let Some(found) = found.await?? {
             let incoming = Incoming {
-                path,
-                endpoint,
+                path: endpoint.path,
+                endpoint: endpoint.name,
                 caller_permit,
                 parts,
-                body: object,
-                model,
-                bound_to: None,
+                body: found.body,
+                model: found.model,
+                bound_to: found.bound_to,
                 started,
                 received,
                 deadline,
@@ -99,7 +117,7 @@ pub async fn serve<S: Shape>(
     let purpose = Purpose::Prompt {
         bytes: body.bytes.len(),
     };
-    let prepared = deadline.limit(work_up(&app, purpose, body, prepare));
+    let prepared = deadline.limit(work_up(&app, purpose, body, endpoint.prepare));
     let mut prepared = prepared.await??;
     let tenant = match &app.settings.tenant_header {
         Some(header) => Some(tenant::of_header(&parts.headers, header)?),
@@ -121,9 +139,8 @@ pub async fn serve<S: Shape>(
         prepared.jobs,
         received,
     );
-    let log = RequestLog::new(prepared.identity.id.clone(), endpoint, started);
-    let running = Running {
-        shape: prepared.shape,
+    let log = RequestLog::new(prepared.identity.id.clone(), endpoint.name, started);
+    let run = Run {
         identity: prepared.identity,
         delivery: prepared.delivery,
         outputs,
@@ -133,29 +150,46 @@ pub async fn serve<S: Shape>(
         _permit: permit,
         _caller_permit: caller_permit,
     };
-    running.answer().await
+    let wording = prepared.wording;
+    Running { wording, run }.answer().await
 }
 
-/// The model of another engine that a request is for, and its body; `None`: it is for one of
-/// ours.
-fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<(ForeignModel, Object)>, ApiError> {
-    #[derive(Deserialize)]
-    struct Named {
-        model: Option<String>,
-    }
-    let named: Named = body::parse(bytes)?;
-    match app.find_foreign(named.model.as_deref())? {
-        Some(model) => Ok(Some((model, body::parse(bytes)?))),
-        None => Ok(None),
-    }
+/// The model that a body names, if it does.
+#[derive(Deserialize)]
+struct Named {
+    model: Option<String>,
 }
 
-/// A body that is not read further here.
+/// For the endpoints that vLLM and SGLang both have.
 ///
 /// # Errors
-/// It is no JSON object.
-pub fn parse_object(bytes: &[u8]) -> Result<Object, ApiError> {
-    body::parse(bytes)
+/// No such model is served.
+pub fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
+    let named: Named = body::parse(bytes)?;
+    let Some(model) = app.find_foreign(named.model.as_deref())? else {
+        return Ok(None);
+    };
+    Ok(Some(ForForeign {
+        model,
+        bound_to: None,
+        body: body::parse(bytes)?,
+    }))
+}
+
+/// For the endpoints that only SGLang has.
+///
+/// # Errors
+/// Neither our workers nor SGLang's serve such a model.
+pub fn find_sglang(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
+    let named: Named = body::parse(bytes)?;
+    let Some(found) = app.find_sglang(named.model.as_deref())? else {
+        return Ok(None);
+    };
+    Ok(Some(ForForeign {
+        model: found.model,
+        bound_to: Some(found.identity),
+        body: body::parse(bytes)?,
+    }))
 }
 
 /// Runs `work` on a body, on the pool.
@@ -178,7 +212,7 @@ impl Common {
     ///
     /// # Errors
     /// An unknown model, no worker to know the limits of, bad values.
-    pub fn new<S: Shape>(app: &App, fields: &CommonFields) -> Result<Self, ApiError> {
+    pub fn new<W: Wording>(app: &App, fields: &CommonFields) -> Result<Self, ApiError> {
         let (name, model) = app.models.find(fields.model.as_deref())?;
         let limits = app.limits(&model)?;
         let sampling = sampling_params(
@@ -203,7 +237,7 @@ impl Common {
         }
         Ok(Self {
             identity: Identity {
-                id: format!("{}{:032x}", S::ID_PREFIX, rand::random::<u128>()),
+                id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
                 created: clock::unix_seconds(),
                 model: name,
             },

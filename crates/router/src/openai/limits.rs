@@ -25,3 +25,5 @@ pub const MAX_TENANT_BYTES: usize = 256;
 pub const PRIORITY: std::ops::RangeInclusive<i32> = -1000..=1000;
 /// What `/v1/completions` generates when `max_tokens` is absent, as OpenAI.
 pub const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+/// And `/generate`, as SGLang.
+pub const DEFAULT_NEW_TOKENS: u32 = 128;

@@ -113,7 +113,8 @@ fn alternatives(logprob: &TokenLogprob, name: impl Fn(u32) -> String) -> Map<Str
     map
 }
 
-fn finite(logprob: f32) -> f32 {
+/// A number that JSON has.
+pub fn finite(logprob: f32) -> f32 {
     // NaN compares false and becomes the least as well.
     if logprob > LEAST_LOGPROB {
         logprob

@@ -1,7 +1,7 @@
 //! OpenAI's HTTP API: requests in, generations out to `serve`, text back.
 //!
-//! A request passes [`intake`], is worded by `chat` or `completions`, runs in
-//! [`outputs`] and leaves through `answer`, whole or by `stream`.
+//! A request passes [`intake`], is read by `chat`, `completions` or `generate`, runs in [`outputs`]
+//! and leaves through `answer`, worded by the endpoint's `Wording`, whole or by `stream`.
 
 mod answer;
 mod answer_size;
@@ -18,6 +18,8 @@ mod deadline;
 mod delivery;
 mod echo;
 mod fields;
+mod generate;
+mod generate_wording;
 mod generator;
 pub mod intake;
 mod length;
@@ -36,6 +38,7 @@ mod tokenize;
 mod types;
 mod usage;
 mod validate;
+mod wording;
 
 pub use body::BodyLimits;
 pub use calls::{ReasoningParser, ToolParser};
@@ -43,6 +46,7 @@ pub use chat::chat_completions;
 pub use clock::unix_seconds;
 pub use completions::completions;
 pub use deadline::Deadline;
+pub use generate::generate;
 pub use generator::Generator;
 pub use length::TextLimit;
 pub use models::{list as list_models, retrieve as retrieve_model};

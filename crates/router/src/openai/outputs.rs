@@ -54,6 +54,8 @@ struct Prompt {
     echo: Option<Echo>,
     choices: Vec<Choice>,
     begun: Vec<bool>,
+    /// Once all choices have ended.
+    timings: Option<Timings>,
 }
 
 struct Received {
@@ -66,7 +68,6 @@ pub struct Outputs {
     waiting: FuturesUnordered<BoxFuture<'static, Received>>,
     prompts: Vec<Prompt>,
     choices_per_prompt: usize,
-    timings: Vec<Timings>,
 }
 
 impl Outputs {
@@ -92,7 +93,6 @@ impl Outputs {
             waiting,
             prompts,
             choices_per_prompt: delivery.n as usize,
-            timings: Vec::new(),
         }
     }
 
@@ -135,7 +135,9 @@ impl Outputs {
                         }));
                     }
                 }
-                Some(Event::Done(timings)) if prompt.is_finished() => self.timings.push(timings),
+                Some(Event::Done(timings)) if prompt.is_finished() => {
+                    prompt.timings = Some(timings)
+                }
                 // Frames are of requests that are not tokens, which are not served here.
                 Some(Event::Done(_) | Event::Frame { .. }) | None => {
                     return self.fail(ServeError::Failed {
@@ -158,7 +160,12 @@ impl Outputs {
 
     /// Tokens so far, and the timings of the prompts that have ended.
     pub fn summary(&self) -> Summary {
-        let timings = merge(self.timings.clone());
+        let timings = merge(
+            self.prompts
+                .iter()
+                .filter_map(|p| p.timings.clone())
+                .collect(),
+        );
         let prompt_tokens: usize = self.prompts.iter().map(|p| p.tokens.len()).sum();
         let choices = self.prompts.iter().flat_map(|p| &p.choices);
         let output_tokens: usize = choices.map(Choice::output_tokens).sum();
@@ -175,6 +182,12 @@ impl Outputs {
     /// The prompt's tokens of a choice.
     pub fn prompt_tokens(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt].tokens
+    }
+
+    /// Of a choice's prompt, once the prompt's choices have ended.
+    pub fn cached_tokens(&self, index: usize) -> Option<u32> {
+        let timings = &self.prompts[index / self.choices_per_prompt].timings;
+        timings.as_ref().map(|t| t.cached_prompt_tokens)
     }
 
     /// Choices over all prompts.
@@ -215,6 +228,7 @@ impl Prompt {
             echo: None,
             choices: choices.collect(),
             begun: vec![false; delivery.n as usize],
+            timings: None,
         }
     }
 

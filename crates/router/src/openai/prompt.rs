@@ -1,7 +1,7 @@
 //! The prompts of a completion request, as tokens.
 
 use super::conversation::text_error;
-use super::limits::MAX_PROMPTS;
+use super::limits::{MAX_CHOICES, MAX_PROMPTS};
 use super::types::PromptField;
 use super::validate::{count, token_ids};
 use crate::error::ApiError;
@@ -16,24 +16,23 @@ pub struct Prompt {
     pub given: Option<String>,
 }
 
-/// All prompts of a request, in order.
+/// All prompts of a request, in order, from the field of this name.
 ///
 /// # Errors
 /// `Invalid` for none, too many, or token ids outside the vocabulary.
 pub fn prompts(
     model: &Model,
+    name: &str,
     field: Option<PromptField>,
     add_special_tokens: bool,
     limits: &ModelLimits,
 ) -> Result<Vec<Prompt>, ApiError> {
     let encode = |given: String| -> Result<Prompt, ApiError> {
-        model
-            .text_limit
-            .check("prompt", &given, limits.max_model_len)?;
+        model.text_limit.check(name, &given, limits.max_model_len)?;
         let tokens = model
             .text
             .encode(&given, add_special_tokens)
-            .map_err(|error| text_error("prompt", &error))?;
+            .map_err(|error| text_error(name, &error))?;
         Ok(Prompt {
             tokens,
             given: Some(given),
@@ -41,13 +40,13 @@ pub fn prompts(
     };
     let check = |ids: &[i64]| -> Result<Prompt, ApiError> {
         Ok(Prompt {
-            tokens: token_ids("prompt", ids, limits.vocab_size)?,
+            tokens: token_ids(name, ids, limits.vocab_size)?,
             given: None,
         })
     };
-    let limited = |found| count("prompt", found, MAX_PROMPTS);
+    let limited = |found| count(name, found, MAX_PROMPTS);
     let prompts: Vec<Prompt> = match field {
-        None => return Err(ApiError::invalid("prompt", "prompt is missing.")),
+        None => return Err(ApiError::invalid(name, format!("{name} is missing."))),
         Some(PromptField::Text(given)) => vec![encode(given)?],
         Some(PromptField::Tokens(ids)) => vec![check(&ids)?],
         Some(PromptField::Texts(given)) => {
@@ -67,11 +66,27 @@ pub fn prompts(
     };
     if prompts.is_empty() {
         return Err(ApiError::invalid(
-            "prompt",
-            "prompt has 0 items; at least 1 is needed.",
+            name,
+            format!("{name} has 0 items; at least 1 is needed."),
         ));
     }
     Ok(prompts)
+}
+
+/// # Errors
+/// Prompts times choices beyond the limit.
+pub fn refuse_too_many(prompts: usize, n: u32) -> Result<(), ApiError> {
+    let choices = prompts * n as usize;
+    if choices <= MAX_CHOICES {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        "n",
+        format!(
+            "{prompts} prompts with n of {n} make {choices} choices; the limit is {}.",
+            MAX_CHOICES
+        ),
+    ))
 }
 
 #[cfg(test)]
@@ -85,7 +100,7 @@ mod tests {
         let app = app(Arc::new(FakeGenerator::saying("")));
         let field = serde_json::from_str(json).unwrap();
         let (_, model) = app.models.find(None)?;
-        prompts(&model, field, true, &app.limits(&model)?)
+        prompts(&model, "prompt", field, true, &app.limits(&model)?)
     }
 
     #[test]

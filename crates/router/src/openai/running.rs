@@ -11,9 +11,14 @@ use crate::api_keys::CallerPermit;
 use crate::error::ApiError;
 use crate::gate::Permit;
 
-/// Everything that its answer needs.
-pub struct Running<S> {
-    pub shape: S,
+/// A request and the words for its answer.
+pub struct Running<W> {
+    pub wording: W,
+    pub run: Run,
+}
+
+/// Everything that an answer needs but its words.
+pub struct Run {
     pub identity: Identity,
     pub delivery: Delivery,
     pub outputs: Outputs,
@@ -25,13 +30,13 @@ pub struct Running<S> {
     pub _caller_permit: Option<CallerPermit>,
 }
 
-impl<S> Drop for Running<S> {
+impl Drop for Run {
     fn drop(&mut self) {
         self.log.write(self.outputs.summary().usage);
     }
 }
 
-impl<S> Running<S> {
+impl Run {
     /// The next piece of any choice; `None` when all have ended. After an error nothing
     /// follows.
     pub async fn next(&mut self) -> Option<Result<Output, ApiError>> {

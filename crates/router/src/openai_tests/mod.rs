@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod generate;
 mod models;
 mod refusals;
 mod serving;

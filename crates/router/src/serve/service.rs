@@ -223,6 +223,11 @@ impl Service {
         join_all(asked).await
     }
 
+    /// Lets all of our workers that are connected empty their prefix caches. How many they are.
+    pub fn flush_caches(&self) -> usize {
+        self.inner.shared.registry.flush_caches()
+    }
+
     fn of_sglang<T>(
         &self,
         mut read: impl FnMut(&WorkerState, ForeignAddress) -> Option<T>,

@@ -34,6 +34,13 @@ impl Registry {
     pub fn chunk_schemes(&self, model: ModelId) -> Vec<ChunkScheme> {
         self.lock().fleet.chunk_schemes(model)
     }
+
+    /// Lets all of our workers that are connected empty their prefix caches. How many they are.
+    pub fn flush_caches(&self) -> usize {
+        let state = self.lock();
+        let connections = state.members.values().filter_map(|m| m.connection.as_ref());
+        connections.filter(|c| c.link.flush_cache()).count()
+    }
 }
 
 #[cfg(test)]

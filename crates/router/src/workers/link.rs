@@ -24,4 +24,8 @@ pub trait WorkerLink: Send + Sync {
 
     /// Lets the worker tell all of its prefix cache again: events were missed.
     fn resync_cache(&self);
+
+    /// Lets the worker empty its prefix cache, before what is sent after this. False: it has no
+    /// such message.
+    fn flush_cache(&self) -> bool;
 }

@@ -57,13 +57,13 @@ pub(super) struct State {
     pub admission: Admission,
     /// The requests in it.
     pub waiters: HashMap<EntrantId, oneshot::Sender<Verdict>>,
-    members: BTreeMap<WorkerId, Member>,
+    pub members: BTreeMap<WorkerId, Member>,
 }
 
 /// A worker's address, and the connection to it while there is one.
-struct Member {
-    address: Arc<str>,
-    connection: Option<Connection>,
+pub(super) struct Member {
+    pub address: Arc<str>,
+    pub connection: Option<Connection>,
 }
 
 impl Registry {

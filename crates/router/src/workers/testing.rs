@@ -217,6 +217,7 @@ pub enum ToWorker {
     Retarget(String, Peer),
     SetRole(Role, u64),
     ResyncCache,
+    FlushCache,
 }
 
 impl LocalWorker {
@@ -251,6 +252,10 @@ impl WorkerLink for LocalLink {
 
     fn resync_cache(&self) {
         let _ = self.0.send(ToWorker::ResyncCache);
+    }
+
+    fn flush_cache(&self) -> bool {
+        self.0.send(ToWorker::FlushCache).is_ok()
     }
 }
 

@@ -49,6 +49,7 @@ pub enum Outgoing {
     Retarget(String, Peer),
     SetRole(Role, u64),
     ResyncCache,
+    FlushCache,
 }
 
 impl WorkerLink for GrpcLink {
@@ -75,6 +76,10 @@ impl WorkerLink for GrpcLink {
     fn resync_cache(&self) {
         let _ = self.0.send(Outgoing::ResyncCache);
     }
+
+    fn flush_cache(&self) -> bool {
+        self.0.send(Outgoing::FlushCache).is_ok()
+    }
 }
 
 /// The message as the worker reads it.
@@ -97,6 +102,7 @@ pub fn outgoing(message: Outgoing) -> RouterMessage {
             epoch,
         }),
         Outgoing::ResyncCache => Message::ResyncKv(v1::KvResync {}),
+        Outgoing::FlushCache => Message::FlushCache(v1::FlushCache {}),
     };
     RouterMessage {
         message: Some(message),

@@ -1,8 +1,9 @@
 //! Which fields a request may have. A field that would be ignored is never taken: what it asks
 //! for might be missing from the answer, and nobody would know.
 //!
-//! `docs/api.md` is made of [`table::FIELDS`].
+//! `docs/api.md` is made of [`table::FIELDS`] and [`native::NATIVE_FIELDS`].
 
+mod native;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -13,19 +14,25 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-pub use self::table::FIELDS;
+use self::native::NATIVE_FIELDS;
+use self::table::FIELDS;
 use super::body;
 use crate::error::ApiError;
 
 /// Names that differ by more are not taken for a slip.
 const SLIP: usize = 2;
 
-/// The endpoints that have a field.
+/// Who has a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     Chat,
     Completions,
+    /// Chats and completions.
     Both,
+    /// SGLang's `/generate`.
+    Generate,
+    /// The object of this name in the body of `/generate`.
+    SamplingParams,
 }
 
 /// What becomes of a field.
@@ -72,8 +79,9 @@ pub fn check(endpoint: Endpoint, bytes: &[u8]) -> Result<(), ApiError> {
 }
 
 fn of(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
-    let all = FIELDS.iter();
-    all.filter(move |field| field.endpoint == endpoint || field.endpoint == Endpoint::Both)
+    let both = matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
+    let all = FIELDS.iter().chain(NATIVE_FIELDS);
+    all.filter(move |field| field.endpoint == endpoint || both && field.endpoint == Endpoint::Both)
 }
 
 fn asks_for_nothing(json: &str, unless: &[&str]) -> bool {
@@ -90,15 +98,27 @@ fn asks_for_nothing(json: &str, unless: &[&str]) -> bool {
 
 fn unknown(endpoint: Endpoint, name: &str) -> ApiError {
     let shown: String = name.chars().take(64).collect();
-    let other = FIELDS.iter().find(|field| field.name == name);
-    let message = match (other, nearest(endpoint, name)) {
-        (Some(_), _) => format!("{shown} is a field of the other endpoint."),
+    let message = match (elsewhere(name), nearest(endpoint, name)) {
+        (Some(place), _) => format!("{shown} is a field of {place}."),
         (None, Some(near)) => format!("{shown} is not a field; did you mean {near}?"),
         (None, None) => {
             format!("{shown} is not a field; docs/api.md lists those that there are.")
         }
     };
     refused(&shown, message)
+}
+
+/// Where a field of this name belongs.
+fn elsewhere(name: &str) -> Option<&'static str> {
+    let mut all = FIELDS.iter().chain(NATIVE_FIELDS);
+    let place = match all.find(|field| field.name == name)?.endpoint {
+        Endpoint::Chat => "/v1/chat/completions",
+        Endpoint::Completions => "/v1/completions",
+        Endpoint::Both => "/v1/chat/completions and /v1/completions",
+        Endpoint::Generate => "/generate",
+        Endpoint::SamplingParams => "sampling_params of /generate",
+    };
+    Some(place)
 }
 
 fn nearest(endpoint: Endpoint, name: &str) -> Option<&'static str> {

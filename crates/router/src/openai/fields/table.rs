@@ -285,19 +285,20 @@ pub const FIELDS: &[Field] = &[
 ];
 
 const NOTHING: &[&str] = &[];
-const NO_GRAMMAR: &str =
+pub(super) const NO_GRAMMAR: &str =
     "the workers have no grammars; say the form in the prompt and check the answer";
-const NO_PLACEMENT: &str = "the router chooses workers and hands the KV cache over by itself";
+pub(super) const NO_PLACEMENT: &str =
+    "the router chooses workers and hands the KV cache over by itself";
 
-const fn supported(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
+pub(super) const fn supported(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
     field(name, endpoint, Policy::Supported, text)
 }
 
-const fn harmless(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
+pub(super) const fn harmless(name: &'static str, endpoint: Endpoint, text: &'static str) -> Field {
     field(name, endpoint, Policy::Harmless, text)
 }
 
-const fn refused(
+pub(super) const fn refused(
     name: &'static str,
     endpoint: Endpoint,
     unless: &'static [&'static str],

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::openai::generate::{GenerateFields, SamplingFields};
 use crate::openai::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
 
 fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
@@ -16,9 +17,16 @@ fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
 
 #[test]
 fn a_field_stands_once_and_in_no_sentence_that_ends() {
-    let names: BTreeSet<&str> = FIELDS.iter().map(|field| field.name).collect();
-    assert_eq!(names.len(), FIELDS.len());
-    for field in FIELDS {
+    for endpoint in [
+        Endpoint::Chat,
+        Endpoint::Completions,
+        Endpoint::Generate,
+        Endpoint::SamplingParams,
+    ] {
+        let names: BTreeSet<&str> = of(endpoint).map(|field| field.name).collect();
+        assert_eq!(names.len(), of(endpoint).count());
+    }
+    for field in FIELDS.iter().chain(NATIVE_FIELDS) {
         assert!(!field.text.ends_with('.'), "{}", field.text);
         if let Policy::Refused { unless } = field.policy {
             for json in unless {
@@ -33,7 +41,7 @@ const OF_ANY_TYPE: [&str; 3] = ["documents", "tool_choice", "reasoning_effort"];
 
 #[test]
 fn what_is_supported_is_read() {
-    for field in FIELDS {
+    for field in FIELDS.iter().chain(NATIVE_FIELDS) {
         if field.policy != Policy::Supported || OF_ANY_TYPE.contains(&field.name) {
             continue;
         }
@@ -48,10 +56,12 @@ fn what_is_supported_is_read() {
             Endpoint::Both => common || (chat && completions),
             Endpoint::Chat => chat,
             Endpoint::Completions => completions,
+            Endpoint::Generate => body::parse::<GenerateFields>(bytes).is_err(),
+            Endpoint::SamplingParams => body::parse::<SamplingFields>(bytes).is_err(),
         };
         // Lists of anything are checked later.
         assert!(
-            read || ["messages", "tools"].contains(&field.name),
+            read || ["messages", "tools", "sampling_params"].contains(&field.name),
             "{}",
             field.name
         );
@@ -109,7 +119,12 @@ fn an_unknown_field_is_refused_with_the_likeliest_name() {
     );
     assert_eq!(
         chat(json!({"prompt": "x"})),
-        "prompt is a field of the other endpoint."
+        "prompt is a field of /v1/completions."
+    );
+    let said = refusal(Endpoint::Generate, &json!({"max_new_tokens": 5})).expect("a refusal");
+    assert_eq!(
+        said,
+        "max_new_tokens is a field of sampling_params of /generate."
     );
 }
 
@@ -130,10 +145,10 @@ fn the_page_is_made_of_the_table() {
 const HEAD: &str = "\
 # API
 
-Made of `crates/router/src/openai/fields/table.rs` by `make proto`; a test compares them.
+Made of `crates/router/src/openai/fields` by `make proto`; a test compares them.
 
 `POST /v1/chat/completions` and `POST /v1/completions` as OpenAI's, `GET /v1/models`, `/tokenize` and
-`/detokenize` as vLLM's, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
+`/detokenize` as vLLM's, SGLang's `/generate` and its kin, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
 refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
 for names that are not in these tables too. `null` asks for nothing.
 
@@ -143,44 +158,52 @@ router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `boot
 `bootstrap_room` are a 400.
 ";
 
+const GENERATE: &str = "
+## SGLang's paths
+
+`POST /generate`, so that SGLang's clients and `sglang.bench_serving --backend sglang` run against our workers
+too: one answer, or a list for several prompts or choices. `finish_reason` has no `matched`, and
+`sampling_params` is one object for all prompts. `POST /flush_cache` empties all prefix caches;
+`GET /server_info` and `/model_info` (`/get_server_info`, `/get_model_info`) tell what is served. Where SGLang workers
+serve the model the request is passed on to them as it is.
+";
+
 fn page() -> String {
     let mut page = HEAD.to_owned();
-    let mut part = |title: &str, heads: [&str; 2], lines: Vec<(&Field, String)>| {
-        let [second, third] = heads;
+    tables(&mut page, "##", "endpoint", FIELDS);
+    page.push_str(GENERATE);
+    tables(&mut page, "###", "in", NATIVE_FIELDS);
+    page
+}
+
+fn tables(page: &mut String, level: &str, second: &str, fields: &'static [Field]) {
+    let mut part = |title: &str, third: &str, text: &dyn Fn(&Field) -> Option<String>| {
         let _ = write!(
             page,
-            "\n## {title}\n\n| field | {second} | {third} |\n|---|---|---|\n"
+            "\n{level} {title}\n\n| field | {second} | {third} |\n|---|---|---|\n"
         );
-        for (field, text) in lines {
+        for (field, text) in fields.iter().filter_map(|f| Some((f, text(f)?))) {
             let at = match field.endpoint {
                 Endpoint::Both => "both",
                 Endpoint::Chat => "chat",
                 Endpoint::Completions => "completions",
+                Endpoint::Generate => "body",
+                Endpoint::SamplingParams => "`sampling_params`",
             };
             let _ = writeln!(page, "| `{}` | {at} | {text} |", field.name);
         }
     };
-    let those = |policy: Policy| {
-        let found = FIELDS.iter().filter(|field| field.policy == policy);
-        found.map(|field| (field, field.text.to_owned())).collect()
+    let of = |policy: Policy| {
+        move |field: &Field| (field.policy == policy).then(|| field.text.to_owned())
     };
-    part("Supported", ["endpoint", "here"], those(Policy::Supported));
-    part(
-        "Taken, without effect",
-        ["endpoint", "because"],
-        those(Policy::Harmless),
-    );
-    let refused = FIELDS.iter().filter_map(|field| match field.policy {
-        Policy::Refused { unless } => Some((field, unless)),
+    part("Supported", "here", &of(Policy::Supported));
+    part("Taken, without effect", "because", &of(Policy::Harmless));
+    part("Refused", "because", &|field| match field.policy {
+        Policy::Refused { unless: [] } => Some(field.text.to_owned()),
+        Policy::Refused { unless } => {
+            let taken = unless.join("`, `");
+            Some(format!("{}; `{taken}` is taken", field.text))
+        }
         _ => None,
     });
-    let refused = refused.map(|(field, unless)| match unless {
-        [] => (field, field.text.to_owned()),
-        _ => (
-            field,
-            format!("{}; `{}` is taken", field.text, unless.join("`, `")),
-        ),
-    });
-    part("Refused", ["endpoint", "because"], refused.collect());
-    page
 }

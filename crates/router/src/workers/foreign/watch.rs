@@ -73,6 +73,11 @@ impl WorkerLink for ForeignLink {
 
     /// Its cache is estimated from what was placed there.
     fn resync_cache(&self) {}
+
+    /// SGLang's are asked by their own path (`foreign/native.rs`).
+    fn flush_cache(&self) -> bool {
+        false
+    }
 }
 
 /// Runs until it is dropped, and the worker's legs with it.

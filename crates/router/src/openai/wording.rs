@@ -1,0 +1,139 @@
+//! How an answer is worded: as the events of a stream, or whole.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use super::choice::Piece;
+use super::outputs::Output;
+use super::running::Run;
+use super::shape::{Envelope, Shape};
+use super::usage::timings_json;
+use crate::error::ApiError;
+
+/// One endpoint's words for an answer.
+pub trait Wording: Send + 'static {
+    const ID_PREFIX: &'static str;
+    /// JSON of one alternative of one token, about.
+    const LOGPROB_BYTES: usize;
+
+    /// What a stream begins with, before its first output.
+    fn open(&mut self, _run: &Run, _events: &mut Events) {}
+
+    fn output(&mut self, run: &Run, output: Output, events: &mut Events);
+
+    /// The last event of a stream that failed.
+    fn fail(&mut self, error: &ApiError, events: &mut Events);
+
+    /// What a stream ends with, after its last output.
+    fn close(&mut self, run: &Run, events: &mut Events);
+
+    /// The answer to a request that is not streamed: a piece for each choice.
+    fn whole(&mut self, run: &Run, pieces: Vec<Piece>) -> Response;
+}
+
+/// Server-sent events, written one after another.
+#[derive(Debug, Default)]
+pub struct Events(pub Vec<u8>);
+
+const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
+
+impl Events {
+    /// JSON has no line feeds outside strings and escapes them inside, so an
+    /// event's data is one line.
+    pub fn event(&mut self, data: &impl Serialize) {
+        self.0.extend_from_slice(b"data: ");
+        serde_json::to_writer(&mut self.0, data).expect("a chunk can be written as JSON");
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// An event with a name.
+    pub fn named(&mut self, name: &str, data: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.event(data);
+    }
+
+    pub fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// A comment, which clients ignore: proxies see that the connection is alive.
+    pub fn heartbeat(&mut self) {
+        self.0.extend_from_slice(HEARTBEAT);
+    }
+}
+
+/// OpenAI's chats and completions: choices in an envelope. The usage is the last event, if it was
+/// asked for.
+impl<S: Shape> Wording for S {
+    const ID_PREFIX: &'static str = S::ID_PREFIX;
+    const LOGPROB_BYTES: usize = S::LOGPROB_BYTES;
+
+    fn open(&mut self, run: &Run, events: &mut Events) {
+        for index in 0..run.outputs.choices() {
+            if let Some(chunk) = self.opening(index) {
+                let mut envelope = chunk_envelope::<S>(run, vec![chunk]);
+                if index == 0 {
+                    envelope.prompt_token_ids = run.prompt_ids(0, S::PROMPT_IDS_ON_TOP);
+                }
+                events.event(&envelope);
+            }
+        }
+    }
+
+    fn output(&mut self, run: &Run, output: Output, events: &mut Events) {
+        let Output {
+            index,
+            first,
+            piece,
+        } = output;
+        let prompt_ids = run.prompt_ids(index, first && !S::PROMPT_IDS_ON_TOP);
+        for chunk in self.chunks(index, piece, prompt_ids) {
+            let mut envelope = chunk_envelope::<S>(run, vec![chunk]);
+            if run.delivery.continuous_usage {
+                envelope.usage = Some(Some(run.outputs.summary().usage));
+            }
+            events.event(&envelope);
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        events.named("error", &error.body());
+    }
+
+    fn close(&mut self, run: &Run, events: &mut Events) {
+        if run.delivery.include_usage {
+            let summary = run.outputs.summary();
+            let mut envelope = chunk_envelope::<S>(run, Vec::new());
+            envelope.usage = Some(Some(summary.usage));
+            envelope.timings = Some(timings_json(&summary.timings));
+            events.event(&envelope);
+        }
+        events.done();
+    }
+
+    fn whole(&mut self, run: &Run, pieces: Vec<Piece>) -> Response {
+        let summary = run.outputs.summary();
+        let choices = pieces
+            .into_iter()
+            .enumerate()
+            .map(|(index, piece)| {
+                let prompt_ids = run.prompt_ids(index, !S::PROMPT_IDS_ON_TOP);
+                Shape::whole(self, index, piece, prompt_ids)
+            })
+            .collect();
+        let mut envelope = run.identity.envelope(S::OBJECT, choices);
+        envelope.usage = Some(Some(summary.usage));
+        envelope.prompt_token_ids = run.prompt_ids(0, S::PROMPT_IDS_ON_TOP);
+        envelope.timings = run.delivery.timings.then(|| timings_json(&summary.timings));
+        Json(envelope).into_response()
+    }
+}
+
+fn chunk_envelope<S: Shape>(run: &Run, choices: Vec<S::Chunk>) -> Envelope<'_, S::Chunk> {
+    let mut envelope = run.identity.envelope(S::CHUNK_OBJECT, choices);
+    envelope.usage = run.delivery.include_usage.then_some(None);
+    envelope
+}
