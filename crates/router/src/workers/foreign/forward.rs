@@ -2,12 +2,12 @@
 
 use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode, header};
-use futures::StreamExt;
 use tasuki_flow::{LegEndReason, Opaque, Output};
 use tokio::time::timeout;
 
 use super::client::{self, HttpError, MOST_ANSWER_BYTES};
 use super::leg::{Failure, Leg, MOST_LOGGED};
+use super::parts::Parts;
 use super::sglang;
 use crate::foreign::events::{self, Data, Splitter};
 use crate::foreign::request::{Answer, ForeignRequest, Head, PromptLogprobs, Usage};
@@ -43,14 +43,14 @@ impl Leg<'_> {
         told: Option<PromptLogprobs>,
     ) -> Result<(), Failure> {
         let mut head = Some(head_of(&response));
-        let mut parts = response.into_body().into_data_stream();
+        let mut parts = Parts::new(response.into_body());
         let mut splitter = Splitter::default();
         // What comes before the first token waits for it: until then another worker may serve.
         let mut held: Vec<u8> = Vec::new();
         let mut seen = Seen::default();
         // Only the worker is waited for here: a slow client is waited for below.
         while let Some(part) = self.before_stalled(&seen, parts.next()).await? {
-            let part = part.map_err(|error| self.broken(&seen, &client::broken(error)))?;
+            let part = part.map_err(|error| self.broken(&seen, &error))?;
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
             let (whole, error) = seen.read(&part);

@@ -12,6 +12,7 @@ mod client;
 mod forward;
 mod identify;
 mod leg;
+mod parts;
 mod prometheus;
 mod recomputed;
 mod sglang;
