@@ -6,11 +6,15 @@ ready, and each worker's own account is in its log (`started in`), of which the 
 
     python benchmarks/start.py --out benchmarks/results/start.json
     python benchmarks/start.py --mixed 1      # other arguments go to `tasuki serve`
+    python benchmarks/start.py --model FOLDER --cold
+
+`--cold` adds one start after the model's files have left the page cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import statistics
@@ -20,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasuki.bench.header import header, write_result
 
@@ -60,22 +65,42 @@ def start(arguments: Sequence[str]) -> dict[str, float]:
         return parts
 
 
+def forget(folder: Path) -> None:
+    """Ask the system to drop a model's files from its page cache."""
+    for file in folder.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def main() -> None:
     """Start it, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--starts", type=int, default=3, help="that count")
+    parser.add_argument("--model", default="smollm2-135m", help="as `tasuki serve` takes it")
+    parser.add_argument("--cold", action="store_true", help="one start more, files not cached")
     parser.add_argument("--out", type=Path)
-    options, arguments = parser.parse_known_args()
+    options, others = parser.parse_known_args()
+    folder = Path(options.model)
+    if options.cold and not folder.is_dir():
+        parser.error(f"--cold needs a folder as --model, not {options.model!r}")
+    arguments = ["--model", options.model, *others]
     start(arguments)
     starts = [start(arguments) for _ in range(options.starts)]
     median = {part: round(statistics.median(s[part] for s in starts), 2) for part in starts[0]}
+    measured: dict[str, Any] = {"arguments": arguments, "median_s": median, "starts_s": starts}
+    if options.cold:
+        forget(folder)
+        measured["cold_s"] = start(arguments)
     for part, took_s in median.items():
-        print(f"{part:<32} {took_s:6.2f} s")
+        cold = f" {measured['cold_s'][part]:6.2f} s cold" if options.cold else ""
+        print(f"{part:<32} {took_s:6.2f} s{cold}")
     if options.out is not None:
-        about = header("start", label="start", topology=None, model="smollm2-135m")
-        write_result(
-            options.out, {**about, "arguments": arguments, "median_s": median, "starts_s": starts}
-        )
+        about = header("start", label="start", topology=None, model=folder.name)
+        if options.cold:
+            weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            about["weights_bytes"] = weights
+        write_result(options.out, {**about, **measured})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from table_parts import Result, load, number, rows, source
 from tables_of_router import overload, placement, router
+from tables_of_shapes import gpu_start, shape_load, shapes
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
@@ -324,6 +325,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "busy": busy,
     "mixed-steps": mixed_steps,
     "handoff": handoff,
+    "shapes": shapes,
+    "shape-load": shape_load,
+    "gpu-start": gpu_start,
 }
 
 

@@ -1,4 +1,4 @@
-"""The model that the benchmarks of one process run, random in the peer's shape, and its pool."""
+"""The model that the benchmarks of one process run, with random weights, and its pool."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import tempfile
 from pathlib import Path
 
 import torch
-from shapes import QWEN3_4B, TINY, write_model
+from shapes import DEFAULT, config_of, write_model
 
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 
 
-def dummy_model(device: torch.device, tiny: bool) -> CausalModel:
-    """Qwen3-4B's shape, or a tiny one; bfloat16 on a GPU, float32 elsewhere."""
+def dummy_model(device: torch.device, tiny: bool, shape: str = DEFAULT) -> CausalModel:
+    """A model of this shape, or a tiny one; bfloat16 on a GPU, float32 elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(Path(folder), TINY if tiny else QWEN3_4B)
+        path = write_model(Path(folder), config_of(shape, tiny))
         return load_model(path, dtype=_dtype(device), device=device, weights="dummy")
 
 

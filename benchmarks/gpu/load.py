@@ -5,8 +5,9 @@
     python benchmarks/gpu/load.py --device cpu --tiny    the same code on any machine
 
 No HTTP, no gRPC, no router: the engine alone, in the worker's rhythm, over random
-weights in the shape of Qwen3-4B. One worker's half of each workload, closed loop: w1
-is 50 at a time of 5..1019 tokens in and out, w2 24 at a time of 5,000 in and 250 out.
+weights in the shape of Qwen3-4B, or another `--shape`. One worker's half of each workload,
+closed loop: w1 is 50 at a time of 5..1019 tokens in and out, w2 24 at a time of 5,000 in
+and 250 out.
 Rates are of the steady middle: from a tenth of the answers' ends to the last one. Some
 steps more are traced under the same load.
 
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from dummy import dummy_model, pool_for
 from kernel_times import trace
+from shapes import add_shape_option, result_file
 
 from tasuki.attention.select import make_attention
 from tasuki.bench.header import header, write_result
@@ -42,8 +44,6 @@ from tasuki.engine.plan import StepPlan
 from tasuki.engine.runner import Launched, ModelRunner
 from tasuki.models.base import CausalModel
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_load.json"
 BINS = (0, 64, 128, 256, 512, 1024, 2048)
 GLANCE_S = 0.5e-3  # as the worker's loop does
 
@@ -292,6 +292,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     """Measure, print, write the result file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_shape_option(parser)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["w1", "w2"])
     parser.add_argument("--budget", type=int, default=4096, help="tokens of a step")
     parser.add_argument(
@@ -304,10 +305,10 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no graphs but for decode steps")
     parser.add_argument("--traced", type=int, default=150, help="steps; 0: no trace")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and load")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path, help="default: in benchmarks/results")
     args = parser.parse_args()
     device = torch.device(args.device)
-    model = dummy_model(device, args.tiny)
+    model = dummy_model(device, args.tiny, args.shape)
     tokens = 8192 if args.tiny else args.pool_tokens
     pool = pool_for(model, device, tokens, args.block_size)
     bench = Bench(model, pool, args.rows, not args.eager, args.budget)
@@ -318,8 +319,8 @@ def main() -> None:
         for name in args.workloads
         for target_ms in args.itl_target_ms
     ]
-    described = header("gpu_load", label="load", topology=None, model="Qwen3-4B shape")
-    write_result(args.output, described | {"runs": rows})
+    described = header("gpu_load", label="load", topology=None, model=f"{args.shape} shape")
+    write_result(args.output or result_file("gpu_load", args.shape), described | {"runs": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model folder without weights, in the shape of Qwen3-4B, for measurements with dummy ones.
+"""Model folders without weights, in the shapes of well-known models.
 
 The tokenizer has as many words as the model has tokens: a prompt of N words is
 N tokens, and every token that the model draws is a word again.
@@ -6,6 +6,7 @@ N tokens, and every token that the model draws is a word again.
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ LLAMA_3_2_1B = LLAMA_3_8B | {  # heads of 64
     "tie_word_embeddings": True,
 }
 SHAPES = {"qwen3-4b": QWEN3_4B, "llama-3-8b": LLAMA_3_8B, "llama-3.2-1b": LLAMA_3_2_1B}
-TINY = QWEN3_4B | {
+DEFAULT = "qwen3-4b"
+_TINY_SIZES: dict[str, Any] = {
     "eos_token_id": 1_023,
     "head_dim": 16,
     "hidden_size": 64,
@@ -68,6 +70,24 @@ TINY = QWEN3_4B | {
     "num_key_value_heads": 2,
     "vocab_size": 1_024,
 }
+TINY = QWEN3_4B | _TINY_SIZES
+_RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def add_shape_option(parser: argparse.ArgumentParser) -> None:
+    """`--shape`, of the model."""
+    parser.add_argument("--shape", choices=SHAPES, default=DEFAULT, help="of the model")
+
+
+def config_of(shape: str, tiny: bool) -> dict[str, Any]:
+    """A shape's config; `tiny`: with small sizes, to try a script on any machine."""
+    return SHAPES[shape] | (_TINY_SIZES if tiny else {})
+
+
+def result_file(kind: str, shape: str) -> Path:
+    """Where results of this kind go: `kind`.json, or with the name of another shape in it."""
+    name = kind if shape == DEFAULT else f"{kind}_{shape}"
+    return _RESULTS / f"{name}.json"
 
 
 def write_model(folder: Path, config: dict[str, Any]) -> Path:

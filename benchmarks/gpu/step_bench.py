@@ -167,15 +167,21 @@ class Bench:
             spec.num_layers
         )
 
-    def decode_bytes(self, work: Work) -> float:
-        """What a decode step must read: weights and cache."""
+    def bytes_read(self, work: Work) -> float:
+        """What a step must read: weights and cache."""
         spec = self.model.spec
         width = spec.num_heads * spec.head_dim
         layer = spec.hidden_size * (2 * width + 2 * spec.num_kv_heads * spec.head_dim)
         layer += 3 * spec.hidden_size * spec.intermediate_size
         weights = layer * spec.num_layers + spec.hidden_size * spec.vocab_size
         token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
-        return self.dtype.itemsize * (weights + token * work.cached)
+        cached = work.cached + sum(past + new for past, new in work.chunks)
+        return self.dtype.itemsize * (weights + token * cached)
+
+    def floor_ms(self, work: Work, copy_gb_s: float, product_tflops: float) -> float:
+        """The longer of reading and computing, at these rates."""
+        reading_ms = self.bytes_read(work) / copy_gb_s / 1e6
+        return max(reading_ms, self.flops(work) / product_tflops / 1e9)
 
     def device_ms(self, run: Callable[[], object], repeats: int = 20) -> float:
         """Median between events around each run, the device idle before none of them."""

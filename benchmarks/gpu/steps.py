@@ -2,9 +2,10 @@
 
     python benchmarks/gpu/steps.py                  everything, a few minutes
     python benchmarks/gpu/steps.py --only decode --block-sizes 16
+    python benchmarks/gpu/steps.py --shape llama-3-8b    another model's sizes
     python benchmarks/gpu/steps.py --device cpu --tiny   the same code on any machine
 
-Random weights in the shape of Qwen3-4B in bfloat16, a cache full of random
+Random weights in the shape of Qwen3-4B, or another, in bfloat16, a cache full of random
 numbers, blocks taken from it at random. Model and attention are called as the
 engine's runner calls them: plan outside, forward and greedy choice in a CUDA
 graph for decodes, launched one by one for the rest. Times are medians: `ms` of
@@ -12,9 +13,9 @@ the device between two events, `plan ms` of the host for one plan, `wall ms` of
 plan and launch together, one step after another, the host ahead of the device.
 
 Floors are measured in the same run: a large copy on the device (bytes read plus
-bytes written) and a large product. A decode step must read every weight but the
-embedding's other rows, and every key and value of its sequences. FLOP counts are
-of the products and of the causal half of attention.
+bytes written) and a large product. A step must read every weight but the embedding's
+other rows, and every key and value of its sequences, and must compute its products and
+the causal half of attention: its floor is the longer of the two times.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import QWEN3_4B, TINY, write_model
+from shapes import add_shape_option, config_of, result_file, write_model
 from step_bench import Bench, Work, line
 
 from tasuki.bench.header import header, write_result
 from tasuki.engine.recorder import CudaRecorder
 from tasuki.models.loader import load_model
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_steps.json"
 PARTS = ("decode", "prefill", "mixed", "kernels")
 
 WORKS: dict[str, tuple[Work, ...]] = {
@@ -136,9 +135,11 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         except Exception:
             result["failed"][name] = traceback.format_exc()
             print(result["failed"][name], file=sys.stderr, flush=True)
-    result["decode_floor_ms"] = {
-        work.name: bench.decode_bytes(work) / result["floors"]["copy_gb_s"] / 1e6
-        for work in works["decode"]
+    result["floor_ms"] = {
+        work.name: bench.floor_ms(work, **result["floors"])
+        for part in works
+        if part in args.only
+        for work in works[part]
     }
     result["steps"], result["kernels"] = bench.rows, bench.kernels
     result["traces"] = {name: each.to_json() for name, each in bench.traces.items()}
@@ -182,7 +183,7 @@ def report(result: dict[str, Any]) -> str:
         f"copy {result['floors']['copy_gb_s']:.0f} GB/s,"
         f" product {result['floors']['product_tflops']:.0f} TFLOP/s"
     ]
-    lines += [f"floor {ms:.2f} ms: {name}" for name, ms in result["decode_floor_ms"].items()]
+    lines += [f"floor {ms:.2f} ms: {name}" for name, ms in result["floor_ms"].items()]
     lines += [line(row) for row in result["steps"]]
     lines += [f"{k['kernel']}, {k['rows']} rows: {k['us']:.1f} us" for k in result["kernels"]]
     for name, found in result["traces"].items():
@@ -197,22 +198,23 @@ def report(result: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, write the result file, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_shape_option(parser)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, of " + ", ".join(PARTS))
     parser.add_argument("--block-sizes", default="16,32,64")
     parser.add_argument("--pool-tokens", type=int, default=196_608)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path, help="default: in benchmarks/results")
     args = parser.parse_args()
     args.only = args.only.split(",")
     args.block_sizes = [int(size) for size in args.block_sizes.split(",")]
     if args.tiny:
         args.pool_tokens = 1024
-    described = header("gpu_steps", label="steps", topology=None, model="Qwen3-4B shape")
+    described = header("gpu_steps", label="steps", topology=None, model=f"{args.shape} shape")
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder), TINY if args.tiny else QWEN3_4B)
+        model = write_model(Path(folder), config_of(args.shape, args.tiny))
         result = described | measure(args, model)
-    write_result(args.output, result)
+    write_result(args.output or result_file("gpu_steps", args.shape), result)
     print(report(result))
 
 

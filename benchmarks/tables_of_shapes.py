@@ -1,0 +1,59 @@
+"""The tables of RESULTS.md about other models' shapes on a GPU, and about real weights."""
+
+from __future__ import annotations
+
+from table_parts import load, number, rows, source
+
+_STEPS = ("gpu_steps_llama-3-8b", "gpu_steps_llama-3.2-1b")
+
+
+def shapes() -> str:
+    """Single steps of other shapes: the fastest variant of each, beside its floor."""
+    lines = []
+    for name in _STEPS:
+        result = load(name)
+        shape = name.removeprefix("gpu_steps_")
+        for step, floor_ms in result["floor_ms"].items():
+            found = [row for row in result["steps"] if row["step"] == step]
+            best = min(found, key=lambda row: float(row["ms"]))
+            lines.append(
+                [
+                    shape,
+                    step,
+                    best["variant"],
+                    number(best["ms"], 2),
+                    number(floor_ms, 2),
+                    f"{floor_ms / best['ms']:.0%}",
+                ]
+            )
+    heads = ("shape", "step", "fastest variant", "ms", "floor ms", "of the floor")
+    return "".join(map(source, _STEPS)) + rows(heads, lines)
+
+
+def shape_load() -> str:
+    """One engine under W1 and W2 in another shape."""
+    name = "gpu_load_llama-3-8b"
+    keys = ("output_tok_s", "total_tok_s", "ttft_mean_ms", "ttft_p99_ms")
+    times = ("itl_mean_ms", "itl_p99_ms", "second_p99_ms")
+    lines = [
+        [
+            run["workload"],
+            *(number(run["figures"][key], 0) for key in keys),
+            *(number(run["figures"][key]) for key in times),
+            f"{run['trace']['busy']:.1%}",
+        ]
+        for run in load(name)["runs"]
+    ]
+    heads = ("workload", "output tok/s", "total tok/s", "TTFT mean ms", "TTFT p99")
+    heads += ("ITL mean", "ITL p99", "TTST - TTFT p99", "GPU busy")
+    return source(name) + rows(heads, lines)
+
+
+def gpu_start() -> str:
+    """What a start from real weights takes, its files cached and not."""
+    result = load("start_gpu")
+    lines = [
+        [part, number(took_s, 2), number(result["cold_s"][part], 2)]
+        for part, took_s in result["median_s"].items()
+    ]
+    return source("start_gpu") + rows(("part", "cached, s", "not cached, s"), lines)
