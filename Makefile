@@ -34,7 +34,7 @@ QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -63,7 +63,12 @@ quick-tests:
 	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20} \
 		$(BIN)/python -m pytest -q -m "$(QUICK_MARKERS)"
 
-test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Python tests
+# With TLS, as the wheel has it.
+test: ## Everything that is checked: lint, Rust tests, Python tests
+	@$(MAKE) setup-dev FEATURES=tls
+	@$(MAKE) test-all
+
+test-all: lint model
 	@mkdir -p target
 	@cargo test --workspace 2>&1 | tee target/cargo-test.log
 	@$(BIN)/python -m pytest -n 2 -m "not long" 2>&1 | tee target/pytest.log; \

@@ -26,6 +26,6 @@ mod tests;
 mod wire;
 
 pub use collector::WorkerCollector;
-pub use connect::Liveness;
+pub use connect::{Dialling, Liveness};
 pub use membership::follow;
 pub use registry::{Known, Registry};
