@@ -68,13 +68,13 @@ ALLOWED_PACKAGES = {
 ALLOWED_CRATES = {
     "core": set(),
     "wire": set(),
-    "text": set(),
+    "text": {"searches"},
     "searches": set(),  # for tests only
     "policy": {"core", "searches"},
     "flow": {"core", "policy", "searches"},
     "sim": {"core", "flow", "policy"},
     "bench": {"core", "searches", "text"},
-    "router": {"core", "flow", "policy", "text", "wire"},
+    "router": {"core", "flow", "policy", "searches", "text", "wire"},
     "cpu": set(),
     "py": {"bench", "core", "cpu", "router"},
 }
