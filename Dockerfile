@@ -17,7 +17,7 @@ RUN python3 -m venv .venv \
         -r requirements.txt -c requirements-dev.txt maturin
 COPY . .
 RUN mkdir -p .venv/.stamps && touch .venv/.stamps/venv .venv/.stamps/runtime \
-    && make setup \
+    && make setup FEATURES=tls \
     && rm -rf target
 
 FROM debian:bookworm-slim
@@ -27,6 +27,6 @@ RUN apt-get update \
 COPY --from=build /opt/tasuki /opt/tasuki
 ENV PATH=/opt/tasuki/.venv/bin:$PATH TASUKI_CACHE=/cache
 VOLUME /cache
-EXPOSE 8000
+EXPOSE 8000 9090
 ENTRYPOINT ["tasuki"]
-CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8000", "--metrics-listen", "0.0.0.0:9090"]

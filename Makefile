@@ -34,7 +34,7 @@ QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos fuzz test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -63,9 +63,15 @@ quick-tests:
 	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20} \
 		$(BIN)/python -m pytest -q -m "$(QUICK_MARKERS)"
 
-test: setup-dev lint model ## Everything that is checked: lint, Rust tests, Python tests
+# With TLS, as the wheel has it.
+test: ## Everything that is checked: lint, Rust tests, Python tests
+	@$(MAKE) setup-dev FEATURES=tls
+	@$(MAKE) test-all
+
+test-all: lint model
 	@mkdir -p target
 	@cargo test --workspace 2>&1 | tee target/cargo-test.log
+	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
 	@$(BIN)/python -m pytest -n 2 -m "not long" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
@@ -82,6 +88,12 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 	export TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20000}; \
 	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
+
+fuzz: ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
+	@mkdir -p target && rm -f target/fuzz.jsonl
+	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 5 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
+	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
+	cargo test --quiet --workspace --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture
 
 test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/

@@ -30,6 +30,23 @@ def router() -> str:
     return source("router") + rows(heads, lines)
 
 
+def fuzz() -> str:
+    """Cases of each fuzzing target."""
+    result = load("fuzz")
+    lines = [
+        [
+            target["target"],
+            f"{target['cases']:,}",
+            target["seed"],
+            number(target["seconds"], 0),
+            number(target["peak_resident_bytes"] / 1e6, 0),
+        ]
+        for target in result["targets"]
+    ]
+    lines.append(["all", f"{result['cases']:,}", "", "", ""])
+    return source("fuzz") + rows(("target", "cases", "first seed", "s", "peak memory, MB"), lines)
+
+
 def placement() -> str:
     """How long the policy takes to place a request."""
     result = load("placement")

@@ -52,7 +52,14 @@ ALLOWED_PACKAGES = {
         "processor",
         "v1",
     },
-    "launch": {"models", "nvidia_driver", "processor", "worker.config", "worker.memory"},
+    "launch": {
+        "kv.fleet",
+        "models",
+        "nvidia_driver",
+        "processor",
+        "worker.config",
+        "worker.memory",
+    },
     "bench": {"attention", "engine", "kv", "launch", "models", "processor", "v1", "worker"},
     "plot": set(),
     "v1": {"v1"},
@@ -61,13 +68,13 @@ ALLOWED_PACKAGES = {
 ALLOWED_CRATES = {
     "core": set(),
     "wire": set(),
-    "text": set(),
+    "text": {"searches"},
     "searches": set(),  # for tests only
     "policy": {"core", "searches"},
     "flow": {"core", "policy", "searches"},
     "sim": {"core", "flow", "policy"},
     "bench": {"core", "searches", "text"},
-    "router": {"core", "flow", "policy", "text", "wire"},
+    "router": {"core", "flow", "policy", "searches", "text", "wire"},
     "cpu": set(),
     "py": {"bench", "core", "cpu", "router"},
 }

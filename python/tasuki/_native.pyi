@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 _Bits = NDArray[np.int16]
 
 __version__: str
+HAS_TLS: bool  # the feature `tls`
 
 def run_router(args: list[str]) -> int:
     """Run the router's command line (without the program's name); gives its exit code."""

@@ -92,6 +92,12 @@ def serve(
     tenant_header: opt.TenantHeader = None,
     api_keys_file: opt.ApiKeysFile = None,
     api_key_env: opt.ApiKeyEnv = None,
+    tls_cert: opt.TlsCert = None,
+    tls_key: opt.TlsKey = None,
+    fleet_cert: opt.FleetCert = None,
+    fleet_key: opt.FleetKey = None,
+    fleet_ca: opt.FleetCa = None,
+    metrics_listen: opt.MetricsListen = None,
     tool_parser: opt.ToolParser = None,
     reasoning_parser: opt.ReasoningParser = None,
     prefill_option: opt.PrefillOption = None,
@@ -148,6 +154,9 @@ def serve(
             dispatch=dispatch,
             transport=transport,
             trust_remote_code=trust_remote_code,
+            fleet_cert=fleet_cert,
+            fleet_key=fleet_key,
+            fleet_ca=fleet_ca,
         ),
         router=RouterOptions(
             on_kv_loss=on_kv_loss,
@@ -160,6 +169,12 @@ def serve(
             tenant_header=tenant_header,
             api_keys_file=api_keys_file,
             api_key_env=api_key_env,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            metrics_listen=metrics_listen,
+            fleet_cert=fleet_cert,
+            fleet_key=fleet_key,
+            fleet_ca=fleet_ca,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             max_concurrent_requests=max_concurrent_requests,
@@ -239,6 +254,9 @@ def worker(
     dispatch: opt.Dispatch = None,
     transport: opt.Transport = None,
     trust_remote_code: opt.TrustRemoteCode = False,
+    fleet_cert: opt.FleetCert = None,
+    fleet_key: opt.FleetKey = None,
+    fleet_ca: opt.FleetCa = None,
 ) -> None:
     """Run one worker: tokens in, tokens out, for routers that connect to it."""
     from tasuki.models.fetch import resolve_model
@@ -273,6 +291,9 @@ def worker(
         device=device,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
+        fleet_cert=fleet_cert,
+        fleet_key=fleet_key,
+        fleet_ca=fleet_ca,
         **{key: value for key, value in said.items() if value is not None},  # type: ignore[arg-type]
     )
     from tasuki.worker.main import configure_logging, run  # torch: only once the settings are right

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 COMMAND = """
 -m sglang.bench_serving --backend sglang --dataset-name random-ids --num-prompts 8
@@ -24,7 +25,8 @@ def main() -> int:
     """1 if not all requests got an answer."""
     command = [sys.executable, *COMMAND.split(), "--base-url", os.environ["TASUKI_URL"]]
     command += ["--tokenizer", os.environ["TASUKI_MODEL_FOLDER"]]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:  # it leaves a file of its results
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     successful = SUCCESSFUL.search(ran.stdout)
     if ran.returncode or successful is None or int(successful[1]) != REQUESTS:
         print(ran.stdout[-2000:], ran.stderr[-2000:], sep="\n")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,40 +18,8 @@ import psutil
 import pytest
 from support.client import Client
 from support.processes import Process, environment
+from support.serving import START_DEADLINE_S, Serve, wait_for_url
 from support.waiting import until
-
-START_DEADLINE_S = 120.0
-Serve = Callable[..., Process]
-
-
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setenv("TASUKI_CACHE", str(tmp_path / "cache"))  # logs are kept there
-    started: list[Process] = []
-
-    def start(*arguments: str) -> Process:
-        log = tmp_path / f"serve-{len(started)}.log"
-        started.append(Process("serve", ["serve", *arguments], log))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.exit_code() is None:
-            children = process.descendants()
-            process.kill()
-            for child in children:
-                if child.is_running():
-                    child.kill()
-
-
-def wait_for_url(process: Process) -> str:
-    def probe() -> str | None:
-        assert process.exit_code() is None, process.output()
-        found = re.search(r"^Serving .* at (http://127\.0\.0\.1:\d+)$", process.output(), re.M)
-        return found.group(1) if found else None
-
-    return until(probe, lambda: f"a URL in\n{process.output()}", deadline_s=START_DEADLINE_S)
 
 
 def wait_ready(client: Client) -> None:

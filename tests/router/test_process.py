@@ -47,6 +47,23 @@ def test_without_workers_it_lives_but_is_not_ready(
     assert process.wait() == 0
 
 
+def test_metrics_have_a_port_of_their_own_where_clients_come_from_a_network(
+    start: Callable[[Sequence[str]], tuple[Process, str]], tiny_model: Path
+) -> None:
+    metrics = f"127.0.0.1:{free_port()}"
+    arguments = ["--model", str(tiny_model), "--worker", f"127.0.0.1:{free_port()}"]
+    arguments += ["--port", "0", "--metrics-listen", metrics]
+    _, url = start([*arguments, "--host", "0.0.0.0"])
+    answer = get(url.replace("0.0.0.0", "127.0.0.1") + "/metrics")
+    assert answer.status_code == 404
+    assert "--metrics-listen" in answer.json()["error"]["message"]
+    assert get(f"http://{metrics}/metrics").text.endswith("# EOF\n")
+    assert get(f"http://{metrics}/v1/models").status_code == 404
+    for host in ("127.0.0.1", "::1", "localhost"):
+        _, url = start([*arguments[:-2], "--host", host])
+        assert get(f"{url}/metrics").status_code == 200, host
+
+
 def test_a_port_that_is_taken_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

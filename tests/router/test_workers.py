@@ -21,7 +21,7 @@ from support.waiting import free_port, until
 pytestmark = pytest.mark.system
 
 PROMPTS = ([5, 9, 12, 40], [77, 3, 200], [60] * 30)
-TOKENS = 400
+TOKENS = 800
 
 
 def list_workers(file: Path, *addresses: str) -> None:

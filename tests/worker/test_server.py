@@ -11,7 +11,15 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.loop import Closed, Command, Opened
 from tasuki.worker.server import WorkerService
 
-NONE: Any = None
+
+class PlainContext:
+    """Of a call over a connection without certificates, as gRPC describes it."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"transport_security_type": [b"insecure"]}
+
+
+PLAIN: Any = PlainContext()
 
 
 def run(case: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -38,7 +46,7 @@ def test_a_long_step_is_not_silence_but_a_hung_one_is() -> None:
         nonlocal late
         inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         stream = WorkerService(inbox, lambda: late, quiet_s=0.02).Serve(
-            silent(asyncio.Event()), NONE
+            silent(asyncio.Event()), PLAIN
         )
         first = asyncio.ensure_future(anext(stream))
         done, _ = await asyncio.wait({first}, timeout=0.2)
@@ -67,7 +75,7 @@ def test_a_stream_that_ends_leaves_no_task() -> None:
         inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         hang_up, before = asyncio.Event(), asyncio.all_tasks()
         for cut in (False, True):
-            stream = WorkerService(inbox, lambda: False).Serve(silent(hang_up), NONE)
+            stream = WorkerService(inbox, lambda: False).Serve(silent(hang_up), PLAIN)
             reading = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0)
             session = opened(inbox).session

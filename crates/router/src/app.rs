@@ -69,6 +69,8 @@ pub struct App {
     pub started_unix_s: u64,
     /// `None`: everybody is let in.
     pub keys: Option<Arc<ApiKeys>>,
+    /// Whether clients' port has /metrics.
+    pub shows_metrics: bool,
 }
 
 /// How long a client is asked to wait when no worker is there.
@@ -85,6 +87,7 @@ impl App {
             settings,
             started_unix_s: openai::unix_seconds(),
             keys: None,
+            shows_metrics: true,
         }
     }
 

@@ -40,6 +40,12 @@ pub enum ApiError {
     /// 404: a path that is not served here.
     #[error("There is no {path} here.")]
     UnknownPath { path: String },
+    /// 404: the port of clients is open to a network.
+    #[error(
+        "/metrics is not served here, because --host is not a loopback address: give \
+         --metrics-listen HOST:PORT and read them there."
+    )]
+    MetricsElsewhere,
     /// 405.
     #[error("{method} is not allowed on {path}.")]
     Method { method: String, path: String },
@@ -122,7 +128,9 @@ impl ApiError {
         match self {
             Self::Invalid { .. } => StatusCode::BAD_REQUEST,
             Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
-            Self::UnknownModel { .. } | Self::UnknownPath { .. } => StatusCode::NOT_FOUND,
+            Self::UnknownModel { .. } | Self::UnknownPath { .. } | Self::MetricsElsewhere => {
+                StatusCode::NOT_FOUND
+            }
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,

@@ -15,6 +15,8 @@ mod error;
 mod foreign;
 #[cfg(test)]
 mod foreign_tests;
+#[cfg(test)]
+mod fuzz_tests;
 mod gate;
 mod metrics;
 mod models;

@@ -17,9 +17,21 @@ use crate::error::ApiError;
 use crate::foreign::native;
 use crate::openai;
 
-/// Everything that is served.
+/// Everything that clients are served.
 pub fn routes(app: Arc<App>) -> Router {
     observed(paths(&app), app)
+}
+
+/// What `--metrics-listen` serves.
+pub fn metrics_alone(app: Arc<App>) -> Router {
+    Router::new()
+        .route(
+            "/metrics",
+            get(async |State(app): State<Arc<App>>| metrics_page(&app)),
+        )
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
 }
 
 /// What a connection beyond the limit of `max_connections` gets: one answer, a refusal
@@ -118,7 +130,14 @@ async fn live() -> impl IntoResponse {
     Json(serde_json::json!({"status": "ok"}))
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
+    if !app.shows_metrics {
+        return Err(ApiError::MetricsElsewhere);
+    }
+    Ok(metrics_page(&app))
+}
+
+fn metrics_page(app: &App) -> impl IntoResponse + use<> {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.generator.metrics_text())
 }

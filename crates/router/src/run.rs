@@ -16,7 +16,9 @@ use crate::app::{App, HttpSettings};
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
 use crate::models::{Models, NamesError};
+use crate::routes::metrics_alone;
 use crate::serve;
+use crate::tls::fleet::WorkerTransport;
 use crate::tls::{Tls, TlsError};
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.
@@ -112,6 +114,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let keys = api_keys(&args)?;
     let listener = bind(&args.host, args.port).await?;
     let tls = Tls::load(&args.tls)?;
+    let transport = WorkerTransport::load(&args.fleet)?;
     if let Some(tls) = &tls {
         tokio::spawn(Arc::clone(tls).keep_reading());
     }
@@ -121,7 +124,14 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         Some(port) => Some(bind(ADMIN_HOST, port).await?),
         None => None,
     };
-    let service = serve::Service::start(args.serving(&specs));
+    let metrics = match &args.metrics_listen {
+        Some(listen) => Some(bind(&listen.host, listen.port).await?),
+        None => None,
+    };
+    let service = serve::Service::start(serve::Config {
+        transport,
+        ..args.serving(&specs)
+    });
     if let Some(listener) = admin {
         let address = listener.local_addr()?;
         tracing::info!(%address, "admin API");
@@ -135,8 +145,15 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     };
     let app = Arc::new(App {
         keys,
+        shows_metrics: listener.local_addr()?.ip().to_canonical().is_loopback(),
         ..App::new(Arc::new(service.clone()), models, http)
     });
+    if let Some(listener) = metrics {
+        let address = listener.local_addr()?;
+        tracing::info!(%address, "metrics");
+        // It ends with the process, as the admin API does.
+        tokio::spawn(axum::serve(listener, metrics_alone(Arc::clone(&app))).into_future());
+    }
 
     let limits = args.connections();
     let limits = ConnectionLimits {

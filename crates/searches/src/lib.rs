@@ -4,8 +4,12 @@
 //! `TASUKI_TEST_SCHEDULES` (cases of each search) change that, as they do for the Python
 //! tests (`tests/support/searches.py`).
 
+mod fuzz;
+
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
+
+pub use fuzz::{Random, corpus, fuzz};
 
 const SEED_VARIABLE: &str = "TASUKI_TEST_SEED";
 const COUNT_VARIABLE: &str = "TASUKI_TEST_SCHEDULES";

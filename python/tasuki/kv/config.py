@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasuki.errors import TasukiError
+from tasuki.kv.fleet import Fleet
 
 LEASE_RANGE_S = (0.1, 3_600.0)
 
@@ -32,6 +33,7 @@ class HandoffConfig:
             to measure exposed transfer time. Empty: unknown.
         pull_timeout_s: how long a pull may make no progress while its peer lives;
             at least 0.1. Then the KV is lost.
+        fleet: certificates of the streams; None: they are plain.
     """
 
     lease_s: float = 10.0
@@ -41,6 +43,7 @@ class HandoffConfig:
     ask_leases: float = 0.5
     machine: bytes = b""
     pull_timeout_s: float = 30.0
+    fleet: Fleet | None = None
 
     def __post_init__(self) -> None:
         limits = (

@@ -121,7 +121,9 @@ class Handoffs:
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
         self._closed = False
-        self._streams = Streams(loop, identity, engine_id, self._make_reply, self._hear)
+        self._streams = Streams(
+            loop, identity, engine_id, self._make_reply, self._hear, config.fleet
+        )
         puller = Puller(transport, self._put, clock)
         remote = RemoteRanks(ranks, self._put)
         self._threads = [puller, remote] if ranks else [puller]

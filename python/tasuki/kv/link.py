@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from tasuki import background
+from tasuki.kv.fleet import REMEDY, Fleet, refuse_strangers
 from tasuki.kv.outbox import Outbox
 from tasuki.kv.wire import (
     batch_from_decode,
@@ -119,7 +120,9 @@ class DialledLink:
         hello: kv_pb2.Hello,
         on_event: OnEvent,
         keepalive_s: float = _KEEPALIVE_S,
+        fleet: Fleet | None = None,
     ) -> None:
+        self._fleet = fleet
         self._peer = peer
         self._endpoint = endpoint
         self._hello = kv_pb2.FromDecode(hello=hello)
@@ -139,17 +142,22 @@ class DialledLink:
 
     async def _run(self) -> None:
         backoff_s = _BACKOFF_MIN_S
+        logged = ""
         while True:
             greeted = False
             try:
-                async with grpc.aio.insecure_channel(
-                    self._endpoint, options=self._options
-                ) as channel:
+                async with self._channel() as channel:
                     greeted = await self._talk(channel)
                     if self._outbox is None and not greeted:
                         return  # refused
             except STREAM_BROKE as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
+                why = _misunderstanding(error)
+                if why and why != logged:
+                    log.warning(
+                        "kv stream to %s at %s: %s; %s", self._peer, self._endpoint, why, REMEDY
+                    )
+                logged = why
                 greeted = self._outbox is not None
             if self._outbox is not None:
                 self._outbox = None
@@ -157,6 +165,11 @@ class DialledLink:
             self._on_event(Disconnected(self._peer))
             backoff_s = _BACKOFF_MIN_S if greeted else min(backoff_s * 2, _BACKOFF_MAX_S)
             await asyncio.sleep(backoff_s)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._fleet is None:
+            return grpc.aio.insecure_channel(self._endpoint, options=self._options)
+        return self._fleet.channel(self._endpoint, self._options)
 
     async def _talk(self, channel: grpc.aio.Channel) -> bool:
         """One stream, from hello to its end. Returns False when refused."""
@@ -187,6 +200,16 @@ class DialledLink:
         finally:
             writer.cancel()
         return True
+
+
+def _misunderstanding(error: BaseException) -> str:
+    """What broke a connection that was made, if certificates may be the reason; else empty."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return ""
+    said = error.details() or ""
+    refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+    made = error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" not in said
+    return said if refused or made else ""
 
 
 async def _write(call: Any, outbox: Outbox[kv_pb2.FromDecode]) -> None:
@@ -254,6 +277,7 @@ class HandoffServicer(KvServicer):
         context: grpc.aio.ServicerContext[kv_pb2.FromDecode, kv_pb2.FromPrefill],
     ) -> AsyncIterator[kv_pb2.FromPrefill]:
         """One decode engine's stream."""
+        await refuse_strangers(context)
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")

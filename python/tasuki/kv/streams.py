@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from tasuki import background
+from tasuki.kv.fleet import Fleet
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.link import DialledLink, HandoffServicer, OnEvent
 from tasuki.v1 import kv_pb2
@@ -27,6 +28,7 @@ class Streams:
         engine_id: new at every start.
         make_reply: answers the handshake of a decode engine.
         on_event: what comes over any stream, in the loop's thread.
+        fleet: certificates for streams that are dialled; None: they are plain.
 
     Attributes:
         servicer: serves the streams of decode engines.
@@ -39,11 +41,13 @@ class Streams:
         engine_id: str,
         make_reply: Callable[[], kv_pb2.HelloReply],
         on_event: OnEvent,
+        fleet: Fleet | None = None,
     ) -> None:
         self._loop = loop
         self._identity = identity
         self._engine_id = engine_id
         self._on_event = on_event
+        self._fleet = fleet
         self._links: dict[str, DialledLink] = {}  # loop's thread only
         self._closed = False
         self.servicer = HandoffServicer(identity, engine_id, make_reply, on_event, PROTOCOL_VERSION)
@@ -98,7 +102,7 @@ class Streams:
             engine_id=self._engine_id,
             expected_engine_id=peer,
         )
-        self._links[peer] = DialledLink(peer, endpoint, hello, self._on_event)
+        self._links[peer] = DialledLink(peer, endpoint, hello, self._on_event, fleet=self._fleet)
 
     def _hang_up(self, peer: str) -> None:
         link = self._links.pop(peer, None)

@@ -110,6 +110,9 @@ class WorkerOptions:
     dispatch: str | None = None
     transport: str | None = None
     trust_remote_code: bool = False
+    fleet_cert: Path | None = None
+    fleet_key: Path | None = None
+    fleet_ca: Path | None = None
 
     def arguments(self) -> list[str]:
         """The command-line arguments that say the same."""
@@ -139,6 +142,12 @@ class RouterOptions:
     tenant_header: str | None = None
     api_keys_file: Path | None = None
     api_key_env: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    fleet_cert: Path | None = None
+    fleet_key: Path | None = None
+    fleet_ca: Path | None = None
+    metrics_listen: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     max_concurrent_requests: int | None = None
@@ -227,6 +236,8 @@ class ServeConfig:
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
+        if (self.router.tls_cert is None) != (self.router.tls_key is None):
+            raise LaunchError("--tls-cert and --tls-key go together: give both, or none")
         for name, words in ROUTER_WORDS.items():
             said = getattr(self.router, name)
             if said not in (None, *words):

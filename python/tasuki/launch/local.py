@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from tasuki import _native
 from tasuki.errors import TasukiError
+from tasuki.kv.fleet import Fleet
 from tasuki.launch import topology
 from tasuki.launch.banner import banner
 from tasuki.launch.config import ServeConfig
@@ -66,12 +69,29 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         TasukiError: It cannot start; a worker's own error is in the message.
     """
     begun_s = time.monotonic()
+    _check_tls(config)
     machine = look_at_machine()
     if config.device == "auto" and (problem := driver_problem()):
         say(f"using the CPU: {problem}")
     environment = topology.worker_environment(config, machine)
     with ForkServer(topology.PRELOAD, environment) as forks:
         return _serve(config, machine, forks, job, begun_s)
+
+
+def _check_tls(config: ServeConfig) -> None:
+    """Refuse now what the router and the workers would refuse after a long start."""
+    router = config.router
+    if router.tls_cert is None and router.fleet_cert is None:
+        return
+    if not _native.HAS_TLS:
+        option = "--tls-cert" if router.tls_cert is not None else "--fleet-cert"
+        raise LaunchError(
+            f"{option} requires the feature `tls`, which this build leaves out:"
+            " `make setup FEATURES=tls` adds it"
+        )
+    fleet = Fleet.of(router.fleet_cert, router.fleet_key, router.fleet_ca)
+    if fleet is not None:
+        fleet.check()
 
 
 def _serve(
@@ -184,12 +204,23 @@ def _reachable(url: str) -> str:
     if parts.port is None:
         raise LaunchError(f"the router says that it listens on {url!r}, which has no port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(parts.hostname or "", parts.hostname or "")
-    return f"http://[{host}]:{parts.port}" if ":" in host else f"http://{host}:{parts.port}"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+
+
+def _connection(parts: SplitResult) -> http.client.HTTPConnection:
+    host = parts.hostname or ""
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(host, parts.port, timeout=2.0)
+    # Our own child at an address of this machine, which its certificate need not name.
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, parts.port, timeout=2.0, context=unverified)
 
 
 def _is_ready(url: str) -> bool:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
+    connection = _connection(parts)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200

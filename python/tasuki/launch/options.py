@@ -225,6 +225,46 @@ ApiKeyEnv = Annotated[
         "Environment variable that has an API key, in plain text.", "--api-key-env", metavar="NAME"
     ),
 ]
+TlsCert = Annotated[
+    Path | None,
+    _option(
+        "Certificate chain in PEM: clients are served over https alone.",
+        "--tls-cert",
+        metavar="PATH",
+    ),
+]
+TlsKey = Annotated[
+    Path | None, _option("Private key in PEM, of --tls-cert.", "--tls-key", metavar="PATH")
+]
+FleetCert = Annotated[
+    Path | None,
+    _option(
+        "Certificate chain in PEM, with the DNS name tasuki. With it, --fleet-key and --fleet-ca,"
+        " routers and workers speak by mTLS alone.",
+        "--fleet-cert",
+        metavar="PATH",
+    ),
+]
+FleetKey = Annotated[
+    Path | None, _option("Private key in PEM, of --fleet-cert.", "--fleet-key", metavar="PATH")
+]
+FleetCa = Annotated[
+    Path | None,
+    _option(
+        "Certificates in PEM of the CA that the others' certificates must come from.",
+        "--fleet-ca",
+        metavar="PATH",
+    ),
+]
+MetricsListen = Annotated[
+    str | None,
+    _option(
+        "Address of a listener of the router that serves /metrics alone; required for /metrics"
+        " where --host is not a loopback address.",
+        "--metrics-listen",
+        metavar="HOST:PORT",
+    ),
+]
 KeyName = Annotated[str, typer.Argument(help="Of the key: its tenant, of at most 64 letters.")]
 KeyRequests = Annotated[
     int | None, _option("Requests of the key at once; 429 beyond [no limit].", min=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasuki.errors import TasukiError
 from tasuki.kv.config import LEASE_RANGE_S
+from tasuki.kv.fleet import Fleet
 
 ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -92,6 +93,7 @@ class WorkerConfig:
         transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
             another.
         trust_remote_code: Run code that came with the model folder.
+        fleet_cert, fleet_key, fleet_ca: See `tasuki.kv.fleet.Fleet`; all of them, or none.
     """
 
     model: Path
@@ -120,8 +122,12 @@ class WorkerConfig:
     pull_timeout_s: float = 30.0
     transport: str = "nixl"
     trust_remote_code: bool = False
+    fleet_cert: Path | None = None
+    fleet_key: Path | None = None
+    fleet_ca: Path | None = None
 
     def __post_init__(self) -> None:
+        Fleet.of(self.fleet_cert, self.fleet_key, self.fleet_ca)
         _one_of("role", self.role, ROLES)
         check_device(self.device)
         _one_of("dtype", self.dtype, DTYPES)
@@ -144,6 +150,11 @@ class WorkerConfig:
         _in_range("lease-s", self.lease_s, *LEASE_RANGE_S)
         _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
         _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """Certificates of the connections with routers and other workers; None: plain."""
+        return Fleet.of(self.fleet_cert, self.fleet_key, self.fleet_ca)
 
     def limits(self, on_cuda: bool) -> Limits:
         """What was asked for, the rest as is good for the device, whatever the role."""

@@ -50,6 +50,8 @@ def run(config: WorkerConfig) -> int:
     Raises:
         TasukiError: The worker cannot start: settings, model, memory, transport or port.
     """
+    if config.fleet is not None:
+        config.fleet.check()
     phases = Phases(process_begun_s())
     phases.until_now("imports")
     keep_compiled()
@@ -71,7 +73,10 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
     handoffs = Handoffs(
         host=built.engine,
         config=HandoffConfig(
-            lease_s=config.lease_s, pull_timeout_s=config.pull_timeout_s, machine=machine()
+            lease_s=config.lease_s,
+            pull_timeout_s=config.pull_timeout_s,
+            machine=machine(),
+            fleet=config.fleet,
         ),
         transport=built.transport,
         layout=built.layout,
@@ -129,7 +134,10 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
 def _bind(server: grpc.aio.Server, config: WorkerConfig) -> int:
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        if config.fleet is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = config.fleet.listen(server, address)
     except RuntimeError as error:
         raise BindError(f"cannot listen on {address}: choose another --port ({error})") from error
     if port == 0:

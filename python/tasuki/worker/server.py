@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from tasuki import background
+from tasuki.kv.fleet import refuse_strangers
 from tasuki.kv.link import STREAM_BROKE, keepalive_options
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
@@ -71,6 +72,7 @@ class WorkerService(WorkerServicer):
         context: grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage],
     ) -> AsyncIterator[pb.WorkerMessage]:
         """One router's stream, until either side ends it."""
+        await refuse_strangers(context)
         session = Session(asyncio.get_running_loop())
         self._inbox.put(Opened(session))
         reader = background.start(self._read(session, request_iterator), "router", *STREAM_BROKE)

@@ -14,7 +14,7 @@ use tasuki_flow::AdmissionConfig;
 
 pub use self::words::{KvLoss, Policy};
 
-use self::values::NamedFolder;
+use self::values::{Listen, NamedFolder, listen};
 use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
@@ -23,6 +23,7 @@ use crate::models::{ModelSpec, Names, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve;
 use crate::tls::TlsArgs;
+use crate::tls::fleet::{FleetArgs, WorkerTransport};
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
 #[derive(Debug, Clone, Parser)]
@@ -76,6 +77,11 @@ pub struct RouterArgs {
     /// placed on other workers.
     #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = seconds)]
     pub worker_drain_s: f64,
+
+    /// Address of a listener that serves /metrics alone, over plain http. The main port has /metrics
+    /// too where --host is a loopback address, and only there. Port 0 lets the system choose.
+    #[arg(long, value_name = "HOST:PORT", value_parser = listen)]
+    pub metrics_listen: Option<Listen>,
 
     /// Port of the admin API, on 127.0.0.1 only: lists workers, drains them, sets their role.
     /// Not served if not given; 0 lets the system choose.
@@ -186,6 +192,9 @@ pub struct RouterArgs {
 
     #[command(flatten)]
     pub tls: TlsArgs,
+
+    #[command(flatten)]
+    pub fleet: FleetArgs,
 
     /// File of API keys that clients must have one of: lines of NAME SHA256 [max-requests=N], as
     /// `tasuki api-key NAME` prints them. It is read again when it changes. A key's name is its
@@ -308,7 +317,7 @@ impl RouterArgs {
         }
     }
 
-    /// What the serving layer needs to know.
+    /// What the serving layer needs to know, with workers on plain connections.
     pub fn serving(&self, models: &[ModelSpec]) -> serve::Config {
         serve::Config {
             models: models.iter().map(ModelSpec::worker_names).collect(),
@@ -318,6 +327,7 @@ impl RouterArgs {
                 dns: self.workers_dns.clone(),
                 dns_interval: Duration::from_secs_f64(self.workers_dns_interval_s),
             },
+            transport: WorkerTransport::Plain,
             worker_drain: Duration::from_secs_f64(self.worker_drain_s),
             on_kv_loss: self.on_kv_loss.into(),
             policy: self.policy.into(),

@@ -65,3 +65,23 @@ pub fn alias(given: &str) -> Result<(String, String), String> {
         _ => Err("it must be ALIAS=NAME".to_owned()),
     }
 }
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    pub host: String,
+    pub port: u16,
+}
+
+pub fn listen(given: &str) -> Result<Listen, String> {
+    let (host, port) = given.rsplit_once(':').ok_or("it must be HOST:PORT")?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let port = port.parse();
+    match port {
+        Ok(port) if !host.is_empty() => Ok(Listen {
+            host: host.to_owned(),
+            port,
+        }),
+        _ => Err("it must be HOST:PORT, with a port from 0 to 65535".to_owned()),
+    }
+}

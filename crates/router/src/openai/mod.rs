@@ -53,3 +53,9 @@ pub use models::{list as list_models, retrieve as retrieve_model};
 pub use request_log::RequestLog;
 pub use tokenize::{detokenize, tokenize};
 pub use usage::Usage;
+
+/// What the fuzzing tests read models' answers with.
+#[cfg(test)]
+pub mod fuzzed {
+    pub use super::calls::fuzzed::{scan, scanners};
+}

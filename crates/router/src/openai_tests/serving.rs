@@ -12,7 +12,7 @@ use tower::ServiceExt;
 use super::{get, post, saying};
 use crate::app::{App, HttpSettings};
 use crate::openai::Generator;
-use crate::routes::routes;
+use crate::routes::{metrics_alone, routes};
 use crate::serve::api::{Event, ServeError};
 use crate::testing::{FakeGenerator, TestModel, app, settings, tokens_of};
 
@@ -32,6 +32,27 @@ async fn health_is_readiness_and_live_is_not() {
     assert_eq!(get(&down, "/live").await.status, StatusCode::OK);
     let metrics = get(&up, "/metrics").await;
     assert!(metrics.text.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn metrics_are_elsewhere_where_clients_come_from_a_network() {
+    let generator = Arc::new(FakeGenerator::saying(""));
+    let mut open = Arc::into_inner(app(generator)).expect("no other owner");
+    open.shows_metrics = false;
+    let open = Arc::new(open);
+    let answer = get(&open, "/metrics").await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert!(answer.text.contains("--metrics-listen"), "{}", answer.text);
+    let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    let alone = metrics_alone(open);
+    for (path, status) in [
+        ("/metrics", StatusCode::OK),
+        ("/v1/models", StatusCode::NOT_FOUND),
+        ("/ready", StatusCode::NOT_FOUND),
+    ] {
+        let answer = alone.clone().oneshot(request(path)).await.unwrap();
+        assert_eq!(answer.status(), status, "{path}");
+    }
 }
 
 #[tokio::test]

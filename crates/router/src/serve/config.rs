@@ -7,6 +7,7 @@ use tasuki_flow::{AdmissionConfig, MachineConfig, OnKvLoss};
 use tasuki_policy::{PolicyConfig, PolicyKind};
 
 use crate::discovery::Sources;
+use crate::tls::fleet::WorkerTransport;
 use crate::workers::Liveness;
 
 /// Settings of the serving layer.
@@ -16,6 +17,8 @@ pub struct Config {
     pub models: Vec<Vec<String>>,
     /// Where the workers are.
     pub workers: Sources,
+    /// How they are spoken to.
+    pub transport: WorkerTransport,
     /// How long the requests of a worker go on whose address is gone.
     pub worker_drain: Duration,
     pub on_kv_loss: OnKvLoss,
@@ -37,6 +40,7 @@ impl Default for Config {
         Self {
             models: vec![Vec::new()],
             workers: Sources::default(),
+            transport: WorkerTransport::default(),
             worker_drain: Duration::from_secs(600),
             on_kv_loss: machine.on_kv_loss,
             policy: PolicyKind::default(),

@@ -22,8 +22,9 @@ use crate::app::ForeignModel;
 use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
 use crate::foreign::native::Asked;
 use crate::metrics::Metrics;
+use crate::tls::fleet::WorkerTransport;
 use crate::workers::foreign::Client;
-use crate::workers::{Registry, follow};
+use crate::workers::{Dialling, Registry, follow};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
 #[derive(Clone)]
@@ -70,13 +71,25 @@ impl Service {
     /// Begins to connect to the workers. Call it on a Tokio runtime.
     pub fn start(config: Config) -> Self {
         let tuning = Tuning::from(&config);
-        Self::start_tuned(config.models, config.workers.open(), tuning)
+        let transport = config.transport;
+        Self::start_by(config.models, config.workers.open(), tuning, transport)
     }
 
+    /// With workers on plain connections.
+    #[cfg(test)]
     pub(crate) fn start_tuned(
         models: Vec<Vec<String>>,
         workers: Vec<Box<dyn Discovery>>,
         tuning: Tuning,
+    ) -> Self {
+        Self::start_by(models, workers, tuning, WorkerTransport::Plain)
+    }
+
+    fn start_by(
+        models: Vec<Vec<String>>,
+        workers: Vec<Box<dyn Discovery>>,
+        tuning: Tuning,
+        transport: WorkerTransport,
     ) -> Self {
         let readiness = (0u32..).zip(&models).map(|(id, _)| (ModelId(id), None));
         let readiness = Mutex::new(readiness.collect());
@@ -90,7 +103,10 @@ impl Service {
         let connections = follow(
             union(workers),
             Arc::clone(&registry),
-            tuning.liveness,
+            Dialling {
+                liveness: tuning.liveness,
+                transport,
+            },
             tuning.worker_drain,
         );
         let settling = Arc::clone(&registry);

@@ -16,7 +16,7 @@ impl Tls {
     /// [`TlsError::LeftOut`] where a certificate is given.
     pub fn load(args: &TlsArgs) -> Result<Option<Arc<Self>>, TlsError> {
         match args.tls_cert {
-            Some(_) => Err(TlsError::LeftOut),
+            Some(_) => Err(TlsError::LeftOut("--tls-cert")),
             None => Ok(None),
         }
     }

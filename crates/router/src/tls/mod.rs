@@ -1,8 +1,10 @@
-//! https for clients: the certificate of the router, read again when its files change.
+//! https for clients: the certificate of the router, read again when its files change. And mTLS
+//! with workers ([`fleet`]).
 
 #[cfg_attr(feature = "tls", path = "rustls.rs")]
 #[cfg_attr(not(feature = "tls"), path = "left_out.rs")]
 mod build;
+pub mod fleet;
 #[cfg(all(test, feature = "tls"))]
 mod tests;
 
@@ -25,15 +27,15 @@ pub struct TlsArgs {
     pub tls_key: Option<PathBuf>,
 }
 
-/// Why there is no https.
+/// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[cfg(not(feature = "tls"))]
     #[error(
-        "--tls-cert requires the feature `tls`, which this build leaves out: `make setup \
-         FEATURES=tls` adds it"
+        "{0} requires the feature `tls`, which this build leaves out: `make setup FEATURES=tls` \
+         adds it"
     )]
-    LeftOut,
+    LeftOut(&'static str),
     #[cfg(feature = "tls")]
     #[error("{option} {path} cannot be read: {wrong}")]
     Read {
@@ -42,6 +44,10 @@ pub enum TlsError {
         wrong: String,
     },
     #[cfg(feature = "tls")]
-    #[error("--tls-cert and --tls-key do not fit together: {0}")]
-    Pair(#[from] tokio_rustls::rustls::Error),
+    #[error("{cert} and {key} do not fit together: {source}")]
+    Pair {
+        cert: &'static str,
+        key: &'static str,
+        source: tokio_rustls::rustls::Error,
+    },
 }

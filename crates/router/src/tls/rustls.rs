@@ -33,9 +33,9 @@ struct Current {
 
 /// Both files, as they were read.
 #[derive(PartialEq)]
-struct Pem {
-    cert: Vec<u8>,
-    key: Vec<u8>,
+pub(super) struct Pem {
+    pub cert: Vec<u8>,
+    pub key: Vec<u8>,
 }
 
 impl Tls {
@@ -100,32 +100,61 @@ impl Tls {
     }
 }
 
+const CERT: &str = "--tls-cert";
+const KEY: &str = "--tls-key";
+
 impl Pem {
     fn read(cert: &Path, key: &Path) -> Result<Self, TlsError> {
-        let read = |option, path| std::fs::read(path).map_err(|e| unread(option, path, &e));
         Ok(Self {
-            cert: read("--tls-cert", cert)?,
-            key: read("--tls-key", key)?,
+            cert: read(CERT, cert)?,
+            key: read(KEY, key)?,
         })
     }
 }
 
 fn config(pem: &Pem, cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
-    let chain = CertificateDer::pem_slice_iter(&pem.cert).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|error| unread("--tls-cert", cert, &error))?;
-    if chain.is_empty() {
-        return Err(unread("--tls-cert", cert, &"it has no certificate"));
-    }
-    let private = PrivateKeyDer::from_pem_slice(&pem.key);
-    let private = private.map_err(|error| unread("--tls-key", key, &error))?;
     let mut config = ServerConfig::builder()
         .with_no_client_auth()
-        .with_single_cert(chain, private)?;
+        .with_single_cert(
+            chain(CERT, cert, &pem.cert)?,
+            private_key(KEY, key, &pem.key)?,
+        )
+        .map_err(|source| TlsError::Pair {
+            cert: CERT,
+            key: KEY,
+            source,
+        })?;
     config.alpn_protocols = vec![HTTP_1_1.to_vec()];
     Ok(Arc::new(config))
 }
 
-fn unread(option: &'static str, path: &Path, wrong: &dyn std::fmt::Display) -> TlsError {
+pub(super) fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    std::fs::read(path).map_err(|error| unread(option, path, &error))
+}
+
+/// The certificates of a file; one at least.
+pub(super) fn chain(
+    option: &'static str,
+    path: &Path,
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| unread(option, path, &error))?;
+    if chain.is_empty() {
+        return Err(unread(option, path, &"it has no certificate"));
+    }
+    Ok(chain)
+}
+
+pub(super) fn private_key(
+    option: &'static str,
+    path: &Path,
+    pem: &[u8],
+) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| unread(option, path, &error))
+}
+
+pub(super) fn unread(option: &'static str, path: &Path, wrong: &dyn std::fmt::Display) -> TlsError {
     TlsError::Read {
         option,
         path: path.display().to_string(),

@@ -1,7 +1,6 @@
 //! Keeps the gRPC stream to one worker: connect, listen, notice silence, connect again.
 
 use std::convert::Infallible;
-use std::error::Error as _;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +14,11 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::transport::Endpoint;
+use tonic::Code;
 
 use super::registry::Registry;
 use super::wire::{self, GrpcLink, InfoError};
+use crate::tls::fleet::{EndpointError, WorkerTransport, causes, is_misunderstanding};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -59,12 +59,26 @@ impl Default for Liveness {
     }
 }
 
+/// How workers are reached.
+#[derive(Debug, Clone, Default)]
+pub struct Dialling {
+    pub liveness: Liveness,
+    pub transport: WorkerTransport,
+}
+
 /// Why a connection did not come about or ended.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
-    #[error("cannot connect: {0}")]
+    #[error("cannot connect: {}", with_causes(.0))]
     Connect(#[from] tonic::transport::Error),
-    #[error("the stream broke: {0}")]
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    #[error("{error}; {remedy}")]
+    Misunderstood {
+        error: Box<ConnectError>,
+        remedy: &'static str,
+    },
+    #[error("the stream broke: {}", with_causes(.0))]
     Broken(#[from] tonic::Status),
     #[error("the worker ended the stream")]
     Ended,
@@ -87,15 +101,49 @@ impl ConnectError {
         let ConnectError::Connect(error) = self else {
             return false;
         };
-        let mut source = error.source();
-        while let Some(error) = source {
-            if let Some(error) = error.downcast_ref::<io::Error>() {
-                return error.kind() == io::ErrorKind::ConnectionRefused;
-            }
-            source = error.source();
-        }
-        false
+        causes(error).any(|cause| {
+            let io = cause.downcast_ref::<io::Error>();
+            io.is_some_and(|io| io.kind() == io::ErrorKind::ConnectionRefused)
+        })
     }
+
+    /// Whether it stays until settings change.
+    fn needs_an_operator(&self) -> bool {
+        match self {
+            Self::Join(_) | Self::Info(_) | Self::Endpoint(_) | Self::Misunderstood { .. } => true,
+            Self::Broken(status) => status.code() == Code::Unauthenticated,
+            _ => false,
+        }
+    }
+
+    /// Before the first message: the same, with what to do if certificates are the reason.
+    fn before_hello(self, transport: &WorkerTransport) -> Self {
+        let misunderstood = match &self {
+            Self::Connect(error) => is_misunderstanding(error),
+            Self::Broken(status) => is_misunderstanding(status),
+            _ => false,
+        };
+        if !misunderstood {
+            return self;
+        }
+        Self::Misunderstood {
+            error: Box::new(self),
+            remedy: transport.remedy(),
+        }
+    }
+}
+
+/// The messages of an error and of its causes, each once.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in causes(error).map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Runs until it is dropped, and the connection with it.
@@ -103,13 +151,13 @@ pub async fn keep_connected(
     worker: WorkerId,
     address: String,
     registry: Arc<Registry>,
-    liveness: Liveness,
+    dialling: Dialling,
 ) -> Infallible {
     let mut stream = WorkerStream {
         worker,
         address,
         registry,
-        liveness,
+        dialling,
         key: None,
     };
     let mut pause = FIRST_PAUSE;
@@ -121,7 +169,7 @@ pub async fn keep_connected(
             pause = FIRST_PAUSE;
             tracing::warn!(%worker, address = stream.address, %error, "worker lost");
         } else if logged != error.to_string() {
-            if matches!(error, ConnectError::Join(_) | ConnectError::Info(_)) {
+            if error.needs_an_operator() {
                 tracing::warn!(%worker, address = stream.address, %error, "worker refused");
             } else {
                 tracing::info!(%worker, address = stream.address, %error, "worker not reached yet");
@@ -142,7 +190,7 @@ struct WorkerStream {
     worker: WorkerId,
     address: String,
     registry: Arc<Registry>,
-    liveness: Liveness,
+    dialling: Dialling,
     key: Option<WorkerKey>,
 }
 
@@ -163,22 +211,24 @@ impl WorkerStream {
     }
 
     async fn connect_and_listen(&mut self) -> Result<Infallible, ConnectError> {
-        let limits = self.liveness;
-        let channel = Endpoint::from_shared(format!("http://{}", self.address))?
+        let Dialling {
+            liveness: limits,
+            transport,
+        } = &self.dialling;
+        let channel = transport
+            .endpoint(&self.address)?
             .connect_timeout(limits.connect)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(limits.ping_interval)
             .keep_alive_timeout(limits.ping_timeout)
             .keep_alive_while_idle(true)
             .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES)
-            .connect()
-            .await?;
-        let mut client = WorkerClient::new(channel)
-            .max_decoding_message_size(MOST_MESSAGE_BYTES)
-            .max_encoding_message_size(MOST_MESSAGE_BYTES);
+            .initial_connection_window_size(WINDOW_BYTES);
         let (sender, receiver) = mpsc::unbounded_channel();
         let hello = async {
+            let mut client = WorkerClient::new(channel.connect().await?)
+                .max_decoding_message_size(MOST_MESSAGE_BYTES)
+                .max_encoding_message_size(MOST_MESSAGE_BYTES);
             let outgoing = UnboundedReceiverStream::new(receiver).map(wire::outgoing);
             let mut incoming = client.serve(outgoing).await?.into_inner();
             let first = incoming.message().await?.ok_or(ConnectError::Ended)?;
@@ -189,7 +239,8 @@ impl WorkerStream {
         };
         let (mut incoming, info) = timeout(limits.hello, hello)
             .await
-            .map_err(|_| ConnectError::NoHello(limits.hello))??;
+            .map_err(|_| ConnectError::NoHello(limits.hello))?
+            .map_err(|error| error.before_hello(transport))?;
         let link = Arc::new(GrpcLink(sender));
         let admitted = wire::info(info.clone())?;
         let role = admitted.role;
@@ -207,7 +258,8 @@ impl WorkerStream {
             "worker joins",
         );
 
-        let mut silence_check = interval((limits.suspect_after / 4).max(Duration::from_millis(10)));
+        let mut silence_check =
+            interval((self.dialling.liveness.suspect_after / 4).max(Duration::from_millis(10)));
         silence_check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -240,7 +292,7 @@ impl WorkerStream {
             suspect_after,
             lost_after,
             ..
-        } = self.liveness;
+        } = self.dialling.liveness;
         let registry = &self.registry;
         match registry.check_silence(key, Instant::now(), suspect_after, lost_after) {
             Silence::Fine | Silence::Suspect => Ok(()),

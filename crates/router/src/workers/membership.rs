@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connect::{Liveness, keep_connected};
+use super::connect::{Dialling, keep_connected};
 use super::foreign::keep_watched;
 use super::registry::Registry;
 use crate::discovery::{Address, AddressSet};
@@ -34,7 +34,7 @@ const LEGS_INTERVAL: Duration = Duration::from_millis(20);
 pub async fn follow(
     sets: impl Stream<Item = AddressSet> + Unpin,
     registry: Arc<Registry>,
-    liveness: Liveness,
+    dialling: Dialling,
     drain_limit: Duration,
 ) -> Infallible {
     let mut sets = sets.fuse();
@@ -62,7 +62,7 @@ pub async fn follow(
                     address: address.clone(),
                     registry: Arc::clone(&registry),
                 };
-                tasks.spawn(membership.keep(liveness, drain_limit, member.subscribe()));
+                tasks.spawn(membership.keep(dialling.clone(), drain_limit, member.subscribe()));
                 members.insert(address.clone(), member);
             }
         }
@@ -84,14 +84,16 @@ impl Drop for Membership {
 
 impl Membership {
     /// Keeps the connection until the address is gone and the worker has drained.
-    async fn keep(self, liveness: Liveness, drain_limit: Duration, listed: watch::Receiver<bool>) {
+    async fn keep(self, dialling: Dialling, drain_limit: Duration, listed: watch::Receiver<bool>) {
         let registry = Arc::clone(&self.registry);
         let connected = async {
             match Address::parse(&self.address) {
                 Ok(Address::Tasuki(at)) => {
-                    keep_connected(self.worker, at, registry, liveness).await
+                    keep_connected(self.worker, at, registry, dialling).await
                 }
-                Ok(Address::Foreign(at)) => keep_watched(self.worker, at, registry, liveness).await,
+                Ok(Address::Foreign(at)) => {
+                    keep_watched(self.worker, at, registry, dialling.liveness).await
+                }
                 Err(error) => {
                     let address = &self.address;
                     tracing::error!(address, %error, "a worker's address is not valid");

@@ -26,6 +26,12 @@ mod tests;
 mod wire;
 
 pub use collector::WorkerCollector;
-pub use connect::Liveness;
+pub use connect::{Dialling, Liveness};
 pub use membership::follow;
 pub use registry::{Known, Registry};
+
+/// What the fuzzing tests read messages with.
+#[cfg(test)]
+pub mod fuzzed {
+    pub use super::wire::{info as info_from_wire, report as report_from_wire};
+}

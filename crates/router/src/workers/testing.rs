@@ -84,12 +84,17 @@ impl FakeWorker {
 
     /// Starts again at the address of one that ended.
     pub async fn start_at(address: SocketAddr) -> Self {
+        Self::start_on(address, Server::builder()).await
+    }
+
+    /// With settings of its connections, such as certificates.
+    pub async fn start_on(address: SocketAddr, mut server: Server) -> Self {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("a bound address");
         let (sender, sessions) = mpsc::unbounded_channel();
         let incoming = TcpIncoming::from(listener);
         let server = tokio::spawn(async move {
-            let service = Server::builder().add_service(WorkerServer::new(FakeService(sender)));
+            let service = server.add_service(WorkerServer::new(FakeService(sender)));
             let _ = service.serve_with_incoming(incoming).await;
         });
         Self {

@@ -113,3 +113,27 @@ impl Parsers {
         }
     }
 }
+
+#[cfg(test)]
+pub mod fuzzed {
+    use super::{DEEPSEEK, HERMES, LLAMA, MISTRAL, Reasoning, Scanner};
+
+    pub use super::tests::scan;
+
+    /// One for each way to write calls and reasoning.
+    pub fn scanners() -> Vec<Scanner> {
+        let formats = [
+            Some(&HERMES),
+            Some(&MISTRAL),
+            Some(&LLAMA),
+            Some(&DEEPSEEK),
+            None,
+        ];
+        let reasonings = [Reasoning::Ignored, Reasoning::Marked, Reasoning::Begun];
+        let all = formats.into_iter().flat_map(|format| {
+            let scanner = move |reasoning| Scanner::new(format, reasoning);
+            reasonings.map(scanner)
+        });
+        all.collect()
+    }
+}

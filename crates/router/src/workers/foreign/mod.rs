@@ -22,3 +22,11 @@ mod watch;
 pub use client::Client;
 pub use recomputed::{Recomputed, RecomputedCounts};
 pub use watch::keep_watched;
+
+/// What the fuzzing tests read answers with.
+#[cfg(test)]
+pub mod fuzzed {
+    pub use super::forward::first_error;
+    pub use super::sglang::{merge, merge_events, prompt_logprobs};
+    pub use super::vllm::ticket;
+}

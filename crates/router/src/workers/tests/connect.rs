@@ -12,8 +12,9 @@ use tokio::task::JoinSet;
 
 use super::super::connect::keep_connected;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
-use super::super::{Liveness, Registry};
+use super::super::{Dialling, Liveness, Registry};
 use super::{registry, spec, view};
+use crate::tls::fleet::WorkerTransport;
 
 const MODEL: ModelId = ModelId(0);
 
@@ -31,7 +32,10 @@ fn link(addresses: &[String], liveness: Liveness) -> Linked {
             WorkerId(id),
             address.clone(),
             registry,
-            liveness,
+            Dialling {
+                liveness,
+                transport: WorkerTransport::Plain,
+            },
         ));
     }
     Linked {

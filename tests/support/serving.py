@@ -1,0 +1,24 @@
+"""`tasuki serve` as a test sees it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from support.processes import Process
+from support.waiting import until
+
+START_DEADLINE_S = 120.0
+Serve = Callable[..., Process]
+"""Starts `tasuki serve` with these arguments."""
+
+
+def wait_for_url(process: Process) -> str:
+    """The URL of its banner."""
+
+    def probe() -> str | None:
+        assert process.exit_code() is None, process.output()
+        found = re.search(r"^Serving .* at (https?://127\.0\.0\.1:\d+)$", process.output(), re.M)
+        return found.group(1) if found else None
+
+    return until(probe, lambda: f"a URL in\n{process.output()}", deadline_s=START_DEADLINE_S)
