@@ -111,6 +111,14 @@ PullTimeout = Annotated[
         "--pull-timeout-s",
     ),
 ]
+StateLog = Annotated[
+    float | None,
+    _option(
+        "Seconds between lines of a worker's log that say what it does while it has work [10]; 0:"
+        " none.",
+        "--state-log-s",
+    ),
+]
 AllReduce = Annotated[
     str | None,
     _option(

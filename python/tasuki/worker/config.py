@@ -90,6 +90,7 @@ class WorkerConfig:
             hung: the worker ends, and is started again by the launcher.
         pull_timeout_s: A pull without progress for so long is given up: its request is
             placed again, or fails (the router's `--on-kv-loss`).
+        state_log_s: Between lines of the log that say what the worker does; 0: none.
         transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
             another.
         trust_remote_code: Run code that came with the model folder.
@@ -120,6 +121,7 @@ class WorkerConfig:
     lease_s: float = 10.0
     step_timeout_s: float = 30.0
     pull_timeout_s: float = 30.0
+    state_log_s: float = 10.0
     transport: str = "nixl"
     trust_remote_code: bool = False
     fleet_cert: Path | None = None
@@ -150,6 +152,7 @@ class WorkerConfig:
         _in_range("lease-s", self.lease_s, *LEASE_RANGE_S)
         _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
         _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
+        _in_range("state-log-s", self.state_log_s, 0.0, 86_400.0)
 
     @property
     def fleet(self) -> Fleet | None:

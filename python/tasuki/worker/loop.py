@@ -25,6 +25,7 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
 from tasuki.worker.convert import failed_leg, load_to_wire
 from tasuki.worker.sessions import Session, Sessions
+from tasuki.worker.state_log import StateLog
 from tasuki.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class EngineLoop(threading.Thread):
         info: What new routers are told first; its role may change.
         on_failure: Called from this thread with what escaped, when the loop dies of a defect.
         watchdog: Is told of every turn.
+        state_log: Is let write its lines.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class EngineLoop(threading.Thread):
         inbox: queue.SimpleQueue[Command],
         on_failure: Callable[[BaseException], None],
         watchdog: Watchdog,
+        state_log: StateLog | None = None,
     ) -> None:
         super().__init__(name="engine", daemon=True)
         self._engine = engine
@@ -130,6 +133,7 @@ class EngineLoop(threading.Thread):
         self._inbox = inbox
         self._on_failure = on_failure
         self._watchdog = watchdog
+        self._state_log = state_log
         self._sessions = Sessions()
         self._steps = 0
         self._reported_s = 0.0
@@ -199,6 +203,8 @@ class EngineLoop(threading.Thread):
             return
         if heartbeat:
             self._sessions.load_changed()
+            if self._state_log is not None:
+                self._state_log.tick(self._reported_s)
         self._pass_cache_changes()
         self._sessions.publish_load(self._steps, self._load)
         if self._sessions.caches_behind:

@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import sys
+from dataclasses import replace
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,6 +31,7 @@ from tasuki.worker.failures import Failures
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
 from tasuki.worker.startup import Phases, keep_compiled, process_begun_s
+from tasuki.worker.state_log import State, StateLog
 from tasuki.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -104,8 +106,19 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
         loop.call_soon_threadsafe(finish, 1)
 
     failures.serve(on_failure)
+
+    def state() -> State:
+        counters, pulled = replace(built.engine.counters()), replace(handoffs.counters)
+        return State(built.engine.load(), counters, pulled)
+
     engine_loop = EngineLoop(
-        built.engine, handoffs, built.info, inbox, on_failure=failures.put, watchdog=watchdog
+        built.engine,
+        handoffs,
+        built.info,
+        inbox,
+        on_failure=failures.put,
+        watchdog=watchdog,
+        state_log=StateLog(config.state_log_s, state),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, finish, 0)
