@@ -38,8 +38,12 @@ pub enum ApiError {
     #[error("The model `{requested}` does not exist. Served here: {served}.")]
     UnknownModel { requested: String, served: String },
     /// 404: a path that is not served here.
-    #[error("There is no {path} here.")]
-    UnknownPath { path: String },
+    #[error("There is no {path} here.{instead}")]
+    UnknownPath {
+        path: String,
+        /// Empty, or a sentence after a space.
+        instead: &'static str,
+    },
     /// 404: the port of clients is open to a network.
     #[error(
         "/metrics is not served here, because --host is not a loopback address: give \

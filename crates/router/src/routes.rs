@@ -17,6 +17,27 @@ use crate::error::ApiError;
 use crate::foreign::native;
 use crate::openai;
 
+/// Paths of other servers that are not here, by how they begin, and what to do instead.
+const NOT_SERVED: &[(&str, &str)] = &[
+    (
+        "/v1/responses",
+        " Use /v1/chat/completions with the whole conversation: nothing is stored here.",
+    ),
+    ("/v1/embeddings", TEXT_ALONE),
+    ("/v1/rerank", TEXT_ALONE),
+    ("/v1/score", TEXT_ALONE),
+    ("/v1/audio", TEXT_ALONE),
+    ("/v1/images", TEXT_ALONE),
+    ("/v1/moderations", TEXT_ALONE),
+    ("/pooling", TEXT_ALONE),
+    ("/v1/files", " Nothing is stored here."),
+    (
+        "/v1/batches",
+        " Nothing is stored here: send the requests themselves.",
+    ),
+];
+const TEXT_ALONE: &str = " The workers generate text alone; ask a server of such models directly.";
+
 /// Everything that clients are served.
 pub fn routes(app: Arc<App>) -> Router {
     observed(paths(&app), app)
@@ -143,9 +164,10 @@ fn metrics_page(app: &App) -> impl IntoResponse + use<> {
 }
 
 async fn unknown_path(request: Request) -> ApiError {
-    ApiError::UnknownPath {
-        path: quoted_path(&request),
-    }
+    let path = quoted_path(&request);
+    let known = NOT_SERVED.iter().find(|(start, _)| path.starts_with(start));
+    let instead = known.map_or("", |(_, instead)| instead);
+    ApiError::UnknownPath { path, instead }
 }
 
 async fn wrong_method(request: Request) -> ApiError {

@@ -222,6 +222,13 @@ async fn an_unknown_model_is_404() {
 #[tokio::test]
 async fn paths_and_methods_that_are_not_there() {
     let (_, app) = saying("x");
+    for (path, says) in [
+        ("/v1/embeddings", "The workers generate text alone"),
+        ("/v1/responses", "Use /v1/chat/completions"),
+    ] {
+        let said = refusal(&app, path, json!({}), StatusCode::NOT_FOUND).await;
+        assert!(said.contains(path) && said.contains(says), "{said}");
+    }
     let answer = get(&app, "/v1/nothing").await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
     assert!(answer.json()["error"]["message"].is_string());
