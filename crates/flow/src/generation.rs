@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tasuki_core::{FailureKind, ModelId};
+use tasuki_policy::Why;
 
 use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::{SamplingParams, TokenLogprob};
@@ -94,6 +95,8 @@ pub struct Timings {
     pub replacements: u32,
     pub prefill_worker: String,
     pub decode_worker: String,
+    /// The costs that the last placement compared.
+    pub why: Option<Box<Why>>,
 }
 
 /// Why the serving layer could not (go on to) serve.

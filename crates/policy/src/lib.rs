@@ -5,9 +5,11 @@ pub mod error;
 pub mod placement;
 pub mod policy;
 pub mod simple;
+mod why;
 
 pub use config::PolicyConfig;
 pub use error::NoPlacement;
 pub use placement::{Choosing, Placement, WorkerIndex};
 pub use policy::{Policy, PolicyKind};
 pub use simple::{Rule, SimplePolicy};
+pub use why::{Cost, Why};

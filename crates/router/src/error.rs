@@ -153,6 +153,17 @@ impl ApiError {
         }
     }
 
+    /// For the access log: nothing that the client wrote.
+    pub fn log_reason(&self) -> String {
+        match self {
+            Self::Invalid { code, .. } => code.unwrap_or("invalid_request").to_owned(),
+            Self::UnknownModel { .. } => "model_not_found".to_owned(),
+            Self::UnknownPath { .. } => "unknown_path".to_owned(),
+            Self::Method { .. } => "method_not_allowed".to_owned(),
+            _ => self.to_string(),
+        }
+    }
+
     fn retry_after_s(&self) -> Option<u32> {
         match self {
             Self::Busy { .. }
@@ -255,6 +266,7 @@ impl IntoResponse for ApiError {
                 .headers_mut()
                 .insert("x-should-retry", HeaderValue::from_static("false"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -5,6 +5,7 @@
 //! `admin` shows and directs them. `serve::api` is the border between the first
 //! two. [`run`] is the process.
 
+mod access_log;
 mod admin;
 mod api_keys;
 mod app;
@@ -18,6 +19,7 @@ mod foreign_tests;
 #[cfg(test)]
 mod fuzz_tests;
 mod gate;
+mod log;
 mod metrics;
 mod models;
 mod openai;

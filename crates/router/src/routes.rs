@@ -2,6 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::Router;
@@ -12,6 +13,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::FutureExt;
 
+use crate::access_log;
+use crate::api_keys::Caller;
 use crate::app::{App, MAX_QUOTED_CHARS};
 use crate::error::ApiError;
 use crate::foreign::native;
@@ -72,11 +75,11 @@ pub fn routes_beyond_the_limit(app: Arc<App>, max_connections: usize) -> Router 
     observed(paths(&app).layer(from_fn(refuse)), app)
 }
 
-/// Counts errors, those of panics too.
+/// Counts errors and logs refusals, those of panics too.
 fn observed(paths: Router<Arc<App>>, app: Arc<App>) -> Router {
     paths
         .layer(from_fn(catch_panic))
-        .layer(from_fn_with_state(Arc::clone(&app), count_errors))
+        .layer(from_fn_with_state(Arc::clone(&app), observe_errors))
         .with_state(app)
 }
 
@@ -114,7 +117,12 @@ async fn authenticate(
         let caller = keys.caller(request.headers())?;
         request.extensions_mut().insert(caller);
     }
-    Ok(next.run(request).await)
+    let caller = request.extensions().get::<Caller>().cloned();
+    let mut response = next.run(request).await;
+    if let Some(caller) = caller {
+        response.extensions_mut().insert(caller);
+    }
+    Ok(response)
 }
 
 /// A handler's panic is an answer with status 500; other requests do not notice it. The
@@ -127,14 +135,21 @@ async fn catch_panic(request: Request, next: Next) -> Response {
     })
 }
 
-/// Most refusals come before there is a generation to count.
-async fn count_errors(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// Probes repeat a refusal often; the metrics count it.
+const PROBES: [&str; 3] = ["/health", "/ready", "/live"];
+
+/// Most refusals come before there is a generation to count, or to log.
+async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
+    let started = Instant::now();
     let response = next.run(request).await;
     let status = response.status();
     if status.is_client_error() || status.is_server_error() {
         let path = path.as_ref().map_or("other", MatchedPath::as_str);
         app.generator.count_http_error(path, status.as_u16());
+        if !PROBES.contains(&path) {
+            access_log::refused(&response, path, started);
+        }
     }
     response
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tasuki_text::TextError;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use crate::admin;
 use crate::api_keys::{ApiKeys, KeysError, keep_reading};
 use crate::app::{App, HttpSettings};
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
+use crate::log;
 use crate::models::{Models, NamesError};
 use crate::routes::metrics_alone;
 use crate::serve;
@@ -78,7 +78,10 @@ pub fn run(arguments: Vec<String>) -> i32 {
 }
 
 fn start(args: RouterArgs) -> Result<(), StartError> {
-    start_log(&args.log)?;
+    log::start(&args.log, args.access_log).map_err(|source| StartError::Log {
+        filter: args.log.clone(),
+        source,
+    })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("router")
@@ -87,20 +90,6 @@ fn start(args: RouterArgs) -> Result<(), StartError> {
     // A body that is still being tokenized is not waited for.
     runtime.shutdown_background();
     result
-}
-
-fn start_log(filter: &str) -> Result<(), StartError> {
-    let directives = EnvFilter::try_new(filter).map_err(|source| StartError::Log {
-        filter: filter.to_owned(),
-        source,
-    })?;
-    // An embedding process may have a subscriber of its own already.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(directives)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .try_init();
-    Ok(())
 }
 
 async fn serve(args: RouterArgs) -> Result<(), StartError> {

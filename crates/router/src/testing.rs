@@ -197,7 +197,11 @@ impl Generator for FakeGenerator {
         }
         self.seen.lock().unwrap().push(generation);
         self.started.lock().unwrap().push((event_sender, stops));
-        Generating { events, stop }
+        Generating {
+            events,
+            stop,
+            account: Arc::default(),
+        }
     }
 
     fn limits(&self, model: ModelId) -> Option<ModelLimits> {

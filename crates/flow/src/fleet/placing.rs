@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
-use tasuki_policy::{Choosing, NoPlacement, Placement};
+use tasuki_policy::{Choosing, NoPlacement, Placement, Why};
 
 use super::{FleetState, WorkerState};
 use crate::machine::Fleet;
@@ -80,13 +80,25 @@ impl FleetState {
 
 impl Fleet for FleetState {
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+        Ok(self.place_explained(request)?.0)
+    }
+
+    fn place_explained(
+        &mut self,
+        request: &RequestView,
+    ) -> Result<((WorkerRef, WorkerRef), Option<Why>), NoPlacement> {
         // A forecast before it chose by the same order.
-        let placement = self.choose(request);
-        let placement = placement.or_else(|reason| self.choose_failing(request, reason))?;
+        let warmed = self.warmed(request);
+        let placed = self.policy.place_explained(&warmed, self.choosing());
+        let (placement, why) = match placed {
+            Ok(placed) => placed,
+            Err(reason) => (self.choose_failing(request, reason)?, None),
+        };
         self.tie = self.tie.wrapping_add(1);
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
-        prefill.zip(decode).ok_or(NoPlacement::NoWorker)
+        let pair = prefill.zip(decode).ok_or(NoPlacement::NoWorker)?;
+        Ok((pair, why))
     }
 
     fn place_decode(

@@ -47,8 +47,11 @@ impl Machine {
             if !self.is_within_budget(group, now, fleet) {
                 continue;
             }
-            match fleet.place(&self.view(group)) {
-                Ok(workers) => self.launch(group, workers, now),
+            match fleet.place_explained(&self.view(group)) {
+                Ok((workers, why)) => {
+                    self.timings.why = why.map(Box::new);
+                    self.launch(group, workers, now);
+                }
                 Err(NoPlacement::CannotResume) => {
                     self.end(Some(ServeError::Failed {
                         kind: FailureKind::Device,

@@ -1,7 +1,7 @@
 //! What goes into a request's state machine and what comes out.
 
 use tasuki_core::{FailureKind, RequestView, WorkerId};
-use tasuki_policy::NoPlacement;
+use tasuki_policy::{NoPlacement, Why};
 
 use crate::generation::Event;
 use crate::leg::{LegEnd, LegSpec, Output};
@@ -98,6 +98,18 @@ pub trait Fleet {
     ///
     /// [`NoPlacement`] says which kind of worker is missing.
     fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement>;
+
+    /// The same, with the costs that were compared, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// As [`Fleet::place`].
+    fn place_explained(
+        &mut self,
+        request: &RequestView,
+    ) -> Result<((WorkerRef, WorkerRef), Option<Why>), NoPlacement> {
+        Ok((self.place(request)?, None))
+    }
 
     /// Another decode worker for a request that `prefill` works on; none of `tried`.
     fn place_decode(

@@ -143,6 +143,11 @@ impl Machine {
         deadlines.filter_map(|group| group.deadline(stalled)).min()
     }
 
+    /// Where the time went and who works on it, as far as known; its last event has it all.
+    pub fn timings(&self) -> &Timings {
+        &self.timings
+    }
+
     /// Whether nothing follows but the effects that are left.
     pub fn is_over(&self) -> bool {
         self.over

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use tasuki_core::{CostModel, RequestView, WorkerId};
 
 use super::Placement;
+use crate::Cost;
 
 /// A worker and what one half of the request costs there.
 #[derive(Debug, Clone, Copy)]
@@ -171,6 +172,14 @@ impl Pair {
     /// The cheaper one of two.
     pub fn cheaper(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         one.into_iter().chain(other).min_by(Self::compare)
+    }
+
+    pub fn cost(&self) -> Cost {
+        Cost {
+            prefill_s: self.prefill.cost_s,
+            handoff_s: self.cost_s - self.prefill.cost_s - self.decode.cost_s,
+            decode_s: self.decode.cost_s,
+        }
     }
 
     pub fn placement(&self) -> Placement {

@@ -9,7 +9,7 @@ use tasuki_core::{
     Capabilities, CostModel, HandoffKind, HardwareClass, Health, ModelId, Outstanding,
     ReportedLoad, RequestView, Role, StepSample, Warm, WorkerId, WorkerView,
 };
-use tasuki_policy::{Choosing, NoPlacement, Placement, Policy, WorkerIndex};
+use tasuki_policy::{Choosing, Cost, NoPlacement, Placement, Policy, WorkerIndex};
 
 use crate::fleets::{any_request, any_worker, domain, worker};
 
@@ -80,6 +80,33 @@ fn the_cost_outweighs_a_role() {
     let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
     workers[1].load.waiting_prefill_tokens = 50_000;
     assert_eq!(pair(&workers, &request), (0, 0), "no queue is there");
+}
+
+#[test]
+fn a_placement_says_what_it_compared() {
+    let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    let explain = |workers: &[WorkerView]| {
+        let model = CostModel::default();
+        let how = Choosing {
+            model: &model,
+            strict_roles: false,
+            tie: 0,
+        };
+        let placed = index(workers).place_explained(&RequestView::new(500, 200), how);
+        placed.unwrap().1.unwrap()
+    };
+    let why = explain(&workers);
+    assert!(why.is_split && why.chosen.handoff_s > 0.0, "{why:?}");
+    let text = why.to_string();
+    assert!(
+        text.starts_with("split ") && text.contains("; colocated "),
+        "{text}"
+    );
+    workers[0].load.running_sequences = 40;
+    workers[0].load.running_kv_tokens = 40_000;
+    let why = explain(&workers);
+    assert!(!why.is_split && why.chosen.prefill_s > 0.0, "{why:?}");
+    assert!(why.to_string().starts_with("colocated "), "{why}");
 }
 
 #[test]
@@ -464,6 +491,27 @@ impl Both {
             expected,
             "{request:?} {list:#?}"
         );
+        if let (Ok(placement), Ok((_, why))) = (expected, self.index.place_explained(request, how))
+        {
+            let why = why.expect("costs were compared");
+            assert_eq!(why.is_split, !placement.is_whole());
+            let total_s = why.chosen.total_s();
+            assert!(
+                (total_s - placement.cost_s).abs() <= 1e-9 * placement.cost_s,
+                "{why:?}"
+            );
+            let Cost {
+                prefill_s,
+                handoff_s,
+                decode_s,
+            } = why.chosen;
+            assert!(prefill_s.min(handoff_s).min(decode_s) >= -1e-9, "{why:?}");
+            assert!(
+                why.other_s
+                    .is_none_or(|other_s| other_s >= placement.cost_s),
+                "{why:?}"
+            );
+        }
         let expected = crate::reference::place_decode(&list, request, prefill, tried, how);
         let answer = self.index.place_decode(request, prefill, tried, how);
         assert_eq!(answer, expected, "{request:?} after {prefill} {list:#?}");

@@ -12,7 +12,7 @@ use axum::http::HeaderName;
 use clap::{ArgGroup, CommandFactory, Parser};
 use tasuki_flow::AdmissionConfig;
 
-pub use self::words::{KvLoss, Policy};
+pub use self::words::{AccessLog, KvLoss, Policy};
 
 use self::values::{Listen, NamedFolder, listen};
 use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
@@ -244,6 +244,11 @@ pub struct RouterArgs {
         env = "TASUKI_LOG"
     )]
     pub log: String,
+
+    /// One line per request at its end, on stderr: tokens, phases, workers, and the costs that
+    /// their choice compared. Its target in --log is `access`; its level is info.
+    #[arg(long, value_enum, default_value_t = AccessLog::Text)]
+    pub access_log: AccessLog,
 }
 
 impl RouterArgs {

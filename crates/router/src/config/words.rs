@@ -14,6 +14,16 @@ pub enum KvLoss {
     Fail,
 }
 
+/// How the access log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AccessLog {
+    Off,
+    /// As other lines of the log.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
 /// The words for [`PolicyKind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Policy {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use axum::http::StatusCode;
 use axum::response::Response;
 use futures::Stream;
 use serde_json::json;
@@ -15,12 +16,13 @@ use tokio::time::timeout;
 use super::request::{Answer, Usage};
 use super::resume::Resumption;
 use super::serve::response_of;
+use crate::access_log::RequestLog;
 use crate::api_keys::CallerPermit;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::Permit;
-use crate::openai::{self, Deadline, RequestLog};
-use crate::serve::api::{Event, Generating, Generation, ServeError};
+use crate::openai::{self, Deadline};
+use crate::serve::api::{Event, Generating, Generation, ServeError, Timings};
 
 const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
@@ -36,6 +38,8 @@ pub struct Answering {
     /// By the worker's account, or by parts of the answer.
     pub usage: Option<Usage>,
     pub tokens: u64,
+    /// Once the answer has ended.
+    pub timings: Option<Timings>,
     pub _permit: Permit,
     pub _caller_permit: Option<CallerPermit>,
 }
@@ -57,6 +61,16 @@ pub enum Ending {
 
 impl Drop for Answering {
     fn drop(&mut self) {
+        self.log.write(|| {
+            let timings = self.timings.clone();
+            let timings = timings.unwrap_or_else(|| self.generating.account.read());
+            (self.whole_usage(), timings)
+        });
+    }
+}
+
+impl Answering {
+    fn whole_usage(&self) -> openai::Usage {
         let usage = self.usage.unwrap_or(Usage {
             prompt_tokens: 0,
             completion_tokens: self.tokens,
@@ -65,15 +79,13 @@ impl Drop for Answering {
         let cached = usage
             .prompt_tokens_details
             .and_then(|details| details.cached_tokens);
-        self.log.write(openai::Usage::new(
+        openai::Usage::new(
             usage.prompt_tokens,
             usage.completion_tokens,
             cached.unwrap_or(0),
-        ));
+        )
     }
-}
 
-impl Answering {
     pub async fn next(&mut self) -> Next {
         loop {
             let event = match self.deadline.limit(self.generating.next()).await {
@@ -88,8 +100,9 @@ impl Answering {
                     }
                 }
                 Some(Event::Tokens { .. } | Event::PromptLogprobs(_)) => {}
-                Some(Event::Done(_)) => {
-                    self.log.outcome = "finished";
+                Some(Event::Done(timings)) => {
+                    self.timings = Some(timings);
+                    self.log.end.finish();
                     return Next::Done;
                 }
                 Some(Event::Failed(ServeError::Answered(answer))) => {
@@ -148,7 +161,17 @@ impl Answering {
     }
 
     fn failed(&mut self, ending: Ending) -> Next {
-        self.log.outcome = "failed";
+        match &ending {
+            Ending::Error(error) => self.log.end.fail(error),
+            Ending::Refused(answer) => {
+                let head = answer
+                    .get::<Answer>()
+                    .and_then(|answer| answer.head.as_ref());
+                let status = head.map_or(StatusCode::BAD_REQUEST, |head| head.status);
+                let reason = "the worker rejected the request";
+                self.log.end.fail_with(status, reason.to_owned());
+            }
+        }
         Next::Failed(ending)
     }
 

@@ -18,10 +18,11 @@ use super::estimate::Estimate;
 use super::object::Object;
 use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
 use super::resume::Resumption;
+use crate::access_log::{self, RequestLog};
 use crate::api_keys::{Caller, CallerPermit};
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
-use crate::openai::{Deadline, RequestLog, tenant};
+use crate::openai::{Deadline, tenant};
 use crate::serve::api::{Generation, ServeError};
 
 /// Of a client's headers, what workers get: others are between it and the router.
@@ -46,8 +47,6 @@ const OURS: [&str; 5] = [
 /// A request, received.
 pub struct Incoming {
     pub path: &'static str,
-    /// For the log.
-    pub endpoint: &'static str,
     pub parts: Parts,
     pub caller_permit: Option<CallerPermit>,
     pub body: Object,
@@ -80,6 +79,15 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
     let permit = app.gate.enter(sequences as usize)?;
     let stream = incoming.body.read("stream").unwrap_or(false);
     let id = generation.request_id.clone();
+    let names = incoming.model.names.into_iter();
+    let log = RequestLog {
+        request_id: id.clone(),
+        model: names.take(1).collect(),
+        endpoint: incoming.path,
+        tenant: Arc::clone(&generation.tenant),
+        started: incoming.started,
+        end: access_log::End::default(),
+    };
     let answering = Answering {
         app: Arc::clone(&app),
         resumption: Resumption::of(incoming.path, &incoming.body),
@@ -87,20 +95,25 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
             .generator
             .generate(generation.clone(), incoming.received),
         generation,
-        log: RequestLog::new(id.clone(), incoming.endpoint, incoming.started),
+        log,
         deadline: incoming.deadline,
         usage: None,
         tokens: 0,
+        timings: None,
         _permit: permit,
         _caller_permit: incoming.caller_permit,
     };
-    let mut response = match stream {
+    let answer = match stream {
         true => streamed(answering, app.settings.heartbeat).await,
         false => whole(answering).await,
-    }?;
+    };
+    let mut response = match answer {
+        Ok(response) => response,
+        Err(error) => return Ok(access_log::logged(Err(error))),
+    };
     let id = HeaderValue::from_str(&id).expect("an id is ASCII");
     response.headers_mut().insert("x-request-id", id);
-    Ok(response)
+    Ok(access_log::logged(Ok(response)))
 }
 
 fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Generation, ApiError> {
@@ -199,6 +212,7 @@ async fn streamed(mut answering: Answering, heartbeat: Duration) -> Result<Respo
         (header::CONTENT_TYPE, content_type.unwrap_or(usual)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
+    answering.log.end.begin(StatusCode::OK);
     let body = Body::from_stream(events(answering, first, heartbeat));
     Ok((headers, [("x-accel-buffering", "no")], body).into_response())
 }

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::fake::{Fabric, FakeWorker, MODEL, truth};
 use super::vllm_worker::{start, url};
 use super::*;
+use crate::access_log::tests::Lines;
+use crate::config::AccessLog;
 
 pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -256,4 +258,25 @@ async fn a_key_of_the_router_is_not_told_to_workers() {
     assert!(!seen.headers.contains_key("authorization"));
     assert!(seen.headers.contains_key("traceparent"));
     fabric.check();
+}
+
+#[tokio::test]
+async fn the_access_log_has_a_line_for_each_request() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Json);
+    let (router, _workers, _fabric) = fleet(&["prefill", "decode"]).await;
+    let body = r#"{"model":"theirs","messages":[],"stream":true}"#;
+    assert_eq!(router.post(CHAT, body).await.status, 200);
+    let objects = lines.objects();
+    assert_eq!(objects.len(), 1, "{}", lines.text());
+    let values = ["model", "endpoint", "outcome"].map(|name| objects[0][name].as_str());
+    assert_eq!(values, ["theirs", CHAT, "finished"].map(Some));
+    let mut ids = ["prefill_worker", "decode_worker"].map(|name| objects[0][name].as_str());
+    ids.sort_unstable();
+    assert_eq!(ids, ["0", "1"].map(Some));
+    assert_eq!(objects[0]["status"], 200);
+    assert!(
+        objects[0]["why"].as_str().unwrap().starts_with("split "),
+        "{}",
+        objects[0]
+    );
 }

@@ -1,7 +1,7 @@
 //! From started generations to an HTTP answer: whole, or as a stream.
 
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
 
@@ -38,7 +38,7 @@ impl<W: Wording> Running<W> {
         // the headers: proxies cut connections that stay silent.
         let first = timeout(self.run.heartbeat, self.run.next()).await.ok();
         if let Some(Some(Err(error))) = first {
-            self.run.log.outcome = "failed";
+            self.run.log.end.fail(&error);
             return Err(error);
         }
         let headers = [
@@ -46,6 +46,7 @@ impl<W: Wording> Running<W> {
             (header::CACHE_CONTROL, "no-cache"),
             (NO_BUFFERING, "no"),
         ];
+        self.run.log.end.begin(StatusCode::OK);
         let body = Body::from_stream(stream::events(self, first));
         Ok((headers, body).into_response())
     }
@@ -57,12 +58,12 @@ impl<W: Wording> Running<W> {
             match output {
                 Ok(output) => pieces[output.index].append(output.piece),
                 Err(error) => {
-                    run.log.outcome = "failed";
+                    run.log.end.fail(&error);
                     return Err(error);
                 }
             }
         }
-        run.log.outcome = "finished";
+        run.log.end.finish();
         let mut response = self.wording.whole(&self.run, pieces);
         let timing = server_timing(&self.run.outputs.summary().timings);
         response.headers_mut().insert(SERVER_TIMING, timing);

@@ -22,7 +22,6 @@ pub async fn chat_completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let endpoint = intake::Endpoint {
-        name: "chat",
         path: "/v1/chat/completions",
         find_foreign: intake::find_foreign,
         prepare,

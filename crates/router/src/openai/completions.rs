@@ -23,7 +23,6 @@ pub async fn completions(
     request: Request,
 ) -> Result<Response, ApiError> {
     let endpoint = intake::Endpoint {
-        name: "completions",
         path: "/v1/completions",
         find_foreign: intake::find_foreign,
         prepare,

@@ -58,7 +58,6 @@ pub struct SamplingFields {
 /// The handler.
 pub async fn generate(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let endpoint = intake::Endpoint {
-        name: "generate",
         path: "/generate",
         find_foreign: intake::find_sglang,
         prepare,

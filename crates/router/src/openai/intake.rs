@@ -16,13 +16,13 @@ use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::limits;
 use super::outputs::{Job, Outputs};
-use super::request_log::RequestLog;
 use super::running::{Run, Running};
 use super::sampling::{ModelSampling, sampling_params};
 use super::shape::Identity;
 use super::tenant;
 use super::types::CommonFields;
 use super::wording::Wording;
+use crate::access_log::{self, RequestLog};
 use crate::api_keys::Caller;
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
@@ -47,7 +47,6 @@ const QUICKLY_PARSED_BYTES: usize = 32 << 10;
 
 /// An endpoint that generates.
 pub struct Endpoint<W> {
-    pub name: &'static str,
     pub path: &'static str,
     /// Whether another engine's workers serve a request, and as what.
     pub find_foreign: fn(&App, &[u8]) -> Result<Option<ForForeign>, ApiError>,
@@ -110,7 +109,6 @@ pub async fn serve<W: Wording>(
         if let Some(found) = found {
             let incoming = Incoming {
                 path: endpoint.path,
-                endpoint: endpoint.name,
                 caller_permit,
                 parts,
                 body: found.body,
@@ -141,6 +139,9 @@ pub async fn serve<W: Wording>(
     let permit = app
         .gate
         .enter(prepared.jobs.len() * prepared.delivery.n as usize)?;
+    // All jobs of a request are of one tenant.
+    let log_tenant = prepared.jobs.first();
+    let log_tenant = log_tenant.map_or_else(|| "".into(), |job| Arc::clone(&job.generation.tenant));
     let outputs = Outputs::start(
         app.generator.as_ref(),
         &prepared.model.text,
@@ -148,7 +149,14 @@ pub async fn serve<W: Wording>(
         prepared.jobs,
         received,
     );
-    let log = RequestLog::new(prepared.identity.id.clone(), endpoint.name, started);
+    let log = RequestLog {
+        request_id: prepared.identity.id.clone(),
+        model: prepared.identity.model.clone(),
+        endpoint: endpoint.path,
+        tenant: log_tenant,
+        started,
+        end: access_log::End::default(),
+    };
     let run = Run {
         identity: prepared.identity,
         delivery: prepared.delivery,
@@ -160,7 +168,8 @@ pub async fn serve<W: Wording>(
         _caller_permit: caller_permit,
     };
     let wording = prepared.wording;
-    Running { wording, run }.answer().await
+    let answer = Running { wording, run }.answer().await;
+    Ok(access_log::logged(answer))
 }
 
 /// The model that a body names, if it does.

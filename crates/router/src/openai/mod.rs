@@ -28,7 +28,6 @@ mod logprobs;
 mod models;
 mod outputs;
 mod prompt;
-mod request_log;
 mod running;
 mod sampling;
 mod shape;
@@ -50,9 +49,8 @@ pub use generate::generate;
 pub use generator::Generator;
 pub use length::TextLimit;
 pub use models::{list as list_models, retrieve as retrieve_model};
-pub use request_log::RequestLog;
 pub use tokenize::{detokenize, tokenize};
-pub use usage::Usage;
+pub use usage::{Usage, milliseconds};
 
 /// What the fuzzing tests read models' answers with.
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::generator::Generator;
 use super::usage::{Usage, merge};
 use tasuki_core::FailureKind;
 
-use crate::serve::api::{Event, Generating, Generation, ServeError, Timings};
+use crate::serve::api::{Account, Event, Generating, Generation, ServeError, Timings};
 
 /// Tokens at the prompt's end that tell a detokenizer where it stands (some
 /// tokenizers drop a space at the beginning of a text).
@@ -56,6 +56,8 @@ struct Prompt {
     begun: Vec<bool>,
     /// Once all choices have ended.
     timings: Option<Timings>,
+    /// Until then.
+    account: Arc<Account>,
 }
 
 struct Received {
@@ -84,10 +86,9 @@ impl Outputs {
         for (prompt, job) in jobs.into_iter().enumerate() {
             prompts.push(Prompt::new(text, delivery, &job));
             prompts[prompt].echo = job.echo;
-            waiting.push(receive(
-                prompt,
-                generator.generate(job.generation, received),
-            ));
+            let generating = generator.generate(job.generation, received);
+            prompts[prompt].account = Arc::clone(&generating.account);
+            waiting.push(receive(prompt, generating));
         }
         Self {
             waiting,
@@ -179,6 +180,15 @@ impl Outputs {
         }
     }
 
+    /// The timings of all prompts, of those that have not ended as far as known.
+    pub fn known_timings(&self) -> Timings {
+        let known = |prompt: &Prompt| match &prompt.timings {
+            Some(timings) => timings.clone(),
+            None => prompt.account.read(),
+        };
+        merge(self.prompts.iter().map(known).collect())
+    }
+
     /// The prompt's tokens of a choice.
     pub fn prompt_tokens(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt].tokens
@@ -229,6 +239,7 @@ impl Prompt {
             choices: choices.collect(),
             begun: vec![false; delivery.n as usize],
             timings: None,
+            account: Arc::default(),
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::outputs::{Output, Outputs};
-use super::request_log::RequestLog;
 use super::shape::Identity;
+use crate::access_log::RequestLog;
 use crate::api_keys::CallerPermit;
 use crate::error::ApiError;
 use crate::gate::Permit;
@@ -32,7 +32,8 @@ pub struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.log.write(self.outputs.summary().usage);
+        self.log
+            .write(|| (self.outputs.summary().usage, self.outputs.known_timings()));
     }
 }
 

@@ -84,12 +84,12 @@ impl<W: Wording> State<W> {
             }
             Some(Err(error)) => {
                 self.ended = true;
-                run.log.outcome = "failed";
+                run.log.end.fail(&error);
                 wording.fail(&error, events);
             }
             None => {
                 self.ended = true;
-                run.log.outcome = "finished";
+                run.log.end.finish();
                 wording.close(run, events);
             }
         }

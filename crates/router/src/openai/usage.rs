@@ -49,7 +49,7 @@ fn phases(timings: &Timings) -> [(&'static str, Duration); 11] {
     ]
 }
 
-fn milliseconds(duration: Duration) -> f64 {
+pub fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
@@ -83,10 +83,10 @@ pub fn server_timing(timings: &Timings) -> HeaderValue {
 pub fn merge(all: Vec<Timings>) -> Timings {
     all.into_iter()
         .reduce(|a, b| {
-            let (prefill_worker, decode_worker) = if b.total > a.total {
-                (b.prefill_worker, b.decode_worker)
+            let (prefill_worker, decode_worker, why) = if b.total > a.total {
+                (b.prefill_worker, b.decode_worker, b.why)
             } else {
-                (a.prefill_worker, a.decode_worker)
+                (a.prefill_worker, a.decode_worker, a.why)
             };
             Timings {
                 queue: a.queue.max(b.queue),
@@ -105,6 +105,7 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 replacements: a.replacements + b.replacements,
                 prefill_worker,
                 decode_worker,
+                why,
             }
         })
         .unwrap_or_default()

@@ -3,6 +3,8 @@
 //! `openai/` turns a client's request into [`Generation`]s and the [`Event`]s of
 //! each back into text. `serve/` turns a [`Generation`] into legs on workers.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use tokio::sync::mpsc;
 
 use super::events::EventReceiver;
@@ -13,6 +15,23 @@ pub use tasuki_flow::{Event, Finish, Generation, ServeError, Timings};
 pub struct Generating {
     pub(crate) events: EventReceiver,
     pub(crate) stop: mpsc::UnboundedSender<u32>,
+    pub(crate) account: Arc<Account>,
+}
+
+/// What the access log needs to know of a generation that has not ended: its workers, and why
+/// they were chosen. Its task writes it at each dispatch.
+#[derive(Debug, Default)]
+pub struct Account(Mutex<Timings>);
+
+impl Account {
+    pub fn write(&self, timings: &Timings) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = timings.clone();
+    }
+
+    pub fn read(&self) -> Timings {
+        let timings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        timings.clone()
+    }
 }
 
 impl Generating {

@@ -10,10 +10,11 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 
 use super::alarm::Alarm;
-use super::api::ServeError;
+use super::api::{Account, ServeError};
 use super::events::EventSender;
 use super::forecasts::Checked;
 use super::meter::Meter;
+use crate::access_log;
 use crate::metrics::Metrics;
 use crate::workers::Registry;
 
@@ -30,6 +31,7 @@ pub struct Shared {
 pub struct ClientEnds {
     pub events: EventSender,
     pub stop: UnboundedReceiver<u32>,
+    pub account: Arc<Account>,
 }
 
 /// Serves one request to its end. `received`: when the whole of the client's request was there.
@@ -55,6 +57,7 @@ pub async fn drive(
         machine: Machine::new(generation, chunks, shared.machine),
         checked: None,
         events: client.events.clone(),
+        account: Arc::clone(&client.account),
         inbox: sender,
         shared,
     };
@@ -113,6 +116,7 @@ struct RequestTask {
     /// Until an attempt fails: then the forecast was of something else.
     checked: Option<Checked>,
     events: EventSender,
+    account: Arc<Account>,
     /// For what the workers report of this request's legs.
     inbox: UnboundedSender<Input>,
     shared: Arc<Shared>,
@@ -141,6 +145,9 @@ impl RequestTask {
         let registry = &self.shared.registry;
         match effect {
             Effect::Dispatch { leg, spec } => {
+                if access_log::is_on() {
+                    self.account.write(self.machine.timings());
+                }
                 let name = self.name_of(leg.attempt);
                 tracing::debug!(
                     request_id = name,

@@ -143,6 +143,7 @@ impl Service {
         let generating = Generating {
             events: for_client,
             stop,
+            account: Arc::default(),
         };
         let admitted = self.inner.running.send_if_modified(|running| {
             running.requests += usize::from(!running.draining);
@@ -160,6 +161,7 @@ impl Service {
         let client = ClientEnds {
             events,
             stop: stops,
+            account: Arc::clone(&generating.account),
         };
         tokio::spawn(async move {
             let _ticket = ticket;

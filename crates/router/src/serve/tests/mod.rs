@@ -1,5 +1,6 @@
 //! The service over real streams to workers that send what the test tells them.
 
+mod access_log;
 mod admission;
 mod draining;
 mod losses;
