@@ -129,7 +129,7 @@ def test_the_page_shows_the_state(
             for scheme in SCHEMES:
                 page = Page(browser, dashboard, width, scheme)
                 until(
-                    lambda page=page: page.evaluate("document.documentElement.dataset.shown"),
+                    lambda page=page: page.evaluate("document.documentElement?.dataset.shown"),
                     "a page that shows the state",
                 )
                 shown = page.evaluate(SHOWN)
