@@ -53,7 +53,8 @@ CONTRASTS = """(() => {
     const stripe = style.backgroundImage.match(/rgb\\([^)]*\\)/);
     if (stripe) return stripe[0];
     const color = channels(style.backgroundColor);
-    return color.length === 3 || color[3] === 1 ? style.backgroundColor : ground(element.parentElement);
+    const opaque = color.length === 3 || color[3] === 1;
+    return opaque ? style.backgroundColor : ground(element.parentElement);
   };
   const own = (element) => [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
   return [...document.body.querySelectorAll('*')]

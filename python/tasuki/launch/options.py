@@ -230,6 +230,7 @@ AdminPort = Annotated[
     _option(
         "Port of the admin API and of the dashboard, on 127.0.0.1 only [not served].",
         "--admin-port",
+        metavar="PORT",
         min=1,
         max=65_535,
     ),

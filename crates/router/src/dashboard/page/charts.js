@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 360;
 const HEIGHT = 132;
-const MARGIN = { left: 4, right: 52, top: 8, bottom: 18 };
+const MARGIN = { left: 4, right: 60, top: 8, bottom: 18 };
 
 function svg(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);

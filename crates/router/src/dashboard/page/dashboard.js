@@ -2,10 +2,11 @@
 "use strict";
 
 const POLL_MS = 1000;
-const SPAN_S = 300;
+// The charts begin with the shorter span and grow to the longer one.
+const SPANS_S = [60, 300];
 const ROLES = ["prefill", "mixed", "decode"];
-// On the drawing, more than these are only in the table.
-const MOST_LABELS = 12;
+// With less room the label of a link is only in the table.
+const LABEL_HEIGHT = 26;
 
 const PHASES = [
   ["queue", "queue", "waits until a prefill worker schedules it"],
@@ -93,7 +94,7 @@ function card(worker) {
     facts.append(
       fact("running", count(load.running_requests)),
       fact("waiting", count(load.waiting_requests)),
-      fact("prompt tokens queued", count(load.waiting_prefill_tokens)),
+      fact("queued tokens", count(load.waiting_prefill_tokens)),
       fact("KV blocks", `${used} / ${load.total_blocks}`),
     );
     parts.push(facts, meter(used, load.total_blocks));
@@ -125,35 +126,37 @@ function showLinks(found) {
   drawLinks(found);
 }
 
+// Draws the links that go from one column to another. Each has its own place on the edges of both
+// cards, in the order of the cards on the other side, so that links do not cross at their ends.
 function drawLinks(found) {
   const area = byId("topology").getBoundingClientRect();
-  const most = Math.max(...found.map((link) => link.bytes_per_s), 1);
-  const lines = [];
-  const labels = [];
-  found.forEach((link, i) => {
-    const [from, to] = [link.from, link.to].map((id) =>
-      document.querySelector(`[data-worker="${CSS.escape(id)}"]`)?.getBoundingClientRect());
-    if (!from || !to || from.right >= to.left) return;
-    const [x1, x2] = [from.right - area.left, to.left - area.left];
-    const [y1, y2] = [from, to].map((box) => box.top + box.height / 2 - area.top);
+  const boxes = new Map([...document.querySelectorAll("[data-worker]")].map((each) =>
+    [each.dataset.worker, each.getBoundingClientRect()]));
+  const shown = found.filter(({ from, to }) => boxes.get(from)?.right < boxes.get(to)?.left);
+  const at = (link, end, other) => {
+    const beside = shown.filter((each) => each[end] === link[end])
+      .sort((a, b) => boxes.get(a[other]).top - boxes.get(b[other]).top);
+    const { top, height } = boxes.get(link[end]);
+    const part = (beside.indexOf(link) + 1) / (beside.length + 1);
+    return { y: top - area.top + height * part, room: height / (beside.length + 1) };
+  };
+  const most = Math.max(...shown.map((link) => link.bytes_per_s), 1);
+  const [lines, labels] = [[], []];
+  for (const link of shown) {
+    const [x1, x2] = [boxes.get(link.from).right - area.left, boxes.get(link.to).left - area.left];
+    const [start, end] = [at(link, "from", "to"), at(link, "to", "from")];
     const middle = (x1 + x2) / 2;
-    const width = 1.5 + 4 * (link.bytes_per_s / most);
-    const d = `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2 - 6} ${y2}`;
-    lines.push(svg("path", { d, class: "link", "stroke-width": width.toFixed(1) }));
-    lines.push(svg("path", { d: `M${x2} ${y2}l-9 -5v10z`, class: "arrow" }));
-    if (found.length > MOST_LABELS) return;
-    // Links that cross do so in the middle, so labels stand at different parts of the way.
-    const part = found.length > 1 ? 0.3 + (0.4 * i) / (found.length - 1) : 0.5;
-    const curve = lines[lines.length - 2];
-    const at = curve.getPointAtLength(curve.getTotalLength() * part);
-    labels.push(svg("text", { x: at.x, y: at.y - 10, "text-anchor": "middle" },
-      byteRate(link.bytes_per_s)));
-    labels.push(svg("text", { x: at.x, y: at.y + 18, "text-anchor": "middle", class: "less" },
-      `${rate(link.handoffs_per_s)} handoffs`));
-  });
+    const d = `M${x1} ${start.y}C${middle} ${start.y} ${middle} ${end.y} ${x2 - 6} ${end.y}`;
+    const width = (1.5 + 3 * (link.bytes_per_s / most)).toFixed(1);
+    lines.push(svg("path", { d, class: "link", "stroke-width": width }));
+    lines.push(svg("path", { d: `M${x2} ${end.y}l-9 -5v10z`, class: "arrow" }));
+    if (start.room < LABEL_HEIGHT) continue;
+    labels.push(svg("text", { x: x1 + 8, y: start.y - 8 },
+      byteRate(link.bytes_per_s),
+      svg("tspan", { class: "less" }, ` · ${count(link.handoffs_per_s)} handoffs/s`)));
+  }
   // On a wide page the table has only what the drawing lacks.
-  const drawn = lines.length === 2 * found.length && found.length <= MOST_LABELS;
-  byId("link-table").classList.toggle("drawn", drawn);
+  byId("link-table").classList.toggle("drawn", labels.length === found.length);
   links.setAttribute("viewBox", `0 0 ${area.width} ${area.height}`);
   links.replaceChildren(...lines, ...labels);
 }
@@ -244,10 +247,20 @@ function row(request, longest) {
       (done ? facts : [request.outcome.replace("_", " "), ...facts]).join(" · ")));
 }
 
+// Rows on the page, by request; they stay as long as they are right, and so do their hover titles.
+let rows = new Map();
+let rowsLongest = 0;
+
 function showRequests(requests) {
   const longest = Math.max(...requests.map((request) => request.total_s), 1e-6);
+  const known = longest === rowsLongest ? rows : new Map();
+  const key = (request) => `${request.id} ${request.ended_at}`;
+  const shown = new Map(requests.map((request) =>
+    [key(request), known.get(key(request)) ?? row(request, longest)]));
+  const changed = [...shown.values()].some((element) => !element.isConnected);
+  [rows, rowsLongest] = [shown, longest];
   byId("no-requests").hidden = requests.length > 0;
-  byId("requests").replaceChildren(...requests.map((request) => row(request, longest)));
+  if (changed) byId("requests").replaceChildren(...shown.values());
 }
 
 // -- live --
@@ -260,7 +273,9 @@ function show(state) {
   showTotals(state);
   showWorkers(state.workers);
   showLinks(state.links);
-  for (const chart of CHARTS) chart.draw(state.series, SPAN_S);
+  const covered = state.series.length * state.interval_s;
+  const span = SPANS_S.find((each) => each >= covered) ?? SPANS_S[1];
+  for (const chart of CHARTS) chart.draw(state.series, span);
   showRequests(state.requests);
   document.documentElement.dataset.shown = `${state.series.length}`;
 }
