@@ -19,7 +19,7 @@ import pytest
 from support.client import Client
 from support.processes import Process, environment
 from support.serving import START_DEADLINE_S, Serve, wait_for_url
-from support.waiting import until
+from support.waiting import free_port, until
 
 
 def wait_ready(client: Client) -> None:
@@ -128,11 +128,19 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl to run the printed command")
-def test_the_printed_curl_command_works_as_pasted(serve: Serve, tiny_model: Path) -> None:
-    process = serve("--model", str(tiny_model), "--dtype", "float32", "--mixed", "1", "--port", "0")
+def test_the_printed_curl_command_and_dashboard_work_as_pasted(
+    serve: Serve, tiny_model: Path
+) -> None:
+    words = ["--model", str(tiny_model), "--dtype", "float32", "--mixed", "1", "--port", "0"]
+    process = serve(*words, "--admin-port", str(free_port()))
     wait_ready(Client(wait_for_url(process), ""))
     document = json.loads(paste("sh", "-c", printed(process, "curl ")))
     assert document["choices"][0]["message"]["content"]
+    dashboard = re.search(
+        r"dashboard: (http://127\.0\.0\.1:\d+/dashboard)$", process.output(), re.M
+    )
+    assert dashboard is not None, process.output()
+    assert "<title>Tasuki dashboard</title>" in paste("curl", "-s", dashboard[1])
 
 
 def decode_is_known(client: Client) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from plot_synthetic import write_sweep
 from plotly.offline import get_plotlyjs
+from support.browser import BROWSER, HEADLESS, NO_BROWSER
 
 from tasuki.plot import html, png
 from tasuki.plot.figures.marks import Axis, Bars, Curve, Figure, Guide, Panel
@@ -22,9 +22,6 @@ from tasuki.plot.load import Source, load
 from tasuki.plot.options import Options
 from tasuki.plot.palette import look
 from tasuki.plot.write import write
-
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
-_BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 SMALL = Figure(
     name="small",
@@ -170,12 +167,16 @@ def test_labels_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(_BROWSER is None, reason=f"no browser to render with: {', '.join(_BROWSERS)}")
+@pytest.mark.skipif(BROWSER is None, reason=NO_BROWSER)
 def test_the_page_renders_in_a_browser(page: Path, tmp_path: Path) -> None:
-    assert _BROWSER is not None
+    assert BROWSER is not None
     picture = tmp_path / "page.png"
-    words = [_BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    words += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    words = [
+        BROWSER,
+        *HEADLESS,
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ]
     words += ["--virtual-time-budget=10000", "--window-size=1200,9000"]
     dom = subprocess.run(
         [*words, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=200

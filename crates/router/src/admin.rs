@@ -49,7 +49,7 @@ enum AdminError {
     )]
     NoRole(#[from] serde_json::Error),
     #[error(
-        "there is GET /workers, and POST /workers/ID/drain, /workers/ID/undrain and \
+        "there is GET /workers and /dashboard, and POST /workers/ID/drain, /workers/ID/undrain and \
          /workers/ID/role"
     )]
     UnknownPath,
@@ -77,7 +77,7 @@ struct Workers {
 
 /// A worker, as the router sees it.
 #[derive(Debug, Serialize)]
-struct Worker {
+pub struct Worker {
     id: u32,
     address: String,
     /// connecting, ready, suspect, draining, failing or down.
@@ -108,7 +108,7 @@ struct Load {
 }
 
 impl Worker {
-    fn new(known: &Known<'_>) -> Self {
+    pub fn new(known: &Known<'_>) -> Self {
         let (state, info) = (known.state, known.state.info.as_ref());
         let reasons = [
             (DrainReason::Asked, "asked"),

@@ -2,7 +2,7 @@
 //!
 //! `openai/` speaks HTTP and text, `serve/` places and follows requests,
 //! `workers/` speaks to workers, `discovery/` says where they are,
-//! `admin` shows and directs them. `serve::api` is the border between the first
+//! `admin` shows and directs them, `dashboard` is a page for people. `serve::api` is the border between the first
 //! two. [`run`] is the process.
 
 mod access_log;
@@ -11,6 +11,7 @@ mod api_keys;
 mod app;
 mod config;
 mod connections;
+mod dashboard;
 mod discovery;
 mod error;
 mod foreign;

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tasuki_core::FailureKind;
 
+use crate::dashboard::Recorder;
 use crate::serve::api::Timings;
 use crate::workers::{self, WorkerCollector};
 
@@ -35,7 +36,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Outcome::Done => "done",
             Outcome::Unavailable => "unavailable",
@@ -73,6 +74,8 @@ pub struct Metrics {
     /// Received to end.
     pub total: Histogram,
     phases: Histograms,
+    /// The same for the dashboard, of the last minutes.
+    pub recorder: Recorder,
 }
 
 impl Metrics {
@@ -96,6 +99,7 @@ impl Metrics {
             between_tokens: durations(),
             total: durations(),
             phases,
+            recorder: Recorder::default(),
         };
         metrics.register(workers);
         metrics
@@ -201,6 +205,7 @@ impl Metrics {
     pub fn retried(&self, reason: &'static str, kind: FailureKind) {
         let labels = [("reason", reason), ("kind", kind.as_str())];
         self.retries.get_or_create(&labels).inc();
+        self.recorder.retried();
     }
 
     /// Counts a generation that ended with an error.

@@ -14,6 +14,7 @@ use crate::api_keys::{ApiKeys, KeysError, keep_reading};
 use crate::app::{App, HttpSettings};
 use crate::config::RouterArgs;
 use crate::connections::{self, ConnectionLimits};
+use crate::dashboard;
 use crate::log;
 use crate::models::{Models, NamesError};
 use crate::routes::metrics_alone;
@@ -123,8 +124,14 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     });
     if let Some(listener) = admin {
         let address = listener.local_addr()?;
-        tracing::info!(%address, "admin API");
-        let routes = admin::routes(Arc::clone(service.registry()));
+        tracing::info!(dashboard = %format_args!("http://{address}/dashboard"), "admin API");
+        let metrics = Arc::clone(service.metrics());
+        let dashboard = dashboard::routes(dashboard::Source {
+            registry: Arc::clone(service.registry()),
+            metrics: Arc::clone(&metrics),
+        });
+        let routes = admin::routes(Arc::clone(service.registry())).merge(dashboard);
+        tokio::spawn(async move { metrics.recorder.keep_time().await });
         // It ends with the process: a drain can be watched to its end.
         tokio::spawn(axum::serve(listener, routes).into_future());
     }

@@ -143,6 +143,7 @@ class RouterOptions:
     tenant_header: str | None = None
     api_keys_file: Path | None = None
     api_key_env: str | None = None
+    admin_port: int | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     fleet_cert: Path | None = None

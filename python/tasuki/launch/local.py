@@ -124,6 +124,8 @@ def _serve(
                 )
                 took_s = time.monotonic() - begun_s
                 summary = f"{config.topology}, {dtype}, ready after {took_s:.1f} s"
+                if config.router.admin_port:
+                    summary += f"; dashboard: http://127.0.0.1:{config.router.admin_port}/dashboard"
                 served = topology.served_names(config, model)[0]
                 variable = config.router.key_variable
                 _begin(Deployment(url, served, summary, variable), job, supervisor)

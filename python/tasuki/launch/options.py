@@ -233,6 +233,16 @@ ApiKeyEnv = Annotated[
         "Environment variable that has an API key, in plain text.", "--api-key-env", metavar="NAME"
     ),
 ]
+AdminPort = Annotated[
+    int | None,
+    _option(
+        "Port of the admin API and of the dashboard, on 127.0.0.1 only [not served].",
+        "--admin-port",
+        metavar="PORT",
+        min=1,
+        max=65_535,
+    ),
+]
 TlsCert = Annotated[
     Path | None,
     _option(

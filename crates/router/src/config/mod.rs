@@ -84,7 +84,7 @@ pub struct RouterArgs {
     pub metrics_listen: Option<Listen>,
 
     /// Port of the admin API, on 127.0.0.1 only: lists workers, drains them, sets their role.
-    /// Not served if not given; 0 lets the system choose.
+    /// /dashboard is a page that shows them. Not served if not given; 0 lets the system choose.
     #[arg(long, value_name = "PORT")]
     pub admin_port: Option<u16>,
 

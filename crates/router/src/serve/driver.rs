@@ -53,7 +53,12 @@ pub async fn drive(
     let mut task = RequestTask {
         request_id: generation.request_id.clone(),
         received,
-        meter: Meter::new(Arc::clone(&shared.metrics), prompt_tokens, received),
+        meter: Meter::new(
+            Arc::clone(&shared.metrics),
+            &generation.request_id,
+            prompt_tokens,
+            received,
+        ),
         machine: Machine::new(generation, chunks, shared.machine),
         checked: None,
         events: client.events.clone(),

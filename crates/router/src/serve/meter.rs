@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::api::{Event, ServeError};
+use crate::dashboard::{Phases, Request};
 use crate::metrics::{Metrics, Outcome};
 
 /// From the request's arrival to its end; counts as in flight while it lives.
@@ -15,10 +16,12 @@ pub struct Meter {
     seen_first: bool,
     seen_second: bool,
     outcome: Outcome,
+    /// For the dashboard.
+    request: Request,
 }
 
 impl Meter {
-    pub fn new(metrics: Arc<Metrics>, prompt_tokens: usize, received: Instant) -> Self {
+    pub fn new(metrics: Arc<Metrics>, id: &str, prompt_tokens: usize, received: Instant) -> Self {
         metrics.in_flight.inc();
         metrics.prompt_tokens.inc_by(prompt_tokens as u64);
         Self {
@@ -28,6 +31,11 @@ impl Meter {
             seen_first: false,
             seen_second: false,
             outcome: Outcome::Cancelled,
+            request: Request {
+                id: id.to_owned(),
+                prompt_tokens,
+                ..Request::default()
+            },
         }
     }
 
@@ -40,6 +48,8 @@ impl Meter {
             Event::Done(timings) => {
                 self.outcome = Outcome::Done;
                 self.metrics.finished(timings);
+                self.request.phases = Some(Phases::from(timings));
+                self.request.total_s = timings.total.as_secs_f64();
             }
             Event::Failed(error) => {
                 self.metrics.failed(error.kind());
@@ -63,10 +73,12 @@ impl Meter {
             return;
         }
         self.metrics.output_tokens.inc_by(count);
+        self.metrics.recorder.output_tokens(count);
         let since_start = (now - self.received).as_secs_f64();
         if !self.seen_first {
             self.seen_first = true;
             self.metrics.first_token.observe(since_start);
+            self.metrics.recorder.first_token(since_start);
         }
         let choice = choice as usize;
         if self.choices.len() <= choice {
@@ -80,6 +92,7 @@ impl Meter {
         }
         if known > 0 {
             let each = (now - last).as_secs_f64() / count as f64;
+            self.metrics.recorder.between_tokens(each, count);
             for _ in 0..count {
                 self.metrics.between_tokens.observe(each);
             }
@@ -91,5 +104,14 @@ impl Drop for Meter {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
         self.metrics.ended(self.outcome);
+        let tokens = || self.choices.iter().map(|(tokens, _)| *tokens);
+        let mut request = std::mem::take(&mut self.request);
+        request.output_tokens = tokens().sum();
+        if request.phases.is_none() {
+            request.total_s = self.received.elapsed().as_secs_f64();
+        }
+        let longest = tokens().max().unwrap_or_default();
+        let recorder = &self.metrics.recorder;
+        recorder.ended(self.outcome, longest, request);
     }
 }

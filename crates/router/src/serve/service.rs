@@ -19,6 +19,7 @@ use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
 use crate::app::ForeignModel;
+use crate::dashboard::{Objectives, Recorder};
 use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
 use crate::foreign::native::Asked;
 use crate::metrics::Metrics;
@@ -118,7 +119,14 @@ impl Service {
                 _ = down.wait_for(|&down| down) => {}
             }
         });
-        let metrics = Arc::new(Metrics::new(&registry));
+        let seconds = |objective: Option<Duration>| objective.map(|time| time.as_secs_f64());
+        let objectives = Objectives {
+            ttft_s: seconds(tuning.admission.ttft),
+            tpot_s: seconds(tuning.admission.tpot),
+        };
+        let mut metrics = Metrics::new(&registry);
+        metrics.recorder = Recorder::new(objectives);
+        let metrics = Arc::new(metrics);
         let shared = Shared {
             registry,
             metrics,
@@ -177,8 +185,7 @@ impl Service {
         generating
     }
 
-    #[cfg(test)]
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> &Arc<Metrics> {
         &self.inner.shared.metrics
     }
 

@@ -84,6 +84,13 @@ async fn a_split_request_from_both_workers() {
     ] {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
+    let past = service.metrics().recorder.past();
+    let shown = &past.requests[0];
+    assert_eq!((shown.id.as_str(), shown.outcome), ("r", "done"));
+    assert_eq!((shown.prompt_tokens, shown.output_tokens), (20, 3));
+    let phases = shown.phases.as_ref().expect("phases");
+    assert!((phases.prefill - 0.25).abs() < 1e-9, "{phases:?}");
+    assert_eq!(phases.transfer_bytes, 4_096);
 }
 
 #[tokio::test]
