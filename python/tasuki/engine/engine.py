@@ -79,6 +79,7 @@ class Engine:
         self.cache = PrefixCache(config.prefix_caching)
         """For what routers are told of it; its content is the engine's alone."""
         self._pool = BlockPool(config.num_blocks, self.cache)
+        self.flush_cache = self._pool.flush_cache  # of every prefix; what runs keeps its KV
         self._budget = Budget(config, self._pool)
         self._queues = Queues(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)
@@ -231,10 +232,6 @@ class Engine:
     def counters(self) -> EngineCounters:
         """Counts since the start; the live object, to be read only."""
         return self._counters
-
-    def flush_cache(self) -> None:
-        """Forget every cached prefix; requests that run keep their KV."""
-        self._pool.flush_cache()
 
     @property
     def referenced_blocks(self) -> int:
