@@ -1,7 +1,7 @@
 //! The lines of requests that end in different ways.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
@@ -37,6 +37,12 @@ impl Write for Lines {
 impl Lines {
     /// Keeps what this thread logs, until the guard is dropped.
     pub fn keep(filter: &str, access: AccessLog) -> (Self, DefaultGuard) {
+        // With one subscriber alone, `tracing` asks that of the thread that first comes to an
+        // event whether anybody wants it, and other tests' threads have none.
+        static OTHER: Once = Once::new();
+        OTHER.call_once(|| {
+            let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
+        });
         let lines = Self::default();
         let kept = lines.clone();
         let lines_to = log::lines(filter, access, move || kept.clone()).unwrap();
