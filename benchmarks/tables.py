@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from table_parts import Result, load, number, rows, source
-from tables_of_router import fuzz, overload, placement, router
+from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import gpu_start, shape_load, shapes
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
@@ -313,6 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "placement": placement,
     "overload": overload,
     "fuzz": fuzz,
+    "router_vs_peers": router_vs_peers,
     "clients": clients,
     "clients-on-server": clients_on_server,
     "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode", "serve_roles"),

@@ -47,6 +47,42 @@ def fuzz() -> str:
     return source("fuzz") + rows(("target", "cases", "first seed", "s", "peak memory, MB"), lines)
 
 
+def router_vs_peers() -> str:
+    """The router and peers before the same HTTP workers."""
+    result = load("router_vs_peers")
+    named: dict[tuple[str, str], dict[tuple[str, ...], dict[str, float]]] = {}
+    for row in result["medians"]:
+        key = (row["what"], *(str(row[name]) for name in ("prompt", "clients") if name in row))
+        named.setdefault((row["router"], row["engine"]), {})[key] = row
+    direct = named.pop(("direct", "vllm"))["latency",]
+    costs = [("cost", size, at_once) for size in ("1.5 KB", "16 KB") for at_once in ("32", "128")]
+    lines = []
+    for (name, engine), found in named.items():
+        added = [found["latency",][key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
+        highest = found.get(("memory",), {}).get("highest_mb")
+        lines.append(
+            [
+                name,
+                engine,
+                *(number(found[cost]["requests_per_cpu_s"], 0) for cost in costs),
+                *(number(value, 2) for value in added),
+                number(highest, 0),
+            ]
+        )
+    heads = (
+        "router",
+        "workers",
+        "requests per CPU-second, 1.5 KB, 32 clients",
+        "128",
+        "16 KB, 32",
+        "128",
+        f"added TTFT p50 ms at {result['rate']:.0f}/s",
+        "p99",
+        f"MB, {result['streams']:,} streams",
+    )
+    return source("router_vs_peers") + rows(heads, lines)
+
+
 def placement() -> str:
     """How long the policy takes to place a request."""
     result = load("placement")
