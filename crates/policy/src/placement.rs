@@ -18,6 +18,7 @@ mod tree;
 use tasuki_core::{CostModel, WorkerId};
 
 pub use self::index::WorkerIndex;
+use crate::Why;
 
 /// Who prefills and who decodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,6 +28,8 @@ pub struct Placement {
     /// Expected time to the last token, and that which others lose by the request; 0 where the
     /// policy reckons no cost.
     pub cost_s: f64,
+    /// The costs that were compared, if there are any.
+    pub why: Option<Why>,
 }
 
 impl Placement {

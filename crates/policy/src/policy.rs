@@ -2,7 +2,7 @@
 
 use tasuki_core::{ModelId, RequestView, WorkerId, WorkerView};
 
-use crate::{Choosing, NoPlacement, Placement, Rule, SimplePolicy, Why, WorkerIndex};
+use crate::{Choosing, NoPlacement, Placement, Rule, SimplePolicy, WorkerIndex};
 
 /// Decides who prefills and who decodes, from what it is told of the workers.
 ///
@@ -20,19 +20,6 @@ pub trait Policy: std::fmt::Debug + Send {
     ///
     /// [`NoPlacement`] says which kind of worker is missing.
     fn place(&self, request: &RequestView, how: Choosing<'_>) -> Result<Placement, NoPlacement>;
-
-    /// The same, with the costs that were compared; none where the policy compares none.
-    ///
-    /// # Errors
-    ///
-    /// As [`Policy::place`].
-    fn place_explained(
-        &self,
-        request: &RequestView,
-        how: Choosing<'_>,
-    ) -> Result<(Placement, Option<Why>), NoPlacement> {
-        Ok((self.place(request, how)?, None))
-    }
 
     /// Chooses another decode worker for a request that `prefill` is working on or
     /// has finished; never one of `tried`. `None` when a new placement is the better way.

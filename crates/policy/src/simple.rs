@@ -168,5 +168,6 @@ fn placement(prefill: &Member, decode: &Member) -> Placement {
         prefill: prefill.id,
         decode: decode.id,
         cost_s: 0.0,
+        why: None,
     }
 }

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
-use tasuki_policy::{Choosing, NoPlacement, Placement, Why};
+use tasuki_policy::{Choosing, NoPlacement, Placement};
 
 use super::{FleetState, WorkerState};
-use crate::machine::Fleet;
+use crate::machine::{Fleet, Placed};
 use crate::worker_ref::{WorkerKey, WorkerRef};
 
 impl FleetState {
@@ -79,26 +79,20 @@ impl FleetState {
 }
 
 impl Fleet for FleetState {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
-        Ok(self.place_explained(request)?.0)
-    }
-
-    fn place_explained(
-        &mut self,
-        request: &RequestView,
-    ) -> Result<((WorkerRef, WorkerRef), Option<Why>), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement> {
         // A forecast before it chose by the same order.
-        let warmed = self.warmed(request);
-        let placed = self.policy.place_explained(&warmed, self.choosing());
-        let (placement, why) = match placed {
-            Ok(placed) => placed,
-            Err(reason) => (self.choose_failing(request, reason)?, None),
-        };
+        let placement = self.choose(request);
+        let placement = placement.or_else(|reason| self.choose_failing(request, reason))?;
         self.tie = self.tie.wrapping_add(1);
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
-        let pair = prefill.zip(decode).ok_or(NoPlacement::NoWorker)?;
-        Ok((pair, why))
+        let (prefill, decode) = prefill.zip(decode).ok_or(NoPlacement::NoWorker)?;
+        let why = placement.why;
+        Ok(Placed {
+            prefill,
+            decode,
+            why,
+        })
     }
 
     fn place_decode(

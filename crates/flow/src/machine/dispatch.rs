@@ -9,10 +9,10 @@ use tasuki_policy::NoPlacement;
 use super::Machine;
 use super::attempt::{Attempt, GroupState, Leg, LegState};
 use super::choice_tokens::End;
-use super::io::{Effect, Fleet, RetryReason};
+use super::io::{Effect, Fleet, Placed, RetryReason};
 use crate::generation::ServeError;
 use crate::leg::{Handoff, LegKind, LegSpec, Ticket};
-use crate::worker_ref::{LegId, WorkerRef};
+use crate::worker_ref::LegId;
 
 /// While no worker can take a group: how often to ask again, besides at every change.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -47,11 +47,8 @@ impl Machine {
             if !self.is_within_budget(group, now, fleet) {
                 continue;
             }
-            match fleet.place_explained(&self.view(group)) {
-                Ok((workers, why)) => {
-                    self.timings.why = why.map(Box::new);
-                    self.launch(group, workers, now);
-                }
+            match fleet.place(&self.view(group)) {
+                Ok(placed) => self.launch(group, placed, now),
                 Err(NoPlacement::CannotResume) => {
                     self.end(Some(ServeError::Failed {
                         kind: FailureKind::Device,
@@ -160,7 +157,13 @@ impl Machine {
         }
     }
 
-    fn launch(&mut self, group: usize, (prefill, decode): (WorkerRef, WorkerRef), now: Duration) {
+    fn launch(&mut self, group: usize, placed: Placed, now: Duration) {
+        let Placed {
+            prefill,
+            decode,
+            why,
+        } = placed;
+        self.timings.why = why.map(Box::new);
         let number = self.next_attempt;
         self.next_attempt += 1;
         self.timings.prefill_worker = prefill.key.worker.to_string();

@@ -90,6 +90,15 @@ impl RetryReason {
     }
 }
 
+/// Who was chosen for a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placed {
+    pub prefill: WorkerRef,
+    pub decode: WorkerRef,
+    /// The costs that were compared, if there are any.
+    pub why: Option<Why>,
+}
+
 /// The workers as the machine sees them.
 pub trait Fleet {
     /// A prefill and a decode worker; the same one twice: it does both.
@@ -97,19 +106,7 @@ pub trait Fleet {
     /// # Errors
     ///
     /// [`NoPlacement`] says which kind of worker is missing.
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement>;
-
-    /// The same, with the costs that were compared, if there are any.
-    ///
-    /// # Errors
-    ///
-    /// As [`Fleet::place`].
-    fn place_explained(
-        &mut self,
-        request: &RequestView,
-    ) -> Result<((WorkerRef, WorkerRef), Option<Why>), NoPlacement> {
-        Ok((self.place(request)?, None))
-    }
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement>;
 
     /// Another decode worker for a request that `prefill` works on; none of `tried`.
     fn place_decode(

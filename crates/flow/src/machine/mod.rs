@@ -32,7 +32,7 @@ use std::time::Duration;
 use tasuki_core::{Chunks, Identity, ModelId};
 
 pub use self::config::{MachineConfig, OnKvLoss};
-pub use self::io::{Effect, Fleet, Input, RetryReason};
+pub use self::io::{Effect, Fleet, Input, Placed, RetryReason};
 
 use self::attempt::{Attempt, Group, GroupState};
 use self::choice_tokens::{ChoiceTokens, End};

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use tasuki_core::{CostModel, RequestView, WorkerId};
 
 use super::Placement;
-use crate::Cost;
+use crate::{Cost, Why};
 
 /// A worker and what one half of the request costs there.
 #[derive(Debug, Clone, Copy)]
@@ -174,19 +174,22 @@ impl Pair {
         one.into_iter().chain(other).min_by(Self::compare)
     }
 
-    pub fn cost(&self) -> Cost {
-        Cost {
+    /// These two are chosen, and not `one`.
+    pub fn placement(&self, one: Option<Offer>) -> Placement {
+        let chosen = Cost {
             prefill_s: self.prefill.cost_s,
             handoff_s: self.cost_s - self.prefill.cost_s - self.decode.cost_s,
             decode_s: self.decode.cost_s,
-        }
-    }
-
-    pub fn placement(&self) -> Placement {
+        };
         Placement {
             prefill: self.prefill.id,
             decode: self.decode.id,
             cost_s: self.cost_s,
+            why: Some(Why {
+                chosen,
+                is_split: true,
+                other_s: one.map(|one| one.cost_s),
+            }),
         }
     }
 }

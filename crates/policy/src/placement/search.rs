@@ -18,14 +18,6 @@ impl Policy for WorkerIndex {
     }
 
     fn place(&self, request: &RequestView, how: Choosing<'_>) -> Result<Placement, NoPlacement> {
-        Ok(self.place_explained(request, how)?.0)
-    }
-
-    fn place_explained(
-        &self,
-        request: &RequestView,
-        how: Choosing<'_>,
-    ) -> Result<(Placement, Option<Why>), NoPlacement> {
         let search = Search::new(self, request, how);
         if search.able.is_empty() {
             return Err(self.reason(request).unwrap_or(NoPlacement::NoWorker));
@@ -33,7 +25,6 @@ impl Policy for WorkerIndex {
         let found = search.best(&request.avoid);
         found
             .or_else(|| search.best(&[]))
-            .map(|(placement, why)| (placement, Some(why)))
             .ok_or_else(|| no_pair(&search.able, request))
     }
 
@@ -74,7 +65,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn best(&self, avoid: &[WorkerId]) -> Option<(Placement, Why)> {
+    fn best(&self, avoid: &[WorkerId]) -> Option<Placement> {
         let one = self.whole(avoid);
         if !self.split || (self.request.keep_whole && one.is_some()) {
             return one.map(|one| self.on_one(one, None));
@@ -92,35 +83,34 @@ impl<'a> Search<'a> {
             }
         }
         match (one, two) {
-            (Some(one), Some(two)) if two.cost_s < one.cost_s => Some(on_two(two, Some(one))),
+            (Some(one), Some(two)) if two.cost_s < one.cost_s => Some(two.placement(Some(one))),
             (Some(one), two) => Some(self.on_one(one, two)),
-            (None, two) => two.map(|two| on_two(two, None)),
+            (None, two) => two.map(|two| two.placement(None)),
         }
     }
 
     /// One worker is chosen, and not `two`.
-    fn on_one(&self, one: Offer, two: Option<Pair>) -> (Placement, Why) {
+    fn on_one(&self, one: Offer, two: Option<Pair>) -> Placement {
         let place = self.index.place_of(one.id);
         let prefill_s = place.and_then(|place| self.able_at(place));
         let prefill_s = prefill_s.map_or(0.0, |(able, member)| {
             able.prefill_s(&member.load, self.request.cached_tokens(one.id))
         });
-        let placement = Placement {
-            prefill: one.id,
-            decode: one.id,
-            cost_s: one.cost_s,
-        };
         let chosen = Cost {
             prefill_s,
             handoff_s: 0.0,
             decode_s: one.cost_s - prefill_s,
         };
-        let why = Why {
-            chosen,
-            is_split: false,
-            other_s: two.map(|two| two.cost_s),
-        };
-        (placement, why)
+        Placement {
+            prefill: one.id,
+            decode: one.id,
+            cost_s: one.cost_s,
+            why: Some(Why {
+                chosen,
+                is_split: false,
+                other_s: two.map(|two| two.cost_s),
+            }),
+        }
     }
 
     /// What no pair within a domain costs less than.
@@ -363,16 +353,6 @@ impl<'a> Search<'a> {
         let member = able.group.member(place.slot)?;
         member.takes(self.request).then_some((able, member))
     }
-}
-
-/// Two workers are chosen, and not `one`.
-fn on_two(two: Pair, one: Option<Offer>) -> (Placement, Why) {
-    let why = Why {
-        chosen: two.cost(),
-        is_split: true,
-        other_s: one.map(|one| one.cost_s),
-    };
-    (two.placement(), why)
 }
 
 /// A set of numbers of machines.

@@ -183,6 +183,7 @@ fn best(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Op
         prefill: id,
         decode: id,
         cost_s,
+        why: None,
     });
     let two = pairs.into_iter().min_by(|one, other| {
         let costs = one.0.total_cmp(&other.0);
@@ -194,6 +195,7 @@ fn best(workers: &[&WorkerView], request: &RequestView, how: Choosing<'_>) -> Op
         prefill,
         decode,
         cost_s,
+        why: None,
     });
     match (one, two) {
         (Some(one), Some(two)) if two.cost_s < one.cost_s => Some(two),

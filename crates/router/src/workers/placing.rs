@@ -3,21 +3,14 @@
 use std::time::Instant;
 
 use tasuki_core::{RequestView, WorkerId};
-use tasuki_flow::{Fleet, WorkerKey, WorkerRef};
-use tasuki_policy::{NoPlacement, Why};
+use tasuki_flow::{Fleet, Placed, WorkerKey, WorkerRef};
+use tasuki_policy::NoPlacement;
 
 use super::registry::Registry;
 
 impl Fleet for &Registry {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement> {
         self.lock().fleet.place(request)
-    }
-
-    fn place_explained(
-        &mut self,
-        request: &RequestView,
-    ) -> Result<((WorkerRef, WorkerRef), Option<Why>), NoPlacement> {
-        self.lock().fleet.place_explained(request)
     }
 
     fn place_decode(

@@ -10,7 +10,7 @@ use crate::admission::{Admission, AdmissionConfig, Entrant, EntrantId, Verdict};
 use crate::fleet::{LegSlot, LoadReport};
 use crate::leg::LegKind;
 use crate::testing::{info, leg_spec};
-use crate::{Fleet, FleetState, WorkerKey};
+use crate::{Fleet, FleetState, Placed, WorkerKey};
 use tasuki_policy::PolicyConfig;
 
 /// An H200's steps with Qwen3-4B's shape, roughly.
@@ -264,7 +264,9 @@ impl World {
     fn dispatch(&mut self, index: usize, now: f64) {
         let Arrival { prompt, output, .. } = self.load[index];
         let view = RequestView::new(prompt, output);
-        let (prefill, decode) = self.fleet.place(&view).expect("there are workers");
+        let Placed {
+            prefill, decode, ..
+        } = self.fleet.place(&view).expect("there are workers");
         assert_eq!(
             prefill.key, decode.key,
             "the tests' workers cannot hand over"

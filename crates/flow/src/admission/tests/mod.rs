@@ -205,7 +205,7 @@ fn crowded(config: AdmissionConfig) -> (World, Entrant) {
         .fleet
         .place(&RequestView::new(1, 2))
         .expect("a worker")
-        .0
+        .prefill
         .key;
     for _ in 0..40 {
         world

@@ -36,7 +36,7 @@ fn fail(fleet: &mut FleetState, key: WorkerKey, times: usize) {
 
 fn place(fleet: &mut FleetState) -> Result<u32, NoPlacement> {
     let placed = fleet.place(&RequestView::new(10, 1));
-    placed.map(|(prefill, _)| prefill.key.worker.0)
+    placed.map(|placed| placed.prefill.key.worker.0)
 }
 
 fn joined(workers: u32) -> (FleetState, Vec<WorkerKey>) {
@@ -139,7 +139,9 @@ fn a_failing_prefill_and_a_failing_decode_worker_are_tried_together() {
         let key = fleet.join(worker, info, at(id)).expect("joined");
         fail(&mut fleet, key, 3);
     }
-    let (prefill, decode) = fleet.place(&RequestView::new(10, 5)).expect("a pair");
+    let Placed {
+        prefill, decode, ..
+    } = fleet.place(&RequestView::new(10, 5)).expect("a pair");
     assert_eq!((prefill.key.worker.0, decode.key.worker.0), (0, 1));
     assert_eq!(view(&fleet, 2).health, Health::Failing);
 }

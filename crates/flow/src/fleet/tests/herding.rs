@@ -35,7 +35,9 @@ fn spread(every_ms: u32, seeds: [u64; ROUTERS]) -> f64 {
         }
         for (at, router) in routers.iter_mut().enumerate() {
             if now_ms % every_ms == 0 {
-                let (worker, _) = router.place(&RequestView::new(100, 100)).expect("a worker");
+                let Placed {
+                    prefill: worker, ..
+                } = router.place(&RequestView::new(100, 100)).expect("a worker");
                 let slot = router.on_dispatched(worker.key, &spec(LegKind::Colocated, 100));
                 let slot = slot.expect("a connected worker");
                 applied[worker.key.worker.0 as usize][at] = slot.number;

@@ -16,7 +16,7 @@ use tasuki_policy::{NoPlacement, PolicyConfig, PolicyKind};
 
 use super::{DrainReason, FleetState, JoinError, LegSlot, LoadReport, WorkerInfo};
 use crate::leg::{Handoff, LegKind, LegSpec, LegTimings};
-use crate::machine::Fleet;
+use crate::machine::{Fleet, Placed};
 use crate::testing::{domain, info, leg_spec};
 use crate::worker_ref::WorkerKey;
 
@@ -221,7 +221,9 @@ fn a_draining_worker_gets_nothing_new_and_keeps_its_legs() {
     let leg = fleet.on_dispatched(first, &spec(LegKind::Colocated, 16));
     assert!(leg.is_some());
     let placed = |fleet: &mut FleetState| {
-        let (prefill, decode) = fleet.place(&RequestView::new(10, 5)).ok()?;
+        let Placed {
+            prefill, decode, ..
+        } = fleet.place(&RequestView::new(10, 5)).ok()?;
         Some([prefill.key.worker.0, decode.key.worker.0])
     };
     assert!(fleet.drain(WorkerId(0), DrainReason::Asked));

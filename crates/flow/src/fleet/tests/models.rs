@@ -81,7 +81,9 @@ fn request(model: u32, bound_to: Option<u8>) -> RequestView {
 fn requests_go_to_workers_of_their_model_by_any_of_its_names() {
     let (mut fleet, keys) = of_models(&[("small", 1), ("big", 2), ("tiny", 1)]);
     let mut place = |model| {
-        let (prefill, decode) = fleet.place(&request(model, None))?;
+        let Placed {
+            prefill, decode, ..
+        } = fleet.place(&request(model, None))?;
         Ok::<_, NoPlacement>([prefill.key.worker.0, decode.key.worker.0])
     };
     for _ in 0..4 {
@@ -122,7 +124,9 @@ fn a_begun_request_stays_with_its_weights_and_kv_never_moves_between_two() {
         fleet.join(WorkerId(id), info, NOW).expect("joined");
     }
     let placed = |fleet: &mut FleetState, bound_to| {
-        let (prefill, decode) = fleet.place(&request(0, bound_to))?;
+        let Placed {
+            prefill, decode, ..
+        } = fleet.place(&request(0, bound_to))?;
         Ok::<_, NoPlacement>((prefill.key.worker.0, decode.key.worker.0))
     };
     for _ in 0..4 {

@@ -3,7 +3,7 @@
 use tasuki_core::{Capabilities, Chunks, ModelId};
 
 use super::*;
-use crate::WorkerRef;
+use crate::Placed;
 use crate::fleet::CacheEvents;
 
 const LONG: u32 = 896;
@@ -39,7 +39,9 @@ fn request(first: u32) -> RequestView {
 
 /// Placed, dispatched, answered and ended; where.
 fn serve(fleet: &mut FleetState, first: u32, cached: u32) -> WorkerKey {
-    let (prefill, decode): (WorkerRef, WorkerRef) = fleet.place(&request(first)).expect("placed");
+    let Placed {
+        prefill, decode, ..
+    } = fleet.place(&request(first)).expect("placed");
     assert_eq!(prefill.key, decode.key, "it is too short to be split");
     let slot = dispatch(fleet, prefill.key, first);
     fleet.on_output(prefill.key, slot, cached);

@@ -7,7 +7,7 @@ use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Generation, ServeError};
 use crate::leg::{LegEnd, LegEndReason as R, LegKind};
-use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig};
+use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, Placed};
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
 
@@ -27,7 +27,7 @@ fn key(worker: u32) -> WorkerKey {
 }
 
 impl Fleet for Budgeted {
-    fn place(&mut self, _: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+    fn place(&mut self, _: &RequestView) -> Result<Placed, NoPlacement> {
         let worker = WorkerRef {
             key: key(self.placed),
             peer: Peer {
@@ -38,7 +38,11 @@ impl Fleet for Budgeted {
             identity: Identity::default(),
         };
         self.placed += 1;
-        Ok((worker.clone(), worker))
+        Ok(Placed {
+            prefill: worker.clone(),
+            decode: worker,
+            why: None,
+        })
     }
 
     fn place_decode(&mut self, _: &RequestView, _: WorkerKey, _: &[WorkerId]) -> Option<WorkerRef> {

@@ -12,7 +12,7 @@ use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
 use crate::leg::{Handoff, LegEnd, LegEndReason as R, LegKind, Output};
-use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, RetryReason};
+use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, Placed, RetryReason};
 use crate::sampling::{SamplingParams, TokenLogprob};
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
 
@@ -56,13 +56,17 @@ fn worker(worker: u32) -> WorkerRef {
 }
 
 impl Fleet for Script {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement> {
         self.asked.push(request.clone());
         let (prefill, decode) = self
             .pairs
             .pop_front()
             .unwrap_or(Err(NoPlacement::NoWorker))?;
-        Ok((worker(prefill), worker(decode)))
+        Ok(Placed {
+            prefill: worker(prefill),
+            decode: worker(decode),
+            why: None,
+        })
     }
 
     fn place_decode(&mut self, _: &RequestView, _: WorkerKey, _: &[WorkerId]) -> Option<WorkerRef> {

@@ -8,7 +8,7 @@ use tasuki_policy::NoPlacement;
 
 use crate::generation::{Event, Finish, Generation, ServeError};
 use crate::leg::{LegEnd, LegEndReason as R, LegKind, Output};
-use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig};
+use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, Placed};
 use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
@@ -41,11 +41,15 @@ fn worker(id: u32) -> WorkerRef {
 }
 
 impl Fleet for Two {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement> {
         self.asked.push(request.clone());
         let whole = request.keep_whole || request.choices > 1;
         match request.resumed_tokens {
-            0 => Ok((worker(0), worker(u32::from(!whole)))),
+            0 => Ok(Placed {
+                prefill: worker(0),
+                decode: worker(u32::from(!whole)),
+                why: None,
+            }),
             _ => Err(NoPlacement::CannotResume),
         }
     }

@@ -14,7 +14,7 @@ use tasuki_policy::{Choosing, NoPlacement, Policy, WorkerIndex};
 use super::sim_worker::{Lengths, Progress, SimLeg, ended, handed_off, truth};
 use crate::generation::{Event, Finish, Generation, ServeError, Timings};
 use crate::leg::{Handoff, LegEndReason, LegKind, LegSpec, Ticket};
-use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss};
+use crate::machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, Placed};
 use crate::opaque::{Opaque, OpaqueRequest};
 use crate::sampling::SamplingParams;
 use crate::worker_ref::{LegId, Peer, WorkerKey, WorkerRef};
@@ -732,17 +732,18 @@ impl World {
 }
 
 impl Fleet for Views {
-    fn place(&mut self, request: &RequestView) -> Result<(WorkerRef, WorkerRef), NoPlacement> {
+    fn place(&mut self, request: &RequestView) -> Result<Placed, NoPlacement> {
         self.tie += 1;
         let index = self.index();
         let [by_role, by_cost] = self.choosing();
         let placement = index
             .place(request, by_role)
             .or_else(|_| index.place(request, by_cost))?;
-        Ok((
-            self.worker_ref(placement.prefill),
-            self.worker_ref(placement.decode),
-        ))
+        Ok(Placed {
+            prefill: self.worker_ref(placement.prefill),
+            decode: self.worker_ref(placement.decode),
+            why: placement.why,
+        })
     }
 
     fn place_decode(

@@ -47,8 +47,8 @@ fn link(addresses: &[String], liveness: Liveness) -> Linked {
 /// The worker that gets both legs of a short request.
 fn placed(registry: &Registry) -> WorkerRef {
     let mut fleet = registry;
-    let (prefill, _) = fleet.place(&RequestView::new(10, 5)).expect("a placement");
-    prefill
+    let placed = fleet.place(&RequestView::new(10, 5)).expect("a placement");
+    placed.prefill
 }
 
 fn dispatch(registry: &Registry, leg: LegId, inbox: &mpsc::UnboundedSender<Input>) -> bool {
