@@ -24,6 +24,7 @@ from tasuki.engine.api import (
     StepResult,
 )
 from tasuki.engine.batch import Batch
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import Draw
@@ -49,9 +50,17 @@ class NoAttention:
         """Nothing to prepare."""
 
 
-def logits_of(kv: np.ndarray) -> torch.Tensor:
-    """Logits [VOCAB] from what the cache holds of a sequence: [tokens, 2 (K, V), 2]."""
-    digest = blake2b(kv.astype("<f4").tobytes(), digest_size=8).digest()
+def logits_of(kv: np.ndarray, groups: Sequence[CacheGroup] = ONE_GROUP) -> torch.Tensor:
+    """Logits [VOCAB] from what a query sees of a sequence: [tokens, 2 (K, V), 2].
+
+    Of several groups each sees what its window shows.
+    """
+    return hashed(np.concatenate([kv[-(group.window or len(kv)) :] for group in groups]))
+
+
+def hashed(seen: np.ndarray) -> torch.Tensor:
+    """Logits [VOCAB] from what the query sees in all groups, one after another."""
+    digest = blake2b(seen.astype("<f4").tobytes(), digest_size=8).digest()
     generator = np.random.default_rng(int.from_bytes(digest, "little"))
     return torch.from_numpy(generator.normal(size=VOCAB).astype(np.float32)) * 2
 
@@ -70,8 +79,14 @@ class HashModel:
 
     spec = Shape()
 
-    def __init__(self, pool: torch.Tensor, poison: int | None = None) -> None:
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        poison: int | None = None,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+    ) -> None:
         self.pool = pool
+        self.groups = groups
         self.cursed: set[int] = set()  # tokens that make a step raise
         self.poison = poison  # a token whose KV is not a number
         self.block_size = pool.shape[4]
@@ -80,10 +95,39 @@ class HashModel:
     def forward(self, batch: Batch, attention: object) -> torch.Tensor:
         if cursed := self.cursed.intersection(batch.tokens.tolist()):
             raise RuntimeError(f"tokens {cursed} are cursed")
+        planes = self.pool[:, 0, 0]  # [blocks, 2, block_size, 2]
+        for group in range(len(self.groups)):
+            self._write(batch.of_group(group), planes)
+        wanted = set(batch.logits_rows.tolist())
+        found = {}
+        begin = 0
+        singles = [length == 1 for length in batch.query_lens[: batch.num_decodes]]
+        assert all(singles)
+        for index, (length, context) in enumerate(
+            zip(batch.query_lens, batch.context_lens, strict=True)
+        ):
+            tables = [batch.of_group(g).block_tables[index] for g in range(len(self.groups))]
+            kept = [planes[table.to(torch.int64)].permute(0, 2, 1, 3) for table in tables]
+            for row in range(begin, begin + length):
+                if row in wanted:
+                    end = context - length + row - begin + 1
+                    parts = [
+                        kv.reshape(-1, 2, 2).numpy()[max(0, end - (group.window or end)) : end]
+                        for kv, group in zip(kept, self.groups, strict=True)
+                    ]
+                    seen = np.concatenate(parts)
+                    bad = not np.isfinite(seen).all()
+                    found[row] = torch.full((VOCAB,), float("nan")) if bad else hashed(seen)
+            begin += length
+        padding = torch.zeros(VOCAB)
+        rows = [found.get(row, padding) for row in batch.logits_rows.tolist()]
+        return torch.stack(rows or [torch.zeros(0)])
+
+    def _write(self, batch: Batch, planes: torch.Tensor) -> None:
+        """Write one group's KV."""
         slots = [slot for slot in batch.slots.tolist() if slot >= 0]  # the rest is padding
         assert len(set(slots)) == len(slots), "two tokens of one step share a slot"
         self.largest_batch = max(self.largest_batch, len(slots))
-        planes = self.pool[:, 0, 0]  # [blocks, 2, block_size, 2]
         for token, position, slot in zip(
             batch.tokens.tolist(), batch.positions.tolist(), batch.slots.tolist(), strict=True
         ):
@@ -94,25 +138,6 @@ class HashModel:
             planes[block, 0, offset, 1], planes[block, 1, offset, 1] = position, -position
             if token == self.poison:
                 planes[block, :, offset] = float("nan")
-        wanted = set(batch.logits_rows.tolist())
-        found = {}
-        begin = 0
-        singles = [length == 1 for length in batch.query_lens[: batch.num_decodes]]
-        assert all(singles)
-        for index, (length, context) in enumerate(
-            zip(batch.query_lens, batch.context_lens, strict=True)
-        ):
-            table = batch.block_tables[index].to(torch.int64)
-            kv = planes[table].permute(0, 2, 1, 3).reshape(-1, 2, 2).numpy()
-            for row in range(begin, begin + length):
-                if row in wanted:
-                    seen = kv[: context - length + row - begin + 1]
-                    bad = not np.isfinite(seen).all()
-                    found[row] = torch.full((VOCAB,), float("nan")) if bad else logits_of(seen)
-            begin += length
-        padding = torch.zeros(VOCAB)
-        rows = [found.get(row, padding) for row in batch.logits_rows.tolist()]
-        return torch.stack(rows or [torch.zeros(0)])
 
 
 @dataclass
@@ -159,7 +184,9 @@ class Rig:
         return outputs[-1].finish if outputs else None
 
 
-def make_rig(poison: int | None = None, **settings: int | bool) -> Rig:
+def make_rig(
+    poison: int | None = None, groups: Sequence[CacheGroup] = ONE_GROUP, **settings: int | bool
+) -> Rig:
     values: dict[str, int | bool] = {
         "num_blocks": 64,
         "max_model_len": 64,
@@ -168,10 +195,11 @@ def make_rig(poison: int | None = None, **settings: int | bool) -> Rig:
         "vocab_size": VOCAB,
         "overlap": overlap,
     }
-    config = EngineConfig(**(values | settings))  # type: ignore[arg-type]
+    config = EngineConfig(groups=tuple(groups), **(values | settings))  # type: ignore[arg-type]
     pool = torch.zeros(config.num_blocks, 1, 1, 2, config.block_size, 2)
-    model = HashModel(pool, poison)
-    return Rig(Engine(config, ModelRunner(model, NoAttention(), pool)), pool, model)  # type: ignore[arg-type]
+    model = HashModel(pool, poison, groups)
+    runner = ModelRunner(model, NoAttention(), pool, groups=len(groups))  # type: ignore[arg-type]
+    return Rig(Engine(config, runner), pool, model)
 
 
 def spec(
@@ -192,14 +220,17 @@ def spec(
 
 
 def expected(
-    request: RequestSpec, choice: int, max_model_len: int
+    request: RequestSpec,
+    choice: int,
+    max_model_len: int,
+    groups: Sequence[CacheGroup] = ONE_GROUP,
 ) -> tuple[list[int], FinishReason]:
     """New tokens of a choice, generated alone and without a cache."""
     state = Request(request, 0, b"", 0.0)
     sequence = state.sequences[0]
     tokens: list[int] = []
     while True:
-        logits = logits_of(ideal_kv(sequence.tokens))[None]
+        logits = logits_of(ideal_kv(sequence.tokens), groups)[None]
         sampler = Sampler(logits.device)
         [token] = sampler.sample(logits, [0], [Draw.next(sequence, choice)]).tokens.tolist()
         tokens.append(token)

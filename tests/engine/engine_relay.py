@@ -28,9 +28,9 @@ class Handoff:
     target: int
     state: str = "wanted"  # credited, assigned, started, over
     computing: bool = False  # before credit or after
-    blocks: list[int] = field(default_factory=list)  # on the decode side
-    prefix: int = 0
-    announced: list[int] = field(default_factory=list)  # on the prefill side
+    wanted: list[tuple[int, int, int]] = field(default_factory=list)  # token, group, our block
+    announced: dict[tuple[int, int], int] = field(default_factory=dict)  # token, group: theirs
+    tokens: int = 0  # announced
     pulled: int = 0
     first_tokens: tuple[FirstToken, ...] | None = None
 
@@ -81,7 +81,7 @@ class Relay:
     def drop(self, request_id: str, handoff: Handoff, reason: LegEndReason) -> None:
         """Both sides give a handoff up; unfinished pulls leave their targets quarantined."""
         if handoff.state == "assigned":
-            writing = handoff.blocks[handoff.prefix + handoff.pulled :]
+            writing = [block for _, _, block in handoff.wanted[handoff.pulled :]]
             writing = writing[: self.random.randint(0, len(writing))]
             if writing:
                 self.quarantined.append((handoff.target, writing))
@@ -117,11 +117,17 @@ class Relay:
         self._assign_started()
         for announced in result.announced:
             handoff = self.handoffs[announced.request_id]
-            assert announced.first == len(handoff.announced)
-            handoff.announced += announced.blocks
+            assert announced.first_token == handoff.tokens
+            handoff.tokens = announced.end_token
+            size = self.rigs[index].engine.config.block_size
+            for part in announced.parts:
+                for number, block in enumerate(part.blocks):
+                    token = part.first_token + number * size
+                    assert (token, part.group) not in handoff.announced
+                    handoff.announced[token, part.group] = block
         for prefilled in result.prefilled:
             handoff = self.handoffs[prefilled.request_id]
-            assert prefilled.total_blocks == len(handoff.announced)
+            assert prefilled.tokens == handoff.tokens
             handoff.first_tokens = tuple(prefilled.first_tokens)
         for end in result.ended:
             handoff = self.handoffs.get(end.request_id)
@@ -150,8 +156,13 @@ class Relay:
             self.drop(request_id, handoff, LegEndReason.REFUSED)
             return
         handoff.state = "assigned"
-        handoff.blocks = list(assignment.blocks)
-        handoff.prefix = assignment.prefix_blocks
+        handoff.wanted = sorted(
+            (token, part.group, block)
+            for part in assignment.parts
+            for number, block in enumerate(part.blocks)
+            if (token := part.first_token + number * assignment.block_size)
+            >= assignment.prefix_tokens
+        )
 
     def _advance(self, request_id: str) -> None:
         """The next thing that this handoff waits for, if it can happen."""
@@ -165,12 +176,13 @@ class Relay:
             if handoff.computing:
                 self._assign(request_id, handoff)
         elif handoff.state == "assigned":
-            index = handoff.prefix + handoff.pulled
-            if index < len(handoff.announced):
-                block = source.pool[handoff.announced[index]]
-                target.pool[handoff.blocks[index]].copy_(block)
-                handoff.pulled += 1
-            elif handoff.first_tokens is not None and index >= len(handoff.announced):
+            if handoff.pulled < len(handoff.wanted):
+                token, group, ours = handoff.wanted[handoff.pulled]
+                theirs = handoff.announced.get((token, group))
+                if theirs is not None:
+                    target.pool[ours].copy_(source.pool[theirs])
+                    handoff.pulled += 1
+            elif handoff.first_tokens is not None:
                 target.engine.start_decode(request_id, handoff.first_tokens, LegTimings())
                 source.engine.end_prefill_leg(request_id, LegEndReason.HANDED_OFF)
                 handoff.state = "started"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
@@ -10,6 +11,7 @@ from engine_relay import Relay
 from support import searches
 
 from tasuki.engine.api import LegEndReason, RequestSpec
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 
 MAX_LEN = 40
 # Seeds of traffic that failed once; a failure prints what to add here.
@@ -51,6 +53,16 @@ def random_spec(rng: random.Random, name: str) -> RequestSpec:
     )
 
 
+def some_groups(seed: int) -> Sequence[CacheGroup]:
+    """Half of the cases have layers with windows, and some of these no others."""
+    if seed % 2 == 0:
+        return ONE_GROUP
+    rng = random.Random(2000 + seed)
+    windows = [rng.randint(1, 12) for _ in range(rng.choice([1, 1, 2]))]
+    kinds = windows if rng.random() < 0.3 else [None, *windows]
+    return [CacheGroup((layer,), window) for layer, window in enumerate(kinds)]
+
+
 @pytest.mark.search
 @pytest.mark.parametrize("seed", searches.seeds(60, REGRESSIONS))
 def test_one_engine(seed: int):
@@ -60,8 +72,10 @@ def test_one_engine(seed: int):
 
 def run_one_engine(seed: int) -> None:
     rng = random.Random(seed)
+    groups = some_groups(seed)
     rig = make_rig(
-        num_blocks=rng.randint(20, 40),
+        groups=groups,
+        num_blocks=rng.randint(20, 40) * len(groups),
         max_model_len=MAX_LEN,
         max_batched_tokens=rng.choice([3, 8, 32]),
         max_running_requests=rng.choice([3, 6, 100]),
@@ -83,7 +97,7 @@ def run_one_engine(seed: int) -> None:
         end = rig.ended[request.request_id]
         assert end.reason in (LegEndReason.FINISHED, LegEndReason.ABORTED)
         for choice in request.choices:
-            tokens, finish = expected(request, choice, MAX_LEN)
+            tokens, finish = expected(request, choice, MAX_LEN, groups)
             told = rig.tokens(request.request_id, choice)
             if (request.request_id, choice) in aborted:
                 assert told == tokens[: len(told)]
@@ -102,10 +116,12 @@ def test_crossed_handoffs_between_tiny_pools(seed: int):
 
 def run_crossed_handoffs(seed: int) -> None:
     rng = random.Random(1000 + seed)
+    groups = some_groups(seed // 2)
     most_blocks = 26 if seed % 2 else 64  # of two longest requests and some, or of six
     rigs = [
         make_rig(
-            num_blocks=rng.randint(20, most_blocks),
+            groups=groups,
+            num_blocks=rng.randint(20, most_blocks) * len(groups),
             max_model_len=MAX_LEN,
             max_batched_tokens=rng.choice([3, 8, 32]),
             max_running_requests=rng.choice([3, 8]),
@@ -133,7 +149,7 @@ def run_crossed_handoffs(seed: int) -> None:
     cut = aborted | set(relay.refused) | set(relay.returned)
     for request in requests:
         for choice in request.choices:
-            tokens, _ = expected(request, choice, MAX_LEN)
+            tokens, _ = expected(request, choice, MAX_LEN, groups)
             told = relay.tokens(request.request_id, choice)
             if request.request_id in cut:
                 assert told == tokens[: len(told)]

@@ -28,7 +28,7 @@ VOCAB = 46  # of four ranks the last one has 10 of 12 columns
 VOCABS = (VOCAB, 48, 3)  # of four ranks the last one has nothing of three
 PADDING = 1e6  # what padding holds: it would win
 NAN, INFINITY = float("nan"), float("inf")
-logits_of = engine_fakes.logits_of
+hashed = engine_fakes.hashed
 
 
 def part_of(whole: torch.Tensor, rank: int, size: int) -> torch.Tensor:
@@ -139,7 +139,7 @@ def small_and_tied() -> None:
     """Let the fakes have the small vocabulary, and whole numbers for logits."""
     engine_fakes.VOCAB = VOCAB
     engine_fakes.Shape.vocab_size = VOCAB
-    engine_fakes.logits_of = lambda kv: logits_of(kv)[:VOCAB].round()
+    engine_fakes.hashed = lambda seen: hashed(seen)[:VOCAB].round()
 
 
 def requests(sampling: bool) -> list[Any]:
@@ -229,7 +229,7 @@ def test_ranks_answer_as_one_does(
     ranks: list[Any], sampling: bool, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_fakes, "VOCAB", VOCAB)
-    monkeypatch.setattr(engine_fakes, "logits_of", lambda kv: logits_of(kv)[:VOCAB].round())
+    monkeypatch.setattr(engine_fakes, "hashed", lambda seen: hashed(seen)[:VOCAB].round())
     want = {each.request_id: expected(each, 0, 64)[0] for each in requests(sampling)}
     found = [served[sampling, graphs] for _, served in ranks]
     answers, gathered, compared, _ = found[0]

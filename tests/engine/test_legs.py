@@ -89,11 +89,11 @@ def test_prefill_leg_announces_full_blocks_chunk_by_chunk(overlap: bool):
     rig.engine.submit(request)
     rig.engine.admit("a")
     results = [rig.step() for _ in range(3 + overlap)]
-    told = [[(a.first, len(a.blocks)) for a in r.announced] for r in results]
-    assert told == [*[[]] * overlap, [(0, 1)], [(1, 2)], [(3, 1)]]
+    told = [[(a.first_token, a.end_token) for a in r.announced] for r in results]
+    assert told == [*[[]] * overlap, [(0, 4)], [(4, 12)], [(12, 15)]]
     [prefilled] = results[-1].prefilled
     token = expected(request, 0, 64)[0][0]
-    assert prefilled.total_blocks == 4
+    assert prefilled.tokens == 15
     assert prefilled.first_tokens == (FirstToken(0, token, False),)
     assert rig.tokens("a") == [token]
     assert not rig.engine.has_work()
@@ -129,7 +129,8 @@ def test_cached_blocks_are_announced_with_the_first_chunk():
     while not (result := rig.step()).announced:
         pass
     [announced] = result.announced
-    assert (announced.first, len(announced.blocks)) == (0, 5)
+    assert (announced.first_token, announced.end_token) == (0, 20)
+    assert [len(part.blocks) for part in announced.parts] == [5]
 
 
 def test_prefill_leg_whose_choices_all_finish_ends_by_itself():
@@ -171,7 +172,7 @@ def test_announced_blocks_survive_a_pool_under_pressure():
     rig.engine.admit("held")
     for _ in range(3):
         rig.step()
-    [blocks] = [a.blocks for r in rig.results for a in r.announced[-1:]][-1:]
+    [blocks] = [a.parts[0].blocks for r in rig.results for a in r.announced[-1:]][-1:]
     before = rig.pool[list(blocks)].clone()
     requests = [spec(f"r{i}", range(i, i + 12), max_tokens=40, seed=i) for i in range(6)]
     for request in requests:
@@ -198,12 +199,13 @@ def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> None:
     )
     source.engine.admit(request.request_id)
     source.drain()
-    announced = [b for r in source.results for a in r.announced for b in a.blocks]
+    announced = [b for r in source.results for a in r.announced for b in a.parts[0].blocks]
     assert rig.engine.may_credit(request.request_id)
     assignment = rig.engine.assign(request.request_id)
     assert assignment is not None
-    for index in range(assignment.prefix_blocks, len(announced)):
-        rig.pool[assignment.blocks[index]].copy_(source.pool[announced[index]])
+    [part] = assignment.parts
+    for index in range(assignment.prefix_tokens // 4, len(announced)):
+        rig.pool[part.blocks[index]].copy_(source.pool[announced[index]])
     first = [FirstToken(choice, token, False) for choice, token in tokens.items()]
     rig.engine.start_decode(request.request_id, first, LegTimings(transfer_s=1.5))
 
@@ -246,7 +248,7 @@ def test_pulled_blocks_serve_the_next_request_here():
     rig.drain()
     again = spec("b", [*range(16), 9], leg=Leg.DECODE, max_tokens=3)
     rig.engine.submit(again)
-    assert rig.engine.prefix_hint("b") == 4
+    assert rig.engine.prefix_hint("b") == 16
     pulled(rig, again, {0: expected(again, 0, 64)[0][0]})
     rig.drain()
     assert rig.tokens("b") == expected(again, 0, 64)[0]
@@ -268,7 +270,7 @@ def test_ended_decode_leg_leaves_its_targets_quarantined():
     rig.engine.submit(spec("a", range(20), leg=Leg.DECODE))
     assignment = rig.engine.assign("a")
     assert assignment is not None
-    busy = list(assignment.blocks[2:4])
+    busy = list(assignment.parts[0].blocks[2:4])
     rig.engine.end_decode_leg("a", LegEndReason.KV_LOST, "peer gone", quarantine=busy)
     rig.drain()
     assert rig.ended["a"].reason is LegEndReason.KV_LOST
@@ -287,8 +289,9 @@ def test_what_was_pulled_and_not_accepted_leaves_nothing_behind():
     rig.drain()
     rig.engine.submit(spec("a", [*shared, *range(20, 32)], leg=Leg.DECODE))
     assignment = rig.engine.assign("a")
-    assert assignment is not None and assignment.prefix_blocks == 2
-    prefix, pulled = list(assignment.blocks[:2]), list(assignment.blocks[2:])
+    assert assignment is not None and assignment.prefix_tokens == 8
+    blocks = list(assignment.parts[0].blocks)
+    prefix, pulled = blocks[:2], blocks[2:]
     rig.pool[pulled] = float("nan")  # torn, or of a prefill worker that is broken
     kept, busy = rig.pool[prefix].clone(), pulled[-1:]
     rig.engine.end_decode_leg("a", LegEndReason.KV_LOST, quarantine=busy)
@@ -298,7 +301,7 @@ def test_what_was_pulled_and_not_accepted_leaves_nothing_behind():
     assert rig.pool[prefix].equal(kept), "the prefix is valid, and shared"
     rig.drain()
     rig.engine.submit(spec("again", [*shared, 9], leg=Leg.DECODE))
-    assert rig.engine.prefix_hint("again") == 2
+    assert rig.engine.prefix_hint("again") == 8
 
 
 def test_aborted_pull_ends_only_when_the_handoff_says_so():
@@ -337,13 +340,13 @@ def test_credit_lets_own_work_have_what_it_does_not_take():
     rig.engine.submit(spec("lost", range(47, -1, -1), leg=Leg.DECODE))  # 12 blocks
     assignment = rig.engine.assign("lost")
     assert assignment is not None
-    rig.engine.end_decode_leg("lost", LegEndReason.KV_LOST, quarantine=assignment.blocks)
+    rig.engine.end_decode_leg("lost", LegEndReason.KV_LOST, quarantine=assignment.parts[0].blocks)
     own = spec("own", [*range(9), *range(31)], max_tokens=1)
     rig.engine.submit(spec("in", range(30), leg=Leg.DECODE, max_tokens=20))  # 13 blocks
     assert not rig.engine.may_credit("in")
     rig.engine.submit(own)
     rig.drain()
-    rig.engine.free_quarantined(assignment.blocks)
+    rig.engine.free_quarantined(assignment.parts[0].blocks)
     rig.drain()
     assert "own" not in rig.ended, "what the denied pull may want is kept free"
     assert rig.engine.may_credit("in")

@@ -143,6 +143,7 @@ def test_the_largest_step_has_room(model: CausalModel) -> None:
         max_decodes=decodes,
         max_width=MAX_LEN // BLOCK_SIZE,
         block_size=BLOCK_SIZE,
+        groups=1,
     )
     graphs.capture(staging, Recorder())
     step = StepHeader(

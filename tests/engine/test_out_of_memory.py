@@ -110,7 +110,7 @@ def test_the_youngest_gives_way_where_decodes_do_not_fit():
     assignment = rig.engine.assign("pulled")
     assert assignment is not None
     tokens, _ = expected(pulled, 0, MAX_LEN)
-    write(rig, assignment.blocks, pulled.prompt_tokens)
+    write(rig, assignment.parts[0].blocks, pulled.prompt_tokens)
     rig.engine.start_decode("pulled", [FirstToken(0, tokens[0], False)], LegTimings())
     failed = starve(rig, lambda batch: len(batch.tokens) <= 2)
     rig.drain()

@@ -78,7 +78,7 @@ class HashRunner:
             assert len(tokens) == end, "more than one token is unknown"
             if CURSED in tokens:
                 raise RuntimeError("a cursed token")
-            blocks = sequence.blocks[: -(-end // BLOCK)]
+            blocks = sequence.tables[0].part(0, -(-end // BLOCK))
             assert len(blocks) * BLOCK >= end, "a token has no block"
             launched.touched.update(blocks)
             own = set(blocks[row.start // BLOCK :])
@@ -140,9 +140,10 @@ class World:
                 self.finishes[key] = output.finish
         for announced in result.announced:
             blocks = self.announced[announced.request_id]
-            assert announced.first == len(blocks)
-            blocks += announced.blocks
-            assert not set(announced.blocks) & self.written_now(), "announced while written to"
+            assert announced.first_token == len(blocks) * BLOCK
+            [part] = announced.parts
+            blocks += part.blocks
+            assert not set(part.blocks) & self.written_now(), "announced while written to"
         self.prefilled |= {prefilled.request_id for prefilled in result.prefilled}
         for end in result.ended:
             assert end.request_id not in self.ended, "a leg ended twice"
@@ -157,7 +158,7 @@ class World:
             if flight is not None
             for row in flight.plan.rows
             if not row.void
-            for block in row.sequence.blocks[row.start // BLOCK : -(-row.end // BLOCK)]
+            for block in row.sequence.tables[0].part(row.start // BLOCK, -(-row.end // BLOCK))
         }
 
 
@@ -214,7 +215,7 @@ def handoff_call(world: World, spec: RequestSpec, kind: int) -> None:
             engine.may_credit(name)
             engine.assign(name)
         elif request.phase.value == "assigned" and kind == 1:
-            blocks = request.sequences[0].blocks
+            blocks = request.sequences[0].pages
             busy = [b for b in blocks if engine._pool.references(b) == 1][:2]
             engine.end_decode_leg(name, LegEndReason.KV_LOST, quarantine=busy)
             engine.free_quarantined(busy)

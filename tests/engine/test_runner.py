@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 from engine_fakes import NoAttention, Shape
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.batch import Batch
+from tasuki.engine.cache_groups import BlockTable
 from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
 from tasuki.engine.runner import ModelRunner
@@ -28,7 +31,7 @@ def sequence(tokens, computed: int, blocks, **params) -> SequenceState:
     spec = RequestSpec("r", Leg.COLOCATED, tokens, sampling)
     found = Request(spec, 0, b"", 0.0).sequences[0]
     found.computed = computed
-    found.blocks.extend(blocks)
+    found.tables = [BlockTable(0, array("i", blocks))]
     return found
 
 

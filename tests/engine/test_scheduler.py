@@ -109,7 +109,7 @@ def test_all_blocks_of_a_prompt_are_taken_at_admission():
     bench = Bench(max_batched_tokens=4)
     first = bench.add(30)
     bench.step()
-    assert (first.computed, len(first.blocks)) == (4, 8)
+    assert (first.computed, first.num_pages) == (4, 8)
 
 
 def test_nobody_overtakes_when_blocks_are_short():
@@ -133,7 +133,7 @@ def test_youngest_gives_way_and_comes_back_before_those_that_wait():
     assert c.stage is Stage.WAITING
     assert (a.stage, b.stage) == (Stage.DECODE, Stage.DECODE)
     assert bench.queues.waiting == [c, late]
-    assert len(c.blocks) == 0
+    assert c.num_pages == 0
     bench.queues.remove(a)
     bench.step()
     assert c.stage is not Stage.WAITING
@@ -146,10 +146,10 @@ def test_prefill_legs_do_not_give_way():
     leg = bench.add(60, Leg.PREFILL)
     bench.step()
     bench.queues.stop(leg)
-    held = list(leg.blocks)
+    held = list(leg.pages)
     for _ in range(30):
         bench.step()
-    assert list(leg.blocks) == held
+    assert list(leg.pages) == held
     assert bench.counters.preemptions == 0
 
 
@@ -157,12 +157,12 @@ def test_hit_blocks_are_not_evicted_by_the_admission_that_uses_them():
     bench = Bench(max_batched_tokens=256)
     first = bench.add(40)
     bench.step()
-    blocks = list(first.blocks)
+    blocks = list(first.pages)
     bench.queues.remove(first)
     again = SequenceState(first.request, [0], first.tokens)
     bench.queues.enqueue(again)
     bench.step()
-    assert list(again.blocks)[:10] == blocks[:10]
+    assert list(again.pages)[:10] == blocks[:10]
     assert again.registered == 10
 
 
@@ -226,14 +226,14 @@ def test_what_a_copy_reads_is_nobody_elses_until_it_has_landed():
     bench = Bench()
     a = bench.add(10)
     bench.step()
-    shared = a.blocks[2]
+    shared = a.pages[2]
     others = [bench.queues.fork(a, choice) for choice in (1, 2)]
     for other in others:
         bench.queues.start_decode(other)
     bench.pool.allocate(bench.pool.available - 1)  # enough for one copy
     plan = bench.plan()
     assert rows(plan) == [(a, 1)]
-    assert plan.copies == [(shared, a.blocks[2])]
+    assert plan.copies == [(shared, a.pages[2])]
     assert [other.stage for other in others] == [Stage.WAITING] * 2
     bench.queues.launched(plan)
     assert bench.pool.references(shared) == 1

@@ -340,7 +340,7 @@ def test_a_request_that_is_not_finite_fails_alone(model: CausalModel, reference:
     while len(rig.outputs.get("victim", ())) < 5:
         rig.step()
     [sequence] = rig.engine._legs.requests["victim"].sequences
-    rig.pool[sequence.blocks[1]] = float("nan")
+    rig.pool[sequence.pages[1]] = float("nan")
     rig.drain()
     assert rig.ended["victim"] is LegEndReason.FAILED
     for i in range(4):

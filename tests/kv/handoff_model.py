@@ -36,6 +36,7 @@ from tasuki.engine.api import (
     Announced,
     Assignment,
     FirstToken,
+    GroupBlocks,
     LegEndReason,
     LegTimings,
     Prefilled,
@@ -213,7 +214,8 @@ class PrefillNode(Node):
         index = leg.computed
         self.memory[leg.blocks[index]] = (request_id, index)
         leg.computed += 1
-        announced = [Announced(request_id, index, (leg.blocks[index],))]
+        part = GroupBlocks(0, index, (leg.blocks[index],))  # a block is one token
+        announced = [Announced(request_id, index, index + 1, (part,))]
         if leg.computed == leg.total_blocks:
             first = FirstToken(0, 7, leg.finished_at_once)
             prefilled = [Prefilled(request_id, leg.total_blocks, (first,))]
@@ -311,7 +313,8 @@ class DecodeNode(Node):
             cached = index < request.prefix_blocks
             self.memory[block] = (request_id, index) if cached else RUBBISH
         self.legs[request_id] = blocks
-        return Assignment(request.prefix_blocks, tuple(blocks))
+        parts = (GroupBlocks(0, 0, tuple(blocks)),)
+        return Assignment(1, request.total_blocks, request.prefix_blocks, parts)
 
     def start_decode(
         self,

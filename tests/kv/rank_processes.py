@@ -215,7 +215,7 @@ class DecodeEngine:
     @property
     def rank_bytes(self) -> int:
         """Of a block, over all ranks."""
-        return sum(p.groups[0].block_bytes for p in self.ranked._layouts)
+        return sum(p.pool.block_bytes for p in self.ranked._layouts)
 
     def begin(self, engine: str, pairs: Sequence[tuple[int, int]]) -> int:
         """Give an order; its id."""

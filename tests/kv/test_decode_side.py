@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasuki.engine.api import Assignment, FirstToken, LegEndReason, LegTimings
+from tasuki.engine.api import Assignment, FirstToken, GroupBlocks, LegEndReason, LegTimings
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import Pull, PullDone, ToPrefill
@@ -30,7 +30,7 @@ class Side:
         host = SimpleNamespace(
             may_credit=lambda request_id: True,
             prefix_hint=lambda request_id: 0,
-            assign=lambda request_id: Assignment(0, BLOCKS),
+            assign=lambda request_id: Assignment(1, len(BLOCKS), 0, [GroupBlocks(0, 0, BLOCKS)]),
             start_decode=self._start_decode,
             end_decode_leg=self._end_decode_leg,
             free_quarantined=self.freed.extend,
@@ -71,7 +71,13 @@ class Side:
                     self.side.on_message("p", message, self.now_s)
 
     def announce(self, first: int, blocks: list[int], now_s: float) -> Pull:
-        announce = pb.Announce(request_id="r", first=first, blocks=blocks, heard=1)
+        announce = pb.Announce(
+            request_id="r",
+            first_token=first,
+            end_token=first + len(blocks),
+            groups=[pb.GroupBlocks(group=0, first_token=first, blocks=blocks)],
+            heard=1,
+        )
         self.side.on_message("p", pb.FromPrefill(announce=announce), now_s)
         (pull,) = (e for e in self.side.drain() if isinstance(e, Pull))
         return pull
@@ -85,7 +91,7 @@ class Side:
     ) -> None:
         message = pb.Prefilled(
             request_id="r",
-            total_blocks=len(BLOCKS),
+            tokens=len(BLOCKS),
             first_tokens=[pb.FirstToken(choice=0, token=7)],
             computed_s=heard_s if computed_s is None else computed_s,
             machine=machine,

@@ -327,12 +327,15 @@ class ForgottenQuarantine(DecodeSide):
 
 
 class SkipsGaps(DecodeSide):
-    """Takes what it reads ahead for what follows on the blocks that it knows."""
+    """Takes what it reads ahead for what follows on the tokens that it knows."""
 
     def read_ahead(self, peer, announce, now_s):  # type: ignore[no-untyped-def]
         handoff = self._of(peer, announce.request_id)
         if handoff is not None and handoff.assignment is not None:
-            announce.first = min(announce.first, len(handoff.remote))
+            announce.first_token = min(announce.first_token, handoff.announced)
+            for part in announce.groups:
+                part.first_token = announce.first_token
+                announce.end_token = part.first_token + len(part.blocks)
         return super().read_ahead(peer, announce, now_s)
 
 
@@ -502,7 +505,7 @@ def hand_over(sides: Sides) -> World:
     do(world, "d3 submit r", "d3 dials p1", "p1 hears d3")
     world.stream("d3", "p1").to_prefill.clear()  # the renewal that came with it
     do(world, *["d3 hears p1"] * len(world.stream("d3", "p1").to_decode))
-    assert len(world.decodes[1].side._handoffs["r"].remote) == 1
+    assert len(world.decodes[1].side._handoffs["r"].remote[0].blocks) == 1
     return world
 
 

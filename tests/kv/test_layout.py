@@ -1,8 +1,11 @@
 """The pool's shape, its bytes, and what is told to peers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from tasuki.engine.cache_groups import CacheGroup
 from tasuki.kv.layout import CacheLayout, LayoutError
 
 LAYOUT = CacheLayout(
@@ -32,12 +35,21 @@ def test_the_wire_tells_where_the_blocks_are() -> None:
     pool = LAYOUT.allocate()
     wire = LAYOUT.to_wire(pool, transport="nixl/UCX")
     assert (wire.block_size, wire.transport) == (4, "nixl/UCX")
-    [group] = wire.groups
-    assert (group.kind, group.memory, group.device) == ("full", "DRAM", 0)
-    assert group.base_address == pool.data_ptr()
-    assert (group.block_bytes, group.num_blocks) == (LAYOUT.block_bytes, 5)
-    assert list(group.layers) == [0, 1]
-    assert (group.first_kv_head, group.kv_heads) == (0, 3)
+    [group], place = wire.groups, wire.pool
+    assert (group.kind, list(group.layers), group.window) == ("full", [0, 1], 0)
+    assert (place.memory, place.device, place.base_address) == ("DRAM", 0, pool.data_ptr())
+    assert (place.block_bytes, place.num_blocks) == (LAYOUT.block_bytes, 5)
+    assert (place.first_kv_head, place.kv_heads) == (0, 3)
+
+
+def test_the_wire_tells_what_the_layers_keep() -> None:
+    groups = (CacheGroup((0, 3)), CacheGroup((1, 2), window=128))
+    layout = replace(LAYOUT, groups=groups)
+    told = layout.to_wire(layout.allocate(), transport="nixl/UCX").groups
+    assert [(group.kind, list(group.layers), group.window) for group in told] == [
+        ("full", [0, 3], 0),
+        ("window", [1, 2], 128),
+    ]
 
 
 def test_a_pool_of_another_layout_is_refused() -> None:

@@ -171,12 +171,12 @@ def test_blocks_outside_a_pool_are_refused(pair: tuple[int, int]) -> None:
     ("remote", "said"),
     [
         ([wire(block_size=8)], "block_size is 4 here and 8 at"),
-        ([wire(layers=3)], "of 2 layers here and .* of 3 layers at"),
+        ([wire(layers=3)], r"full \(2 layers\) here and full \(3 layers\) at"),
         ([wire(head_dim=16)], "a head of a block is 512 bytes .* and 1024 bytes"),
         ([wire(kv_heads=2)], "has 1 KV heads here and 2 at the prefill worker"),
         ([wire(), wire(block_size=8)], "block_size is 4 here and 8 at"),
         ([], "tells of no KV pool"),
-        ([kv_pb2.Layout(transport="copy", block_size=4, groups=[{"kind": "full"}])], "has 0 KV"),
+        ([kv_pb2.Layout(transport="copy", block_size=4, groups=wire().groups)], "has 0 KV"),
     ],
 )
 def test_layouts_that_do_not_fit_are_refused_with_both_values(
@@ -194,6 +194,7 @@ def test_a_head_that_no_rank_holds_is_named() -> None:
 
 def test_further_cache_groups_are_refused_by_kind() -> None:
     remote = wire()
-    remote.groups.add(kind="window")
-    with pytest.raises(LayoutMismatchError, match=r"\['full', 'window'\]"):
+    remote.groups.add(kind="state", layers=[2])
+    said = r"full \(2 layers\) here and full \(2 layers\), state \(1 layers\) at"
+    with pytest.raises(LayoutMismatchError, match=said):
         make_plans([wire()], [remote])

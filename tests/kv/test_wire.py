@@ -21,14 +21,14 @@ def test_first_tokens_survive_the_wire(logprob: TokenLogprob | None) -> None:
     first_tokens = (FirstToken(0, 7, False, logprob), FirstToken(3, 9, True))
     sent = prefilled_to_wire(Prefilled("r.0", 5, first_tokens)).SerializeToString()
     received = kv_pb2.Prefilled.FromString(sent)
-    assert (received.request_id, received.total_blocks) == ("r.0", 5)
+    assert (received.request_id, received.tokens) == ("r.0", 5)
     assert tuple(first_tokens_from_wire(received)) == first_tokens
 
 
 def test_a_batch_brings_its_messages_in_order() -> None:
     replies = [
         kv_pb2.FromPrefill(scheduled=kv_pb2.Scheduled(request_id="r.0")),
-        kv_pb2.FromPrefill(announce=kv_pb2.Announce(request_id="r.0", blocks=[3, 1])),
+        kv_pb2.FromPrefill(announce=kv_pb2.Announce(request_id="r.0", end_token=32)),
     ]
     wants = [kv_pb2.FromDecode(want=kv_pb2.Want(request_id=f"r.{n}", seq=n)) for n in range(3)]
     for count in (1, 2):

@@ -34,7 +34,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Names no class of the hand-written family, so only the fallback can run it.
-ARCHITECTURES = ("llama", "qwen3", "mistral-window", "fallback")
+ARCHITECTURES = ("llama", "qwen3", "mistral-window", "fallback", "some-windows")
+SOME_WINDOWS = (40, None, 40)  # of the last one's layers
 
 
 def default_model_path() -> Path:
@@ -75,7 +76,13 @@ def save_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0)
 
 
 def _config(architecture: str) -> Any:
-    from transformers import LlamaConfig, MistralConfig, Olmo2Config, Qwen3Config
+    from transformers import (
+        Gemma3TextConfig,
+        LlamaConfig,
+        MistralConfig,
+        Olmo2Config,
+        Qwen3Config,
+    )
 
     match architecture:
         case "llama":
@@ -86,6 +93,15 @@ def _config(architecture: str) -> Any:
             return MistralConfig(**_SHAPE, **_GQA, sliding_window=40)
         case "fallback":
             return Olmo2Config(**_SHAPE, num_key_value_heads=2)
+        case "some-windows":
+            kinds = ["sliding_attention" if window else "full_attention" for window in SOME_WINDOWS]
+            return Gemma3TextConfig(
+                **_SHAPE,
+                **_GQA,
+                layer_types=kinds,
+                sliding_window=max(filter(None, SOME_WINDOWS)),
+                query_pre_attn_scalar=16,
+            )
     raise ValueError(f"unknown tiny architecture {architecture!r}; there are {ARCHITECTURES}")
 
 

@@ -71,7 +71,8 @@ class AttentionBackend(Protocol):
         padding and left alone.
 
         Args:
-            layer: index of the layer in the pool.
+            layer: index of the layer in the pool; of the model, where groups of layers share it
+                (by_group.py).
             query: [T, heads, head_dim], the model's dtype.
             key, value: [T, kv_heads, head_dim], the model's dtype.
             scale: factor on the scores.

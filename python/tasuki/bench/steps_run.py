@@ -127,7 +127,7 @@ def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> Wor
 
 def _source_device(transport: Transport) -> str:
     """Where the other worker's pool lies: on the next GPU, if there are several."""
-    group = transport.layout.groups[0]
-    if group.memory == "DRAM":
+    pool = transport.layout.pool
+    if pool.memory == "DRAM":
         return "cpu"
-    return f"cuda:{(group.device + 1) % torch.cuda.device_count()}"
+    return f"cuda:{(pool.device + 1) % torch.cuda.device_count()}"

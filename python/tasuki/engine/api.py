@@ -160,12 +160,32 @@ class LegEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Blocks of one cache group that follow one another in a sequence.
+
+    Attributes:
+        group: Index of the group.
+        first_token: Of the first block.
+        blocks: Their numbers in the pool.
+    """
+
+    group: int
+    first_token: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Announced:
-    """Blocks of a PREFILL leg whose KV is final; `first` is the index in the sequence."""
+    """Tokens of a PREFILL leg whose KV is final, `first_token` to `end_token` - 1.
+
+    `parts` has the blocks that hold them, of each group that the tokens after the context
+    need any of.
+    """
 
     request_id: str
-    first: int
-    blocks: Sequence[int]
+    first_token: int
+    end_token: int
+    parts: Sequence[GroupBlocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +200,10 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A PREFILL leg sampled its first tokens; every block is announced by now."""
+    """A PREFILL leg sampled its first tokens; all of its `tokens` are announced by now."""
 
     request_id: str
-    total_blocks: int
+    tokens: int
     first_tokens: Sequence[FirstToken]
 
 
@@ -199,14 +219,22 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a DECODE leg's KV goes: blocks of the whole prompt, in order.
+    """Where a DECODE leg's KV goes: for each group the blocks that it needs of the context.
 
-    The first `prefix_blocks` hold valid KV already (shared, never written to);
-    the rest are fresh and belong to the request alone.
+    Blocks of the first `prefix_tokens` tokens hold valid KV already (shared, never written
+    to); the rest are fresh and belong to the request alone.
+
+    Attributes:
+        block_size: Tokens of a block.
+        tokens: Of the context.
+        prefix_tokens: A multiple of `block_size`.
+        parts: One for each group, in order.
     """
 
-    prefix_blocks: int
-    blocks: Sequence[int]
+    block_size: int
+    tokens: int
+    prefix_tokens: int
+    parts: Sequence[GroupBlocks]
 
 
 class KvHost(Protocol):
@@ -233,7 +261,7 @@ class KvHost(Protocol):
         """
 
     def prefix_hint(self, request_id: str) -> int:
-        """Blocks of a DECODE leg's prompt that are cached here, at this moment."""
+        """Tokens of a DECODE leg's prompt that are cached here, at this moment."""
 
     def assign(self, request_id: str) -> Assignment | None:
         """Blocks for a DECODE leg's prompt; None when there is no room (nothing is held)."""

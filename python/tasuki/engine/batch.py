@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,7 +48,7 @@ class Batch:
         tokens: [T] int64, device.
         positions: [T] int64, device; position in the sequence.
         slots: [T] int64, device; block id x block_size + offset, where each token's KV goes;
-            -1: nowhere.
+            -1: nowhere. Of the first cache group, as the tables are.
         block_tables: [S, W] int32, device; unused entries repeat the sequence's first block.
         query_lens: tokens of each sequence in this step.
         context_lens: tokens of each sequence in the cache after this step.
@@ -56,6 +56,7 @@ class Batch:
         num_decodes: how many leading sequences have a query length of 1.
         bucket: rows of a padded decode batch; None: not padded.
         limits: of all steps in graphs that may have prompts in them; None: it is none.
+        more_groups: slots and tables of the other cache groups, in order.
     """
 
     tokens: torch.Tensor
@@ -68,3 +69,27 @@ class Batch:
     num_decodes: int
     bucket: int | None = None
     limits: StepLimits | None = None
+    more_groups: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+    def of_group(self, group: int) -> Batch:
+        """The batch with the slots and tables of a cache group as its own."""
+        if group == 0:
+            return self
+        slots, block_tables = self.more_groups[group - 1]
+        return replace(self, slots=slots, block_tables=block_tables, more_groups=())
+
+
+def groups_of(
+    slots: torch.Tensor, tables: torch.Tensor, tokens: int, rows: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Slots [T] and tables [S, W] of each cache group, of arrays that have them all.
+
+    Args:
+        slots: [G x T].
+        tables: [G x S x W].
+        tokens: T.
+        rows: S.
+    """
+    groups = slots.shape[0] // tokens
+    per_group = tables.view(groups, rows, -1)
+    return list(zip(slots.view(groups, tokens).unbind(), per_group.unbind(), strict=True))

@@ -13,6 +13,7 @@ from tasuki.engine.api import (
     Announced,
     FinishReason,
     FirstToken,
+    GroupBlocks,
     Leg,
     LegEndReason,
     Output,
@@ -87,16 +88,21 @@ class Booking:
 
     def _announce(self, sequence: SequenceState, computed: int) -> None:
         """Name the blocks of a PREFILL leg that became final."""
-        request = sequence.request
-        final = computed // self._config.block_size
-        if computed == len(sequence.tokens):
-            final = len(sequence.blocks)
-        if final > request.announced:
-            blocks = tuple(sequence.blocks[request.announced : final])
-            self._legs.pending.announced.append(
-                Announced(request.request_id, request.announced, blocks)
-            )
-            request.announced = final
+        request, size, total = sequence.request, self._config.block_size, len(sequence.tokens)
+        final = computed if computed == total else computed // size * size
+        if final <= request.announced:
+            return
+        parts = []
+        for group, first in enumerate(self._config.first_blocks(total)):
+            begin, end = max(first, request.announced // size), self._config.blocks_for(final)
+            if begin < end:
+                blocks = tuple(sequence.tables[group].part(begin, end))
+                parts.append(GroupBlocks(group, begin * size, blocks))
+                request.leased += len(blocks)
+        self._legs.pending.announced.append(
+            Announced(request.request_id, request.announced, final, parts)
+        )
+        request.announced = final
 
     def _decoded(
         self, sequence: SequenceState, token: int, logprob: TokenLogprob | None, now_s: float
@@ -144,7 +150,7 @@ class Booking:
         pending = self._legs.pending
         for output in pending.outputs[len(pending.outputs) - len(firsts) :]:
             output.timings = request.timings
-        pending.prefilled.append(Prefilled(request.request_id, len(sequence.blocks), tuple(firsts)))
+        pending.prefilled.append(Prefilled(request.request_id, len(sequence.tokens), tuple(firsts)))
         self._queues.stop(sequence)
         request.phase = Phase.PREFILLED
         if not going:

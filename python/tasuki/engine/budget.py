@@ -51,7 +51,7 @@ class Budget:
     def inbound_blocks(self) -> int:
         """Y: credited, assigned or quarantined."""
         assigned = sum(
-            len(request.sequences[0].blocks)
+            request.sequences[0].num_pages
             for request in self.inbound.values()
             if request.phase is Phase.ASSIGNED
         )
@@ -61,7 +61,7 @@ class Budget:
     def outbound_blocks(self) -> int:
         """X: held by PREFILL legs."""
         return sum(
-            len(sequence.blocks)
+            sequence.num_pages
             for request in self.outbound.values()
             for sequence in request.sequences
         )
@@ -70,7 +70,7 @@ class Budget:
     def ahead_blocks(self) -> int:
         """A: held by PREFILL legs without credit."""
         return sum(
-            len(sequence.blocks)
+            sequence.num_pages
             for request in self.outbound.values()
             if not request.credited
             for sequence in request.sequences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.errors import EngineConfigError
 from tasuki.engine.held_chunks import blocks_of_chunk
 
@@ -15,12 +16,13 @@ class EngineConfig:
     """What one engine may use.
 
     Attributes:
-        num_blocks: Blocks in the pool; at least twice what one request of
+        num_blocks: Pages in the pool; at least twice what one request of
             maximal length takes, so that pulls and own work cannot starve
             each other.
         max_model_len: Tokens of a sequence, prompt plus output.
         vocab_size: Token ids are below it.
         block_size: Tokens in a block.
+        groups: What the model's layers keep; a block takes a page for each.
         max_batched_tokens: Tokens of one step, at most. Decodes always run;
             prefill chunks get what they leave, and never less than a block.
         itl_target_s: Duration of a step that decodes and computes prompts, so of the
@@ -45,6 +47,7 @@ class EngineConfig:
     max_model_len: int
     vocab_size: int
     block_size: int = 16
+    groups: tuple[CacheGroup, ...] = ONE_GROUP
     max_batched_tokens: int = 512
     itl_target_s: float | None = None
     longest_step_s: float = 1.0
@@ -87,7 +90,7 @@ class EngineConfig:
                 f"identity has {len(self.identity)} bytes: it must have {IDENTITY_BYTES}"
             )
         if self.num_blocks < self.min_blocks:
-            longest = self.num_blocks // 2 * self.block_size
+            longest = self.num_blocks // (2 * len(self.groups)) * self.block_size
             raise EngineConfigError(
                 f"num_blocks is {self.num_blocks}, but two requests of max_model_len "
                 f"{self.max_model_len} tokens need {self.min_blocks} blocks of {self.block_size} "
@@ -101,9 +104,14 @@ class EngineConfig:
         return blocks_of_chunk(self.block_size)
 
     @property
+    def slides(self) -> bool:
+        """Whether some layers keep less than the whole sequence."""
+        return any(group.window is not None for group in self.groups)
+
+    @property
     def max_request_blocks(self) -> int:
-        """Blocks of one sequence of maximal length."""
-        return self.blocks_for(self.max_model_len)
+        """Pages of one sequence of maximal length, while its prompt is computed."""
+        return self.pages_for(self.max_model_len)
 
     @property
     def min_blocks(self) -> int:
@@ -111,5 +119,17 @@ class EngineConfig:
         return 2 * self.max_request_blocks
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold the KV of so many tokens."""
+        """Blocks of so many tokens; each takes a page for each group that keeps it."""
         return -(-tokens // self.block_size)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages of so many tokens where every group keeps them all."""
+        return self.blocks_for(tokens) * len(self.groups)
+
+    def pages_kept(self, tokens: int) -> int:
+        """Pages that a sequence of so many tokens needs for those that follow."""
+        return self.pages_for(tokens) - sum(self.first_blocks(tokens))
+
+    def first_blocks(self, tokens: int) -> list[int]:
+        """For each group, the first block that a sequence of so many tokens needs."""
+        return [group.first_block(tokens, self.block_size) for group in self.groups]

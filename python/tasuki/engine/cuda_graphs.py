@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, groups_of
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import ForwardModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
@@ -54,6 +54,7 @@ class DecodeGraphs:
         collective: Joins the ranks, which record and replay alike.
         max_rows: The largest batch.
         max_width: Blocks of the longest sequence.
+        groups: Cache groups.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class DecodeGraphs:
         *,
         max_rows: int,
         max_width: int,
+        groups: int,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -73,8 +75,9 @@ class DecodeGraphs:
         self._collective = collective
         self._joint = JointLogits(collective, model.spec.vocab_size)
         self._width = max_width
+        self._groups = groups
         self._graphs: dict[int, _Graph] = {}
-        size = lay_out(slab_parts(max_rows, max_rows, max_width, 0))[1]
+        size = lay_out(slab_parts(max_rows, max_rows, max_width, 0, groups))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
         self._all_rows = torch.arange(max_rows, device=sampled.device)
 
@@ -98,7 +101,7 @@ class DecodeGraphs:
         """
         bucket, count = header.rows, header.num_decodes
         graph = self._graphs[bucket]
-        tables = staging.send(self._slab)[4].view(bucket, header.width)
+        tables = staging.send(self._slab)[4]
         self._attention.plan(self._batch(bucket, graph.inputs, tables, header.context_lens))
         graph.replay()
         part, best = graph.outputs
@@ -106,14 +109,14 @@ class DecodeGraphs:
 
     def _record(self, bucket: int, staging: Staging, recorder: Recorder) -> _Graph:
         """Record one bucket over a batch whose every row is padding of one token."""
-        *arrays, _ = staging.take(*slab_parts(bucket, bucket, self._width, 0))
+        *arrays, _ = staging.take(*slab_parts(bucket, bucket, self._width, 0, self._groups))
         pad(Places.over(arrays, bucket), 0)
         tokens, sources, positions, slots, tables, _ = staging.send(self._slab)
         taken = torch.zeros_like(tokens)
         batch = self._batch(
             bucket,
             (taken, positions, slots),
-            tables.view(bucket, self._width),
+            tables,
             [1] * bucket,
         )
         self._attention.plan(batch)
@@ -134,15 +137,17 @@ class DecodeGraphs:
         tables: torch.Tensor,
         contexts: list[int],
     ) -> Batch:
-        tokens, positions, slots = inputs
+        tokens, positions, all_slots = inputs
+        (slots, block_tables), *more = groups_of(all_slots, tables, bucket, bucket)
         return Batch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=tables,
+            block_tables=block_tables,
             query_lens=[1] * len(contexts),
             context_lens=contexts,
             logits_rows=self._all_rows[:bucket],
             num_decodes=len(contexts),
             bucket=bucket,
+            more_groups=tuple(more),
         )

@@ -218,7 +218,7 @@ class Engine:
             waiting_prefill_tokens=uncomputed,
             free_blocks=self._pool.available,
             total_blocks=self.config.num_blocks,
-            leased_blocks=sum(r.announced for r in self._budget.outbound.values()),
+            leased_blocks=sum(r.leased for r in self._budget.outbound.values()),
             quarantined_blocks=self._pool.num_quarantined,
             prefill_tokens_per_s=self._rates.prefill_tokens_per_s,
             decode_step_s=self._rates.decode_step_s,
@@ -227,6 +227,7 @@ class Engine:
             waiting_sequences=max(0, self._legs.generating - len(decoding)),
             last_decode=self._rates.last_decode,
             last_prefill=self._rates.last_prefill,
+            groups=len(self.config.groups),
         )
 
     def counters(self) -> EngineCounters:
@@ -244,7 +245,7 @@ class Engine:
         Raises:
             PoolImbalanceError: They differ: a defect.
         """
-        held = [s.blocks for request in self._legs.requests.values() for s in request.sequences]
+        held = [s.pages for request in self._legs.requests.values() for s in request.sequences]
         self._pool.check([*held, *self._queues.retired()])
 
     # --- the handoff's side: KvHost
@@ -272,7 +273,7 @@ class Engine:
         return True
 
     def prefix_hint(self, request_id: str) -> int:
-        """Blocks of a DECODE leg's context that are cached here, at this moment."""
+        """Tokens of a DECODE leg's context that are cached here, at this moment."""
         request = self._legs.requests.get(request_id)
         return 0 if request is None else self._inbound.prefix_hint(request)
 

@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.engine.batch import Batch, groups_of
 from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.cuda_graphs import DecodeGraphs
 from tasuki.engine.forward import DivisibleModel, ForwardModel, input_tokens
@@ -46,8 +46,10 @@ class Executor:
         attention: Knows the pool.
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         collective: Joins the ranks.
+        groups: Cache groups.
 
     Attributes:
+        groups: As given.
         staging: Where a step's arrays are written.
         sampled: [n] int64, on the device: tokens of the step before, of the first rank only.
         keeps_place: Whether graphs read `sampled` where it is.
@@ -59,7 +61,9 @@ class Executor:
         attention: AttentionBackend,
         pool: torch.Tensor,
         collective: Collective = ALONE,
+        groups: int = 1,
     ) -> None:
+        self.groups = groups
         self._model = model
         self._attention = attention
         self._pool = pool
@@ -95,6 +99,7 @@ class Executor:
             self._collective,
             max_rows=max_rows,
             max_width=max_width,
+            groups=self.groups,
         )
         graphs.capture(self.staging, recorder)
         self._graphs = graphs
@@ -109,6 +114,7 @@ class Executor:
                 max_decodes=2 * max_rows,
                 max_width=max_width,
                 block_size=block_size,
+                groups=self.groups,
             )
             mixed.capture(self.staging, recorder)
             self._mixed = mixed
@@ -161,15 +167,17 @@ class Executor:
             if self._collective.is_first:
                 tokens = input_tokens(parts[0], parts[1], self.sampled)
             tokens = self._collective.from_first(tokens)
+        (slots, tables), *more = groups_of(parts[3], parts[4], header.tokens, header.rows)
         batch = Batch(
             tokens=tokens,
             positions=parts[2],
-            slots=parts[3],
-            block_tables=parts[4].view(header.rows, header.width),
+            slots=slots,
+            block_tables=tables,
             query_lens=header.query_lens,
             context_lens=header.context_lens,
             logits_rows=parts[5],
             num_decodes=header.num_decodes,
+            more_groups=tuple(more),
         )
         self._attention.plan(batch)
         return self._model.forward(batch, self._attention)

@@ -12,13 +12,14 @@ device's memory.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from tasuki.engine.cache_groups import BlockTable
 
 _ALIGN_BYTES = 16
 _TYPES = {torch.int64: np.int64, torch.int32: np.int32}
@@ -87,22 +88,26 @@ def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     return host.to(device, non_blocking=True)
 
 
-def write_tables(out: NDArray[np.int32], tables: Sequence[array[int]]) -> NDArray[np.int32]:
-    """Fill `out`, [S, W], with block tables.
+def write_tables(out: NDArray[np.int32], tables: Sequence[BlockTable]) -> NDArray[np.int32]:
+    """Fill `out`, [S, W], with block tables of one group, none of which is empty.
 
-    What a table does not fill repeats its first block: whatever a kernel reads
+    What a table does not fill repeats its first page: whatever a kernel reads
     there is the sequence's own.
 
     Returns:
         The same as `out`.
     """
-    width = out.shape[1]
-    lengths = np.fromiter(map(len, tables), dtype=np.int64, count=len(tables))
-    if lengths.max(initial=0) > width:
-        tables = [table[:width] for table in tables]
-        np.minimum(lengths, width, out=lengths)
-    flat = np.frombuffer(b"".join(tables), dtype=np.int32)
-    ends = lengths.cumsum()
-    out[:] = flat[ends - lengths][:, None]
-    out[np.arange(width) < lengths[:, None]] = flat
+    width, count = out.shape[1], len(tables)
+    pages = [table.pages for table in tables]
+    firsts = np.fromiter((table.first for table in tables), dtype=np.int64, count=count)
+    lengths = np.fromiter(map(len, pages), dtype=np.int64, count=count)
+    if (firsts + lengths).max(initial=0) > width:
+        pages = [part[: width - table.first] for part, table in zip(pages, tables, strict=True)]
+        np.minimum(lengths, width - firsts, out=lengths)
+    flat = np.frombuffer(b"".join(pages), dtype=np.int32)
+    out[:] = flat[lengths.cumsum() - lengths][:, None]
+    filled = np.arange(width) < (firsts + lengths)[:, None]
+    if firsts.any():
+        filled &= np.arange(width) >= firsts[:, None]
+    out[filled] = flat
     return out

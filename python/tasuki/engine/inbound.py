@@ -7,11 +7,13 @@ Engine thread only.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
-from tasuki.engine.api import Assignment, Leg
+from tasuki.engine.api import Assignment, GroupBlocks, Leg
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
+from tasuki.engine.cache_groups import BlockTable, pages_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request
@@ -45,44 +47,56 @@ class Inbound:
         return True
 
     def prefix_hint(self, request: Request) -> int:
-        """Blocks of the leg's context that are cached at this moment."""
-        return len(self._match(request))
+        """Tokens of the leg's context that are cached at this moment."""
+        return self._match(request)[0].end * self._config.block_size
 
     def assign(self, request: Request) -> Assignment | None:
         """Give a parked leg the blocks of its context, or None when there is no room."""
-        sequence = request.sequences[0]
-        total = self._config.blocks_for(request.num_context_tokens)
-        hits = self._match(request)
-        taken = total - len(hits) + self._pool.unreferenced(hits)
+        config, sequence, tokens = self._config, request.sequences[0], request.num_context_tokens
+        tables = self._match(request)
+        cached, total = tables[0].end, config.pages_kept(tokens)
+        for table, first in zip(tables, config.first_blocks(tokens), strict=True):
+            table.drop_before(first)
+        taken = total - sum(len(table.pages) for table in tables)
+        taken += self._pool.unreferenced(pages_of(tables))
         others = self._budget.reserved_blocks - request.reserved_blocks
         reach = self._budget.reach_blocks - self._budget.ahead_blocks
         reach -= self._budget.inbound_blocks - request.reserved_blocks
         if taken > self._pool.available - others or total > reach:
             return None
         self._budget.reserve(request, max(0, request.reserved_blocks - total))
-        self._queues.take_blocks(sequence, hits, total)
+        self._queues.take_pages(sequence, cached, tables, config.blocks_for(tokens))
         request.phase = Phase.ASSIGNED
         request.denied = False
-        return Assignment(prefix_blocks=len(hits), blocks=tuple(sequence.blocks))
+        size = config.block_size
+        return Assignment(
+            block_size=size,
+            tokens=tokens,
+            prefix_tokens=cached * size,
+            parts=[
+                GroupBlocks(group, table.first * size, tuple(table.pages))
+                for group, table in enumerate(tables)
+            ],
+        )
 
     def quarantine(self, request: Request, blocks: Sequence[int]) -> None:
         """Take blocks from an assigned leg that transfers may still write to."""
         sequence = request.sequences[0]
-        leaving = set(blocks) & set(sequence.blocks)
+        leaving = set(blocks) & set(sequence.pages)
         self._pool.quarantine(leaving)
-        for block in leaving:
-            sequence.blocks.remove(block)
+        for table in sequence.tables:
+            table.pages = array("i", (page for page in table.pages if page not in leaving))
 
     def unaccepted(self, request: Request) -> list[int]:
         """Blocks of an assigned leg that pulls may have written to: all but the cached prefix."""
-        return [b for b in request.sequences[0].blocks if not self._pool.cache.holds(b)]
+        return [b for b in request.sequences[0].pages if not self._pool.cache.holds(b)]
 
-    def _match(self, request: Request) -> list[int]:
+    def _match(self, request: Request) -> list[BlockTable]:
         full = request.num_context_tokens // self._config.block_size
         return self._queues.match(request.sequences[0], full)
 
     def _wanted_blocks(self, request: Request) -> int:
-        """Blocks of the context, and for each choice those that its first output will fill.
+        """Pages of the context, and for each choice those that its first output will fill.
 
         No more than one request of maximal length takes: so many are sure to become free.
         """
@@ -92,10 +106,12 @@ class Inbound:
             self._config.growth_headroom_tokens,
         )
         length = min(context + max(0, output), self._config.max_model_len)
-        shared = context // self._config.block_size
-        own = self._config.blocks_for(length) - shared
+        config = self._config
+        full, groups = context // config.block_size, len(config.groups)
+        shared = full * groups - sum(config.first_blocks(context))
+        own = (config.blocks_for(length) - full) * groups
         wanted = shared + own * request.num_choices
-        return min(max(wanted, self._config.blocks_for(context)), self._config.max_request_blocks)
+        return min(max(wanted, config.pages_kept(context)), config.max_request_blocks)
 
     def _slots(self) -> int:
         """Further choices that pulled requests may generate."""
@@ -112,6 +128,7 @@ class Inbound:
         if any(s.request.credited for s in self._queues.waiting):
             own_blocks = self._budget.outbound_blocks - self._budget.ahead_blocks
             own_blocks += sum(
-                len(s.blocks) for s in self._queues.running if s.request.leg is Leg.COLOCATED
+                s.num_pages for s in self._queues.running if s.request.leg is Leg.COLOCATED
             )
-        return self._budget.credit_room(own_blocks, self._queues.num_decoding)
+        growth = self._queues.num_decoding * len(self._config.groups)
+        return self._budget.credit_room(own_blocks, growth)

@@ -83,8 +83,9 @@ class Places:
     Attributes:
         tokens: [T]; 0 where `sources` says another thing.
         sources: [T]; which of the step's tokens in flight it is; -1: `tokens` has it.
-        positions, slots: [T].
-        tables: [S, W] int32.
+        positions: [T].
+        slots: [G, T], for each cache group.
+        tables: [G, S, W] int32.
     """
 
     tokens: NDArray[Any]
@@ -95,9 +96,11 @@ class Places:
 
     @classmethod
     def over(cls, arrays: Sequence[NDArray[Any]], rows: int) -> Places:
-        """Over arrays in this order, the tables flat and of so many sequences."""
+        """Over arrays in this order, slots and tables flat, the tables of so many sequences."""
         tokens, sources, positions, slots, tables = arrays
-        return cls(tokens, sources, positions, slots, tables.reshape(rows, -1))
+        groups = len(slots) // len(tokens)
+        tables = tables.reshape(groups, rows, -1)
+        return cls(tokens, sources, positions, slots.reshape(groups, -1), tables)
 
 
 def fill(places: Places, plan: StepPlan, block_size: int) -> bool:
@@ -116,8 +119,8 @@ def fill(places: Places, plan: StepPlan, block_size: int) -> bool:
         places.sources[begin:end] = -1
         at = np.arange(first, first + count)
         places.positions[begin:end] = at
-        blocks = places.tables[index].astype(np.int64)
-        places.slots[begin:end] = blocks[at // block_size] * block_size + at % block_size
+        blocks = places.tables[:, index].astype(np.int64)
+        places.slots[:, begin:end] = blocks[:, at // block_size] * block_size + at % block_size
         begin = end
     return ahead
 
@@ -142,6 +145,6 @@ def fill_singles(places: Places, rows: Sequence[Row], block_size: int) -> bool:
     )
     at = np.array(starts)
     places.positions[:count] = at
-    blocks = places.tables[np.arange(count), at // block_size].astype(np.int64)
-    places.slots[:count] = blocks * block_size + at % block_size
+    blocks = places.tables[:, np.arange(count), at // block_size].astype(np.int64)
+    places.slots[:, :count] = blocks * block_size + at % block_size
     return ahead

@@ -90,7 +90,7 @@ class Legs:
 
     def fail(self, request: Request, failure: FailureKind, message: str) -> None:
         """A request fails alone; what it wrote is read by nobody."""
-        held = Counter(block for s in request.sequences for block in s.blocks)
+        held = Counter(page for s in request.sequences for page in s.pages)
         for blocks in self._queues.retired():
             held.update(block for block in blocks if block in held)
         own = [b for b, count in held.items() if self._pool.references(b) == count]

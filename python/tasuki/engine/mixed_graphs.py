@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch, StepLimits
+from tasuki.engine.batch import Batch, StepLimits, groups_of
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body, DivisibleModel, input_tokens
 from tasuki.engine.host_buffers import Staging, lay_out
@@ -64,6 +64,7 @@ class MixedGraphs:
         max_decodes: Sequences with one token.
         max_width: Blocks of the longest sequence.
         block_size: Tokens of a block.
+        groups: Cache groups.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class MixedGraphs:
         max_decodes: int,
         max_width: int,
         block_size: int,
+        groups: int,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -85,9 +87,10 @@ class MixedGraphs:
         self._sizes = rooms_up_to(max_tokens)
         self._limits = StepLimits(max_tokens, max_decodes, _MAX_CHUNKS, max_width)
         self._block_size = block_size
+        self._groups = groups
         self._rooms: dict[int, _Room] = {}
         rows = max_decodes + _MAX_CHUNKS
-        size = lay_out(slab_parts(max_tokens, rows, max_width, max_tokens))[1]
+        size = lay_out(slab_parts(max_tokens, rows, max_width, max_tokens, groups))[1]
         self._slab = torch.zeros(size, dtype=torch.uint8, device=sampled.device)
 
     def capture(self, staging: Staging, recorder: Recorder) -> None:
@@ -120,6 +123,7 @@ class MixedGraphs:
             num_decodes=0,
             width=-(-size // self._block_size),
             wanted=0,
+            groups=self._groups,
         )
         *arrays, _ = staging.take(*header.parts())
         pad(Places.over(arrays, header.rows), 0)
@@ -144,15 +148,17 @@ class MixedGraphs:
         rows: torch.Tensor,
         header: StepHeader,
     ) -> Batch:
-        tokens, positions, slots = inputs
+        tokens, positions, all_slots = inputs
+        (slots, block_tables), *more = groups_of(all_slots, tables, len(tokens), header.rows)
         return Batch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            block_tables=tables.view(header.rows, header.width),
+            block_tables=block_tables,
             query_lens=header.query_lens,
             context_lens=header.context_lens,
             logits_rows=rows,
             num_decodes=header.num_decodes,
             limits=self._limits,
+            more_groups=tuple(more),
         )

@@ -8,7 +8,7 @@ released first). Used by the engine thread only, through the block pool.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from tasuki.engine.held_chunks import HeldChunks
@@ -45,13 +45,17 @@ class PrefixCache:
         """The unreferenced cached blocks, next to be evicted first."""
         return self._evictable.keys()
 
-    def match(self, hashes: Sequence[bytes], limit: int | None = None) -> list[int]:
-        """The blocks of the longest cached prefix, at most `limit` of them.
+    def find(self, digest: bytes) -> int | None:
+        """The block that has this content."""
+        return self._block_of.get(digest)
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix.
 
         The caller references them before anything else can evict them.
         """
         found = []
-        for digest in hashes if limit is None else hashes[:limit]:
+        for digest in hashes:
             block = self._block_of.get(digest)
             if block is None:
                 break

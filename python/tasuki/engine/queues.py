@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from tasuki.engine.api import Leg
 from tasuki.engine.block_hash import extend_hashes
 from tasuki.engine.block_pool import BlockPool
+from tasuki.engine.cache_groups import BlockTable
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import StepPlan
+from tasuki.engine.prefix_match import cached_tables, content_key
 from tasuki.engine.request import SequenceState, Stage
 
 
@@ -63,7 +65,7 @@ class Queues:
     def fork(self, sequence: SequenceState, choice: int) -> SequenceState:
         """Another choice of a sequence; shares its blocks, belongs to no queue yet."""
         child = sequence.fork(choice)
-        self._pool.retain(child.blocks)
+        self._pool.retain(child.pages)
         sequence.request.sequences.append(child)
         return child
 
@@ -79,7 +81,7 @@ class Queues:
     def remove(self, sequence: SequenceState) -> None:
         """Stop it and drop its blocks."""
         self.stop(sequence)
-        self._drop_blocks(sequence)
+        self._drop_pages(sequence)
 
     def promote(self, sequence: SequenceState) -> None:
         """Let a sequence generate whose prompt was computed here."""
@@ -87,15 +89,18 @@ class Queues:
         self.start_decode(sequence)
 
     def settle(self, sequence: SequenceState, final: int) -> None:
-        """The KV of its first `final` tokens is there: full blocks can be reused."""
+        """The KV of its first `final` tokens is there.
+
+        Full blocks can be reused. Those that have left the window are given up.
+        """
         full = final // self._config.block_size
         if full > sequence.registered and self._config.prefix_caching:
             self._hash(sequence, full)
-            cache, hashes, blocks = self._pool.cache, sequence.hashes, sequence.blocks
-            for index in range(sequence.registered, full):
-                ends_chunk = (index + 1) % self._config.chunk_blocks == 0
-                cache.insert(hashes[index], blocks[index], ends_chunk=ends_chunk)
+            for group, table in enumerate(sequence.tables):
+                self._register(sequence, group, table, full)
             sequence.registered = full
+        if self._config.slides:
+            self._slide(sequence, final)
 
     @property
     def num_generating(self) -> int:
@@ -145,22 +150,35 @@ class Queues:
         """Blocks, one reference each, that wait for a launched step to land."""
         return (blocks for _, blocks in self._retired)
 
-    def match(self, sequence: SequenceState, num_blocks: int) -> list[int]:
-        """Cached blocks that the sequence begins with, at most `num_blocks`; not retained."""
-        if not self._config.prefix_caching:
-            return []
+    def match(self, sequence: SequenceState, num_blocks: int) -> list[BlockTable]:
+        """Tables of the cached prefix, at most `num_blocks` blocks; not retained."""
+        config = self._config
+        if not config.prefix_caching:
+            num_blocks = 0
         self._hash(sequence, num_blocks)
-        return self._pool.cache.match(sequence.hashes, num_blocks)
+        hashes = sequence.hashes[:num_blocks]
+        return cached_tables(self._pool.cache, hashes, config.groups, config.block_size)
 
-    def take_blocks(self, sequence: SequenceState, hits: list[int], total: int) -> None:
-        """Give a sequence `total` blocks, of which `hits` are its cached beginning.
+    def take_pages(
+        self, sequence: SequenceState, cached: int, tables: list[BlockTable], end: int
+    ) -> None:
+        """Give a sequence its pages, for each group those of the blocks from its table on.
 
         The caller has checked that there is room.
+
+        Args:
+            sequence: Has none.
+            cached: Blocks of its cached prefix.
+            tables: The pages that hold it, as far as a group needs them; filled here.
+            end: The block after its last.
         """
-        self._pool.retain(hits)
-        sequence.blocks = array("i", hits + self._pool.allocate(total - len(hits)))
-        sequence.computed = len(hits) * self._config.block_size
-        sequence.registered = len(hits)
+        for table in tables:
+            self._pool.retain(table.pages)
+        for table in tables:
+            table.pages.extend(self._pool.allocate(end - table.end))
+        sequence.tables = tables
+        sequence.computed = cached * self._config.block_size
+        sequence.registered = cached
 
     def _hash(self, sequence: SequenceState, num_blocks: int) -> None:
         if len(sequence.hashes) < num_blocks:
@@ -172,12 +190,30 @@ class Queues:
                 num_blocks,
             )
 
-    def _drop_blocks(self, sequence: SequenceState) -> None:
+    def _register(self, sequence: SequenceState, group: int, table: BlockTable, full: int) -> None:
+        """Offer a table's pages that became full to the prefix cache."""
+        cache, hashes, chunk = self._pool.cache, sequence.hashes, self._config.chunk_blocks
+        begin = max(sequence.registered, table.first)
+        for index, page in enumerate(table.part(begin, full), begin):
+            ends_chunk = group == 0 and (index + 1) % chunk == 0
+            cache.insert(content_key(hashes[index], group), page, ends_chunk=ends_chunk)
+
+    def _slide(self, sequence: SequenceState, final: int) -> None:
+        """Give up the pages that no token after the first `final` ones reads."""
+        first_blocks = self._config.first_blocks(final)
+        for table, first in zip(sequence.tables, first_blocks, strict=False):
+            if first > table.first:
+                self._give_up(sequence, table.drop_before(first))
+
+    def _give_up(self, sequence: SequenceState, pages: array[int]) -> None:
         if sequence.flying:
-            self._retired.append((self.steps, sequence.blocks))
+            self._retired.append((self.steps, pages))
         else:
-            self._pool.release(sequence.blocks)
-        sequence.blocks = array("i")
+            self._pool.release(pages)
+
+    def _drop_pages(self, sequence: SequenceState) -> None:
+        self._give_up(sequence, sequence.pages)
+        sequence.tables = []
         sequence.computed = 0
         sequence.registered = 0
 

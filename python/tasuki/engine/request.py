@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tasuki.engine.api import Leg, LegTimings, RequestSpec, TokenLogprob
 from tasuki.engine.block_hash import token_array
+from tasuki.engine.cache_groups import BlockTable, pages_of
 
 
 class Phase(enum.Enum):
@@ -45,13 +46,14 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """One row of work: tokens, and the blocks that hold their KV.
+    """One row of work: tokens, and the pages that hold their KV.
 
     Attributes:
         choices: Choices that its next sample is for; one, once it has forked.
         tokens: Prompt, resumed and generated tokens.
-        computed: How many tokens have KV in `blocks`, or will when what is
+        computed: How many tokens have KV here, or will when what is
             launched has ended: with a token on its way, one more than is known.
+        tables: Its pages, for each cache group; none before it gets any.
         hashes: Of the full blocks, as far as computed.
         registered: Leading blocks that were offered to the prefix cache.
         epoch: Counts up when what is launched of it becomes void.
@@ -64,7 +66,7 @@ class SequenceState:
     choices: list[int]
     tokens: array[int]
     computed: int = 0
-    blocks: array[int] = field(default_factory=lambda: array("i"))
+    tables: list[BlockTable] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
     stage: Stage = Stage.IDLE
@@ -74,18 +76,28 @@ class SequenceState:
     ticket: int = -1
 
     @property
+    def pages(self) -> array[int]:
+        """All its pages, a new list."""
+        return array("i", pages_of(self.tables))
+
+    @property
+    def num_pages(self) -> int:
+        """How many these are."""
+        return sum(len(table.pages) for table in self.tables)
+
+    @property
     def num_outputs(self) -> int:
         """Output tokens so far, resumed ones included: the next token's position."""
         return len(self.tokens) - self.request.num_prompt_tokens
 
     def fork(self, choice: int) -> SequenceState:
-        """A sequence of one choice with the same tokens and blocks; the caller retains them."""
+        """A sequence of one choice with the same tokens and pages; the caller retains them."""
         return SequenceState(
             request=self.request,
             choices=[choice],
             tokens=self.tokens[:],
             computed=self.computed,
-            blocks=self.blocks[:],
+            tables=[table.copy() for table in self.tables],
             hashes=self.hashes[:],
             registered=self.registered,
         )
@@ -102,7 +114,8 @@ class Request:
         credited: A DECODE leg was promised room, here; a PREFILL leg, by its peer.
             Always so for what needs no credit.
         denied: A DECODE leg asked for credit and must wait.
-        announced: Leading blocks that a PREFILL leg has announced.
+        announced: Leading tokens whose KV a PREFILL leg has announced.
+        leased: Pages that it announced them with.
         bias: Tokens, 64 bits each, and values, 32 bits each, of the logit bias.
         cancelled: A router abort came while the handoff holds the leg.
         cached_tokens: Prompt tokens found in the prefix cache, once known.
@@ -119,6 +132,7 @@ class Request:
         "denied",
         "first_token_s",
         "last_token_s",
+        "leased",
         "max_length",
         "num_prompt_tokens",
         "phase",
@@ -155,6 +169,7 @@ class Request:
         self.credited = spec.leg is Leg.COLOCATED
         self.denied = False
         self.announced = 0
+        self.leased = 0
         self.cancelled = False
         self.cached_tokens: int | None = None
         wants = spec.sampling.prompt_logprobs is not None and spec.leg is not Leg.DECODE

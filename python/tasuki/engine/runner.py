@@ -71,6 +71,7 @@ class ModelRunner:
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         collective: Joins the ranks.
         followers: Tells the other ranks what to compute; None: there are none.
+        groups: Cache groups.
     """
 
     def __init__(
@@ -80,8 +81,9 @@ class ModelRunner:
         pool: torch.Tensor,
         collective: Collective = ALONE,
         followers: Followers | None = None,
+        groups: int = 1,
     ) -> None:
-        self._executor = Executor(model, attention, pool, collective)
+        self._executor = Executor(model, attention, pool, collective, groups)
         self._followers = followers
         self._block_size = pool.shape[4]
         self._device = pool.device
@@ -197,7 +199,9 @@ class ModelRunner:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Logits of `wanted.rows`, and what `greedy` says of them; see `Executor.run`."""
         executor = self._executor
-        header = build_step(plan, wanted, executor.padded, executor.staging, self._block_size)
+        header = build_step(
+            plan, wanted, executor.padded, executor.staging, self._block_size, executor.groups
+        )
         with following(self._followers):
             if self._followers is not None:
                 self._followers.run(header, executor.staging.filled())

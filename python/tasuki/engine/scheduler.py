@@ -20,10 +20,12 @@ Works on the sequences of `queues.py`. Engine thread only. No torch.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tasuki.engine.api import Leg
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
+from tasuki.engine.cache_groups import BlockTable, pages_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.queues import Queues
@@ -155,13 +157,15 @@ class Scheduler:
                 continue  # the token on its way is its last
             rows.append(Row(sequence, 1, at, sequence.epoch))
             kv_tokens += at
-            index, blocks = at // block_size, sequence.blocks
-            if index == len(blocks) or pool.references(blocks[index]) > 1:
+            table = sequence.tables[0]
+            index = at // block_size - table.first
+            if index == len(table.pages) or pool.references(table.pages[index]) > 1:
                 growing.append(sequence)
         plan.kv_tokens = kv_tokens + len(rows)
         if not growing:
             return False
-        if ahead and len(growing) > pool.available - self._budget.reserved_blocks:
+        groups = len(self._config.groups)
+        if ahead and len(growing) * groups > pool.available - self._budget.reserved_blocks:
             return None
         before = self._counters.preemptions
         copies: list[tuple[SequenceState, int, int]] = []
@@ -170,22 +174,24 @@ class Scheduler:
         for sequence in growing:
             if sequence.stage is not Stage.DECODE:
                 continue
-            index, blocks = sequence.computed // block_size, sequence.blocks
-            if index == len(blocks):
+            index, tables = sequence.computed // block_size, sequence.tables
+            if index == tables[0].end:
                 if self._make_room(sequence, plan):
-                    blocks.append(pool.allocate(1)[0])
+                    for table, page in zip(tables, pool.allocate(groups), strict=True):
+                        table.pages.append(page)
                 else:
                     unplaced.add(sequence)
                 continue
             # Shared with a fork: copy on write, but for the last that holds it.
-            source = blocks[index]
-            if pool.references(source) - copied[source] == 1:
+            if not self._shared(tables, index, copied):
                 continue
             if not self._make_room(sequence, plan):
                 unplaced.add(sequence)
-            elif pool.references(source) - copied[source] > 1:
-                blocks[index] = pool.allocate(1)[0]
-                copies.append((sequence, source, blocks[index]))
+                continue
+            for table in self._shared(tables, index, copied):
+                source = table.pages[index - table.first]
+                target = table.pages[index - table.first] = pool.allocate(1)[0]
+                copies.append((sequence, source, target))
                 copied[source] += 1
         preempted = self._counters.preemptions > before
         if preempted or unplaced:
@@ -196,14 +202,25 @@ class Scheduler:
         plan.sources = list(copied.elements())
         return preempted
 
+    def _shared(
+        self, tables: Sequence[BlockTable], block: int, copied: Counter[int]
+    ) -> list[BlockTable]:
+        """The tables whose page of a block is another sequence's too, once `copied` are copied."""
+        return [
+            table
+            for table in tables
+            if self._pool.references(page := table.pages[block - table.first]) - copied[page] > 1
+        ]
+
     def _make_room(self, sequence: SequenceState, plan: StepPlan) -> bool:
         """See to it that a decoding sequence can have one block; False: not in this step."""
-        while self._pool.available <= self._budget.reserved_blocks:
+        groups = len(self._config.groups)
+        while self._pool.available - self._budget.reserved_blocks < groups:
             candidates = [s for s in self._queues.running if s.request.leg is not Leg.PREFILL]
             victim = candidates[-1]
             if victim is sequence and len(candidates) == 1:
                 # Nobody is left to give way: credits, which are revocable, come second.
-                return self._pool.available > 0
+                return self._pool.available >= groups
             self._preempt(victim, plan)
             if sequence.stage is not Stage.DECODE:
                 return False
@@ -243,14 +260,14 @@ class Scheduler:
         """Start prefills, oldest first, while tokens and blocks last."""
         most = self._relief.rows(self._queues.steps, self._config.max_running_requests)
         slots = most - self._queues.num_generating
-        headroom = self._queues.num_decoding
+        headroom = self._queues.num_decoding * len(self._config.groups)
         for sequence in self._queues.waiting.copy():
             if shares.left <= 0:
                 return
             if not shares.offer(len(sequence.tokens)):
                 continue  # the long ones have had their half of this step
             request = sequence.request
-            total = self._config.blocks_for(len(sequence.tokens))
+            total = self._config.pages_for(len(sequence.tokens))
             if request.leg is Leg.PREFILL:
                 if total > self._budget.outbound_room:
                     continue  # waits for a peer; colocated work behind it does not
@@ -260,17 +277,16 @@ class Scheduler:
                 slots = 0  # nor may a later one overtake it
                 continue
             reusable = (len(sequence.tokens) - 1) // self._config.block_size
-            hits = (
-                []
-                if request.prompt_logprobs is not None
-                else self._queues.match(sequence, reusable)
-            )
-            taken = total - len(hits) + self._pool.unreferenced(hits)
+            if request.prompt_logprobs is not None:
+                reusable = 0
+            tables = self._queues.match(sequence, reusable)
+            cached, end = tables[0].end, self._config.blocks_for(len(sequence.tokens))
+            taken = (end - cached) * len(tables) + self._pool.unreferenced(pages_of(tables))
             if taken > self._budget.own_room - headroom:
                 if not request.credited:
                     continue
                 return
-            self._queues.take_blocks(sequence, hits, total)
+            self._queues.take_pages(sequence, cached, tables, end)
             self._queues.start_prefill(sequence)
             self._note_admission(request, sequence, plan, now_s)
             if request.leg is not Leg.PREFILL:

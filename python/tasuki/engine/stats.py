@@ -44,7 +44,10 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy the engine is now; fields as in worker.proto's Load."""
+    """How busy the engine is now; fields as in worker.proto's Load, but that blocks are pages.
+
+    `groups` of these make a block of a request.
+    """
 
     waiting_requests: int
     running_requests: int
@@ -60,6 +63,7 @@ class EngineLoad:
     waiting_sequences: int
     last_decode: StepSample | None
     last_prefill: StepSample | None
+    groups: int = 1
 
 
 @dataclass(slots=True)

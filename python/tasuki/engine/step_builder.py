@@ -19,6 +19,7 @@ def build_step(
     padded: Callable[[StepHeader, bool], StepHeader],
     staging: Staging,
     block_size: int,
+    groups: int,
 ) -> StepHeader:
     """Write a plan's inputs to the next slab of `staging`.
 
@@ -28,6 +29,7 @@ def build_step(
         padded: Gives the step the bucket or room that it runs in (`Executor.padded`).
         staging: Its slab is the step's until the next one is taken.
         block_size: Tokens of a block.
+        groups: Cache groups.
 
     Returns:
         What the slab holds.
@@ -40,13 +42,16 @@ def build_step(
         width=-(-max(contexts) // block_size),
         wanted=len(wanted.rows),
         greedy=wanted.greedy,
+        groups=groups,
     )
     tokens = header.tokens
     header = padded(header, wanted.decodes)
     count = len(plan.rows)
     *arrays, logits_rows = staging.take(*header.parts())
     places = Places.over(arrays, header.rows)
-    write_tables(places.tables[:count], [row.sequence.blocks for row in plan.rows])
+    for group in range(groups):
+        tables = [row.sequence.tables[group] for row in plan.rows]
+        write_tables(places.tables[group, :count], tables)
     ahead = fill(places, plan, block_size)
     pad(places, tokens)
     if header.bucket is None:
@@ -59,5 +64,5 @@ def pad(places: Places, count: int) -> None:
     places.tokens[count:] = 0
     places.sources[count:] = -1
     places.positions[count:] = 0
-    places.slots[count:] = -1
-    places.tables[count:] = np.int32(0)
+    places.slots[:, count:] = -1
+    places.tables[:, count:] = np.int32(0)

@@ -28,6 +28,7 @@ class StepHeader:
         bucket: Rows of a padded decode batch; None: it is none.
         room: Tokens that a step of another kind is padded to; None: not padded.
         greedy: Whether the likeliest token is all that is wanted of each row.
+        groups: Cache groups, each with slots and tables of its own.
     """
 
     query_lens: list[int]
@@ -39,6 +40,7 @@ class StepHeader:
     bucket: int | None = None
     room: int | None = None
     greedy: bool = False
+    groups: int = 1
 
     @property
     def tokens(self) -> int:
@@ -53,16 +55,24 @@ class StepHeader:
     def parts(self) -> list[Part]:
         """The slab's arrays: tokens, sources, positions, slots, tables, rows wanted."""
         wanted = self.wanted if self.bucket is None else 0
-        return slab_parts(self.tokens, self.rows, self.width, wanted)
+        return slab_parts(self.tokens, self.rows, self.width, wanted, self.groups)
 
 
-def slab_parts(tokens: int, rows: int, width: int, wanted: int) -> list[Part]:
+def slab_parts(tokens: int, rows: int, width: int, wanted: int, groups: int) -> list[Part]:
     """The arrays of any step, in their order; the first four's places hang on `tokens` alone.
+
+    Slots and tables are those of all cache groups, one group after another.
 
     Args:
         tokens: Of the batch.
         rows: Of the tables.
         width: Of the tables.
         wanted: Rows of logits that are named.
+        groups: Cache groups.
     """
-    return [*[(tokens, torch.int64)] * 4, (rows * width, torch.int32), (wanted, torch.int64)]
+    return [
+        *[(tokens, torch.int64)] * 3,
+        (groups * tokens, torch.int64),
+        (groups * rows * width, torch.int32),
+        (wanted, torch.int64),
+    ]

@@ -14,6 +14,14 @@ from tasuki.v1 import kv_pb2 as pb
 NEVER_S = float("-inf")
 
 
+@dataclass(slots=True)
+class RemoteBlocks:
+    """Blocks of one group of the prefill worker's, from the one that begins with `first_token`."""
+
+    first_token: int
+    blocks: list[int] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False)
 class DecodeHandoff:
     """One DECODE leg until it decodes.
@@ -24,11 +32,12 @@ class DecodeHandoff:
         greeted: the handshake with the peer is done.
         greeted_s: when that was taken in, if the handoff had to wait for it.
         credited_s: when credit was given and the want sent; None: waits for room.
-        prefix_hint: blocks that were cached here when credit was given.
+        prefix_hint: tokens that were cached here when credit was given.
         scheduled: the prefill worker schedules it (heard, or implied).
         prefilled_s: when prefill's end was heard, whenever it was taken in.
-        remote: announced blocks heard, contiguously from 0.
-        posted: index up to which pulls are ordered.
+        announced: tokens whose announcement was heard, contiguously from 0.
+        remote: the blocks that hold them, by group.
+        posted: tokens up to which pulls are ordered.
         orders: pulls that have not ended.
         last_done_s: when the latest pull was seen complete.
         acked_s: send time of the last want or renewal that was answered.
@@ -43,7 +52,8 @@ class DecodeHandoff:
     credited_s: float | None = None
     prefix_hint: int = 0
     scheduled: bool = False
-    remote: list[int] = field(default_factory=list)
+    announced: int = 0
+    remote: dict[int, RemoteBlocks] = field(default_factory=dict)
     prefilled: pb.Prefilled | None = None
     prefilled_s: float = 0.0
     assignment: Assignment | None = None
@@ -54,3 +64,51 @@ class DecodeHandoff:
     acked_s: float = NEVER_S
     ask_until_s: float | None = None
     timings: LegTimings = field(default_factory=LegTimings)
+
+    def assigned(self, assignment: Assignment) -> None:
+        """There is a place for its KV, some of which may be here already."""
+        self.assignment = assignment
+        self.posted = assignment.prefix_tokens
+        self.timings.prefix_blocks = assignment.prefix_tokens // assignment.block_size
+
+    def understands(self, announce: pb.Announce) -> bool:
+        """Whether an announcement that leaves no gap names every block that is wanted of it."""
+        assert self.assignment is not None
+        size, given = self.assignment.block_size, {part.group: part for part in announce.groups}
+        end = min(announce.end_token, self.assignment.tokens)
+        for part in self.assignment.parts:
+            begin = max(self.announced, part.first_token)
+            if begin < end:
+                theirs = given.get(part.group)
+                if theirs is None or theirs.first_token > begin:
+                    return False
+                if theirs.first_token + len(theirs.blocks) * size < end:
+                    return False
+        return True
+
+    def hear(self, announce: pb.Announce) -> None:
+        """Take in an announcement that is understood."""
+        assert self.assignment is not None
+        for part in announce.groups:
+            known = self.remote.setdefault(part.group, RemoteBlocks(part.first_token))
+            ahead = (part.first_token - known.first_token) // self.assignment.block_size
+            known.blocks.extend(part.blocks[len(known.blocks) - ahead :])
+        self.announced = max(self.announced, announce.end_token)
+
+    def take_unread(self) -> list[tuple[int, int]]:
+        """(remote, local) blocks that are announced, have a place and are not pulled yet."""
+        place = self.assignment
+        assert place is not None
+        size, end = place.block_size, min(self.announced, place.tokens)
+        pairs: list[tuple[int, int]] = []
+        for part in place.parts:
+            begin = max(self.posted, part.first_token)
+            if begin < end:
+                count, theirs = -(-(end - begin) // size), self.remote[part.group]
+                ours_at = (begin - part.first_token) // size
+                theirs_at = (begin - theirs.first_token) // size
+                ours = part.blocks[ours_at : ours_at + count]
+                pairs += zip(theirs.blocks[theirs_at : theirs_at + count], ours, strict=True)
+        self.posted = max(self.posted, end)
+        return pairs
+

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tasuki.kv.effects import Effect, ToDecode
 from tasuki.kv.prefill_handoff import PrefillHandoff
+from tasuki.kv.wire import announce_to_wire
 from tasuki.v1 import kv_pb2 as pb
 
 
@@ -32,14 +33,10 @@ class DecodePeers:
         scheduled = pb.Scheduled(request_id=handoff.request_id)
         self._say(handoff, pb.FromPrefill(scheduled=scheduled))
 
-    def say_blocks(self, handoff: PrefillHandoff, first: int) -> None:
-        """Announce the blocks from index `first` on."""
-        announce = pb.Announce(
-            request_id=handoff.request_id,
-            first=first,
-            blocks=handoff.blocks[first:],
-            heard=handoff.heard,
-        )
+    def say_blocks(self, handoff: PrefillHandoff, heard_tokens: int) -> None:
+        """Announce what the target has not heard, who knows of the first `heard_tokens` tokens."""
+        items = [item for item in handoff.announced if item.end_token > heard_tokens]
+        announce = announce_to_wire(handoff.request_id, items, handoff.heard)
         self._say(handoff, pb.FromPrefill(announce=announce))
 
     def say_prefilled(self, handoff: PrefillHandoff) -> None:
@@ -50,8 +47,8 @@ class DecodePeers:
         """Repeat what the target has not heard."""
         if handoff.scheduled and not heard.scheduled:
             self.say_scheduled(handoff)
-        if len(handoff.blocks) > heard.announced_blocks:
-            self.say_blocks(handoff, heard.announced_blocks)
+        if handoff.tokens > heard.announced_tokens:
+            self.say_blocks(handoff, heard.announced_tokens)
         if handoff.prefilled is not None and not heard.prefilled:
             self.say_prefilled(handoff)
 

@@ -171,9 +171,11 @@ class DecodeSide:
             what remains follows from the pull's end. Else it is left to `on_message`.
         """
         handoff = self._of(peer, announce.request_id)
-        if handoff is None or handoff.assignment is None or announce.group != 0:
+        if handoff is None or handoff.assignment is None:
             return False
-        return announce.first <= len(handoff.remote) and self._read(handoff, announce, now_s)
+        if announce.first_token > handoff.announced or not handoff.understands(announce):
+            return False
+        return self._read(handoff, announce, now_s)
 
     # Events of the transfer thread.
 
@@ -244,23 +246,27 @@ class DecodeSide:
             return False  # of an earlier handoff by this name
         handoff.scheduled = True
         try:
-            handoff.assignment = self._host.assign(handoff.request_id)
+            assignment = self._host.assign(handoff.request_id)
         except TasukiError:  # the engine ended it, and has yet to tell
             self.on_leg_ended(handoff.request_id, now_s)
             return False
-        if handoff.assignment is None:
+        if assignment is None:
             refused = LegEndReason.REFUSED
             self._end(handoff, refused, "no room for the request's KV", now_s, keep=True)
             return False
-        handoff.posted = handoff.timings.prefix_blocks = handoff.assignment.prefix_blocks
+        handoff.assigned(assignment)
         return True
 
     def _announce(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> None:
-        if announce.group != 0 or not self._scheduled(handoff, now_s):
+        if not self._scheduled(handoff, now_s):
             return
-        if announce.first > len(handoff.remote):  # one before it was lost: have it said again
+        if announce.first_token > handoff.announced:  # one before it was lost: have it said again
             self._peers.answered(handoff, announce.heard)
             self._peers.renew(handoff.peer, [handoff], now_s)
+            return
+        if not handoff.understands(announce):
+            message = f"prefill worker {handoff.peer} announced other blocks than are expected"
+            self._lost(handoff, message, now_s)
             return
         self._read(handoff, announce, now_s)
         self._check(handoff, now_s)
@@ -293,33 +299,22 @@ class DecodeSide:
     # Inside: from assigned to the end.
 
     def _read(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> bool:
-        """Take in what follows on the blocks that are known. Returns whether it is pulled."""
+        """Take in what follows on the tokens that are known. Returns whether any is pulled."""
         self._peers.answered(handoff, announce.heard)
-        handoff.remote.extend(announce.blocks[len(handoff.remote) - announce.first :])
-        return self._pull(handoff, now_s)
-
-    def _pull(self, handoff: DecodeHandoff, now_s: float) -> bool:
-        """Order what is announced, held by nobody here, and has a place, if there is any."""
-        assert handoff.assignment is not None
-        local = handoff.assignment.blocks
-        end = min(len(handoff.remote), len(local))
-        if handoff.posted >= end:
-            return False
-        pairs = list(
-            zip(handoff.remote[handoff.posted : end], local[handoff.posted : end], strict=True)
-        )
-        handoff.posted = end
-        self._pulls.begin(handoff, pairs, now_s)
-        return True
+        handoff.hear(announce)
+        pairs = handoff.take_unread()
+        if pairs:
+            self._pulls.begin(handoff, pairs, now_s)
+        return bool(pairs)
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
         """Start decoding if all is here and proven; ask if it is here and not proven."""
         if handoff.prefilled is None or handoff.assignment is None:
             return
-        total = len(handoff.assignment.blocks)
-        if handoff.prefilled.total_blocks != total:
-            said = handoff.prefilled.total_blocks
-            self._lost(handoff, f"prefill worker has {said} blocks, {total} are expected", now_s)
+        total = handoff.assignment.tokens
+        if handoff.prefilled.tokens != total:
+            said = handoff.prefilled.tokens
+            self._lost(handoff, f"prefill worker has {said} tokens, {total} are expected", now_s)
             return
         if handoff.posted < total or handoff.orders:
             return

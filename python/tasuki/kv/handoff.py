@@ -129,7 +129,7 @@ class Handoffs:
         self._threads = [puller, remote] if ranks else [puller]
         self._pools = [rank_pool(transport), *remote.pools]
         layouts = [pool.layout for pool in self._pools]
-        assert all(x.groups[0].num_blocks == layout.num_blocks for x in layouts), "register first"
+        assert all(x.pool.num_blocks == layout.num_blocks for x in layouts), "register first"
         self._pullers = RankedPuller(layouts, [puller.put, *remote.put])
         self._stop = (remote.close, puller.stop)
         for thread in self._threads:

@@ -1,6 +1,6 @@
 """Where every byte of the KV cache lies: the shape of a pool and its place on the wire.
 
-One pool per rank and cache group; a block is one contiguous run of bytes:
+One pool per rank, which all cache groups share; a block is one contiguous run of bytes:
 
     pool    | block 0 | block 1 | block 2 | ...              num_blocks x block_bytes
             |         |
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tasuki.engine.cache_groups import CacheGroup
 from tasuki.errors import TasukiError
 from tasuki.v1 import kv_pb2
 
@@ -40,16 +41,17 @@ class LayoutError(TasukiError):
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The pool of one cache group on one rank.
+    """The pool of one rank.
 
     Attributes:
         num_blocks: blocks in the pool, at least 1.
         kv_heads: KV heads on this rank, at least 1.
-        layers: layers in the group, at least 1.
+        layers: layers in a block, at least 1.
         block_size: token slots in a block, at least 1.
         head_dim: elements of one head's K or V for one token.
         dtype: of the elements.
         first_kv_head: of the model, the first that this rank holds.
+        groups: whose blocks they are; empty: of one group, which keeps every layer and token.
     """
 
     num_blocks: int
@@ -59,8 +61,11 @@ class CacheLayout:
     head_dim: int
     dtype: torch.dtype
     first_kv_head: int = 0
+    groups: tuple[CacheGroup, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.groups:
+            object.__setattr__(self, "groups", (CacheGroup(tuple(range(self.layers))),))
         for name in ("num_blocks", "kv_heads", "layers", "block_size", "head_dim"):
             value = getattr(self, name)
             if value < 1:
@@ -111,7 +116,7 @@ class CacheLayout:
         return raw[start : start + self.pool_bytes].view(self.dtype).view(self.shape)
 
     def to_wire(self, pool: torch.Tensor, *, transport: str) -> kv_pb2.Layout:
-        """Describe `pool`, allocated with this layout, to a peer: one group, "full".
+        """Describe `pool`, allocated with this layout, to a peer.
 
         Raises:
             LayoutError: `pool` is not of this layout or not contiguous.
@@ -123,15 +128,19 @@ class CacheLayout:
         if not pool.is_contiguous():
             raise LayoutError(f"pool has strides {pool.stride()}, must be contiguous")
         on_cpu = pool.device.type == "cpu"
-        group = kv_pb2.Group(
-            kind="full",
+        place = kv_pb2.Pool(
             base_address=pool.data_ptr(),
             block_bytes=self.block_bytes,
             num_blocks=self.num_blocks,
             device=0 if on_cpu else (pool.device.index or 0),
             memory="DRAM" if on_cpu else "VRAM",
-            layers=range(self.layers),
             first_kv_head=self.first_kv_head,
             kv_heads=self.kv_heads,
         )
-        return kv_pb2.Layout(block_size=self.block_size, transport=transport, groups=[group])
+        groups = [
+            kv_pb2.Group(kind=group.kind, layers=group.layers, window=group.window or 0)
+            for group in self.groups
+        ]
+        return kv_pb2.Layout(
+            block_size=self.block_size, transport=transport, groups=groups, pool=place
+        )

@@ -79,11 +79,11 @@ class NixlTransport:
             TransportError: NIXL refuses the memory.
         """
         self._layout = layout.to_wire(pool, transport=f"nixl/{self._agent.backend}")
-        group = self._layout.groups[0]
-        region = (group.base_address, layout.pool_bytes, group.device)
-        self._agent.register(region, group.memory, pool)
+        place = self._layout.pool
+        region = (place.base_address, layout.pool_bytes, place.device)
+        self._agent.register(region, place.memory, pool)
         self._metadata = ticket(pool) + self._agent.metadata
-        self._memory = group.memory
+        self._memory = place.memory
         self._device = pool.device
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tasuki.engine.api import LegEndReason
+from tasuki.engine.api import Announced, LegEndReason
 from tasuki.v1 import kv_pb2 as pb
 
 
@@ -21,6 +21,7 @@ class PrefillHandoff:
         wanted: the target has credit and is told everything.
         heard: `seq` of the last want or renewal of this target since it became the target.
         admitted: there was credit once; what is computed from then on is leased.
+        announced: what may be read, each beginning where the one before ends.
         expires_s: end of the lease; None before the first announcement.
         residual: earlier targets that may still accept a read, and until when.
         past: earlier targets whose renewals must not be answered "alive".
@@ -34,10 +35,20 @@ class PrefillHandoff:
     heard: int = 0
     admitted: bool = False
     scheduled: bool = False
-    blocks: list[int] = field(default_factory=list)
+    announced: list[Announced] = field(default_factory=list)
     prefilled: pb.Prefilled | None = None
     expires_s: float | None = None
     residual: dict[str, float] = field(default_factory=dict)
     past: set[str] = field(default_factory=set)
     ending: tuple[LegEndReason, str] | None = None
     leg_over: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Leading tokens whose KV may be read."""
+        return self.announced[-1].end_token if self.announced else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that hold these."""
+        return sum(len(part.blocks) for item in self.announced for part in item.parts)

@@ -144,7 +144,7 @@ class PrefillPeers:
             return  # connecting says it
         want = pb.Want(
             request_id=handoff.request_id,
-            prefix_blocks=handoff.prefix_hint,
+            prefix_tokens=handoff.prefix_hint,
             seq=self._ask(known, [handoff], now_s),
         )
         self._say(handoff.peer, pb.FromDecode(want=want))
@@ -158,7 +158,7 @@ class PrefillPeers:
             pb.Renewal(
                 request_id=h.request_id,
                 scheduled=h.scheduled,
-                announced_blocks=len(h.remote),
+                announced_tokens=h.announced,
                 prefilled=h.prefilled is not None,
             )
             for h in handoffs

@@ -81,7 +81,7 @@ class PrefillSide:
     def leased_blocks(self) -> int:
         """Blocks announced and not given up."""
         leased = (h for h in self._handoffs.values() if h.expires_s is not None and not h.leg_over)
-        return sum(len(h.blocks) for h in leased)
+        return sum(h.num_blocks for h in leased)
 
     @property
     def idle(self) -> bool:
@@ -254,7 +254,7 @@ class PrefillSide:
         if not handoff.admitted:
             handoff.admitted = True
             self._credited.append(handoff.request_id)
-            if handoff.blocks:  # computed ahead, announced now
+            if handoff.announced:  # computed ahead, announced now
                 self._grant(handoff, now_s)
         self._peers.say_again(handoff, pb.Renewal(request_id=handoff.request_id))
 
@@ -279,7 +279,7 @@ class PrefillSide:
     ) -> bool | None:
         """True: alive; False: gone; None: nothing to say about it."""
         handoff = self._handoffs.get(renewal.request_id)
-        heard = renewal.scheduled or renewal.announced_blocks > 0 or renewal.prefilled
+        heard = renewal.scheduled or renewal.announced_tokens > 0 or renewal.prefilled
         if handoff is None or handoff.target != decode_engine:
             if heard or (handoff is None and renewal.request_id in self._ended):
                 return False
@@ -327,12 +327,12 @@ class PrefillSide:
         self._settle(handoff, now_s)
 
     def _announced(self, handoff: PrefillHandoff, item: Announced, now_s: float) -> None:
-        known = len(handoff.blocks)
-        assert item.first <= known, (item.first, known)
-        handoff.blocks[item.first :] = item.blocks
+        known = handoff.tokens
+        assert item.first_token == known, (item.first_token, known)
+        handoff.announced.append(item)
         if handoff.expires_s is None and handoff.ending is None and handoff.admitted:
             self._grant(handoff, now_s)
-        self._peers.say_blocks(handoff, item.first)
+        self._peers.say_blocks(handoff, known)
 
     def _prefilled(self, handoff: PrefillHandoff, end: Prefilled, now_s: float) -> None:
         handoff.prefilled = prefilled_to_wire(end, now_s, self._machine)

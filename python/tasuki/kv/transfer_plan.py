@@ -157,7 +157,7 @@ def make_plans(
         raise LayoutMismatchError("the prefill worker tells of no KV pool: run the same version")
     for other in remote:
         _compare(local[0], other)
-    ours_end, theirs_end = (max(_end(x.groups[0]) for x in side) for side in (local, remote))
+    ours_end, theirs_end = (max(_end(x.pool) for x in side) for side in (local, remote))
     if ours_end != theirs_end:
         raise LayoutMismatchError(
             f"the model has {ours_end} KV heads here and {theirs_end} at the prefill worker:"
@@ -165,11 +165,11 @@ def make_plans(
         )
     found: list[PairPlan] = []
     for rank, layout in enumerate(local):
-        ours = layout.groups[0]
+        ours = layout.pool
         head = ours.first_kv_head
         while head < _end(ours):
             source = _holder(remote, head, rank)
-            theirs = remote[source].groups[0]
+            theirs = remote[source].pool
             end = min(_end(ours), _end(theirs))
             plan = TransferPlan(
                 (end - head) * _head_bytes(ours), _region(ours, head), _region(theirs, head)
@@ -191,24 +191,32 @@ def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
                 f"{name} is {ours} here and {theirs} at the prefill worker:"
                 " start both with the same"
             )
-    kinds = [g.kind for g in local.groups], [g.kind for g in remote.groups]
-    if kinds[0] != kinds[1] or len(kinds[0]) != 1:
+    if list(local.groups) != list(remote.groups):
+        ours_told, theirs_told = _told(local), _told(remote)
         raise LayoutMismatchError(
-            f"cache groups are {kinds[0]} here and {kinds[1]} at the prefill worker:"
-            " one group of one kind can be read"
+            f"cache groups are {ours_told} here and {theirs_told} at the prefill worker: run the"
+            " same model and version"
         )
-    ours, theirs = local.groups[0], remote.groups[0]
+    ours, theirs = local.pool, remote.pool
     if not theirs.kv_heads or theirs.block_bytes % theirs.kv_heads:
         raise LayoutMismatchError(
             f"a block of {theirs.block_bytes} bytes has {theirs.kv_heads} KV heads"
             " at the prefill worker: run the same version"
         )
     sizes = _head_bytes(ours), _head_bytes(theirs)
-    if sizes[0] != sizes[1] or list(ours.layers) != list(theirs.layers):
+    if sizes[0] != sizes[1]:
         raise LayoutMismatchError(
-            f"a head of a block is {sizes[0]} bytes of {len(ours.layers)} layers here and"
-            f" {sizes[1]} bytes of {len(theirs.layers)} layers at the prefill worker"
+            f"a head of a block is {sizes[0]} bytes here and {sizes[1]} bytes at the prefill worker"
         )
+
+
+def _told(layout: kv_pb2.Layout) -> str:
+    """The cache groups, for people."""
+    return ", ".join(
+        f"{group.kind}{f' of {group.window} tokens' if group.window else ''}"
+        f" ({len(group.layers)} layers)"
+        for group in layout.groups
+    )
 
 
 def _holder(remote: Sequence[kv_pb2.Layout], head: int, turn: int) -> int:
@@ -216,28 +224,28 @@ def _holder(remote: Sequence[kv_pb2.Layout], head: int, turn: int) -> int:
     holders = [
         rank
         for rank, layout in enumerate(remote)
-        if layout.groups[0].first_kv_head <= head < _end(layout.groups[0])
+        if layout.pool.first_kv_head <= head < _end(layout.pool)
     ]
     if not holders:
         raise LayoutMismatchError(f"KV head {head} is held by no rank of the prefill worker")
     return holders[turn % len(holders)]
 
 
-def _end(group: kv_pb2.Group) -> int:
-    return group.first_kv_head + group.kv_heads
+def _end(pool: kv_pb2.Pool) -> int:
+    return pool.first_kv_head + pool.kv_heads
 
 
-def _head_bytes(group: kv_pb2.Group) -> int:
-    return group.block_bytes // group.kv_heads
+def _head_bytes(pool: kv_pb2.Pool) -> int:
+    return pool.block_bytes // pool.kv_heads
 
 
-def _region(group: kv_pb2.Group, head: int) -> Region:
+def _region(pool: kv_pb2.Pool, head: int) -> Region:
     """The slice that begins with `head`."""
-    offset = (head - group.first_kv_head) * _head_bytes(group)
+    offset = (head - pool.first_kv_head) * _head_bytes(pool)
     return Region(
-        group.base_address + offset,
-        group.block_bytes,
-        group.num_blocks,
-        group.device,
-        group.memory,
+        pool.base_address + offset,
+        pool.block_bytes,
+        pool.num_blocks,
+        pool.device,
+        pool.memory,
     )

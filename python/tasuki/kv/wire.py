@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasuki.engine.api import FirstToken, Prefilled, TokenLogprob
+from tasuki.engine.api import Announced, FirstToken, Prefilled, TokenLogprob
 from tasuki.v1 import kv_pb2, worker_pb2
 
 
@@ -20,7 +20,7 @@ def prefilled_to_wire(
     """
     return kv_pb2.Prefilled(
         request_id=prefilled.request_id,
-        total_blocks=prefilled.total_blocks,
+        tokens=prefilled.tokens,
         first_tokens=[
             kv_pb2.FirstToken(
                 choice=first.choice,
@@ -32,6 +32,24 @@ def prefilled_to_wire(
         ],
         computed_s=computed_s,
         machine=machine,
+    )
+
+
+def announce_to_wire(request_id: str, items: Sequence[Announced], heard: int) -> kv_pb2.Announce:
+    """Announcements that follow one another, at least one, as one message."""
+    parts: dict[int, kv_pb2.GroupBlocks] = {}
+    for item in items:
+        for part in item.parts:
+            whole = parts.setdefault(
+                part.group, kv_pb2.GroupBlocks(group=part.group, first_token=part.first_token)
+            )
+            whole.blocks.extend(part.blocks)
+    return kv_pb2.Announce(
+        request_id=request_id,
+        first_token=items[0].first_token,
+        end_token=items[-1].end_token,
+        groups=parts.values(),
+        heard=heard,
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.by_group import AttentionByGroup
 from tasuki.attention.pool_only import PoolOnly
 from tasuki.attention.select import make_attention
+from tasuki.engine.cache_groups import CacheGroup, group_layers
 from tasuki.models.base import CausalModel
 from tasuki.models.llama_cpu import CpuLlamaModel
+from tasuki.models.spec import ModelSpec
 
 
 def attention_for(
@@ -29,4 +32,20 @@ def attention_for(
     """
     if isinstance(model, CpuLlamaModel):
         return PoolOnly(pool), "attention: part of the model's kernels"
-    return make_attention(pool, model.spec.num_heads, dtype, model.spec.sliding_windows)
+    spec, groups = model.spec, cache_groups(model.spec)
+    if len(groups) == 1:
+        return make_attention(pool, spec.num_heads, dtype, spec.sliding_windows)
+    made = [make_attention(pool, spec.num_heads, dtype, [group.window]) for group in groups]
+    return AttentionByGroup(groups, [backend for backend, _ in made]), made[0][1]
+
+
+def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
+    """What the layers of a model keep.
+
+    The fast path's kernels write a step's KV through one block table: there layers that keep
+    different parts keep all.
+    """
+    windows = spec.sliding_windows
+    if spec.native and len(set(windows)) > 1:
+        windows = (None,) * spec.num_layers
+    return group_layers(windows)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tasuki.v1 import worker_pb2 as tasuki_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tasuki/v1/kv.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/worker.proto\"\xd2\x01\n\nFromDecode\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tasuki.v1.HelloH\x00\x12\x1f\n\x04want\x18\x02 \x01(\x0b\x32\x0f.tasuki.v1.WantH\x00\x12!\n\x05renew\x18\x03 \x01(\x0b\x32\x10.tasuki.v1.RenewH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tasuki.v1.ReleaseH\x00\x12+\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1a.tasuki.v1.FromDecodeBatchH\x00\x42\t\n\x07message\"\xb5\x02\n\x0b\x46romPrefill\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tasuki.v1.HelloReplyH\x00\x12)\n\tscheduled\x18\x02 \x01(\x0b\x32\x14.tasuki.v1.ScheduledH\x00\x12\'\n\x08\x61nnounce\x18\x03 \x01(\x0b\x32\x13.tasuki.v1.AnnounceH\x00\x12)\n\tprefilled\x18\x04 \x01(\x0b\x32\x14.tasuki.v1.PrefilledH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tasuki.v1.RenewedH\x00\x12\x1f\n\x04gone\x18\x06 \x01(\x0b\x32\x0f.tasuki.v1.GoneH\x00\x12,\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x1b.tasuki.v1.FromPrefillBatchH\x00\x42\t\n\x07message\":\n\x0f\x46romDecodeBatch\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.tasuki.v1.FromDecode\"<\n\x10\x46romPrefillBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tasuki.v1.FromPrefill\"b\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpected_engine_id\x18\x04 \x01(\t\"e\n\nHelloReply\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.tasuki.v1.RankPool\"l\n\x08RankPool\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.tasuki.v1.Layout\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12!\n\x19transport_metadata_digest\x18\x03 \x01(\x0c\"Q\n\x06Layout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x11\n\ttransport\x18\x02 \x01(\t\x12 \n\x06groups\x18\x03 \x03(\x0b\x32\x10.tasuki.v1.Group\"\xad\x01\n\x05Group\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\x04\x12\x0e\n\x06memory\x18\x06 \x01(\t\x12\x0e\n\x06layers\x18\x07 \x03(\r\x12\x15\n\rfirst_kv_head\x18\x08 \x01(\r\x12\x10\n\x08kv_heads\x18\t \x01(\r\"D\n\x04Want\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04J\x04\x08\x04\x10\x07\"\x1f\n\tScheduled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"a\n\x08\x41nnounce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\x12\r\n\x05heard\x18\x05 \x01(\x04J\x04\x08\x06\x10\t\"\x8d\x01\n\tPrefilled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\r\x12+\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x15.tasuki.v1.FirstToken\x12\x12\n\ncomputed_s\x18\x04 \x01(\x01\x12\x0f\n\x07machine\x18\x05 \x01(\x0cJ\x04\x08\x06\x10\t\"g\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12(\n\x07logprob\x18\x04 \x01(\x0b\x32\x17.tasuki.v1.TokenLogprob\":\n\x05Renew\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x08renewals\x18\x02 \x03(\x0b\x32\x12.tasuki.v1.Renewal\"c\n\x07Renewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tscheduled\x18\x02 \x01(\x08\x12\x18\n\x10\x61nnounced_blocks\x18\x03 \x01(\r\x12\x11\n\tprefilled\x18\x04 \x01(\x08J\x04\x08\x05\x10\x08\"3\n\x07Renewed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61live\x18\x02 \x03(\t\x12\x0c\n\x04gone\x18\x03 \x03(\t\",\n\x07Release\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"*\n\x04Gone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2B\n\x02Kv\x12<\n\x07Handoff\x12\x15.tasuki.v1.FromDecode\x1a\x16.tasuki.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tasuki/v1/kv.proto\x12\ttasuki.v1\x1a\x16tasuki/v1/worker.proto\"\xd2\x01\n\nFromDecode\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tasuki.v1.HelloH\x00\x12\x1f\n\x04want\x18\x02 \x01(\x0b\x32\x0f.tasuki.v1.WantH\x00\x12!\n\x05renew\x18\x03 \x01(\x0b\x32\x10.tasuki.v1.RenewH\x00\x12%\n\x07release\x18\x04 \x01(\x0b\x32\x12.tasuki.v1.ReleaseH\x00\x12+\n\x05\x62\x61tch\x18\x05 \x01(\x0b\x32\x1a.tasuki.v1.FromDecodeBatchH\x00\x42\t\n\x07message\"\xb5\x02\n\x0b\x46romPrefill\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tasuki.v1.HelloReplyH\x00\x12)\n\tscheduled\x18\x02 \x01(\x0b\x32\x14.tasuki.v1.ScheduledH\x00\x12\'\n\x08\x61nnounce\x18\x03 \x01(\x0b\x32\x13.tasuki.v1.AnnounceH\x00\x12)\n\tprefilled\x18\x04 \x01(\x0b\x32\x14.tasuki.v1.PrefilledH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tasuki.v1.RenewedH\x00\x12\x1f\n\x04gone\x18\x06 \x01(\x0b\x32\x0f.tasuki.v1.GoneH\x00\x12,\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x1b.tasuki.v1.FromPrefillBatchH\x00\x42\t\n\x07message\":\n\x0f\x46romDecodeBatch\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.tasuki.v1.FromDecode\"<\n\x10\x46romPrefillBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tasuki.v1.FromPrefill\"b\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpected_engine_id\x18\x04 \x01(\t\"e\n\nHelloReply\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.tasuki.v1.RankPool\"l\n\x08RankPool\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.tasuki.v1.Layout\x12\x1a\n\x12transport_metadata\x18\x02 \x01(\x0c\x12!\n\x19transport_metadata_digest\x18\x03 \x01(\x0c\"p\n\x06Layout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x11\n\ttransport\x18\x02 \x01(\t\x12 \n\x06groups\x18\x03 \x03(\x0b\x32\x10.tasuki.v1.Group\x12\x1d\n\x04pool\x18\x04 \x01(\x0b\x32\x0f.tasuki.v1.Pool\"\x8e\x01\n\x04Pool\x12\x14\n\x0c\x62\x61se_address\x18\x01 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\x04\x12\x0e\n\x06memory\x18\x05 \x01(\t\x12\x15\n\rfirst_kv_head\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\"5\n\x05Group\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\">\n\x04Want\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprefix_tokens\x18\x02 \x01(\r\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"\x1f\n\tScheduled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"}\n\x08\x41nnounce\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tend_token\x18\x03 \x01(\r\x12&\n\x06groups\x18\x04 \x03(\x0b\x32\x16.tasuki.v1.GroupBlocks\x12\r\n\x05heard\x18\x05 \x01(\x04\"A\n\x0bGroupBlocks\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\"\x81\x01\n\tPrefilled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12+\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x15.tasuki.v1.FirstToken\x12\x12\n\ncomputed_s\x18\x04 \x01(\x01\x12\x0f\n\x07machine\x18\x05 \x01(\x0c\"g\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12(\n\x07logprob\x18\x04 \x01(\x0b\x32\x17.tasuki.v1.TokenLogprob\":\n\x05Renew\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x08renewals\x18\x02 \x03(\x0b\x32\x12.tasuki.v1.Renewal\"]\n\x07Renewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tscheduled\x18\x02 \x01(\x08\x12\x18\n\x10\x61nnounced_tokens\x18\x03 \x01(\r\x12\x11\n\tprefilled\x18\x04 \x01(\x08\"3\n\x07Renewed\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\r\n\x05\x61live\x18\x02 \x03(\t\x12\x0c\n\x04gone\x18\x03 \x03(\t\",\n\x07Release\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x08\"*\n\x04Gone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2B\n\x02Kv\x12<\n\x07Handoff\x12\x15.tasuki.v1.FromDecode\x1a\x16.tasuki.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,29 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKPOOL']._serialized_start=907
   _globals['_RANKPOOL']._serialized_end=1015
   _globals['_LAYOUT']._serialized_start=1017
-  _globals['_LAYOUT']._serialized_end=1098
-  _globals['_GROUP']._serialized_start=1101
-  _globals['_GROUP']._serialized_end=1274
-  _globals['_WANT']._serialized_start=1276
-  _globals['_WANT']._serialized_end=1344
-  _globals['_SCHEDULED']._serialized_start=1346
-  _globals['_SCHEDULED']._serialized_end=1377
-  _globals['_ANNOUNCE']._serialized_start=1379
-  _globals['_ANNOUNCE']._serialized_end=1476
-  _globals['_PREFILLED']._serialized_start=1479
-  _globals['_PREFILLED']._serialized_end=1620
-  _globals['_FIRSTTOKEN']._serialized_start=1622
-  _globals['_FIRSTTOKEN']._serialized_end=1725
-  _globals['_RENEW']._serialized_start=1727
-  _globals['_RENEW']._serialized_end=1785
-  _globals['_RENEWAL']._serialized_start=1787
-  _globals['_RENEWAL']._serialized_end=1886
-  _globals['_RENEWED']._serialized_start=1888
-  _globals['_RENEWED']._serialized_end=1939
-  _globals['_RELEASE']._serialized_start=1941
-  _globals['_RELEASE']._serialized_end=1985
-  _globals['_GONE']._serialized_start=1987
-  _globals['_GONE']._serialized_end=2029
-  _globals['_KV']._serialized_start=2031
-  _globals['_KV']._serialized_end=2097
+  _globals['_LAYOUT']._serialized_end=1129
+  _globals['_POOL']._serialized_start=1132
+  _globals['_POOL']._serialized_end=1274
+  _globals['_GROUP']._serialized_start=1276
+  _globals['_GROUP']._serialized_end=1329
+  _globals['_WANT']._serialized_start=1331
+  _globals['_WANT']._serialized_end=1393
+  _globals['_SCHEDULED']._serialized_start=1395
+  _globals['_SCHEDULED']._serialized_end=1426
+  _globals['_ANNOUNCE']._serialized_start=1428
+  _globals['_ANNOUNCE']._serialized_end=1553
+  _globals['_GROUPBLOCKS']._serialized_start=1555
+  _globals['_GROUPBLOCKS']._serialized_end=1620
+  _globals['_PREFILLED']._serialized_start=1623
+  _globals['_PREFILLED']._serialized_end=1752
+  _globals['_FIRSTTOKEN']._serialized_start=1754
+  _globals['_FIRSTTOKEN']._serialized_end=1857
+  _globals['_RENEW']._serialized_start=1859
+  _globals['_RENEW']._serialized_end=1917
+  _globals['_RENEWAL']._serialized_start=1919
+  _globals['_RENEWAL']._serialized_end=2012
+  _globals['_RENEWED']._serialized_start=2014
+  _globals['_RENEWED']._serialized_end=2065
+  _globals['_RELEASE']._serialized_start=2067
+  _globals['_RELEASE']._serialized_end=2111
+  _globals['_GONE']._serialized_start=2113
+  _globals['_GONE']._serialized_end=2155
+  _globals['_KV']._serialized_start=2157
+  _globals['_KV']._serialized_end=2223
 # @@protoc_insertion_point(module_scope)

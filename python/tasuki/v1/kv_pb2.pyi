@@ -86,46 +86,54 @@ class RankPool(_message.Message):
     def __init__(self, layout: _Optional[_Union[Layout, _Mapping]] = ..., transport_metadata: _Optional[bytes] = ..., transport_metadata_digest: _Optional[bytes] = ...) -> None: ...
 
 class Layout(_message.Message):
-    __slots__ = ("block_size", "transport", "groups")
+    __slots__ = ("block_size", "transport", "groups", "pool")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     transport: str
     groups: _containers.RepeatedCompositeFieldContainer[Group]
-    def __init__(self, block_size: _Optional[int] = ..., transport: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+    pool: Pool
+    def __init__(self, block_size: _Optional[int] = ..., transport: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., pool: _Optional[_Union[Pool, _Mapping]] = ...) -> None: ...
 
-class Group(_message.Message):
-    __slots__ = ("kind", "base_address", "block_bytes", "num_blocks", "device", "memory", "layers", "first_kv_head", "kv_heads")
-    KIND_FIELD_NUMBER: _ClassVar[int]
+class Pool(_message.Message):
+    __slots__ = ("base_address", "block_bytes", "num_blocks", "device", "memory", "first_kv_head", "kv_heads")
     BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
     FIRST_KV_HEAD_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
-    kind: str
     base_address: int
     block_bytes: int
     num_blocks: int
     device: int
     memory: str
-    layers: _containers.RepeatedScalarFieldContainer[int]
     first_kv_head: int
     kv_heads: int
-    def __init__(self, kind: _Optional[str] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., first_kv_head: _Optional[int] = ..., kv_heads: _Optional[int] = ...) -> None: ...
+    def __init__(self, base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., kv_heads: _Optional[int] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("kind", "layers", "window")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    window: int
+    def __init__(self, kind: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Want(_message.Message):
-    __slots__ = ("request_id", "prefix_blocks", "seq")
+    __slots__ = ("request_id", "prefix_tokens", "seq")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    prefix_blocks: int
+    prefix_tokens: int
     seq: int
-    def __init__(self, request_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class Scheduled(_message.Message):
     __slots__ = ("request_id",)
@@ -134,32 +142,42 @@ class Scheduled(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("request_id", "group", "first", "blocks", "heard")
+    __slots__ = ("request_id", "first_token", "end_token", "groups", "heard")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    group: int
-    first: int
-    blocks: _containers.RepeatedScalarFieldContainer[int]
+    first_token: int
+    end_token: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupBlocks]
     heard: int
-    def __init__(self, request_id: _Optional[str] = ..., group: _Optional[int] = ..., first: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., heard: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupBlocks, _Mapping]]] = ..., heard: _Optional[int] = ...) -> None: ...
+
+class GroupBlocks(_message.Message):
+    __slots__ = ("group", "first_token", "blocks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    first_token: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[int] = ..., first_token: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("request_id", "total_blocks", "first_tokens", "computed_s", "machine")
+    __slots__ = ("request_id", "tokens", "first_tokens", "computed_s", "machine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    total_blocks: int
+    tokens: int
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
     computed_s: float
     machine: bytes
-    def __init__(self, request_id: _Optional[str] = ..., total_blocks: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., computed_s: _Optional[float] = ..., machine: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., tokens: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., computed_s: _Optional[float] = ..., machine: _Optional[bytes] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("choice", "token", "finished", "logprob")
@@ -182,16 +200,16 @@ class Renew(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
 
 class Renewal(_message.Message):
-    __slots__ = ("request_id", "scheduled", "announced_blocks", "prefilled")
+    __slots__ = ("request_id", "scheduled", "announced_tokens", "prefilled")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
-    ANNOUNCED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     scheduled: bool
-    announced_blocks: int
+    announced_tokens: int
     prefilled: bool
-    def __init__(self, request_id: _Optional[str] = ..., scheduled: bool = ..., announced_blocks: _Optional[int] = ..., prefilled: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., scheduled: bool = ..., announced_tokens: _Optional[int] = ..., prefilled: bool = ...) -> None: ...
 
 class Renewed(_message.Message):
     __slots__ = ("seq", "alive", "gone")

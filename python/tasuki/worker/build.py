@@ -125,7 +125,7 @@ def _build(
         quantization=config.quantization,
     )
     attention = parts.attend(pool)
-    runner = ModelRunner(parts.model, attention, pool, collective, ranks)
+    runner = ModelRunner(parts.model, attention, pool, collective, ranks, len(layout.groups))
     parts.capture(runner, attention, size.max_model_len)
     with phases.phase("transport"):
         transport.register(pool, layout)
@@ -133,11 +133,11 @@ def _build(
         with phases.phase("ranks"):
             ranks.await_ready()
     return Built(
-        Engine(_engine_config(plan, spec, size, identity), runner),
+        Engine(_engine_config(plan, spec, size, layout, identity), runner),
         transport,
         layout,
         identity,
-        _info(plan, spec, size, identity, device),
+        _info(plan, spec, size, layout, identity, device),
         ranks,
     )
 
@@ -163,6 +163,7 @@ def _pool_size(
         max_model_len=config.max_model_len,
         available=available,
         spare=spare,
+        groups=len(one.groups),
     )
     log.info(
         "KV pool: %d blocks of %d tokens, %.0f MB (--kv-memory); requests of up to %d tokens"
@@ -176,10 +177,11 @@ def _pool_size(
 
 
 def _engine_config(
-    plan: RankPlan, spec: ModelSpec, size: PoolSize, identity: bytes
+    plan: RankPlan, spec: ModelSpec, size: PoolSize, layout: CacheLayout, identity: bytes
 ) -> EngineConfig:
     return EngineConfig(
         block_size=plan.limits.block_size,
+        groups=layout.groups,
         num_blocks=size.num_blocks,
         max_model_len=size.max_model_len,
         max_batched_tokens=plan.limits.max_batched_tokens,
@@ -194,7 +196,12 @@ def _engine_config(
 
 
 def _info(
-    plan: RankPlan, spec: ModelSpec, size: PoolSize, identity: bytes, device: torch.device
+    plan: RankPlan,
+    spec: ModelSpec,
+    size: PoolSize,
+    layout: CacheLayout,
+    identity: bytes,
+    device: torch.device,
 ) -> pb.WorkerInfo:
     config, limits, dtypes = plan.config, plan.limits, plan.dtypes
     return pb.WorkerInfo(
@@ -206,7 +213,7 @@ def _info(
         vocab_size=spec.vocab_size,
         max_model_len=size.max_model_len,
         block_size=limits.block_size,
-        num_blocks=size.num_blocks,
+        num_blocks=size.num_blocks // len(layout.groups),
         dtype=dtype_name(dtypes.model),
         kv_dtype=dtype_name(dtypes.kv),
         tensor_parallel_size=config.tensor_parallel,

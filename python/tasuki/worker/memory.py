@@ -40,6 +40,7 @@ def size_pool(
     max_model_len: int | None,
     available: int,
     spare: bool = True,
+    groups: int = 1,
 ) -> PoolSize:
     """Settle the pool's size and the longest request.
 
@@ -47,7 +48,7 @@ def size_pool(
     the pool holds at least two.
 
     Args:
-        block_bytes: Bytes of one block over all layers.
+        block_bytes: Bytes of a page: of one block in the layers of one cache group.
         block_size: Tokens of one block.
         model_context: Tokens the model was made for.
         kv_memory: Bytes asked for; None: a share of `available`.
@@ -56,6 +57,7 @@ def size_pool(
         spare: Whether to leave most of `available` alone. Memory of the machine
             is shared with others, and paid for when used; a GPU's is there to
             be taken, and what is available of it is a share already.
+        groups: Cache groups: a block of a request takes a page for each.
 
     Raises:
         ConfigError: The asked length exceeds the model's or the pool's, or the
@@ -70,7 +72,7 @@ def size_pool(
     if kv_memory is None:
         num_blocks = max(0, available) // block_bytes
         if spare:
-            enough = _ENOUGH_SEQUENCES * -(-wanted // block_size)
+            enough = _ENOUGH_SEQUENCES * groups * -(-wanted // block_size)
             num_blocks = min(num_blocks // _DEFAULT_SHARE, enough)
     else:
         if kv_memory > available:
@@ -79,14 +81,14 @@ def size_pool(
                 f"kv-memory is {kv_memory} bytes, {available} are free {where}: lower it"
             )
         num_blocks = kv_memory // block_bytes
-    longest = num_blocks // 2 * block_size
+    longest = num_blocks // (2 * groups) * block_size
     if longest == 0:
         raise ConfigError(
-            f"the pool holds {num_blocks} blocks, two are the least: give kv-memory at least"
-            f" {2 * block_bytes} bytes"
+            f"the pool holds {num_blocks} blocks, {2 * groups} are the least: give kv-memory at"
+            f" least {2 * groups * block_bytes} bytes"
         )
     if max_model_len is not None and max_model_len > longest:
-        needed = 2 * -(-max_model_len // block_size) * block_bytes
+        needed = 2 * groups * -(-max_model_len // block_size) * block_bytes
         raise ConfigError(
             f"max-model-len is {max_model_len}, a pool of {num_blocks} blocks admits {longest}"
             f" tokens: raise kv-memory to {needed} bytes or lower max-model-len"

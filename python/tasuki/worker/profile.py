@@ -22,6 +22,7 @@ from tasuki.engine.batch import Batch
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
 from tasuki.engine.sampler import Sampler
+from tasuki.models.attending import cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.worker.config import ConfigError, Limits
 
@@ -87,12 +88,13 @@ def _largest_step(
     """Peak of memory over one step, beyond what is allocated before it; bytes."""
     lengths = _lengths(limits.max_batched_tokens, model.spec.max_position)
     tables = [-(-length // limits.block_size) for length in lengths]
+    groups = len(cache_groups(model.spec))
     pool = make_pool(sum(tables))
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     attention = attend(pool)
-    batch = _batch(lengths, tables, limits, pool.device)
+    batch = _batch(lengths, tables, limits, pool.device, groups)
     attention.plan(batch)
     logits = whole(model.forward(batch, attention))
     if logits.shape[-1] == model.spec.vocab_size:  # the first rank's; only it samples
@@ -135,8 +137,13 @@ def _lengths(tokens: int, longest: int) -> list[int]:
     return [longest] * whole + [rest] * bool(rest)
 
 
-def _batch(lengths: list[int], tables: list[int], limits: Limits, device: torch.device) -> Batch:
-    """Whole prompts of `lengths` tokens, in blocks that follow one another."""
+def _batch(
+    lengths: list[int], tables: list[int], limits: Limits, device: torch.device, groups: int = 1
+) -> Batch:
+    """Whole prompts of `lengths` tokens, in blocks that follow one another.
+
+    All cache groups use the same ones: what is computed is of no interest.
+    """
     positions = [torch.arange(length) for length in lengths]
     rows = torch.full((len(lengths), max(tables)), 0, dtype=torch.int32)
     slots, first = [], 0
@@ -147,13 +154,15 @@ def _batch(lengths: list[int], tables: list[int], limits: Limits, device: torch.
         first += blocks
     total = sum(lengths)
     wanted = min(total, _most_draws(limits))
+    places = torch.cat(slots).to(device), rows.to(device)
     return Batch(
         tokens=torch.zeros(total, dtype=torch.int64, device=device),
         positions=torch.cat(positions).to(device),
-        slots=torch.cat(slots).to(device),
-        block_tables=rows.to(device),
+        slots=places[0],
+        block_tables=places[1],
         query_lens=lengths,
         context_lens=lengths,
         logits_rows=torch.arange(total - wanted, total, device=device),
         num_decodes=0,
+        more_groups=(places,) * (groups - 1),
     )

@@ -13,12 +13,13 @@ import logging
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.engine.cache_groups import layers_of_page
 from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.executor import Executor
 from tasuki.engine.joint_logits import JointLogits
 from tasuki.engine.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
-from tasuki.models.attending import attention_for
+from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.models.dispatch.settle import settle
 from tasuki.models.loader import compile_model, load_model
@@ -51,10 +52,12 @@ def meet(plan: RankPlan) -> Collective:
 def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayout:
     """The layout of a rank's pool; blocks of all ranks are of the same size."""
     shard = Shard(spec, plan.rank, plan.config.tensor_parallel)
+    groups = cache_groups(spec)
     return CacheLayout(
         num_blocks=num_blocks,
         kv_heads=shard.local.num_kv_heads,
-        layers=spec.num_layers,
+        layers=layers_of_page(groups),
+        groups=groups,
         block_size=plan.limits.block_size,
         head_dim=spec.head_dim,
         dtype=plan.dtypes.kv,

@@ -108,7 +108,7 @@ def _build(plan: RankPlan, pipe: Connection, kv_pipe: Connection) -> tuple[Execu
     shape = _receive(pipe, PoolShape)
     pool, layout = parts.make_pool(shape.num_blocks)
     attention = parts.attend(pool)
-    executor = Executor(parts.model, attention, pool, collective)
+    executor = Executor(parts.model, attention, pool, collective, len(layout.groups))
     parts.capture(executor, attention, shape.max_model_len)
     with phases.phase("transport"):
         transport.register(pool, layout)
