@@ -34,5 +34,5 @@ pub use generation::{Event, Finish, Generation, ServeError, Timings};
 pub use leg::{Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Ticket};
 pub use machine::{Effect, Fleet, Input, Machine, MachineConfig, OnKvLoss, Placed, RetryReason};
 pub use opaque::{Opaque, OpaqueRequest};
-pub use sampling::{SamplingParams, TokenLogprob, TopLogprob};
+pub use sampling::{Grammar, SamplingParams, TokenLogprob, TopLogprob};
 pub use worker_ref::{LegId, Peer, WorkerKey, WorkerRef};

@@ -32,6 +32,19 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// The same for the prompt's tokens.
     pub prompt_logprobs: Option<u32>,
+    /// What the answer's text must match as a whole; `None`: any text.
+    pub grammar: Option<Grammar>,
+}
+
+/// What a text must match as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Grammar {
+    /// A JSON schema.
+    JsonSchema(String),
+    /// A regular expression in Rust's syntax.
+    Regex(String),
+    /// A grammar in llguidance's form of Lark.
+    Lark(String),
 }
 
 /// A token's log probability, and those of the most likely tokens in its place.

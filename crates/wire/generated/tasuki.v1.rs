@@ -182,6 +182,31 @@ pub struct SamplingParams {
     pub logprobs: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "14")]
     pub prompt_logprobs: ::core::option::Option<u32>,
+    /// unset: any text
+    #[prost(message, optional, tag = "15")]
+    pub grammar: ::core::option::Option<Grammar>,
+}
+/// What an answer's text must match as a whole. The router has checked it; a
+/// worker that cannot follow it rejects the request.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Grammar {
+    #[prost(oneof = "grammar::Kind", tags = "1, 2, 3")]
+    pub kind: ::core::option::Option<grammar::Kind>,
+}
+/// Nested message and enum types in `Grammar`.
+pub mod grammar {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        /// a JSON schema; {"type": "object"} for JSON mode
+        #[prost(string, tag = "1")]
+        JsonSchema(::prost::alloc::string::String),
+        /// a regular expression in Rust's syntax
+        #[prost(string, tag = "2")]
+        Regex(::prost::alloc::string::String),
+        /// a grammar in llguidance's form of Lark
+        #[prost(string, tag = "3")]
+        Lark(::prost::alloc::string::String),
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Abort {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tasuki_core::{Capabilities, FailureKind, HardwareClass, Identity, KvDomain, Role, StepSample};
 use tasuki_flow::fleet::{LoadReport, WorkerInfo};
 use tasuki_flow::{
-    Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Peer,
+    Finish, Grammar, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, LegTimings, Output, Peer,
     SamplingParams, TokenLogprob, TopLogprob,
 };
 use tasuki_wire::v1::router_message::Message;
@@ -293,7 +293,18 @@ fn sampling(params: &SamplingParams) -> v1::SamplingParams {
         min_tokens: params.min_tokens,
         logprobs: params.logprobs,
         prompt_logprobs: params.prompt_logprobs,
+        grammar: params.grammar.as_ref().map(grammar),
     }
+}
+
+fn grammar(grammar: &Grammar) -> v1::Grammar {
+    use v1::grammar::Kind;
+    let kind = match grammar {
+        Grammar::JsonSchema(schema) => Kind::JsonSchema(schema.clone()),
+        Grammar::Regex(pattern) => Kind::Regex(pattern.clone()),
+        Grammar::Lark(grammar) => Kind::Lark(grammar.clone()),
+    };
+    v1::Grammar { kind: Some(kind) }
 }
 
 fn peer_to_wire(peer: Peer) -> v1::Peer {
