@@ -308,7 +308,7 @@ def test_a_mixed_step_in_a_graph_gives_the_logits_of_an_eager_one(
         found = []
         wanted.greedy = False  # all logits, not the winners alone
         for padded in (in_room, lambda header, _: header):
-            header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE)
+            header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE, executor.groups)
             found.append((header, executor.run(header)[0].clone()))
     (in_graph, ours), (eager, theirs) = found
     assert in_graph.room is not None and in_graph.room > sum(in_graph.query_lens)
