@@ -59,6 +59,8 @@ NATIVE = (
     "qwen2",
     "qwen2-some-windows",
     "qwen3",
+    "mixtral",
+    "qwen3-moe",
 )
 FALLBACK = (
     "olmo2",
@@ -67,8 +69,6 @@ FALLBACK = (
     "gemma",
     "llama-gelu",
     "starcoder2-window",
-    "mixtral",
-    "qwen3-moe",
     "deepseek-v2",
     "deepseek-v3",
     "minicpm3",
@@ -120,6 +120,7 @@ def config(name: str) -> Any:
                 num_experts_per_tok=2,
                 moe_intermediate_size=32,
                 norm_topk_prob=True,
+                mlp_only_layers=[1],
             )
         case "deepseek-v2":
             return t.DeepseekV2Config(**shape | _LATENT | _EXPERTS, q_lora_rank=None)

@@ -34,7 +34,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Names no class of the hand-written family, so only the fallback can run it.
-ARCHITECTURES = ("llama", "qwen3", "mistral-window", "fallback", "some-windows", "latent")
+ARCHITECTURES = (
+    "llama",
+    "qwen3",
+    "mistral-window",
+    "fallback",
+    "some-windows",
+    "latent",
+    "experts",
+)
 SOME_WINDOWS = (40, None, 40)  # of the last one's layers
 
 
@@ -83,6 +91,7 @@ def _config(architecture: str) -> Any:
         MistralConfig,
         Olmo2Config,
         Qwen3Config,
+        Qwen3MoeConfig,
     )
 
     match architecture:
@@ -92,6 +101,10 @@ def _config(architecture: str) -> Any:
             return Qwen3Config(**_SHAPE, **_GQA, tie_word_embeddings=True)
         case "mistral-window":
             return MistralConfig(**_SHAPE, **_GQA, sliding_window=40)
+        case "experts":
+            return Qwen3MoeConfig(
+                **_SHAPE, **_GQA, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
+            )
         case "fallback":
             return Olmo2Config(**_SHAPE, num_key_value_heads=2)
         case "some-windows":

@@ -8,6 +8,25 @@ from tasuki.models.rope import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of a model.
+
+    Attributes:
+        count: In a layer.
+        per_token: That a token passes.
+        inner_size: Columns of an expert's inner layer.
+        renormalise: Whether the chosen experts' weights add up to 1.
+        dense_layers: Layers that have an ordinary MLP.
+    """
+
+    count: int
+    per_token: int
+    inner_size: int
+    renormalise: bool = True
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The shape of a decoder-only model and what its layers do.
 
@@ -26,6 +45,7 @@ class ModelSpec:
         tied_head: the head's weight is the embedding table.
         norm_eps: added to the mean square under the root.
         eos_token_ids: tokens that end a generation, in the folder's order.
+        experts: of its MLPs, if they have any.
         native: runs on the fast path; otherwise through transformers.
     """
 
@@ -46,8 +66,14 @@ class ModelSpec:
     tied_head: bool = False
     norm_eps: float = 1e-6
     eos_token_ids: tuple[int, ...] = ()
+    experts: ExpertsSpec | None = None
     native: bool = True
     latent_rank: int | None = None
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has an ordinary MLP, of `intermediate_size`."""
+        return self.experts is None or bool(self.experts.dense_layers)
 
     @property
     def kv_planes(self) -> int:
