@@ -21,7 +21,9 @@ from tasuki.engine.api import (
     TokenLogprob,
 )
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind, kind_of
+from tasuki.engine.grammar_progress import completes
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
 from tasuki.engine.queues import Queues
@@ -64,6 +66,8 @@ class Booking:
         for sequence, error in outcome.raised.items():
             if sequence not in stale:
                 message = f"a step of this request raised {error!r}"
+                if isinstance(error, GrammarError):
+                    message = str(error)
                 failures[sequence.request] = (kind_of(error), message)
         for sequence, scores in outcome.prompt_logprobs:
             if sequence not in void and sequence.request.prompt_logprobs is not None:
@@ -157,13 +161,20 @@ class Booking:
             self._legs.end(request, LegEndReason.FINISHED)
 
     def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
-        return finish_reason(
-            sequence.request.spec.sampling,
+        params, outputs = sequence.request.spec.sampling, sequence.num_outputs + 1
+        finish = finish_reason(
+            params,
             token,
-            outputs=sequence.num_outputs + 1,
+            outputs=outputs,
             length=len(sequence.tokens) + 1,
             max_model_len=self._config.max_model_len,
         )
+        if finish is None and sequence.request.grammar is not None:
+            # Where a stop token may follow, it ends the answer; else its last token does.
+            may_stop = params.stop_token_ids and outputs >= params.min_tokens
+            if not may_stop and completes(sequence, token):
+                return FinishReason.STOP
+        return finish
 
     def _report(
         self,
