@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,7 +12,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
+from tasuki.worker.grammar_pool import GrammarPool
 
 TOKENS = 320  # of the tokenizer
 VOCAB = 333  # of the model, whose last tokens stand for nothing
@@ -30,7 +33,9 @@ def write_tokenizer(folder: Path) -> None:
         show_progress=False,
     )
     texts = ['{"name": "value", "size": [1, 22, 333], "other": {"true": true, "null": null}}'] * 3
-    tokenizer.train_from_iterator([*texts, *(f"{n} {n * 7} ab cd {n}a" for n in range(99))], trainer)
+    tokenizer.train_from_iterator(
+        [*texts, *(f"{n} {n * 7} ab cd {n}a" for n in range(99))], trainer
+    )
     assert tokenizer.get_vocab_size() == TOKENS
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -61,6 +66,22 @@ def schema(value: Any) -> Grammar:
     return compiler().compile(GrammarSource("json_schema", json.dumps(value)))
 
 
+def deep_schema(value: Any) -> Grammar:
+    """As `schema`, where an ordinary thread's stack would not do."""
+    found: list[Grammar | GrammarError] = []
+    done = threading.Event()
+
+    def told(compiled: Grammar | GrammarError) -> None:
+        found.append(compiled)
+        done.set()
+
+    GrammarPool(compiler(), threads=1).get(GrammarSource("json_schema", json.dumps(value)), told)
+    assert done.wait(30)
+    [grammar] = found
+    assert isinstance(grammar, Grammar), grammar
+    return grammar
+
+
 def text_of(tokens: list[int]) -> str:
     """What tokens say, without the one that ends an answer."""
     return str(tokenizer().decode([token for token in tokens if token != EOS]))
@@ -80,7 +101,10 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
             low = rng.randint(0, 3)
             return {"type": "string", "minLength": low, "maxLength": low + rng.randint(0, 4)}
         case "pattern":
-            return {"type": "string", "pattern": rng.choice(["^a[0-9]{2}b?$", "^(x|yy|zzz)-[a-f]$"])}
+            return {
+                "type": "string",
+                "pattern": rng.choice(["^a[0-9]{2}b?$", "^(x|yy|zzz)-[a-f]$"]),
+            }
         case "array":
             low = rng.randint(0, 2)
             items = random_schema(rng, depth - 1)

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from engine_fakes import Rig, make_rig, spec
 from engine_relay import Relay
-from grammar_fakes import EOS, VOCAB, compiler, random_schema, regex, schema, text_of
+from grammar_fakes import EOS, VOCAB, compiler, deep_schema, random_schema, regex, schema, text_of
 from support import searches
 
 from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
@@ -119,7 +119,9 @@ def test_each_choice_follows_the_grammar_on_its_own():
 
 
 def test_rows_beside_a_grammar_are_as_if_alone():
-    free = [ask(f"f{i}", None, temperature=i % 2, max_tokens=20, prompt=range(i, 9)) for i in range(4)]
+    free = [
+        ask(f"f{i}", None, temperature=i % 2, max_tokens=20, prompt=range(i, 9)) for i in range(4)
+    ]
     bound = [ask(f"g{i}", regex("[a-z ]{9,20}"), prompt=range(i, 7)) for i in range(3)]
     beside = rig_of()
     run(beside, [free[0], bound[0], free[1], bound[1], free[2], bound[2], free[3]])
@@ -154,7 +156,9 @@ def test_preempted_answers_go_on_within_the_grammar():
 
 @pytest.mark.parametrize("at", [1, 3, 7])
 def test_resumed_answers_go_on_within_the_grammar(at: int):
-    grammar = schema({"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 4, "maxItems": 6})
+    grammar = schema(
+        {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 4, "maxItems": 6}
+    )
     rig = rig_of()
     whole = ask("a", grammar, temperature=0.9)
     run(rig, [whole])
@@ -276,7 +280,7 @@ def test_a_grammar_that_cannot_be_compiled_is_rejected():
 
 
 def test_a_mask_that_is_not_applied_is_caught(monkeypatch: pytest.MonkeyPatch):
-    """The planted fault: the sampler forgets the mask. No token goes out that breaks the grammar."""
+    """The planted fault: the sampler forgets the mask. No token that breaks the grammar is told."""
     monkeypatch.setattr(StepMasks, "apply", lambda *_: None)
     rig = rig_of()
     run(rig, [ask("a", regex("[a-z]{12}")), ask("b", None, max_tokens=12)])
@@ -289,9 +293,11 @@ def test_a_mask_that_is_not_applied_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_limit_in_mid_answer_fails_that_request_alone():
     """Rows of thousands of alternatives are more than the library follows."""
-    chain = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}, {"type": "null"}]} for i in range(1500)}
+    chain = {
+        str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}, {"type": "null"}]} for i in range(1500)
+    }
     chain["1500"] = {"type": "array", "items": {"$ref": "#/$defs/0"}}
-    grammar = schema({"$ref": "#/$defs/0", "$defs": chain})
+    grammar = deep_schema({"$ref": "#/$defs/0", "$defs": chain})
     rig = rig_of()
     run(rig, [ask("a", grammar, logit_bias={}), ask("b", regex("[a-z]{5}"))])
     assert rig.ended["a"].reason is LegEndReason.FAILED
