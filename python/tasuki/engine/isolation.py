@@ -44,6 +44,11 @@ class Flight:
     work: Any = None
     error: Exception | None = None
 
+    @property
+    def waited_s(self) -> float:
+        """How long its launch waited for the step before it."""
+        return getattr(self.work, "waited_s", 0.0)
+
 
 class IsolatingRunner:
     """Launches and collects on a `Runner`, whose errors it pins on requests."""

@@ -14,6 +14,7 @@ rank has (executor.py); a runner, which plans and samples, only the first one.
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class Launched:
         prompt_scores: One for each of `wanted.scored`.
         event: After the last kernel; None where to launch is to compute.
         masks: What grammars allow; None: no request has one.
+        waited_s: How long its launch waited for tokens in flight, which grammars need.
     """
 
     wanted: Wanted
@@ -55,6 +57,7 @@ class Launched:
     prompt_scores: list[_PromptScores] = field(default_factory=list)
     event: torch.cuda.Event | None = None
     masks: StepMasks | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class ModelRunner:
         self._device = pool.device
         self._sampler = Sampler(pool.device)
         self._last: Launched | None = None
+        self._waited_s = 0.0  # in all launches
         # Each thread has a current device of its own: whoever calls, it is the pool's.
         self._here: AbstractContextManager[object] = nullcontext()
         if pool.is_cuda:
@@ -186,7 +190,9 @@ class ModelRunner:
         launched = Launched(wanted)
         logits, best = self._forward(plan, wanted)
         if wanted.constrained:  # while the device computes the logits
+            began_s = self._waited_s
             launched.masks = make_masks(wanted.draws, wanted.constrained, self._upcoming)
+            launched.waited_s = self._waited_s - began_s
         if wanted.draws:
             result = self._sampler.sample(
                 logits,
@@ -213,7 +219,9 @@ class ModelRunner:
         last = self._last
         assert last is not None and last.tokens is not None
         if last.event is not None:
+            began_s = time.monotonic()
             last.event.synchronize()
+            self._waited_s += time.monotonic() - began_s
         return int(last.tokens[last.wanted.kept[sequence.drawn]])
 
     def _forward(
