@@ -7,13 +7,13 @@ import queue
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from support.deployment import Deployment
+from support.deployment import Deployment, Options
 from support.direct import WorkerStream
 from tokenizers import Tokenizer
 
@@ -142,3 +142,27 @@ def test_a_grammar_that_is_of_no_use_is_rejected(
     assert (end.reason, end.failure) == (pb.LEG_END_REJECTED, pb.FAILURE_CLIENT)
     assert words in end.message
     assert not placer.tokens
+
+
+def test_a_model_divided_among_ranks(
+    tiny_model: Path, deploy: Callable[[Options], Deployment]
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    options = ("--tp", "2", "--kv-memory", "64000000")
+    system = deploy(Options(tiny_model, mixed=1, worker=options))
+    [worker] = system.workers.values()
+    heard: queue.Queue[Any] = queue.Queue()
+    stream = WorkerStream(f"127.0.0.1:{worker.port}", heard)
+    sampling = pb.SamplingParams(max_tokens=40, stop_token_ids=[EOS])
+    sampling.grammar.regex = "[a-f]{6,9}"
+    stream.send(
+        submit=pb.Submit(
+            request_id="a", leg=pb.LEG_COLOCATED, prompt_tokens=range(40, 60), sampling=sampling
+        )
+    )
+    tokens: list[int] = []
+    while isinstance(said := heard.get(timeout=DEADLINE_S), pb.Output):
+        tokens += said.tokens
+    stream.close()
+    assert said.reason == pb.LEG_END_FINISHED, said
+    assert re.fullmatch("[a-f]{6,9}", text(tokenizer, tokens))
