@@ -29,6 +29,8 @@ class Compiler:
         self.ended.put(source.text)
         if source.text.startswith("bad"):
             raise GrammarError("it is bad")
+        if source.text == "panic":
+            raise SystemExit("as no Exception does")
         return object()
 
 
@@ -58,6 +60,12 @@ def test_a_refusal_is_kept_as_well() -> None:
     rig = Rig()
     assert str(rig.get("bad")) == str(rig.get("bad")) == "it is bad"
     assert rig.compiler.compiled == ["bad"]
+
+
+def test_a_panic_refuses_one_grammar_and_ends_nothing() -> None:
+    rig = Rig(threads=1)
+    assert "as no Exception does" in str(rig.get("panic"))
+    assert not isinstance(rig.get("a"), GrammarError)
 
 
 def test_requests_that_want_the_same_share_a_compilation() -> None:

@@ -99,6 +99,9 @@ class GrammarPool:
                 compiled: Compiled = self._compiler.compile(source)
             except GrammarError as error:
                 compiled = error
+            except BaseException as error:  # a panic of the library is no `Exception`
+                log.exception("compiling a grammar raised")
+                compiled = GrammarError(f"the {source.kind} is refused: compiling raised {error!r}")
             self._settle(source, compiled)
 
     def _expire(self, source: GrammarSource) -> None:
