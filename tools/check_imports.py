@@ -38,7 +38,7 @@ FORBIDDEN_REACH = {
 ALLOWED_PACKAGES = {
     "attention": {"device_limits", "engine", "overlap"},
     "engine": {"attention", "models"},
-    "kv": {"background", "engine.api", "v1"},
+    "kv": {"background", "engine.api", "engine.cache_groups", "v1"},
     "models": {"attention", "device_limits", "engine", "overlap"},
     "worker": {
         "attention",

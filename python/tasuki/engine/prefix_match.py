@@ -60,8 +60,7 @@ def _reusable(
         wanted = [
             index
             for index, group in enumerate(groups)
-            if group.window is not None
-            and group.first_block(end * block_size, block_size) <= block
+            if group.window is not None and group.first_block(end * block_size, block_size) <= block
         ]
         if not wanted:
             break

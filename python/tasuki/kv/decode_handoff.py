@@ -111,4 +111,3 @@ class DecodeHandoff:
                 pairs += zip(theirs.blocks[theirs_at : theirs_at + count], ours, strict=True)
         self.posted = max(self.posted, end)
         return pairs
-
