@@ -198,12 +198,13 @@ def test_a_handed_over_answer_is_that_of_one_worker(choices: tuple[int, ...]):
             assert json.loads(answer(alone, name, choice) or "")["a"] <= 99999
 
 
-def test_without_a_stop_token_the_answer_ends_with_the_grammar():
+def test_without_a_stop_token_the_answer_ends_where_the_grammar_does():
+    """By the model's own, which routers know to be no text."""
     rig = rig_of()
-    run(rig, [ask("a", regex("[0-9]{6}"), stop_token_ids=frozenset())])
+    run(rig, [ask("a", regex("[0-9]{2,6}"), stop_token_ids=frozenset())])
     assert rig.finish("a") is FinishReason.STOP
     assert re.fullmatch("[0-9]{6}", text_of(rig.tokens("a")))
-    assert EOS not in rig.tokens("a")
+    assert rig.tokens("a")[-1] == EOS
 
 
 def test_without_a_stop_token_the_end_of_a_handed_over_answer():
@@ -216,6 +217,7 @@ def test_without_a_stop_token_the_end_of_a_handed_over_answer():
         assert told[-1].finish is FinishReason.STOP
         tokens = [token for output in told for token in output.tokens]
         assert re.fullmatch(f"[0-9]{{{digits}}}", text_of(tokens))
+        assert tokens[-1] == EOS
 
 
 def test_an_end_comes_only_where_the_grammar_accepts():
@@ -237,6 +239,7 @@ def test_a_whole_answer_ends_before_min_tokens():
     run(rig, [ask("a", regex("abab"), min_tokens=50)])
     assert rig.finish("a") is FinishReason.STOP
     assert text_of(rig.tokens("a")) == "abab"
+    assert rig.tokens("a")[-1] == EOS
 
 
 def test_a_stop_token_is_no_text():

@@ -12,9 +12,8 @@ from grammar_fakes import EOS, TOKENS, VOCAB, compiler, regex, text_of, tokenize
 
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import Grammar, GrammarSource
+from tasuki.engine.grammar import Grammar, GrammarSource, fill
 from tasuki.engine.grammar_masks import StepMasks, make_masks
-from tasuki.engine.grammar_progress import completes, follow
 from tasuki.engine.inputs import wanted_logits
 from tasuki.engine.plan import Draw, Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
@@ -60,8 +59,18 @@ def test_the_end_where_it_matches() -> None:
     assert [text_of([t]) for t in allowed(masks, 0)] == ["x"]
 
 
-def test_nothing_may_follow() -> None:
-    sequence = sequence_of(regex("ab"), words("ab"), stop_token_ids=frozenset())
+@pytest.mark.parametrize("stops", [{EOS}, {EOS, 9}, set()])
+def test_nothing_else_may_follow(stops: set[int]) -> None:
+    for least in (0, 50):
+        settings = {"stop_token_ids": frozenset(stops), "min_tokens": least}
+        sequence = sequence_of(regex("ab"), words("ab"), **settings)
+        masks = make_masks([Draw.next(sequence, 0)], [0], never)
+        assert set(allowed(masks, 0)) == (stops or {EOS})
+
+
+def test_nothing_may_follow_at_all() -> None:
+    digits = frozenset(t for t in range(VOCAB) if text_of([t]).strip().isdigit())
+    sequence = sequence_of(regex("a[0-9]"), words("a"), stop_token_ids=digits)
     masks = make_masks([Draw.next(sequence, 0)], [0], never)
     assert not masks.rows
     assert isinstance(masks.errors[sequence], GrammarError)
@@ -151,16 +160,6 @@ def test_greedy_takes_the_best_allowed() -> None:
     assert token == kept[int(logits[0, kept].argmax())]
 
 
-def test_an_answer_that_is_whole() -> None:
-    sequence = sequence_of(regex("abc"), words("a"), stop_token_ids=frozenset())
-    [b, c] = words("b")[0], words("c")[0]
-    assert not completes(sequence, b)
-    sequence.tokens.append(b)
-    assert completes(sequence, c)
-    assert follow(sequence).outputs == sequence.num_outputs  # it only looked
-    assert not completes(sequence, b)
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -183,4 +182,7 @@ def test_true_is_any_value() -> None:
     grammar = compiler().compile(GrammarSource("json_schema", " true "))
     state = grammar.start()
     state.advance(words('{"a": [1, null]}'))
-    assert state.complete
+    bits = grammar.rows(1)
+    fill([state], bits)
+    state.finish_row(bits[0], [], banned=False)
+    assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist() == [EOS]

@@ -23,7 +23,6 @@ from tasuki.engine.api import (
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind, kind_of
-from tasuki.engine.grammar_progress import completes
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
 from tasuki.engine.queues import Queues
@@ -161,20 +160,17 @@ class Booking:
             self._legs.end(request, LegEndReason.FINISHED)
 
     def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
-        params, outputs = sequence.request.spec.sampling, sequence.num_outputs + 1
-        finish = finish_reason(
+        request, params = sequence.request, sequence.request.spec.sampling
+        grammar = request.grammar
+        if grammar is not None and (token in params.stop_token_ids or token in grammar.eos_tokens):
+            return FinishReason.STOP  # it is allowed nowhere but at the end
+        return finish_reason(
             params,
             token,
-            outputs=outputs,
+            outputs=sequence.num_outputs + 1,
             length=len(sequence.tokens) + 1,
             max_model_len=self._config.max_model_len,
         )
-        if finish is None and sequence.request.grammar is not None:
-            # Where a stop token may follow, it ends the answer; else its last token does.
-            may_stop = params.stop_token_ids and outputs >= params.min_tokens
-            if not may_stop and completes(sequence, token):
-                return FinishReason.STOP
-        return finish
 
     def _report(
         self,

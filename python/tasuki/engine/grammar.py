@@ -13,7 +13,7 @@ belongs to the engine thread. No torch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,9 @@ class Grammar:
     Args:
         tokenizer: Of the model.
         matcher: At the beginning of an answer; only ever copied.
+
+    Attributes:
+        eos_tokens: The model's tokens that end an answer.
     """
 
     def __init__(self, tokenizer: LLTokenizer, matcher: LLMatcher) -> None:
@@ -165,42 +168,38 @@ class GrammarState:
                 )
             self.outputs += 1
 
-    def copy(self) -> GrammarState:
-        """Another one that stands where this one does."""
-        other = GrammarState(self._grammar, self._matcher.deep_copy(), self.epoch)
-        other.outputs = self.outputs
-        return other
-
     @property
     def accepting(self) -> bool:
         """Whether the answer matches as it is."""
         return bool(self._matcher.is_accepting())
 
-    @property
-    def complete(self) -> bool:
-        """Whether it matches, and nothing can follow."""
-        return self.accepting and bool(self._matcher.is_stopped())
-
-    def finish_row(self, bits: NDArray[np.uint32], stops: Iterable[int], banned: bool) -> None:
+    def finish_row(self, bits: NDArray[np.uint32], stops: Collection[int], banned: bool) -> None:
         """Decide about the tokens that end an answer: allowed where it matches as it is.
+
+        Where nothing else can follow the answer ends, whatever was asked for: by one of
+        `stops`, or by the model's own if there are none.
 
         Args:
             bits: [W], as `fill` leaves them; changed.
             stops: Tokens that end this answer.
-            banned: It must not end here (`min_tokens`).
+            banned: It must not end here while it can go on (`min_tokens`).
 
         Raises:
             GrammarError: A limit was reached, or no token at all is allowed.
         """
         _check(self._matcher, f"after {self.outputs} output tokens")
-        _clear(bits, self._grammar.eos_tokens)
+        eos = self._grammar.eos_tokens
+        _clear(bits, eos)
         _clear(bits, stops)
-        if not banned and self.accepting:
-            _set(bits, stops)
+        if self.accepting:
+            if not banned:
+                _set(bits, stops)
+            if not bits.any():
+                _set(bits, stops or eos)
         if not bits.any():
             raise GrammarError(
                 f"after {self.outputs} output tokens the grammar allows no token of this model:"
-                " loosen it, or see to it that min_tokens and stop_token_ids do not contradict it"
+                " loosen it, or leave its text out of stop_token_ids"
             )
 
 

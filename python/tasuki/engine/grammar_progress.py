@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import GrammarState
 from tasuki.engine.request import SequenceState
 
@@ -24,15 +23,3 @@ def follow(sequence: SequenceState, upcoming: Sequence[int] = ()) -> GrammarStat
     ahead = sequence.num_outputs + len(upcoming) - state.outputs - len(known)
     state.advance([*known, *(upcoming if ahead > 0 else ())])
     return state
-
-
-def completes(sequence: SequenceState, token: int) -> bool:
-    """Whether a sequence's answer is whole with this next token, so that nothing can follow."""
-    try:
-        state = follow(sequence)
-        if state.outputs == sequence.num_outputs:
-            state = state.copy()
-            state.advance([token])
-        return state.complete
-    except GrammarError:
-        return False  # the next mask says why
