@@ -1,6 +1,6 @@
 """Do answers match their JSON schemas? A small model over the schemas of JSONSchemaBench.
 
-    python benchmarks/structured_output.py SCHEMAS [--count 500] [--model smollm2-135m]
+    python benchmarks/structured_output.py SCHEMAS [--count 500] [--threads N]
 
 SCHEMAS is the folder `data` of https://github.com/guidance-ai/jsonschemabench (revision in
 the result): a folder for each collection, a file for each schema. Some of them, drawn by the seed,
@@ -208,10 +208,12 @@ def main() -> int:
     parser.add_argument("--revision", default="", help="of the schemas, for the result")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     folder = Path(resolve_model(arguments.model))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     cases = draw_cases(arguments.schemas, arguments.count, arguments.seed)
@@ -233,6 +235,7 @@ def main() -> int:
         "seed": arguments.seed,
         "count": len(cases),
         "max_tokens": arguments.max_tokens,
+        "threads": arguments.threads,
         "outcomes": dict(outcomes),
         "collections": {name: dict(counts) for name, counts in sorted(collections.items())},
         "refused_for": dict(
