@@ -65,6 +65,7 @@ def one_answer(grammar: Grammar, **settings: Any) -> str | None:
     return answer(rig, "a")
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("seed", searches.seeds(25))
 def test_answers_of_noise_validate(seed: int, temperature: float):
@@ -196,6 +197,43 @@ def test_a_handed_over_answer_is_that_of_one_worker(choices: tuple[int, ...]):
         for choice in choices:
             assert relay.rigs[1].tokens(name, choice) == alone.tokens(name, choice)
             assert json.loads(answer(alone, name, choice) or "")["a"] <= 99999
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("seed", searches.seeds(12))
+def test_any_traffic_over_small_pools_stays_within_the_grammars(seed: int):
+    """Split or not, preempted or returned: what was told is what each request gets alone."""
+    rng = random.Random(seed)
+    patterns = ["[a-z]{12,40}", "([0-9]{2},){3,9}[a-f]", "(yes|no) [xyz]{5,30}", None]
+    relay = Relay([rig_of(num_blocks=56, max_model_len=100) for _ in range(2)], seed)
+    asked = []
+    for index in range(10):
+        pattern = rng.choice(patterns)
+        request = ask(
+            f"r{index}",
+            None if pattern is None else regex(pattern),
+            max_tokens=60,
+            temperature=rng.choice([0.0, 1.0]),
+            choices=rng.choice([(0,), (0,), (0, 1)]),
+            prompt=range(index, index + rng.randint(1, 30)),
+        )
+        target = rng.randrange(2)
+        asked.append((request, pattern, target))
+        relay.submit(request, rng.randrange(2), target)
+    relay.drain()
+    ended = 0
+    for request, pattern, target in asked:
+        rig, name = relay.rigs[target], request.request_id
+        if rig.ended[name].reason is not LegEndReason.FINISHED:
+            continue  # it gave way: a router would place it again
+        alone = rig_of()
+        run(alone, [request])
+        for choice in request.choices:
+            assert rig.tokens(name, choice) == alone.tokens(name, choice)
+            text = answer(rig, name, choice)
+            assert pattern is None or text is None or re.fullmatch(pattern, text), text
+            ended += pattern is not None and text is not None
+    assert ended > 0
 
 
 def test_without_a_stop_token_the_answer_ends_where_the_grammar_does():
