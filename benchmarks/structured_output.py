@@ -194,6 +194,8 @@ def why_refused(message: str) -> list[str]:
     """The unsupported keywords that a refusal names, or its beginning."""
     if found := _UNSUPPORTED.search(message):
         return [f"keyword {word}" for word in json.loads(found[1])]
+    if found := re.search(r"(\w+) constraints are not supported", message):
+        return [f"keyword {found[1]}"]
     return [re.sub(r'["\'`].*', "", message.split(": ", 1)[-1])[:60].strip()]
 
 
