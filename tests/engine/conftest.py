@@ -5,7 +5,7 @@ from __future__ import annotations
 import engine_fakes
 import pytest
 
-_BOTH = ("test_engine", "test_engine_random", "test_isolation", "test_legs")
+_BOTH = ("test_engine", "test_engine_random", "test_grammar_engine", "test_isolation", "test_legs")
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ chunks, pulls, aborts and ends interleave in every order.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine_fakes import Rig
 
@@ -57,17 +57,7 @@ class Relay:
             self.rigs[source].engine.submit(spec)
             return
         for leg, index in ((Leg.PREFILL, source), (Leg.DECODE, target)):
-            self.rigs[index].engine.submit(
-                RequestSpec(
-                    spec.request_id,
-                    leg,
-                    spec.prompt_tokens,
-                    spec.sampling,
-                    spec.resumed_tokens,
-                    spec.choices,
-                    spec.tenant,
-                )
-            )
+            self.rigs[index].engine.submit(replace(spec, leg=leg))
         self.handoffs[spec.request_id] = Handoff(source, target)
 
     def abort(self, request_id: str) -> None:

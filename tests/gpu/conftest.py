@@ -21,7 +21,7 @@ os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"tasuki-inductor-{os.getuid()}")
 )
 _TESTS = Path(__file__).parent.parent
-for _folder in (_TESTS, _TESTS / "models"):
+for _folder in (_TESTS, _TESTS / "engine", _TESTS / "models"):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 

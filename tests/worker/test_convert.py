@@ -4,8 +4,15 @@ import pytest
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason
 from tasuki.engine.failure import FailureKind
+from tasuki.engine.grammar import GrammarSource
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.convert import UnknownLegError, failed_leg, leg_end_to_wire, request_from_wire
+from tasuki.worker.convert import (
+    UnknownLegError,
+    failed_leg,
+    grammar_from_wire,
+    leg_end_to_wire,
+    request_from_wire,
+)
 
 
 def test_a_full_request() -> None:
@@ -49,6 +56,18 @@ def test_unset_filters_are_off() -> None:
 def test_a_leg_of_a_later_version_is_an_error() -> None:
     with pytest.raises(UnknownLegError):
         request_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1)))
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
+def test_a_grammar(kind: str) -> None:
+    sampling = pb.SamplingParams(max_tokens=1, grammar=pb.Grammar(**{kind: "x"}))
+    assert grammar_from_wire(pb.Submit(sampling=sampling)) == GrammarSource(kind, "x")
+
+
+def test_no_grammar_and_one_of_a_later_version() -> None:
+    assert grammar_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1))) is None
+    later = pb.SamplingParams(max_tokens=1, grammar=pb.Grammar())
+    assert grammar_from_wire(pb.Submit(sampling=later)) == GrammarSource("unknown", "")
 
 
 @pytest.mark.parametrize("reason", LegEndReason)

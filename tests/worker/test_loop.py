@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams, StepResult
+from tasuki.engine.errors import GrammarError
+from tasuki.engine.grammar import Grammar, GrammarSource
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import role_at_start
+from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.loop import (
     LOAD_AGE_S,
     Aborted,
+    Closed,
     Command,
     EngineLoop,
     Opened,
     Resynced,
+    Retargeted,
     RoleSet,
     Stop,
     Submitted,
@@ -37,9 +43,10 @@ class Engine:
         self.choices = {0, 1}
         self.work = False
         self.cache = PrefixCache()
+        self.submitted: list[RequestSpec] = []
 
     def submit(self, spec: RequestSpec, arrived_s: float) -> None:
-        pass
+        self.submitted.append(spec)
 
     def abort(self, request_id: str, choices: tuple[int, ...]) -> bool:
         self.choices -= set(choices)
@@ -63,6 +70,10 @@ class Engine:
 class Handoffs:
     def __init__(self) -> None:
         self.aborted: list[str] = []
+        self.peers: list[tuple[str, str, str]] = []
+
+    def submit(self, spec: RequestSpec, peer_engine_id: str, peer_endpoint: str) -> None:
+        self.peers.append((spec.request_id, peer_engine_id, peer_endpoint))
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -82,6 +93,22 @@ class Loop(EngineLoop):
         return pb.Load()
 
 
+class Compiler:
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+
+    def compile(self, source: GrammarSource) -> Grammar:
+        assert self.may.wait(10)
+        raise GrammarError(f"no {source.text}")
+
+
+def no_grammars(compiler: Compiler | None = None) -> GrammarPool:
+    any_compiler: Any = compiler or Compiler()
+    return GrammarPool(any_compiler, threads=1)
+
+
 def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseException]]:
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
     for command in (*commands, Stop()):
@@ -91,7 +118,7 @@ def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseExceptio
     any_engine: Any = engine
     watchdog = Watchdog(lambda: 30.0, failures.append)
     info = pb.WorkerInfo(role=role_at_start("mixed"))
-    loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
+    loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
     loop.start()
     loop.join(10)
     assert not loop.is_alive()
@@ -160,7 +187,7 @@ def test_every_router_soon_knows_which_submits_the_load_counts() -> None:
         failures: list[BaseException] = []
         watchdog = Watchdog(lambda: 30.0, failures.append)
         info = pb.WorkerInfo(role=role_at_start("mixed"))
-        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
+        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
         inbox.put(Opened(asking))
         inbox.put(Opened(other))
         loop.start()
@@ -202,7 +229,7 @@ def test_every_router_soon_knows_what_the_prefix_cache_holds() -> None:
         failures: list[BaseException] = []
         watchdog = Watchdog(lambda: 30.0, failures.append)
         info = pb.WorkerInfo(role=role_at_start("mixed"))
-        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog)
+        loop = Loop(any_engine, handoffs, info, inbox, failures.append, watchdog, no_grammars())
         store(engine, 1, 2)
         inbox.put(Opened(early))
         loop.start()
@@ -232,5 +259,71 @@ def test_every_router_soon_knows_what_the_prefix_cache_holds() -> None:
         inbox.put(Stop())
         await asyncio.to_thread(loop.join, 10)
         assert not failures
+
+    asyncio.run(case())
+
+
+GRAMMAR = GrammarSource("regex", "a+")
+
+
+def constrained(session: Session, name: str, choices: tuple[int, ...] = (0,)) -> Submitted:
+    params = SamplingParams(seed=0, max_tokens=1)
+    spec = RequestSpec(name, Leg.PREFILL, [1], params, choices=choices)
+    return Submitted(session, spec, "engine", "here:1", 0.0, grammar=GRAMMAR)
+
+
+def test_a_leg_waits_for_its_grammar_and_others_do_not() -> None:
+    """What comes while it waits holds: other peers, aborts of choices, of all, of a stream."""
+
+    async def case() -> None:
+        session, gone = Session(asyncio.get_running_loop()), Session(asyncio.get_running_loop())
+        inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        engine, compiler = Engine(), Compiler()
+        any_engine: Any = engine
+        handoffs = Handoffs()
+        any_handoffs: Any = handoffs
+        failures: list[BaseException] = []
+        watchdog = Watchdog(lambda: 30.0, failures.append)
+        info = pb.WorkerInfo(role=role_at_start("mixed"))
+        pool = no_grammars(compiler)
+        loop = Loop(any_engine, any_handoffs, info, inbox, failures.append, watchdog, pool)
+        loop.start()
+        free = RequestSpec("free", Leg.COLOCATED, [1], SamplingParams(seed=0, max_tokens=1))
+        for command in (
+            Opened(session),
+            Opened(gone),
+            constrained(session, "kept"),
+            constrained(session, "moved"),
+            constrained(session, "some", (0, 1, 2)),
+            constrained(session, "aborted"),
+            constrained(gone, "orphan"),
+            Submitted(session, free, "", "", 0.0),
+            Retargeted(session, "moved", "other", "there:2"),
+            Aborted("some", (1,)),
+            Aborted("aborted", ()),
+            Closed(gone),
+        ):
+            inbox.put(command)
+        ended: list[pb.LegEnd] = []
+        async with asyncio.timeout(10):
+            while not ended:
+                message = await session.queue.get()
+                assert message is not None
+                ended += message.step.ended
+        assert [(end.request_id, end.reason) for end in ended] == [("aborted", pb.LEG_END_ABORTED)]
+        assert [spec.request_id for spec in engine.submitted] == ["free"]
+        compiler.may.set()
+        async with asyncio.timeout(10):
+            while len(engine.submitted) < 4:
+                await asyncio.sleep(0.01)
+        inbox.put(Stop())
+        await asyncio.to_thread(loop.join, 10)
+        assert not failures
+        submitted = {spec.request_id: spec for spec in engine.submitted}
+        assert sorted(submitted) == ["free", "kept", "moved", "some"]
+        assert submitted["some"].choices == (0, 2)
+        assert all(str(submitted[name].grammar) == "no a+" for name in ("kept", "moved", "some"))
+        assert ("kept", "engine", "here:1") in handoffs.peers
+        assert ("moved", "other", "there:2") in handoffs.peers
 
     asyncio.run(case())

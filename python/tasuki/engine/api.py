@@ -10,9 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tasuki.engine.failure import FailureKind
+
+if TYPE_CHECKING:
+    from tasuki.engine.errors import GrammarError
+    from tasuki.engine.grammar import Grammar
 
 
 class Leg(enum.Enum):
@@ -85,6 +89,7 @@ class RequestSpec:
         resumed_tokens: Output of an earlier attempt, at most one choice then.
         choices: Indices of the choices that one prefill serves.
         tenant: Salts the prefix cache.
+        grammar: What the answer must match, or why that could not be compiled.
     """
 
     request_id: str
@@ -94,6 +99,7 @@ class RequestSpec:
     resumed_tokens: Sequence[int] = ()
     choices: Sequence[int] = (0,)
     tenant: str = ""
+    grammar: Grammar | GrammarError | None = None
 
 
 @dataclass(frozen=True, slots=True)

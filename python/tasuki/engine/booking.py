@@ -21,6 +21,7 @@ from tasuki.engine.api import (
     TokenLogprob,
 )
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind, kind_of
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
@@ -64,6 +65,8 @@ class Booking:
         for sequence, error in outcome.raised.items():
             if sequence not in stale:
                 message = f"a step of this request raised {error!r}"
+                if isinstance(error, GrammarError):
+                    message = str(error)
                 failures[sequence.request] = (kind_of(error), message)
         for sequence, scores in outcome.prompt_logprobs:
             if sequence not in void and sequence.request.prompt_logprobs is not None:
@@ -157,8 +160,12 @@ class Booking:
             self._legs.end(request, LegEndReason.FINISHED)
 
     def _finish(self, sequence: SequenceState, token: int) -> FinishReason | None:
+        request, params = sequence.request, sequence.request.spec.sampling
+        grammar = request.grammar
+        if grammar is not None and (token in params.stop_token_ids or token in grammar.eos_tokens):
+            return FinishReason.STOP  # it is allowed nowhere but at the end
         return finish_reason(
-            sequence.request.spec.sampling,
+            params,
             token,
             outputs=sequence.num_outputs + 1,
             length=len(sequence.tokens) + 1,

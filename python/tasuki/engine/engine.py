@@ -361,10 +361,11 @@ class Engine:
         self._flight_limit_s = self._limit_s(plan, compiled=True)
         self.step_limit_s = max(landing_limit_s, self._flight_limit_s)
         launched_s = self._clock()
-        self._rates.record_launch(launched_s - started_s, bool(plan.prefill_tokens))
+        own_s = launched_s - started_s - flight.waited_s
+        self._rates.record_launch(own_s, bool(plan.prefill_tokens))
         if self.config.overlap:
             flight.began_s = launched_s
-        if self._landing is not None:
+        if self._landing is not None and not flight.waited_s:
             self._rates.record_lead(late=self._runner.landed(self._landing))
         return flight
 
@@ -375,8 +376,7 @@ class Engine:
 
     def _collect(self, flight: Flight) -> None:
         """Wait for a step and book it."""
-        plan = flight.plan
-        outcome = self._runner.collect(flight)
+        plan, outcome = flight.plan, self._runner.collect(flight)
         now_s = self._clock()
         self._queues.landed(plan)
         self._booking.commit(plan.rows, outcome, now_s)

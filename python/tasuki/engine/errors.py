@@ -29,5 +29,13 @@ class NotFiniteError(TasukiError):
     """A worker has computed nothing but NaN or infinity for several requests."""
 
 
+class GrammarError(TasukiError):
+    """A request's grammar cannot be compiled, or its answer cannot go on within it."""
+
+
+class ForbiddenTokenError(TasukiError):
+    """A sampled token is not one that the request's grammar allows: a defect."""
+
+
 class OutOfStepError(TasukiError):
     """Some ranks of a worker computed what others did not: they cannot go on together."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from tasuki.engine.errors import DeviceMemoryError, NotFiniteError
+from tasuki.engine.errors import DeviceMemoryError, GrammarError, NotFiniteError
 
 
 class FailureKind(enum.Enum):
@@ -28,4 +28,6 @@ def kind_of(error: BaseException) -> FailureKind:
         return FailureKind.MEMORY
     if isinstance(error, NotFiniteError):
         return FailureKind.MODEL
+    if isinstance(error, GrammarError):
+        return FailureKind.CLIENT
     return FailureKind.DEVICE

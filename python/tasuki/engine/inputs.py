@@ -29,6 +29,7 @@ class Wanted:
             known; `SequenceState.drawn` is its index here.
         scored: Sequences that want log-probabilities of prompt tokens: first
             index into `rows`, and the prompt tokens predicted from there on.
+        constrained: Draws of requests with a grammar.
         decodes: Every row is one token with one draw.
         greedy: The likeliest token of each row is all that is needed.
     """
@@ -38,6 +39,7 @@ class Wanted:
     draw_rows: Sequence[int] = field(default_factory=list)
     kept: Sequence[int] = field(default_factory=list)
     scored: list[tuple[SequenceState, int, list[int]]] = field(default_factory=list)
+    constrained: Sequence[int] = ()
     decodes: bool = False
     greedy: bool = False
 
@@ -73,6 +75,10 @@ def wanted_logits(plan: StepPlan) -> Wanted:
     count = len(plan.rows)
     wanted.decodes = plan.num_decodes == count == len(kept) == len(rows) == len(draws)
     wanted.greedy = not wanted.scored and all(draw.sequence.request.plain for draw in draws)
+    if not wanted.greedy:
+        wanted.constrained = [
+            index for index, draw in enumerate(draws) if draw.sequence.request.grammar is not None
+        ]
     return wanted
 
 

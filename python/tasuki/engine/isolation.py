@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasuki.engine.errors import DeviceMemoryError, NotFiniteError, OutOfStepError
+from tasuki.engine.errors import DeviceMemoryError, GrammarError, NotFiniteError, OutOfStepError
 from tasuki.engine.plan import Row, Runner, StepOutcome, StepPlan
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,11 @@ class Flight:
     began_s: float
     work: Any = None
     error: Exception | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """How long its launch waited for the step before it."""
+        return getattr(self.work, "waited_s", 0.0)
 
 
 class IsolatingRunner:
@@ -91,9 +96,10 @@ class IsolatingRunner:
                 exc_info=flight.error,
             )
             outcome = self._one_by_one(rows)
-            if rows and len(outcome.raised) == len(rows):
+            raised = [s for s, e in outcome.raised.items() if not isinstance(e, GrammarError)]
+            if rows and len(raised) == len(rows):
                 self._in_a_row += 1
-                broken = len({sequence.request for sequence in outcome.raised}) > 1
+                broken = len({sequence.request for sequence in raised}) > 1
                 if broken or self._in_a_row == _MOST_IN_A_ROW:
                     raise flight.error
                 return outcome

@@ -15,10 +15,15 @@ from __future__ import annotations
 import enum
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tasuki.engine.api import Leg, LegTimings, RequestSpec, TokenLogprob
 from tasuki.engine.block_hash import token_array
 from tasuki.engine.cache_groups import BlockTable, pages_of
+from tasuki.engine.errors import GrammarError
+
+if TYPE_CHECKING:
+    from tasuki.engine.grammar import Grammar, GrammarState
 
 
 class Phase(enum.Enum):
@@ -60,6 +65,7 @@ class SequenceState:
         flying: Launched steps that have a row of it and are not collected.
         drawn: The runner's own: where its sampled token is on the device.
         ticket: The sampler's own: names what it holds of this sequence on the device.
+        grammar: `grammar_masks.py`'s own: where the answer stands in the request's grammar.
     """
 
     request: Request
@@ -74,6 +80,7 @@ class SequenceState:
     flying: int = 0
     drawn: int = -1
     ticket: int = -1
+    grammar: GrammarState | None = None
 
     @property
     def pages(self) -> array[int]:
@@ -117,6 +124,7 @@ class Request:
         announced: Leading tokens whose KV a PREFILL leg has announced.
         leased: Pages that it announced them with.
         bias: Tokens, 64 bits each, and values, 32 bits each, of the logit bias.
+        grammar: What every choice must match.
         cancelled: A router abort came while the handoff holds the leg.
         cached_tokens: Prompt tokens found in the prefix cache, once known.
         max_length: Tokens of a sequence, prompt included, that `max_tokens` allows.
@@ -131,6 +139,7 @@ class Request:
         "credited",
         "denied",
         "first_token_s",
+        "grammar",
         "last_token_s",
         "leased",
         "max_length",
@@ -163,6 +172,8 @@ class Request:
             Leg.DECODE: Phase.PARKED,
         }[spec.leg]
         self.plain = _is_plain_greedy(spec)
+        assert not isinstance(spec.grammar, GrammarError), "such a leg is rejected"
+        self.grammar: Grammar | None = spec.grammar
         bias = spec.sampling.logit_bias
         self.bias = array("q", bias), array("f", bias.values())
         self.reserved_blocks = 0
@@ -207,6 +218,7 @@ def _is_plain_greedy(spec: RequestSpec) -> bool:
     params = spec.sampling
     return (
         params.temperature == 0.0
+        and spec.grammar is None
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
         and params.repetition_penalty == 1.0

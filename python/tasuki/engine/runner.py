@@ -14,6 +14,7 @@ rank has (executor.py); a runner, which plans and samples, only the first one.
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from tasuki.engine.errors import DeviceMemoryError
 from tasuki.engine.executor import Executor
 from tasuki.engine.followers import Followers, following
 from tasuki.engine.forward import ForwardModel
+from tasuki.engine.grammar_masks import StepMasks, make_masks
 from tasuki.engine.host_buffers import upload
 from tasuki.engine.inputs import Wanted, wanted_logits
 from tasuki.engine.logprobs import Scores, score, to_host
@@ -45,6 +47,8 @@ class Launched:
         scores: Of the draws.
         prompt_scores: One for each of `wanted.scored`.
         event: After the last kernel; None where to launch is to compute.
+        masks: What grammars allow; None: no request has one.
+        waited_s: How long its launch waited for tokens in flight, which grammars need.
     """
 
     wanted: Wanted
@@ -52,6 +56,8 @@ class Launched:
     scores: Scores | None = None
     prompt_scores: list[_PromptScores] = field(default_factory=list)
     event: torch.cuda.Event | None = None
+    masks: StepMasks | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class ModelRunner:
         self._block_size = pool.shape[4]
         self._device = pool.device
         self._sampler = Sampler(pool.device)
+        self._last: Launched | None = None
+        self._waited_s = 0.0  # in all launches
         # Each thread has a current device of its own: whoever calls, it is the pool's.
         self._here: AbstractContextManager[object] = nullcontext()
         if pool.is_cuda:
@@ -148,6 +156,8 @@ class ModelRunner:
             for draw, token in zip(wanted.draws, tokens, strict=True)
             if token == NOT_FINITE
         )
+        if launched.masks is not None:
+            outcome.raised |= launched.masks.refused(wanted.draws, tokens)
         if launched.scores is not None:
             outcome.logprobs = launched.scores.entries(tokens)
         for (sequence, _, scored), given in zip(wanted.scored, launched.prompt_scores, strict=True):
@@ -179,9 +189,18 @@ class ModelRunner:
         wanted = wanted_logits(plan)
         launched = Launched(wanted)
         logits, best = self._forward(plan, wanted)
+        if wanted.constrained:  # while the device computes the logits
+            began_s = self._waited_s
+            launched.masks = make_masks(wanted.draws, wanted.constrained, self._upcoming)
+            launched.waited_s = self._waited_s - began_s
         if wanted.draws:
             result = self._sampler.sample(
-                logits, wanted.draw_rows, wanted.draws, best=best, sampled=self._executor.sampled
+                logits,
+                wanted.draw_rows,
+                wanted.draws,
+                best=best,
+                sampled=self._executor.sampled,
+                masks=launched.masks,
             )
             self._keep(result.tokens, wanted)
             launched.tokens, launched.scores = to_host(result.tokens), result.scores
@@ -192,7 +211,18 @@ class ModelRunner:
         if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             launched.event.record()
+        self._last = launched
         return launched
+
+    def _upcoming(self, sequence: SequenceState) -> int:
+        """The token of a sequence that the step in flight samples, once that step is over."""
+        last = self._last
+        assert last is not None and last.tokens is not None
+        if last.event is not None:
+            began_s = time.monotonic()
+            last.event.synchronize()
+            self._waited_s += time.monotonic() - began_s
+        return int(last.tokens[last.wanted.kept[sequence.drawn]])
 
     def _forward(
         self, plan: StepPlan, wanted: Wanted

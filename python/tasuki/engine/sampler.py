@@ -1,6 +1,6 @@
 """From logits to tokens: one batch, each row by its own parameters.
 
-Order: penalties, logit bias, min_tokens mask; then greedy, or temperature,
+Order: penalties, logit bias, min_tokens mask, grammar; then greedy, or temperature,
 top-k, top-p, min-p and the inverse of the cumulative distribution in
 vocabulary order. Log-probabilities are those of the model's own logits. A
 row's token depends on its logits, parameters and position alone, never on the
@@ -22,6 +22,7 @@ import torch
 from tasuki import _native
 from tasuki.engine.api import SamplingParams
 from tasuki.engine.draw_torch import draw
+from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.host_buffers import upload
 from tasuki.engine.logprobs import Scores, score
 from tasuki.engine.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
@@ -97,6 +98,7 @@ class Sampler:
         *,
         best: torch.Tensor | None = None,
         sampled: torch.Tensor | None = None,
+        masks: StepMasks | None = None,
     ) -> Sampled:
         """Draw one token for each of `draws`.
 
@@ -107,6 +109,7 @@ class Sampler:
             draws: What to draw, with sequence and choice.
             best: What `greedy` says of the logits, if that is known.
             sampled: The tokens of the step in flight.
+            masks: What grammars allow, if any draw has one.
         """
         if best is None:
             assert logits is not None
@@ -114,13 +117,16 @@ class Sampler:
         if all(each.sequence.request.plain for each in draws):
             return Sampled(_take(best, rows))
         assert logits is not None
-        changed = [index for index, each in enumerate(draws) if needs_adjusting(each)]
+        masked = {} if masks is None else masks.rows
+        changed = [i for i, each in enumerate(draws) if i in masked or needs_adjusting(each)]
         adjusted = None
         if changed:
             own_rows = [rows[index] for index in changed]
             adjusted = self._penalties.adjust(
                 logits, own_rows, [draws[index] for index in changed], sampled
             )
+            if masks is not None:
+                masks.apply(adjusted, changed)
         make = _on_gpu if logits.is_cuda else _on_cpu
         tokens = make(logits, rows, draws, adjusted, changed, best)
         wants = [each.sequence.request.spec.sampling.logprobs for each in draws]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from tasuki.engine.api import FinishReason, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.errors import GrammarError
 
 
 def rejection(spec: RequestSpec, config: EngineConfig) -> str | None:
     """Why a leg can never run on this engine, with value and limit; None if it can."""
+    if isinstance(spec.grammar, GrammarError):
+        return str(spec.grammar)
     prompt, resumed, params = spec.prompt_tokens, spec.resumed_tokens, spec.sampling
     length = len(prompt) + len(resumed)
     if not prompt:

@@ -19,6 +19,7 @@ import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.distributed import make_store
 from tasuki.engine.engine import Engine
+from tasuki.engine.grammar import GrammarCompiler
 from tasuki.engine.held_chunks import blocks_of_chunk
 from tasuki.engine.runner import ModelRunner
 from tasuki.errors import TasukiError
@@ -32,6 +33,7 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name
+from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.rank_messages import PoolShape, RankPlan
 from tasuki.worker.rank_parts import RankParts, layout_of, meet
@@ -50,6 +52,7 @@ class Built:
     layout: CacheLayout
     identity: bytes
     info: pb.WorkerInfo
+    grammars: GrammarPool
     ranks: Ranks | None
 
 
@@ -138,6 +141,7 @@ def _build(
         layout,
         identity,
         _info(plan, spec, size, layout, identity, device),
+        GrammarPool(GrammarCompiler(config.model, spec.vocab_size, spec.eos_token_ids)),
         ranks,
     )
 

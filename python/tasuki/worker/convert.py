@@ -13,6 +13,7 @@ from tasuki.engine.api import (
     SamplingParams,
 )
 from tasuki.engine.failure import FailureKind
+from tasuki.engine.grammar import GrammarSource
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepSample
 from tasuki.errors import TasukiError
 from tasuki.kv.handoff import Handoffs
@@ -100,6 +101,19 @@ def request_from_wire(submit: pb.Submit) -> RequestSpec:
             logprobs=params.logprobs if params.HasField("logprobs") else None,
             prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         ),
+    )
+
+
+def grammar_from_wire(submit: pb.Submit) -> GrammarSource | None:
+    """The grammar that a `Submit` names, if any; of a later version's kind, it has none."""
+    if not submit.sampling.HasField("grammar"):
+        return None
+    grammar = submit.sampling.grammar
+    kind = grammar.WhichOneof("kind")
+    return (
+        GrammarSource("unknown", "")
+        if kind is None
+        else GrammarSource(kind, getattr(grammar, kind))
     )
 
 

@@ -15,15 +15,17 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tasuki.engine.api import Leg, RequestSpec
+from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, StepResult
 from tasuki.engine.engine import Engine
+from tasuki.engine.grammar import GrammarSource
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
 from tasuki.worker.convert import failed_leg, load_to_wire
+from tasuki.worker.grammar_pool import Compiled, GrammarPool
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.state_log import StateLog
 from tasuki.worker.watchdog import Watchdog
@@ -55,6 +57,16 @@ class Submitted:
     peer_endpoint: str
     arrived_s: float
     number: int = 0
+    grammar: GrammarSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """The grammar of a request that waits for it, or why there is none."""
+
+    request_id: str
+    source: GrammarSource
+    grammar: Compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,17 @@ class Stop:
 
 
 Command = (
-    Opened | Closed | Submitted | Aborted | Retargeted | RoleSet | Resynced | Flushed | Wake | Stop
+    Opened
+    | Closed
+    | Submitted
+    | GrammarReady
+    | Aborted
+    | Retargeted
+    | RoleSet
+    | Resynced
+    | Flushed
+    | Wake
+    | Stop
 )
 
 
@@ -112,6 +134,7 @@ class EngineLoop(threading.Thread):
         info: What new routers are told first; its role may change.
         on_failure: Called from this thread with what escaped, when the loop dies of a defect.
         watchdog: Is told of every turn.
+        grammars: Compiles those of requests.
         state_log: Is let write its lines.
     """
 
@@ -123,6 +146,7 @@ class EngineLoop(threading.Thread):
         inbox: queue.SimpleQueue[Command],
         on_failure: Callable[[BaseException], None],
         watchdog: Watchdog,
+        grammars: GrammarPool,
         state_log: StateLog | None = None,
     ) -> None:
         super().__init__(name="engine", daemon=True)
@@ -134,6 +158,9 @@ class EngineLoop(threading.Thread):
         self._on_failure = on_failure
         self._watchdog = watchdog
         self._state_log = state_log
+        self._grammars = grammars
+        self._compiling: dict[str, Submitted] = {}
+        """Legs that the engine gets when their grammar is there."""
         self._sessions = Sessions()
         self._steps = 0
         self._reported_s = 0.0
@@ -228,20 +255,30 @@ class EngineLoop(threading.Thread):
             case Closed(session):
                 for request_id in self._sessions.close(session):
                     self._abort(request_id, ())
-            case Submitted(session, spec, peer_engine_id, peer_endpoint, arrived_s, number):
-                session.applied = max(session.applied, number)
+            case Submitted(session, spec):
+                session.applied = max(session.applied, command.number)
                 if not self._sessions.bind(spec.request_id, session):
                     log.warning(
                         "request_id=%s is not run: its stream is gone, or it runs", spec.request_id
                     )
                     return
-                self._engine.submit(spec, arrived_s)
-                if spec.leg is not Leg.COLOCATED:
-                    self._handoffs.submit(spec, peer_engine_id, peer_endpoint)
+                if command.grammar is None:
+                    self._submit(command)
+                else:
+                    self._compile(command, command.grammar)
+            case GrammarReady(request_id, source, grammar):
+                waiting = self._compiling.get(request_id)
+                if waiting is not None and waiting.grammar == source:
+                    del self._compiling[request_id]
+                    self._submit(replace(waiting, spec=replace(waiting.spec, grammar=grammar)))
             case Aborted(request_id, choices):
                 self._abort(request_id, choices)
             case Retargeted(session, request_id, peer_engine_id, peer_endpoint):
-                if not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
+                if (waiting := self._compiling.get(request_id)) is not None:
+                    self._compiling[request_id] = replace(
+                        waiting, peer_engine_id=peer_engine_id, peer_endpoint=peer_endpoint
+                    )
+                elif not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
                     message = "nothing is left here to hand over: prefill again"
                     session.send(failed_leg(request_id, message))
             case RoleSet(session, setting):
@@ -263,7 +300,34 @@ class EngineLoop(threading.Thread):
         self._pass_cache_changes()  # what happened before is in the list of all
         session.cache.reset(self._cached_chunks())
 
+    def _submit(self, command: Submitted) -> None:
+        spec = command.spec
+        self._engine.submit(spec, command.arrived_s)
+        if spec.leg is not Leg.COLOCATED:
+            self._handoffs.submit(spec, command.peer_engine_id, command.peer_endpoint)
+
+    def _compile(self, command: Submitted, source: GrammarSource) -> None:
+        request_id, inbox = command.spec.request_id, self._inbox
+        self._compiling[request_id] = command
+        self._grammars.get(
+            source, lambda grammar: inbox.put(GrammarReady(request_id, source, grammar))
+        )
+
+    def _abort_compiling(self, waiting: Submitted, choices: tuple[int, ...]) -> None:
+        """Abort a leg that the engine does not have yet, or some of its choices."""
+        spec = waiting.spec
+        left = tuple(choice for choice in spec.choices if choice not in choices)
+        if choices and left:
+            self._compiling[spec.request_id] = replace(waiting, spec=replace(spec, choices=left))
+            return
+        del self._compiling[spec.request_id]
+        ended = StepResult(ended=[LegEnd(spec.request_id, LegEndReason.ABORTED)])
+        self._sessions.publish(self._steps, ended, self._load())
+
     def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
+        if (waiting := self._compiling.get(request_id)) is not None:
+            self._abort_compiling(waiting, choices)
+            return
         whole = self._engine.abort(request_id, choices)
         if whole or not choices:
             self._handoffs.abort(request_id)

@@ -118,6 +118,7 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
         inbox,
         on_failure=failures.put,
         watchdog=watchdog,
+        grammars=built.grammars,
         state_log=StateLog(config.state_log_s, state),
     )
     for number in (signal.SIGTERM, signal.SIGINT):

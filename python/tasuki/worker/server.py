@@ -15,7 +15,7 @@ from tasuki.kv.fleet import refuse_strangers
 from tasuki.kv.link import STREAM_BROKE, keepalive_options
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
-from tasuki.worker.convert import UnknownLegError, failed_leg, request_from_wire
+from tasuki.worker.convert import UnknownLegError, failed_leg, grammar_from_wire, request_from_wire
 from tasuki.worker.loop import (
     HEARTBEAT_S,
     Aborted,
@@ -117,6 +117,7 @@ def _command(session: Session, message: pb.RouterMessage) -> Command | None:
                 submit.peer.kv_endpoint,
                 time.monotonic(),
                 submit.number,
+                grammar_from_wire(submit),
             )
         case "abort":
             return Aborted(message.abort.request_id, tuple(message.abort.choices))

@@ -1,0 +1,128 @@
+"""Compiles grammars on threads of its own, and keeps those of late.
+
+    engine thread ──get──▶ cache ──▶ told at once
+                             └─▶ queue ──▶ compiling threads ──▶ told, and cached
+
+A grammar takes from a millisecond to seconds, and recurses: the threads have a large stack.
+A compilation cannot be stopped. One that takes longer than the limit is refused meanwhile,
+and the refusal is kept, so the same text does not occupy a second thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from tasuki.engine.errors import GrammarError
+from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
+
+log = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 10.0
+"""From the request's arrival, so the wait for a thread counts."""
+_THREADS = 4
+_KEPT = 128
+# What `MAX_SOURCE_BYTES` of the deepest grammars take, twice. Only touched pages cost memory.
+_STACK_BYTES = 512 << 20
+
+Compiled = Grammar | GrammarError
+Told = Callable[[Compiled], None]
+
+
+class GrammarPool:
+    """Grammars of one worker; any thread.
+
+    Args:
+        compiler: Compiles one.
+        limit_s: After so long a grammar is refused.
+        threads: How many compile at once.
+        kept: How many grammars, or refusals, are remembered.
+    """
+
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        limit_s: float = COMPILE_LIMIT_S,
+        threads: int = _THREADS,
+        kept: int = _KEPT,
+    ) -> None:
+        self._compiler = compiler
+        self._limit_s = limit_s
+        self._num_threads = threads
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[GrammarSource, Compiled] = OrderedDict()
+        self._waiting: dict[GrammarSource, list[Told]] = {}
+        self._queue: queue.SimpleQueue[GrammarSource] = queue.SimpleQueue()
+        self._started = False
+
+    def get(self, source: GrammarSource, told: Told) -> None:
+        """Have `told` called with the grammar or why there is none: at once, or from a thread."""
+        with self._lock:
+            compiled = self._cache.get(source)
+            if compiled is None:
+                waiting = self._waiting.setdefault(source, [])
+                waiting.append(told)
+                if len(waiting) == 1:
+                    self._begin(source)
+                return
+            self._cache.move_to_end(source)
+        told(compiled)
+
+    def _begin(self, source: GrammarSource) -> None:
+        if not self._started:
+            self._started = True
+            self._start_threads()
+        timer = threading.Timer(self._limit_s, self._expire, (source,))
+        timer.daemon = True
+        timer.start()
+        self._queue.put(source)
+
+    def _start_threads(self) -> None:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            for index in range(self._num_threads):
+                threading.Thread(target=self._run, name=f"grammar-{index}", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    def _run(self) -> None:
+        while True:
+            source = self._queue.get()
+            with self._lock:
+                if source not in self._waiting:
+                    continue  # refused while it waited for a thread
+            try:
+                compiled: Compiled = self._compiler.compile(source)
+            except GrammarError as error:
+                compiled = error
+            except BaseException as error:  # a panic of the library is no `Exception`
+                log.exception("compiling a grammar raised")
+                compiled = GrammarError(f"the {source.kind} is refused: compiling raised {error!r}")
+            self._settle(source, compiled)
+
+    def _expire(self, source: GrammarSource) -> None:
+        message = (
+            f"the {source.kind} of {len(source.text)} characters did not compile within"
+            f" {self._limit_s:g} s: make it smaller"
+        )
+        self._settle(source, GrammarError(message))
+
+    def _settle(self, source: GrammarSource, compiled: Compiled) -> None:
+        """Remember a result, and tell those that wait; a result that comes late is only kept."""
+        with self._lock:
+            late = source not in self._waiting
+            if late and isinstance(compiled, GrammarError):
+                return
+            self._cache[source] = compiled
+            self._cache.move_to_end(source)
+            while len(self._cache) > self._kept:
+                self._cache.popitem(last=False)
+            waiting = self._waiting.pop(source, [])
+        if isinstance(compiled, GrammarError):
+            log.warning("a grammar is refused: %s", compiled)
+        for told in waiting:
+            told(compiled)

@@ -1,0 +1,129 @@
+"""Grammars are compiled elsewhere, once, and not for ever."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tasuki.engine.errors import GrammarError
+from tasuki.engine.grammar import GrammarCompiler, GrammarSource
+from tasuki.worker.grammar_pool import Compiled, GrammarPool
+
+
+class Compiler:
+    """Answers with an object of its own for each call; slow ones wait for `may`."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.compiled: list[str] = []
+        self.ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def compile(self, source: GrammarSource) -> object:
+        self.compiled.append(source.text)
+        if source.text.startswith("slow"):
+            assert self.may.wait(10)
+        self.ended.put(source.text)
+        if source.text.startswith("bad"):
+            raise GrammarError("it is bad")
+        if source.text == "panic":
+            raise SystemExit("as no Exception does")
+        return object()
+
+
+class Rig:
+    def __init__(self, **settings: Any) -> None:
+        self.compiler = Compiler()
+        any_compiler: Any = self.compiler
+        self.pool = GrammarPool(any_compiler, **settings)
+
+    def ask(self, text: str) -> queue.SimpleQueue[Compiled]:
+        told: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self.pool.get(GrammarSource("regex", text), told.put)
+        return told
+
+    def get(self, text: str) -> Compiled:
+        return self.ask(text).get(timeout=10)
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    rig = Rig()
+    assert rig.get("a") is rig.get("a")
+    assert rig.get("b") is not rig.get("a")
+    assert rig.compiler.compiled == ["a", "b"]
+
+
+def test_a_refusal_is_kept_as_well() -> None:
+    rig = Rig()
+    assert str(rig.get("bad")) == str(rig.get("bad")) == "it is bad"
+    assert rig.compiler.compiled == ["bad"]
+
+
+def test_a_panic_refuses_one_grammar_and_ends_nothing() -> None:
+    rig = Rig(threads=1)
+    assert "as no Exception does" in str(rig.get("panic"))
+    assert not isinstance(rig.get("a"), GrammarError)
+
+
+def test_requests_that_want_the_same_share_a_compilation() -> None:
+    rig = Rig()
+    told = [rig.ask("slow") for _ in range(3)]
+    rig.compiler.may.set()
+    first, *rest = [each.get(timeout=10) for each in told]
+    assert all(each is first for each in rest)
+    assert rig.compiler.compiled == ["slow"]
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    rig = Rig(kept=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        rig.get(text)
+    assert rig.compiler.compiled == ["a", "b", "c", "b"]
+
+
+def test_what_takes_too_long_is_refused_and_its_end_is_still_of_use() -> None:
+    rig = Rig(limit_s=0.05, threads=1)
+    told, queued = rig.ask("slow"), rig.ask("behind")
+    for refused in (told.get(timeout=10), queued.get(timeout=10)):
+        assert isinstance(refused, GrammarError)
+        assert "0.05 s" in str(refused)
+    assert isinstance(rig.get("slow"), GrammarError)  # at once: no second thread is taken
+    rig.compiler.may.set()
+    assert rig.compiler.ended.get(timeout=10) == "slow"
+    found = rig.get("next")  # behind it on the only thread: by then the first is kept
+    assert not isinstance(found, GrammarError)
+    assert not isinstance(rig.get("slow"), GrammarError)
+    assert rig.compiler.compiled == ["slow", "next"]
+
+
+def test_the_deepest_text_that_is_taken_fits_the_stack(tmp_path) -> None:
+    """Without the large stack the process would end."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = {token: i for i, token in enumerate(["<|end|>", *sorted(alphabet)])}
+    tokenizer = Tokenizer(models.BPE(words, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    pool = GrammarPool(GrammarCompiler(tmp_path, len(words), [0]), limit_s=60.0)
+    rules = [f"b{i}:b{i + 1}" for i in range(18_000)]
+    chain = "\n".join(["start: b0", *rules, f'b{len(rules)}: "y"'])
+    told: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    pool.get(GrammarSource("lark", chain), told.put)
+    assert not isinstance(told.get(timeout=60), GrammarError)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (GrammarSource("regex", "a" * (256 * 1024 + 1)), "at most 262144"),
+        (GrammarSource("unknown", ""), "one version"),
+        (GrammarSource("regex", "a"), "tokenizer.json"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(tmp_path, source: GrammarSource, words: str) -> None:
+    with pytest.raises(GrammarError, match=words):
+        GrammarCompiler(tmp_path, 100, [0]).compile(source)
