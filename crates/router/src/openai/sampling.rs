@@ -62,6 +62,7 @@ pub fn sampling_params(
         min_tokens: integer("min_tokens", fields.min_tokens, 0..=i64::from(u32::MAX))?.unwrap_or(0),
         logprobs: None,
         prompt_logprobs: None,
+        grammar: None,
     })
 }
 
