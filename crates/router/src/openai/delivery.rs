@@ -77,16 +77,7 @@ fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
             format!("best_of is {best_of} and n is {n}; best_of is not supported unless equal."),
         ));
     }
-    match &fields.response_format {
-        Some(format) if format.kind != "text" => Err(ApiError::invalid(
-            "response_format",
-            format!(
-                "response_format of type {:?} is not supported; only \"text\" is.",
-                format.kind
-            ),
-        )),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 fn stops(stop: Option<&OneOrMany>) -> Result<StopStrings, ApiError> {
@@ -133,10 +124,6 @@ mod tests {
             (r#"{"n":0}"#, "n is 0"),
             (r#"{"n":129}"#, "128"),
             (r#"{"best_of":3}"#, "best_of is 3"),
-            (
-                r#"{"response_format":{"type":"json_object"}}"#,
-                "json_object",
-            ),
             (r#"{"stop":""}"#, "0 bytes"),
             (r#"{"stream_options":{}}"#, "stream is true"),
         ] {

@@ -53,6 +53,8 @@ pub struct SamplingFields {
     repetition_penalty: Option<f64>,
     logit_bias: Option<std::collections::HashMap<String, f64>>,
     sampling_seed: Option<i64>,
+    json_schema: Option<Box<RawValue>>,
+    regex: Option<String>,
 }
 
 /// The handler.
@@ -157,6 +159,8 @@ fn openai_fields(fields: &GenerateFields, sampling: SamplingFields) -> CommonFie
         repetition_penalty: sampling.repetition_penalty,
         logit_bias: sampling.logit_bias,
         seed: sampling.sampling_seed,
+        json_schema: sampling.json_schema,
+        regex: sampling.regex,
         ..CommonFields::default()
     }
 }

@@ -13,6 +13,7 @@ mod choice;
 mod clock;
 mod completion_shape;
 mod completions;
+mod constraint;
 mod conversation;
 mod deadline;
 mod delivery;
