@@ -61,9 +61,16 @@ impl Compiler {
     }
 
     fn place(&self) -> Result<Place, GrammarError> {
-        let threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self
+            .0
+            .threads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let all_taken = |threads: &mut usize| *threads >= THREADS;
-        let waited = self.0.one_ended.wait_timeout_while(threads, LIMIT, all_taken);
+        let waited = self
+            .0
+            .one_ended
+            .wait_timeout_while(threads, LIMIT, all_taken);
         let (mut threads, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
             return Err(GrammarError::Crowded { limit: THREADS });
@@ -75,7 +82,11 @@ impl Compiler {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self
+            .0
+            .threads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.one_ended.notify_one();
     }
 }
@@ -123,7 +134,9 @@ fn refused(reason: &str) -> GrammarError {
     }
     if let Some((_, said)) = reason.split_once("regex parse error:") {
         // The pattern is repeated in lines of its own; a later one has the reason.
-        let said = said.lines().find_map(|line| line.trim().strip_prefix("error: "));
+        let said = said
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("error: "));
         let said = said.unwrap_or("it cannot be read");
         return one_line(&format!("regular expression: {said}"));
     }
@@ -131,7 +144,11 @@ fn refused(reason: &str) -> GrammarError {
 }
 
 fn one_line(reason: &str) -> GrammarError {
-    let line = reason.lines().next().unwrap_or_default().trim_end_matches('.');
+    let line = reason
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches('.');
     let reason = line.chars().take(MAX_REASON_CHARS).collect();
     GrammarError::NotSupported(reason)
 }

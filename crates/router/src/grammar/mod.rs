@@ -97,7 +97,10 @@ impl Grammars {
             compiler::compile(factory, &grammar)
         });
         // Those two are of the moment.
-        if !matches!(result, Err(GrammarError::Crowded { .. } | GrammarError::Slow(_))) {
+        if !matches!(
+            result,
+            Err(GrammarError::Crowded { .. } | GrammarError::Slow(_))
+        ) {
             self.recent().put(key, result.clone());
         }
         result
@@ -162,8 +165,14 @@ mod tests {
                 schema(r#"{"type": "array", "uniqueItems": true}"#),
                 "uniqueItems",
             ),
-            (schema(r#"{"oneOf": [{"type": "object"}, {"required": ["a"]}]}"#), "oneOf"),
-            (schema(r#"{"type": "string", "format": "foo"}"#), "Unknown format: foo"),
+            (
+                schema(r#"{"oneOf": [{"type": "object"}, {"required": ["a"]}]}"#),
+                "oneOf",
+            ),
+            (
+                schema(r#"{"type": "string", "format": "foo"}"#),
+                "Unknown format: foo",
+            ),
             (schema(r##"{"$ref": "#/nope"}"##), "/nope"),
             (schema("false"), "schema is false"),
             (schema("{"), "is no JSON"),

@@ -164,14 +164,23 @@ mod tests {
         assert_eq!(schema(nested(MAX_SCHEMA_DEPTH)), Ok(()));
         let deep = schema(nested(65)).unwrap_err();
         assert_eq!(deep, "is nested 65 levels deep; the limit is 64");
-        let long = schema(format!("{{\"title\": \"{}\"}}", "x".repeat(MAX_SCHEMA_BYTES)));
+        let long = schema(format!(
+            "{{\"title\": \"{}\"}}",
+            "x".repeat(MAX_SCHEMA_BYTES)
+        ));
         assert!(long.unwrap_err().ends_with("the limit is 262144"));
         let many = schema(chain(2000, 1)).unwrap_err();
-        assert!(many.starts_with("has 2001 different $ref and is 5 levels"), "{many}");
+        assert!(
+            many.starts_with("has 2001 different $ref and is 5 levels"),
+            "{many}"
+        );
         let regex = check(&Grammar::Regex("a".repeat(20_000))).unwrap_err();
         assert_eq!(regex.to_string(), "has 20000 bytes; the limit is 16384");
         let rules = check_rules(&"a:b\n".repeat(3000)).unwrap_err();
-        assert_eq!(rules.to_string(), "has 3000 rules (colons); the limit is 2048");
+        assert_eq!(
+            rules.to_string(),
+            "has 3000 rules (colons); the limit is 2048"
+        );
     }
 
     /// Each of so many definitions, itself so deep, refers to the next.
@@ -208,7 +217,12 @@ mod tests {
             Grammar::Regex("a?".repeat(MAX_REGEX_BYTES / 8)),
         ] {
             assert_eq!(check(&grammar), Ok(()));
-            assert_eq!(grammars.check(&grammar), Ok(()), "{:.80}", format!("{grammar:?}"));
+            assert_eq!(
+                grammars.check(&grammar),
+                Ok(()),
+                "{:.80}",
+                format!("{grammar:?}")
+            );
         }
     }
 }

@@ -67,7 +67,8 @@ impl Constraint {
     pub fn check(&self, grammars: &Grammars) -> Result<Grammar, ApiError> {
         if let Form::Lark(text) = &self.form {
             let checked = size::check_rules(text);
-            checked.map_err(|error| crate::grammar::GrammarError::from(error).answer(&self.field))?;
+            checked
+                .map_err(|error| crate::grammar::GrammarError::from(error).answer(&self.field))?;
         }
         let grammar = self.form.grammar();
         let checked = grammars.check(&grammar);

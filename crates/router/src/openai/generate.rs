@@ -87,6 +87,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<GenerateWording>, ApiErro
     let requested = new_tokens(&sampling)?;
     let logprobs = logprobs(&fields)?;
     let mut common = Common::new::<GenerateWording>(app, &openai_fields(&fields, sampling))?;
+    common.bind()?;
     common.sampling.logprobs = logprobs;
     let (name, prompt) = prompt_field(fields.text, fields.input_ids)?;
     let listed = matches!(prompt, PromptField::Texts(_) | PromptField::TokenLists(_));

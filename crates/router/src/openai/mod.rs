@@ -35,6 +35,7 @@ mod shape;
 mod stream;
 pub mod tenant;
 mod tokenize;
+mod tools;
 mod types;
 mod usage;
 mod validate;

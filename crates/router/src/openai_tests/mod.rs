@@ -6,6 +6,7 @@ mod generate;
 mod models;
 mod refusals;
 mod serving;
+mod structured;
 mod tokenize;
 mod tool_calls;
 
