@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 use tasuki_flow::Grammar;
 
-/// Of a JSON schema.
+/// Of a JSON schema, as of anything that a worker compiles.
 pub const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Objects and lists inside each other in a JSON schema.
 pub const MAX_SCHEMA_DEPTH: usize = 64;
@@ -16,7 +16,7 @@ pub const MAX_SCHEMA_DEPTH: usize = 64;
 pub const MAX_REFERENCES: usize = 4096;
 pub const MAX_REGEX_BYTES: usize = 16 << 10;
 /// Of a grammar in Lark, and of what is made of a request's tools.
-pub const MAX_LARK_BYTES: usize = 512 << 10;
+pub const MAX_LARK_BYTES: usize = 256 << 10;
 /// Colons in a grammar in Lark: each rule has one, and each level of a schema in it.
 pub const MAX_LARK_RULES: usize = 2048;
 /// Alternatives of a choice.

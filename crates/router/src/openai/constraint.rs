@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::grammar::{Grammars, lark, size};
 
 /// White space between the parts of a JSON answer. The bound is ours: some models never stop it.
-const WHITESPACE: &str = "[ \\t\\n\\r]{1,64}";
+const WHITESPACE: &str = "[ \\t\\n\\r]{1,32}";
 /// The options of a schema that llguidance reads.
 const OPTIONS: &str = "x-guidance";
 

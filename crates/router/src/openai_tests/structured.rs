@@ -207,7 +207,7 @@ async fn json_has_no_white_space_without_end() {
     let more = json!({"response_format": {"type": "json_object"}});
     let grammar = served.grammar(CHAT, chat(&more)).await.unwrap();
     let answer = |spaces: usize| format!("{{{}\"a\": 1}}", " ".repeat(spaces));
-    served.check(&grammar, &[&answer(64)], &[&answer(65)]);
+    served.check(&grammar, &[&answer(32)], &[&answer(33)]);
 }
 
 #[tokio::test]
