@@ -45,7 +45,12 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "too many stop strings": (COMPLETIONS, {"stop": ["x"] * 1000}, 400, ("stop", "1000")),
     "best_of": (COMPLETIONS, {"best_of": 3}, 400, ("best_of",)),
     "suffix": (COMPLETIONS, {"suffix": "end"}, 400, ("suffix",)),
-    "response format": (CHAT, {"response_format": {"type": "xml"}}, 400, ("response_format", "xml")),
+    "response format": (
+        CHAT,
+        {"response_format": {"type": "xml"}},
+        400,
+        ("response_format", "xml"),
+    ),
     "two constraints": (
         COMPLETIONS,
         {"guided_json": {}, "regex": "a"},
