@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use tasuki_flow::Grammar;
 
 use super::calls::{Asked, Parsers};
 use super::chat_shape::ChatShape;
@@ -17,6 +16,7 @@ use super::validate::{DefaultOutput, integer, output_tokens};
 use super::{answer_size, body, conversation, limits};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::grammar::{GrammarError, size};
 
 /// The handler.
 pub async fn chat_completions(
@@ -118,9 +118,8 @@ fn check_calls(common: &Common, parsers: &Parsers, calls: &BoundCalls) -> Result
         ));
     }
     for tool in &calls.tools {
-        let schema = Grammar::JsonSchema(tool.parameters.to_string());
-        let checked = common.model.grammars.check(&schema);
-        checked.map_err(|error| error.answer(&tool.field))?;
+        let checked = size::check(&tool.schema());
+        checked.map_err(|error| GrammarError::from(error).answer(&tool.field))?;
     }
     Ok(())
 }
@@ -135,12 +134,20 @@ fn bind(
         constraint: common.constraint.as_ref(),
         calls,
     };
-    if let Some(grammar) = parsers.grammar(&common.model.text, asked) {
+    let Some(grammar) = parsers.grammar(&common.model.text, asked) else {
+        return Ok(());
+    };
+    let grammars = &common.model.grammars;
+    if let Err(error) = grammars.check(&grammar) {
+        // Mostly it is one tool's schema.
+        for tool in calls.map_or(&[][..], |calls| &calls.tools) {
+            let checked = grammars.check(&tool.schema());
+            checked.map_err(|error| error.answer(&tool.field))?;
+        }
         let field = common.constraint.as_ref().map_or("tools", |c| &c.field);
-        let checked = common.model.grammars.check(&grammar);
-        checked.map_err(|error| error.answer(field))?;
-        common.sampling.grammar = Some(grammar);
+        return Err(error.answer(field));
     }
+    common.sampling.grammar = Some(grammar);
     Ok(())
 }
 

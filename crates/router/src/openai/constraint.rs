@@ -8,7 +8,7 @@ use tasuki_flow::Grammar;
 use super::types::{CommonFields, ResponseFormat, StructuredOutputs};
 use super::validate::count;
 use crate::error::ApiError;
-use crate::grammar::{Grammars, lark, size};
+use crate::grammar::{GrammarError, Grammars, lark, size};
 
 /// White space between the parts of a JSON answer. The bound is ours: some models never stop it.
 const WHITESPACE: &str = "[ \\t\\n\\r]{1,32}";
@@ -67,8 +67,7 @@ impl Constraint {
     pub fn check(&self, grammars: &Grammars) -> Result<Grammar, ApiError> {
         if let Form::Lark(text) = &self.form {
             let checked = size::check_rules(text);
-            checked
-                .map_err(|error| crate::grammar::GrammarError::from(error).answer(&self.field))?;
+            checked.map_err(|error| GrammarError::from(error).answer(&self.field))?;
         }
         let grammar = self.form.grammar();
         let checked = grammars.check(&grammar);

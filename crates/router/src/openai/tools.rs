@@ -1,6 +1,7 @@
 //! Tools and the choice among them, as requests have them.
 
 use serde_json::{Value, json};
+use tasuki_flow::Grammar;
 
 use super::types::TemplateFields;
 use crate::error::ApiError;
@@ -124,6 +125,10 @@ fn is_strict(tool: &Value) -> bool {
 }
 
 impl Tool {
+    pub fn schema(&self) -> Grammar {
+        Grammar::JsonSchema(self.parameters.to_string())
+    }
+
     /// `by_schema`: arguments must match the parameters' schema; else they may be any object.
     fn of(at: usize, tool: &Value, by_schema: bool) -> Result<Self, ApiError> {
         let place = format!("tools[{at}].function");
