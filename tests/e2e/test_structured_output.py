@@ -52,7 +52,10 @@ def ask(system: Deployment, path: str, **fields: Any) -> list[dict[str, Any]]:
 
 
 def is_answer(text: str) -> bool:
-    answer = json.loads(text)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return False
     return (
         list(answer) == ["kind", "sizes"]
         and answer["kind"] in ("a", "bb", None)
@@ -87,8 +90,9 @@ def test_answers_match(
         text = choice["message"]["content"] if path == CHAT else choice["text"]
         assert choice["finish_reason"] == "stop", choice
         assert matches(text), text
-    free = ask(system, path, n=1)[0]
-    assert free["finish_reason"] == "length", "a model of noise ended an answer by itself"
+    free = ask(system, path)[0]
+    text = free["message"]["content"] if path == CHAT else free["text"]
+    assert not matches(text), "noise matches by itself"
 
 
 def test_a_stream_says_the_same(system: Deployment) -> None:
@@ -96,7 +100,8 @@ def test_a_stream_says_the_same(system: Deployment) -> None:
     streamed = system.http.stream(
         "say " * 20, max_tokens=300, seed=5, temperature=1.0, guided_json=SCHEMA
     )
-    assert streamed.text == whole
+    assert streamed.finish_reason == "stop"
+    assert streamed.text == whole  # although it ignored the end token
     assert is_answer(streamed.text)
 
 
@@ -120,4 +125,7 @@ def test_calls_are_made_where_they_are_required(
         [call] = answer["message"]["tool_calls"]
         assert call["function"]["name"] in names
         arguments = call["function"]["arguments"]
-        assert is_answer(arguments) if call["function"]["name"] == "look" else arguments == "{}"
+        if call["function"]["name"] == "look":
+            assert is_answer(arguments), arguments
+        else:
+            assert json.loads(arguments) == {}

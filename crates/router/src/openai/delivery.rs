@@ -26,6 +26,8 @@ pub struct Delivery {
     pub skip_special_tokens: bool,
     /// Special tokens that the text has nevertheless: marks of tool calls and reasoning.
     pub kept_special_tokens: Arc<[u32]>,
+    /// An answer that stops without one of these has ended with its grammar.
+    pub stop_token_ids: Arc<[u32]>,
     /// Stop strings in the text of the first tokens do not count.
     pub min_tokens: u32,
 }
@@ -57,6 +59,7 @@ impl Delivery {
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
             kept_special_tokens: Arc::default(),
+            stop_token_ids: Arc::default(),
             min_tokens,
         })
     }

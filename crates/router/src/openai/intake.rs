@@ -257,13 +257,15 @@ impl Common {
                 ),
             ));
         }
+        let mut delivery = Delivery::new(fields, sampling.min_tokens)?;
+        delivery.stop_token_ids = sampling.stop_token_ids.as_slice().into();
         Ok(Self {
             identity: Identity {
                 id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
                 created: clock::unix_seconds(),
                 model: name,
             },
-            delivery: Delivery::new(fields, sampling.min_tokens)?,
+            delivery,
             sampling,
             constraint: Constraint::of(fields)?,
             seeded: fields.seed.is_some(),
