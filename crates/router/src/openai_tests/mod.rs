@@ -1,5 +1,6 @@
 //! The whole HTTP side against a scripted serving layer.
 
+mod bound_calls;
 mod chat;
 mod completions;
 mod generate;

@@ -9,22 +9,21 @@ use tasuki_flow::Grammar;
 use super::post;
 use crate::app::{App, HttpSettings};
 use crate::grammar::testing::{accepts, tokens};
-use crate::openai::{ReasoningParser, ToolParser};
 use crate::testing::{FakeGenerator, TestModel, settings};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub const CHAT: &str = "/v1/chat/completions";
+pub const COMPLETIONS: &str = "/v1/completions";
 const GENERATE: &str = "/generate";
-const TEMPLATE: &str = "{{ messages[0].content }}{# <tool_call> #}";
+pub const TEMPLATE: &str = "{{ messages[0].content }}{# <tool_call> #}";
 
-struct Served {
+pub struct Served {
     model: TestModel,
     generator: Arc<FakeGenerator>,
     app: Arc<App>,
 }
 
 impl Served {
-    fn new(template: &str, change: impl Fn(&mut HttpSettings)) -> Self {
+    pub fn new(template: &str, change: impl Fn(&mut HttpSettings)) -> Self {
         let model = TestModel::with_template(Some(template));
         let generator = Arc::new(FakeGenerator::saying("x"));
         let mut settings = HttpSettings {
@@ -42,7 +41,7 @@ impl Served {
     }
 
     /// The grammar that a worker gets.
-    async fn grammar(&self, path: &str, body: Value) -> Option<Grammar> {
+    pub async fn grammar(&self, path: &str, body: Value) -> Option<Grammar> {
         let answer = post(&self.app, path, body).await;
         assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
         let mut seen = self.generator.seen.lock().unwrap();
@@ -50,7 +49,7 @@ impl Served {
         generation.sampling.grammar
     }
 
-    async fn refusal(&self, path: &str, body: Value) -> (String, Value) {
+    pub async fn refusal(&self, path: &str, body: Value) -> (String, Value) {
         let answer = post(&self.app, path, body).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
         assert!(self.generator.seen.lock().unwrap().is_empty());
@@ -60,7 +59,7 @@ impl Served {
     }
 
     #[track_caller]
-    fn check(&self, grammar: &Grammar, taken: &[&str], refused: &[&str]) {
+    pub fn check(&self, grammar: &Grammar, taken: &[&str], refused: &[&str]) {
         let takes = |answer: &&str| {
             let tokens = tokens(&self.model.text, answer, &[]);
             accepts(&self.model.text, grammar, &tokens)
@@ -74,24 +73,24 @@ impl Served {
     }
 }
 
-fn served() -> Served {
+pub fn served() -> Served {
     Served::new(TEMPLATE, |_| {})
 }
 
-fn with(mut body: Value, more: &Value) -> Value {
+pub fn with(mut body: Value, more: &Value) -> Value {
     let more = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(more);
     body
 }
 
-fn chat(more: &Value) -> Value {
+pub fn chat(more: &Value) -> Value {
     with(
         json!({"messages": [{"role": "user", "content": "hi"}]}),
         more,
     )
 }
 
-fn completion(more: &Value) -> Value {
+pub fn completion(more: &Value) -> Value {
     with(json!({"prompt": "hi"}), more)
 }
 
@@ -324,100 +323,4 @@ async fn refusals_name_the_field_and_the_reason() {
             assert_eq!(field, param, "{message}");
         }
     }
-}
-
-fn tools(more: &Value) -> Value {
-    let parameters = json!({"type": "object", "properties": {"x": {"type": "integer"}},
-        "required": ["x"], "additionalProperties": false});
-    let body = chat(&json!({"tools": [{"type": "function",
-        "function": {"name": "f", "parameters": parameters}}]}));
-    with(body, more)
-}
-
-#[tokio::test]
-async fn tool_choice_binds_the_answer_to_calls() {
-    let served = served();
-    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>";
-    let two = format!("{call}\n{call}");
-    let required = json!({"tool_choice": "required"});
-    let grammar = served.grammar(CHAT, tools(&required)).await.unwrap();
-    served.check(
-        &grammar,
-        &[call, &two],
-        &["", "No.", "<tool_call>{}</tool_call>"],
-    );
-    let named = json!({"tool_choice": {"type": "function", "function": {"name": "f"}}});
-    let grammar = served.grammar(CHAT, tools(&named)).await.unwrap();
-    served.check(&grammar, &[call], &[&two, "No."]);
-    let once = json!({"parallel_tool_calls": false});
-    let grammar = served.grammar(CHAT, tools(&once)).await.unwrap();
-    served.check(&grammar, &[call, "No.", ""], &[&two]);
-    for free in [
-        json!({}),
-        json!({"tool_choice": "none", "parallel_tool_calls": false}),
-    ] {
-        assert_eq!(served.grammar(CHAT, tools(&free)).await, None);
-    }
-}
-
-#[tokio::test]
-async fn calls_that_no_grammar_can_make_are_refused() {
-    let hermes = served();
-    let unknown = Served::new("{{ messages[0].content }}", |_| {});
-    let llama = Served::new(TEMPLATE, |s| s.tool_parser = ToolParser::Llama3);
-    let required = json!({"tool_choice": "required"});
-    let json_object = json!({"response_format": {"type": "json_object"}});
-    let not = json!({"tools": [{"type": "function", "function": {"name": "f",
-        "parameters": {"type": "object", "not": {}}}}]});
-    let nope = json!({"tool_choice": {"type": "function", "function": {"name": "nope"}}});
-    for (served, body, param, says) in [
-        (&unknown, tools(&required), "tool_choice", "--tool-parser"),
-        (
-            &hermes,
-            tools(&with(required.clone(), &json_object)),
-            "response_format",
-            "response_format and tool_choice are both given",
-        ),
-        (
-            &llama,
-            tools(&json_object),
-            "response_format",
-            "response_format and tools are both given",
-        ),
-        (
-            &hermes,
-            chat(&with(required.clone(), &not)),
-            "tools[0].function.parameters",
-            "the keywords not",
-        ),
-        (
-            &hermes,
-            tools(&nope),
-            "tool_choice",
-            "\"nope\", which is not in tools",
-        ),
-        (&hermes, chat(&required), "tool_choice", "tools has 0 items"),
-    ] {
-        let (message, field) = served.refusal(CHAT, body).await;
-        assert!(message.contains(says), "{says:?} is not in {message:?}");
-        assert_eq!(field, param, "{message}");
-    }
-}
-
-#[tokio::test]
-async fn reasoning_stays_free() {
-    let served = Served::new(TEMPLATE, |s| s.reasoning_parser = ReasoningParser::Think);
-    let more = json!({"guided_choice": ["yes", "no"]});
-    let grammar = served.grammar(CHAT, chat(&more)).await.unwrap();
-    served.check(
-        &grammar,
-        &["<think>hm</think>\n\nyes", "no"],
-        &["<think>hm</think>", "hm"],
-    );
-    // Completions have no reasoning.
-    let grammar = served
-        .grammar(COMPLETIONS, completion(&more))
-        .await
-        .unwrap();
-    served.check(&grammar, &["no"], &["<think>hm</think>yes"]);
 }
