@@ -20,6 +20,7 @@ mod foreign_tests;
 #[cfg(test)]
 mod fuzz_tests;
 mod gate;
+mod grammar;
 mod log;
 mod metrics;
 mod models;

@@ -12,6 +12,7 @@ use tasuki_flow::SamplingParams;
 use super::answer_size;
 use super::body::{self, Received};
 use super::clock;
+use super::constraint::Constraint;
 use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::limits;
@@ -66,7 +67,10 @@ pub struct ForForeign {
 pub struct Common {
     pub identity: Identity,
     pub delivery: Delivery,
+    /// Its grammar is for `bind` to set.
     pub sampling: SamplingParams,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// The client chose the seed.
     seeded: bool,
     pub limits: ModelLimits,
@@ -253,14 +257,17 @@ impl Common {
                 ),
             ));
         }
+        let mut delivery = Delivery::new(fields, sampling.min_tokens)?;
+        delivery.stop_token_ids = sampling.stop_token_ids.as_slice().into();
         Ok(Self {
             identity: Identity {
                 id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
                 created: clock::unix_seconds(),
                 model: name,
             },
-            delivery: Delivery::new(fields, sampling.min_tokens)?,
+            delivery,
             sampling,
+            constraint: Constraint::of(fields)?,
             seeded: fields.seed.is_some(),
             limits,
             cache_salt,
@@ -268,6 +275,17 @@ impl Common {
             priority: tenant::priority(fields.priority, app.settings.allow_priority)?,
             model,
         })
+    }
+
+    /// Lets answers follow the constraint and nothing else.
+    ///
+    /// # Errors
+    /// `Invalid` where workers cannot follow it.
+    pub fn bind(&mut self) -> Result<(), ApiError> {
+        let constraint = self.constraint.as_ref();
+        let grammar = constraint.map(|constraint| constraint.check(&self.model.grammars));
+        self.sampling.grammar = grammar.transpose()?;
+        Ok(())
     }
 
     /// The generation of one prompt. `index` tells the prompts of a request
