@@ -41,9 +41,16 @@ const NOT_SERVED: &[(&str, &str)] = &[
 ];
 const TEXT_ALONE: &str = " The workers generate text alone; ask a server of such models directly.";
 
+/// Paths whose requests are traced: those that generate.
+const TRACED: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/generate"];
+
 /// Everything that clients are served.
 pub fn routes(app: Arc<App>) -> Router {
-    observed(paths(&app), app)
+    let routes = observed(paths(&app), Arc::clone(&app));
+    match app.traces {
+        Some(_) => routes.layer(from_fn_with_state(app, trace)),
+        None => routes,
+    }
 }
 
 /// What `--metrics-listen` serves.
@@ -150,6 +157,26 @@ async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Nex
         if !PROBES.contains(&path) {
             access_log::refused(&response, path, started);
         }
+    }
+    response
+}
+
+/// The handlers find the request's trace among its extensions.
+async fn trace(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let route = TRACED.into_iter().find(|route| *route == path);
+    let traces = app
+        .traces
+        .as_ref()
+        .filter(|_| request.method() == Method::POST);
+    let (Some(traces), Some(route)) = (traces, route) else {
+        return next.run(request).await;
+    };
+    let trace = traces.request(request.headers(), route, Instant::now());
+    request.extensions_mut().insert(trace.clone());
+    let response = next.run(request).await;
+    if !access_log::is_logged(&response) {
+        trace.answered(&response);
     }
     response
 }
