@@ -41,9 +41,6 @@ const NOT_SERVED: &[(&str, &str)] = &[
 ];
 const TEXT_ALONE: &str = " The workers generate text alone; ask a server of such models directly.";
 
-/// Paths whose requests are traced: those that generate.
-const TRACED: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/generate"];
-
 /// Everything that clients are served.
 pub fn routes(app: Arc<App>) -> Router {
     let routes = observed(paths(&app), Arc::clone(&app));
@@ -163,19 +160,13 @@ async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Nex
 
 /// The handlers find the request's trace among its extensions.
 async fn trace(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let route = TRACED.into_iter().find(|route| *route == path);
-    let traces = app
-        .traces
-        .as_ref()
-        .filter(|_| request.method() == Method::POST);
-    let (Some(traces), Some(route)) = (traces, route) else {
-        return next.run(request).await;
-    };
-    let trace = traces.request(request.headers(), route, Instant::now());
-    request.extensions_mut().insert(trace.clone());
+    let traces = app.traces.as_ref();
+    let trace = traces.and_then(|traces| traces.request(&request));
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(trace.clone());
+    }
     let response = next.run(request).await;
-    if !access_log::is_logged(&response) {
+    if let Some(trace) = trace.filter(|_| !access_log::is_logged(&response)) {
         trace.answered(&response);
     }
     response

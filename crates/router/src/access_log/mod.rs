@@ -48,15 +48,16 @@ pub struct Ended {
     pub usage: Usage,
     pub timings: Timings,
     /// Of the choices that ended, as far as the router reads the answer.
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "of traces alone"))]
     pub finishes: Vec<Finish>,
 }
 
 /// How a request ended.
 pub struct End {
-    outcome: &'static str,
+    pub outcome: &'static str,
     /// Of the answer, once its headers were made.
-    status: Option<StatusCode>,
-    reason: Option<String>,
+    pub status: Option<StatusCode>,
+    pub reason: Option<String>,
 }
 
 impl Default for End {
@@ -94,19 +95,6 @@ impl End {
         self.outcome = if is_refusal { "refused" } else { "failed" };
         self.status.get_or_insert(status);
         self.reason = Some(reason);
-    }
-
-    pub fn outcome(&self) -> &'static str {
-        self.outcome
-    }
-
-    /// `None`: the client hung up before the answer had headers.
-    pub fn status(&self) -> Option<StatusCode> {
-        self.status
-    }
-
-    pub fn reason(&self) -> Option<&str> {
-        self.reason.as_deref()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use tasuki_flow::{Input, LegId, LegSpec, RetryReason, Timings};
@@ -33,7 +34,7 @@ impl Traces {
         }
     }
 
-    pub fn request(&self, _: &HeaderMap, _: &'static str, _: Instant) -> Trace {
+    pub fn request(&self, _: &Request) -> Option<Trace> {
         match *self {}
     }
 

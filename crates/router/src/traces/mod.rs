@@ -16,7 +16,7 @@
 #[cfg_attr(not(feature = "otel"), path = "left_out.rs")]
 mod build;
 #[cfg(all(test, feature = "otel"))]
-mod tests;
+pub mod tests;
 
 use clap::Args;
 

@@ -120,11 +120,12 @@ impl SpanProcessor for Queue {
 }
 
 impl Exporting {
-    /// Takes no more spans; returns when those that wait were sent or lost.
-    pub async fn end(self) {
+    /// Takes no more spans, and sends those that wait. Whether that was done within `limit`.
+    pub async fn end(mut self, limit: Duration) -> bool {
         self.closing.send_replace(true);
-        // A task that panicked has told so itself.
-        let _ = self.task.await;
+        let done = timeout(limit, &mut self.task).await.is_ok();
+        self.task.abort();
+        done
     }
 }
 

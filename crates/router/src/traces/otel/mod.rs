@@ -9,12 +9,12 @@ mod request;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::HeaderMap;
+use axum::extract::Request;
+use axum::http::Method;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::{SpanKind, Tracer as _, TracerProvider as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use tokio::time::timeout;
 
 pub use self::legs::LegTraces;
 pub use self::request::Trace;
@@ -26,6 +26,9 @@ use crate::metrics::Counters;
 
 /// How long the end of the process waits for the collector.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
+
+/// Paths of the requests that generate.
+const TRACED: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/generate"];
 
 /// Name of the instrumentation scope, and of the service unless OTEL_SERVICE_NAME has another.
 const SERVICE: &str = "tasuki-router";
@@ -69,9 +72,12 @@ impl Traces {
         }))
     }
 
-    /// Begins the trace of a request, or its part of the client's trace. `received`: when its
-    /// headers were there.
-    pub fn request(&self, headers: &HeaderMap, route: &'static str, received: Instant) -> Trace {
+    /// Begins the trace of a request whose headers were just received, or its part of the
+    /// client's trace; `None`: it generates nothing.
+    pub fn request(&self, request: &Request) -> Option<Trace> {
+        let path = request.uri().path();
+        let route = TRACED.into_iter().find(|route| *route == path);
+        let route = route.filter(|_| request.method() == Method::POST)?;
         let clock = Clock::now();
         let operation = match route {
             "/v1/chat/completions" => "chat",
@@ -81,16 +87,16 @@ impl Traces {
             .tracer
             .span_builder(format!("POST {route}"))
             .with_kind(SpanKind::Server)
-            .with_start_time(clock.at(received))
+            .with_start_time(clock.at(Instant::now()))
             .with_attributes([
                 KeyValue::new(names::HTTP_REQUEST_METHOD, "POST"),
                 KeyValue::new(names::HTTP_ROUTE, route),
                 KeyValue::new(names::GEN_AI_OPERATION_NAME, operation),
                 KeyValue::new(names::GEN_AI_PROVIDER_NAME, "tasuki"),
             ]);
-        let parent = context::parent(headers);
+        let parent = context::parent(request.headers());
         let span = self.tracer.build_with_context(span, &parent);
-        Trace::new(self.tracer.clone(), span, clock)
+        Some(Trace::new(self.tracer.clone(), span, clock))
     }
 
     /// Sends the spans that wait, for at most [`FLUSH_LIMIT`]. Later ones are lost.
@@ -100,7 +106,7 @@ impl Traces {
         let Some(exporting) = exporting else {
             return;
         };
-        if timeout(FLUSH_LIMIT, exporting.end()).await.is_err() {
+        if !exporting.end(FLUSH_LIMIT).await {
             tracing::warn!(
                 limit = ?FLUSH_LIMIT,
                 "the collector did not take all spans in time: the rest is lost"

@@ -154,8 +154,8 @@ impl Trace {
                 timings.first_token.as_secs_f64(),
             ));
         }
-        let reason = log.end.reason().unwrap_or_default();
-        self.set_answer(log.end.outcome(), log.end.status(), reason);
+        let reason = log.end.reason.as_deref().unwrap_or_default();
+        self.set_answer(log.end.outcome, log.end.status, reason);
         span.end_with_timestamp(self.now());
     }
 
