@@ -112,7 +112,9 @@ pub async fn serve<W: Wording>(
             }
         };
         if let Some(found) = found {
-            drop(tokenize);
+            if let Some(tokenize) = tokenize {
+                tokenize.end();
+            }
             let incoming = Incoming {
                 path: endpoint.path,
                 caller_permit,
@@ -133,7 +135,9 @@ pub async fn serve<W: Wording>(
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, endpoint.prepare));
     let mut prepared = prepared.await??;
-    drop(tokenize);
+    if let Some(tokenize) = tokenize {
+        tokenize.end();
+    }
     let tenant = match &app.settings.tenant_header {
         Some(header) => Some(tenant::of_header(&parts.headers, header)?),
         None => caller.as_ref().map(Caller::tenant),

@@ -87,7 +87,9 @@ pub async fn drive(
         Ok(admitted) => admitted,
         Err(refusal) => return task.refuse(&refusal),
     };
-    drop(queue);
+    if let Some(queue) = queue {
+        queue.end();
+    }
     let now = Instant::now();
     task.shared
         .metrics

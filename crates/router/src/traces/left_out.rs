@@ -69,6 +69,12 @@ impl Trace {
     }
 }
 
+impl Phase {
+    pub fn end(self) {
+        match self {}
+    }
+}
+
 impl LegTraces {
     pub fn place(&mut self) {
         match *self {}
@@ -84,5 +90,27 @@ impl LegTraces {
 
     pub fn retry(&mut self, _: u32, _: RetryReason, _: &str) {
         match *self {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_is_refused_by_name() {
+        let mut args = TraceArgs::default();
+        assert!(Traces::start(&args, &Counters::default()).is_ok_and(|traces| traces.is_none()));
+        args.otlp_endpoint = Some("http://a:4318".to_owned());
+        let error = Traces::start(&args, &Counters::default()).err();
+        let error = error.expect("a refusal").to_string();
+        assert!(
+            error.starts_with("--otlp-endpoint requires the feature `otel`"),
+            "{error}"
+        );
+        assert!(
+            error.ends_with("`make setup FEATURES=otel` adds it"),
+            "{error}"
+        );
     }
 }
