@@ -32,8 +32,8 @@ const BATCH_SPANS: usize = 512;
 /// How long the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Of one batch, with its retries; the exporter has a shorter limit unless it is told another.
-const EXPORT_LIMIT: Duration = Duration::from_secs(30);
+/// Of one batch, with its retries.
+const EXPORT_LIMIT: Duration = Duration::from_secs(10);
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
@@ -52,6 +52,7 @@ pub fn exporter(endpoint: &str, resource: &Resource) -> Result<SpanExporter, Exp
         .with_http()
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(format!("{endpoint}/v1/traces"))
+        .with_timeout(EXPORT_LIMIT)
         .with_http_client(Collector(Client::new(CONNECT_LIMIT)))
         .build()?;
     exporter.set_resource(resource);
@@ -157,6 +158,8 @@ impl Export {
             }
             log.write(&self.losses, error);
         }
+        log.last = None;
+        log.write(&self.losses, None);
     }
 
     /// The next spans; none when there will be no more.

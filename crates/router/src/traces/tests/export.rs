@@ -6,6 +6,8 @@ use axum::http::StatusCode;
 
 use super::collector::{Collector, Manner, value};
 use super::{end_traces, traces};
+use crate::access_log::tests::Lines;
+use crate::config::AccessLog;
 use crate::metrics::Counters;
 use crate::workers::testing::until;
 
@@ -49,21 +51,31 @@ async fn the_share_that_is_traced_is_chosen() {
 }
 
 #[tokio::test]
-async fn spans_that_a_collector_refuses_are_counted() {
+async fn spans_that_a_collector_refuses_are_counted_and_logged() {
     let collector = Collector::start().await;
     let counters = Counters::default();
+    let (lines, _guard) = Lines::keep("warn", AccessLog::Off);
     let traces = traces(&collector, None, &counters);
     collector.set(Manner::Refuses(StatusCode::BAD_REQUEST));
-    end_traces(&traces, 3);
-    until("the loss", || dropped(&counters, "export_failed") == 3).await;
+    for (more, all) in [(3, 3), (4, 7)] {
+        end_traces(&traces, more);
+        until("the loss", || dropped(&counters, "export_failed") == all).await;
+    }
     collector.set(Manner::Takes);
     end_traces(&traces, 2);
     traces.end().await;
-    assert_eq!(
-        collector.spans().len(),
-        2,
-        "it goes on with those that follow"
+    assert_eq!(collector.spans().len(), 2, "those that follow");
+    let text = lines.text();
+    let logged: Vec<&str> = text.lines().collect();
+    let [first, last] = &logged[..] else {
+        panic!("one at once, one at the end: {text}");
+    };
+    assert!(first.contains("spans were dropped") && first.contains("spans=3"));
+    assert!(
+        first.contains("400") && first.contains(&collector.endpoint()),
+        "{text}"
     );
+    assert!(last.contains("spans=4"), "{text}");
 }
 
 #[tokio::test]
