@@ -65,7 +65,7 @@ def collector() -> Iterator[Collector]:
 
 def arguments(tiny: Deployment, *more: str) -> list[str]:
     words = ["--model", str(tiny.model_path), "--served-model-name", tiny.model]
-    words += ["--port", "0", "--role-preference", "1000", *more]
+    words += ["--port", "0", "--role-preference", "1000", "--readiness-grace-s", "0", *more]
     for worker in tiny.workers.values():
         words += ["--worker", f"127.0.0.1:{worker.port}"]
     return words
@@ -80,7 +80,7 @@ def ask(router: Process, url: str, flags: str) -> None:
 
 
 def end(router: Process) -> str:
-    router.signal(signal.SIGINT)
+    router.signal(signal.SIGTERM)
     assert router.wait() == 0
     return router.output()
 
