@@ -70,7 +70,7 @@ pub async fn drive(
         inbox: sender,
         shared,
     };
-    let queue = trace.map(|trace| trace.begin(PhaseName::Queue, received));
+    let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
     let entrant = Entrant {
         view: task.machine.request(),
         tenant,

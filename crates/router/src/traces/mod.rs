@@ -27,7 +27,7 @@ pub use self::build::{LegTraces, Trace, Traces};
 pub enum PhaseName {
     /// From the end of the body to the prompt's tokens.
     Tokenize,
-    /// From the arrival until the request may be placed.
+    /// From then until the request may be placed.
     Queue,
 }
 
