@@ -19,13 +19,14 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional: tasuki[gpu])")
 
-from test_gpu_engine import crowd, make_model, make_rig, plain_reference
+from test_gpu_engine import WINDOW, crowd, make_model, make_rig, plain_reference
 from torch._dynamo.utils import counters
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.flashinfer import FlashInferAttention
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.launch.config import Topology
+from tasuki.models.attending import cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.models.fallback import FallbackModel
 from tasuki.models.fallback_compile import compile_layers
@@ -81,10 +82,8 @@ def test_two_graphs_serve_all_layers_and_batches(model: FallbackModel, folder: P
     assert error < BESIDE_EAGER * beside, f"as it is: {beside:.1e}"
 
 
-def test_its_graphs_and_overlapping_steps_give_the_tokens_of_plain_ones(
-    model: FallbackModel,
-) -> None:
-    """After the test above it is compiled."""
+def check_graphs_and_overlap(model: CausalModel) -> None:
+    """Assert that overlapping steps in graphs give the tokens of plain ones."""
     reference = plain_reference(model)
     rig = make_rig(model, graphs=True, overlap=True)
     for request in crowd():
@@ -92,6 +91,19 @@ def test_its_graphs_and_overlapping_steps_give_the_tokens_of_plain_ones(
     rig.drain()
     same = [reference.check(name, rig.tokens(name)) for name in reference.tokens]
     assert sum(same) > len(same) / 2
+
+
+def test_its_graphs_and_overlapping_steps_give_the_tokens_of_plain_ones(
+    model: FallbackModel,
+) -> None:
+    """After the test above it is compiled."""
+    check_graphs_and_overlap(model)
+
+
+def test_layers_with_windows_have_block_tables_of_their_own_in_graphs(tmp_path: Path) -> None:
+    model = make_model("gemma3", tmp_path / "gemma3")
+    assert [group.window for group in cache_groups(model.spec)] == [None, WINDOW, WINDOW]
+    check_graphs_and_overlap(model)
 
 
 def test_a_worker_compiles_it_and_runs_it_in_graphs(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
-from tasuki.attention.select import make_attention
 from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingParams
+from tasuki.engine.cache_groups import layers_of_page
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.inputs import wanted_logits
@@ -32,6 +32,7 @@ from tasuki.engine.sampler import NOT_FINITE, Sampler
 from tasuki.engine.step_builder import build_step
 from tasuki.engine.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
+from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 
@@ -52,6 +53,8 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.1,
     "tie_word_embeddings": False,
 }
+WINDOW = 40
+LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -60,10 +63,23 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def make_model(name: str, folder: Path) -> CausalModel:
-    from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, Qwen3Config
+    from transformers import (
+        AutoModelForCausalLM,
+        Gemma3TextConfig,
+        LlamaConfig,
+        Olmo2Config,
+        Qwen3Config,
+    )
 
     torch.manual_seed(0)
-    config = {"qwen3": Qwen3Config, "llama": LlamaConfig, "olmo2": Olmo2Config}[name](**SHAPE)
+    kinds = {
+        "qwen3": Qwen3Config,
+        "llama": LlamaConfig,
+        "olmo2": Olmo2Config,
+        "gemma3": Gemma3TextConfig,
+    }
+    windows = {"layer_types": LAYER_TYPES, "sliding_window": WINDOW} if name == "gemma3" else {}
+    config = kinds[name](**SHAPE, **windows)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     return load_model(folder, dtype=torch.bfloat16, device="cuda")
 
@@ -121,16 +137,17 @@ def make_rig(
     rows: int = 24,
 ) -> Rig:
     spec = model.spec
-    layout = CacheLayout(
-        num_blocks, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, torch.bfloat16
-    )
-    pool = layout.allocate("cuda")
-    attention, _ = make_attention(pool, spec.num_heads, torch.bfloat16)
-    runner = StrictRunner(model, attention, pool)
+    groups = cache_groups(spec)
+    layers = layers_of_page(groups)
+    shape = num_blocks, spec.num_kv_heads, layers, BLOCK_SIZE, spec.head_dim
+    pool = CacheLayout(*shape, torch.bfloat16).allocate("cuda")
+    attention, _ = attention_for(model, pool, torch.bfloat16)
+    runner = StrictRunner(model, attention, pool, groups=len(groups))
     if graphs:
         runner.capture(rows, MAX_LEN, MAX_TOKENS if mixed else 0)
     config = EngineConfig(
         num_blocks=num_blocks,
+        groups=groups,
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
         block_size=BLOCK_SIZE,
@@ -291,7 +308,7 @@ def test_a_mixed_step_in_a_graph_gives_the_logits_of_an_eager_one(
         found = []
         wanted.greedy = False  # all logits, not the winners alone
         for padded in (in_room, lambda header, _: header):
-            header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE)
+            header = build_step(plan, wanted, padded, executor.staging, BLOCK_SIZE, executor.groups)
             found.append((header, executor.run(header)[0].clone()))
     (in_graph, ours), (eager, theirs) = found
     assert in_graph.room is not None and in_graph.room > sum(in_graph.query_lens)

@@ -172,11 +172,11 @@ def test_a_broken_generation_config_is_refused_by_name(
         ({"architectures": ["NoSuchModel"], "model_type": "no-such"}, "NoSuchModel"),
         (
             {
-                "architectures": ["DeepseekV3ForCausalLM"],
-                "model_type": "deepseek_v3",
-                "kv_lora_rank": 16,
+                "architectures": ["DeepseekV32ForCausalLM"],
+                "model_type": "deepseek_v32",
+                "index_topk": 64,
             },
-            "kv_lora_rank 16",
+            "index_topk",
         ),
         (
             {

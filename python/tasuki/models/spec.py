@@ -14,7 +14,11 @@ class ModelSpec:
     Attributes:
         architecture: class name in config.json.
         max_position: context, in tokens.
+        num_kv_heads, head_dim: of what the cache holds.
         sliding_windows: per layer, tokens that a query sees; None: all.
+        latent_rank: of latent attention (MLA): the cache holds one head, whose first
+            `latent_rank` elements all heads' keys and values are made of, and whose others are
+            the rotated part of all keys. None: keys and values.
         rope: rotation; None when the model itself deals with positions.
         qk_norm: queries and keys are normalised per head before the rotation.
         attention_bias: q, k and v GEMMs have a bias.
@@ -43,3 +47,9 @@ class ModelSpec:
     norm_eps: float = 1e-6
     eos_token_ids: tuple[int, ...] = ()
     native: bool = True
+    latent_rank: int | None = None
+
+    @property
+    def kv_planes(self) -> int:
+        """What a slot of the cache holds of a head: keys and values, or one latent."""
+        return 2 if self.latent_rank is None else 1
