@@ -12,7 +12,7 @@ use crate::metrics::Counters;
 use crate::workers::testing::until;
 
 /// More than the end of the process waits.
-const BOUND: Duration = Duration::from_secs(4);
+const BOUND: Duration = Duration::from_secs(8);
 
 fn dropped(counters: &Counters, reason: &'static str) -> u64 {
     counters.get_or_create(&[("reason", reason)]).get()
