@@ -9,7 +9,7 @@ use super::sglang_worker::{start, url};
 use super::vllm::{CHAT, COMPLETIONS, words};
 use super::*;
 
-pub async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
+async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
     let numbered = roles.iter().enumerate();
     let workers: Vec<_> = numbered

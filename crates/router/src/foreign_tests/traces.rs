@@ -1,18 +1,20 @@
 //! Workers of other engines are told of the trace: their spans become children of their leg's.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::fake::{Fabric, FakeWorker};
 use super::vllm::{CHAT, fleet};
-use super::{Router, read, sglang};
-use crate::app::App;
+use super::{Router, read, sglang_worker, vllm_worker};
+use crate::app::{App, HttpSettings};
 use crate::metrics::Counters;
 use crate::models::Models;
+use crate::serve::Tuning;
 use crate::testing::settings;
 use crate::traces::tests::collector::{Collector, error, text};
 use crate::traces::tests::traces;
+use crate::workers::Liveness;
 use crate::workers::testing::until;
-use std::sync::Arc;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -53,7 +55,18 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn check_split(router: Router, workers: &[FakeWorker], fabric: &Fabric) {
+type Start = fn(&str, &'static str, &Arc<Fabric>) -> FakeWorker;
+
+/// Every request that a worker gets names the span of its leg.
+async fn check_split(start: Start, url: fn(&FakeWorker) -> String) {
+    let fabric = Arc::new(Fabric::default());
+    let workers = ["prefill", "decode"].map(|role| start(role, role, &fabric));
+    let urls = workers.each_ref().map(url);
+    let calm = |tuning: &mut Tuning, _: &mut HttpSettings| {
+        tuning.liveness = Liveness::default();
+        tuning.policy.strict_roles = true;
+    };
+    let router = Router::tuned(&urls, Models::new(Vec::new()), calm).await;
     let collector = Collector::start().await;
     let router = traced(router, &collector, None);
     let parent = format!("00-{TRACE}-{PARENT}-01");
@@ -63,28 +76,33 @@ async fn check_split(router: Router, workers: &[FakeWorker], fabric: &Fabric) {
     flush(&router).await;
     let server = collector.span("POST /v1/chat/completions");
     assert_eq!(hex(&server.parent_span_id), PARENT);
-    for (worker, name) in workers.iter().zip(["tasuki.prefill", "tasuki.decode"]) {
-        let leg = collector.span(name);
-        assert_eq!(leg.parent_span_id, server.span_id);
-        assert_eq!(error(&leg), None);
-        let expected = format!("00-{TRACE}-{}-01", hex(&leg.span_id));
-        assert_eq!(header(worker, "traceparent"), Some(expected), "{name}");
-        assert_eq!(header(worker, "tracestate").as_deref(), Some("a=1"));
-    }
     assert_eq!(text(&server, "gen_ai.operation.name"), "chat");
+    for (worker, name) in workers.iter().zip(["tasuki.prefill", "tasuki.decode"]) {
+        let legs = collector.spans_of(name);
+        assert!(legs.iter().all(|leg| leg.parent_span_id == server.span_id));
+        let sent = legs
+            .iter()
+            .map(|leg| format!("00-{TRACE}-{}-01", hex(&leg.span_id)));
+        let sent: HashSet<String> = sent.collect();
+        let seen = worker.worker.seen.lock().unwrap();
+        assert!(!seen.is_empty());
+        for request in seen.iter() {
+            let told = request.headers["traceparent"].to_str().unwrap();
+            assert!(sent.contains(told), "{told}: {sent:?}");
+            assert_eq!(request.headers["tracestate"], "a=1");
+        }
+    }
     fabric.check();
 }
 
 #[tokio::test]
 async fn both_vllm_workers_get_their_legs_span() {
-    let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
-    check_split(router, &workers, &fabric).await;
+    check_split(vllm_worker::start, vllm_worker::url).await;
 }
 
 #[tokio::test]
 async fn both_sglang_workers_get_their_legs_span() {
-    let (router, workers, fabric) = sglang::fleet(&["prefill", "decode"]).await;
-    check_split(router, &workers, &fabric).await;
+    check_split(sglang_worker::start, sglang_worker::url).await;
 }
 
 #[tokio::test]
