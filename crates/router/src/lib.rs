@@ -34,6 +34,7 @@ mod serve;
 #[cfg(test)]
 mod testing;
 mod tls;
+mod traces;
 mod workers;
 
 pub use run::run;

@@ -31,7 +31,8 @@ use crate::foreign::object::Object;
 use crate::foreign::{self, Incoming};
 use crate::models::Model;
 use crate::pool::Purpose;
-use crate::serve::api::{Generation, ModelLimits};
+use crate::serve::api::{Arrival, Generation, ModelLimits};
+use crate::traces::{PhaseName, Trace};
 
 /// A request that is ready to run.
 pub struct Prepared<W> {
@@ -96,10 +97,14 @@ pub async fn serve<W: Wording>(
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
     let caller = parts.extensions.get::<Caller>().cloned();
+    let trace = parts.extensions.get::<Trace>().cloned();
     let caller_permit = caller.as_ref().map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
     let deadline = Deadline::after(received, app.settings.request_timeout);
+    let tokenize = trace
+        .as_ref()
+        .map(|t| t.begin(PhaseName::Tokenize, received));
     if app.serves_foreign() {
         let find = endpoint.find_foreign;
         let found = match body.bytes.len() {
@@ -111,6 +116,9 @@ pub async fn serve<W: Wording>(
             }
         };
         if let Some(found) = found {
+            if let Some(tokenize) = tokenize {
+                tokenize.end();
+            }
             let incoming = Incoming {
                 path: endpoint.path,
                 caller_permit,
@@ -121,6 +129,7 @@ pub async fn serve<W: Wording>(
                 started,
                 received,
                 deadline,
+                trace,
             };
             return foreign::serve(app, incoming).await;
         }
@@ -130,6 +139,9 @@ pub async fn serve<W: Wording>(
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, endpoint.prepare));
     let mut prepared = prepared.await??;
+    if let Some(tokenize) = tokenize {
+        tokenize.end();
+    }
     let tenant = match &app.settings.tenant_header {
         Some(header) => Some(tenant::of_header(&parts.headers, header)?),
         None => caller.as_ref().map(Caller::tenant),
@@ -151,7 +163,10 @@ pub async fn serve<W: Wording>(
         &prepared.model.text,
         &prepared.delivery,
         prepared.jobs,
-        received,
+        &Arrival {
+            received,
+            trace: trace.clone(),
+        },
     );
     let log = RequestLog {
         request_id: prepared.identity.id.clone(),
@@ -160,6 +175,7 @@ pub async fn serve<W: Wording>(
         tenant: log_tenant,
         started,
         end: access_log::End::default(),
+        trace,
     };
     let run = Run {
         identity: prepared.identity,
