@@ -130,9 +130,9 @@ class MaskTimes:
         self.seconds, self.rows = 0.0, 0
         make = engine_runner.make_masks
 
-        def timed(draws: Any, constrained: Any, upcoming: Any) -> Any:
+        def timed(draws: Any, constrained: Any, *rest: Any) -> Any:
             begin_s = time.perf_counter()
-            masks = make(draws, constrained, upcoming)
+            masks = make(draws, constrained, *rest)
             self.seconds += time.perf_counter() - begin_s
             self.rows += len(constrained)
             return masks

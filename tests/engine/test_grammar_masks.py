@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +13,10 @@ from grammar_fakes import EOS, TOKENS, VOCAB, compiler, regex, text_of, tokenize
 
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import Grammar, GrammarSource, fill
+from tasuki.engine.grammar import Grammar, GrammarSource, GrammarState
 from tasuki.engine.grammar_masks import StepMasks, make_masks
 from tasuki.engine.inputs import wanted_logits
+from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw, Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
 from tasuki.engine.sampler import Sampler
@@ -31,6 +33,10 @@ def never(sequence: SequenceState) -> int:
     raise AssertionError("nothing is in flight")
 
 
+def masks_of(draws, constrained, upcoming) -> StepMasks:
+    return make_masks(draws, constrained, upcoming, MaskThreads(threads=1))
+
+
 def allowed(masks: StepMasks, draw: int) -> list[int]:
     row = masks.bits[masks.rows[draw]]
     return [t for t in range(VOCAB) if t >> 5 < len(row) and row[t >> 5] >> np.uint32(t & 31) & 1]
@@ -42,7 +48,7 @@ def words(text: str) -> list[int]:
 
 def test_tokens_that_may_follow() -> None:
     sequence = sequence_of(regex("[0-9]{2}x?"), words("1"))
-    masks = make_masks([Draw.next(sequence, 0)], [0], never)
+    masks = masks_of([Draw.next(sequence, 0)], [0], never)
     texts = {text_of([token]) for token in allowed(masks, 0)}
     assert set("0123456789") <= texts
     assert all(text and text[0].isdigit() for text in texts)
@@ -51,11 +57,11 @@ def test_tokens_that_may_follow() -> None:
 
 def test_the_end_where_it_matches() -> None:
     sequence = sequence_of(regex("[0-9]{2}x?"), words("12"))
-    masks = make_masks([Draw.next(sequence, 0)], [0], never)
+    masks = masks_of([Draw.next(sequence, 0)], [0], never)
     assert sorted(text_of([t]) for t in allowed(masks, 0)) == ["", "x"]
     assert EOS in allowed(masks, 0)
     late = sequence_of(regex("[0-9]{2}x?"), words("12"), min_tokens=9)
-    masks = make_masks([Draw.next(late, 0)], [0], never)
+    masks = masks_of([Draw.next(late, 0)], [0], never)
     assert [text_of([t]) for t in allowed(masks, 0)] == ["x"]
 
 
@@ -64,14 +70,14 @@ def test_nothing_else_may_follow(stops: set[int]) -> None:
     for least in (0, 50):
         settings = {"stop_token_ids": frozenset(stops), "min_tokens": least}
         sequence = sequence_of(regex("ab"), words("ab"), **settings)
-        masks = make_masks([Draw.next(sequence, 0)], [0], never)
+        masks = masks_of([Draw.next(sequence, 0)], [0], never)
         assert set(allowed(masks, 0)) == (stops or {EOS})
 
 
 def test_nothing_may_follow_at_all() -> None:
     digits = frozenset(t for t in range(VOCAB) if text_of([t]).strip().isdigit())
     sequence = sequence_of(regex("a[0-9]"), words("a"), stop_token_ids=digits)
-    masks = make_masks([Draw.next(sequence, 0)], [0], never)
+    masks = masks_of([Draw.next(sequence, 0)], [0], never)
     assert not masks.rows
     assert isinstance(masks.errors[sequence], GrammarError)
     assert masks.refused([Draw.next(sequence, 0)], [3]) == masks.errors
@@ -80,17 +86,17 @@ def test_nothing_may_follow_at_all() -> None:
 def test_a_token_in_flight_is_part_of_the_answer() -> None:
     known = sequence_of(regex("abc"), [])
     [token, *_] = words("abc")
-    ahead = make_masks([Draw(known, 0, 1)], [0], lambda _: token)
+    ahead = masks_of([Draw(known, 0, 1)], [0], lambda _: token)
     known.tokens.append(token)
-    told = make_masks([Draw.next(known, 0)], [0], never)
+    told = masks_of([Draw.next(known, 0)], [0], never)
     assert allowed(ahead, 0) == allowed(told, 0)
 
 
 def test_what_was_in_flight_is_forgotten_with_its_epoch() -> None:
     sequence = sequence_of(regex("[ab]c"))
-    make_masks([Draw(sequence, 0, 1)], [0], lambda _: words("a")[0])
+    masks_of([Draw(sequence, 0, 1)], [0], lambda _: words("a")[0])
     sequence.epoch += 1  # preempted: the token is void
-    masks = make_masks([Draw.next(sequence, 0)], [0], never)
+    masks = masks_of([Draw.next(sequence, 0)], [0], never)
     assert {text_of([t])[0] for t in allowed(masks, 0)} == {"a", "b"}
 
 
@@ -98,7 +104,7 @@ def test_what_was_in_flight_is_forgotten_with_its_epoch() -> None:
 def test_a_token_in_flight_that_does_not_match(token: int) -> None:
     """Its row is void by then, or fails."""
     sequence = sequence_of(regex("abc"))
-    masks = make_masks([Draw(sequence, 0, 1)], [0], lambda _: token)
+    masks = masks_of([Draw(sequence, 0, 1)], [0], lambda _: token)
     assert isinstance(masks.errors[sequence], GrammarError)
 
 
@@ -106,7 +112,7 @@ def test_logits_of_other_rows_are_left_alone() -> None:
     bound = [sequence_of(regex("[ab]+")), sequence_of(regex("[0-9]+"))]
     free = sequence_of(None)
     draws = [Draw.next(each, 0) for each in (free, bound[0], free, bound[1], bound[0])]
-    masks = make_masks(draws, [1, 3, 4], never)
+    masks = masks_of(draws, [1, 3, 4], never)
     assert len(masks.bits) == 2
     work = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(1))
     before = work.clone()
@@ -124,7 +130,7 @@ def test_logits_of_other_rows_are_left_alone() -> None:
 
 @pytest.mark.parametrize("vocab", [VOCAB, TOKENS - 7, VOCAB + 300])
 def test_logits_may_be_more_or_fewer_than_tokens(vocab: int) -> None:
-    masks = make_masks([Draw.next(sequence_of(regex("(?s).+")), 0)], [0], never)
+    masks = masks_of([Draw.next(sequence_of(regex("(?s).+")), 0)], [0], never)
     work = torch.zeros(1, vocab)
     masks.apply(work, [0])
     found = work[0].isfinite().nonzero()[:, 0].tolist()
@@ -134,7 +140,7 @@ def test_logits_may_be_more_or_fewer_than_tokens(vocab: int) -> None:
 
 def test_a_forbidden_token_is_refused() -> None:
     draws = [Draw.next(sequence_of(regex("[ab]+")), 0), Draw.next(sequence_of(None), 0)]
-    masks = make_masks(draws, [0], never)
+    masks = masks_of(draws, [0], never)
     [fine, *_] = allowed(masks, 0)
     assert not masks.refused(draws, [fine, 7])
     assert not masks.refused(draws, [-1, 7])  # not finite: told as such
@@ -153,7 +159,7 @@ def test_a_row_with_a_grammar_needs_all_logits() -> None:
 def test_greedy_takes_the_best_allowed() -> None:
     sequence = sequence_of(regex("[0-9]"))
     draws = [Draw.next(sequence, 0)]
-    masks = make_masks(draws, [0], never)
+    masks = masks_of(draws, [0], never)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
     [token] = Sampler(logits.device).sample(logits, [0], draws, masks=masks).tokens.tolist()
     kept = allowed(masks, 0)
@@ -183,6 +189,42 @@ def test_true_is_any_value() -> None:
     state = grammar.start()
     state.advance(words('{"a": [1, null]}'))
     bits = grammar.rows(1)
-    fill([state], bits)
+    state.fill(bits[0])
     state.finish_row(bits[0], [], banned=False)
     assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist() == [EOS]
+
+
+def test_a_grammar_that_gets_stuck_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of its step go on; its other answers, and later ones, are refused at once."""
+    grammars = {name: regex(f"[a-z]{{2}}{name}") for name in "xyz"}
+    sequences = [sequence_of(grammars[name]) for name in "xyz"]
+    late = sequence_of(grammars["y"])
+    may = threading.Event()
+    fill = GrammarState.fill
+
+    def stuck(state: GrammarState, bits) -> None:
+        if state is sequences[1].grammar:
+            may.wait(30)
+        fill(state, bits)
+
+    monkeypatch.setattr(GrammarState, "fill", stuck)
+    threads = MaskThreads(limit_s=0.2, threads=1)
+    draws = [Draw.next(each, 0) for each in sequences]
+    masks = make_masks(draws, [0, 1, 2], never, threads)
+    assert sorted(masks.rows) == [0, 2]
+    assert isinstance(masks.errors[sequences[1]], StuckError)
+    masks = make_masks([Draw.next(late, 0)], [0], never, threads)
+    assert masks.errors == {late: grammars["y"].stuck}
+    may.set()
+    again = make_masks(draws[:1], [0], never, threads)
+    assert list(again.rows) == [0]
+
+
+def test_after_too_many_nothing_is_tried() -> None:
+    may = threading.Event()
+    threads = MaskThreads(limit_s=0.05, threads=1, most_left_behind=2)
+    waits = [lambda: may.wait(30) and None] * 2
+    assert all(isinstance(error, StuckError) for error in threads.run(waits))
+    [error] = threads.run([lambda: None])
+    assert "restart" in str(error)
+    may.set()

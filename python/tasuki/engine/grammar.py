@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from tasuki.engine.errors import GrammarError
@@ -101,7 +101,7 @@ class GrammarCompiler:
         # The first mask fills caches that all states share. It is computed here, as it is slow.
         state = grammar.start()
         bits = grammar.rows(1)
-        fill([state], bits)
+        state.fill(bits[0])
         if not state.accepting and not _others(bits[0], tokenizer.eos_tokens).any():
             raise GrammarError(f"the {source.kind} is refused: no answer's first token matches it")
         return grammar
@@ -122,12 +122,14 @@ class Grammar:
 
     Attributes:
         eos_tokens: The model's tokens that end an answer.
+        stuck: Why it is of no more use, if an answer got stuck in it.
     """
 
     def __init__(self, tokenizer: LLTokenizer, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self._words = -(-tokenizer.vocab_size // 32)
         self.eos_tokens: list[int] = list(tokenizer.eos_tokens)
+        self.stuck: GrammarError | None = None
 
     def start(self, epoch: int = 0) -> GrammarState:
         """The state of an answer without tokens."""
@@ -168,6 +170,13 @@ class GrammarState:
                 )
             self.outputs += 1
 
+    def fill(self, bits: NDArray[np.uint32]) -> None:
+        """Set the bits of the tokens that may follow: [W]. Not interrupted by anything.
+
+        A state that reaches a limit keeps the error for `finish_row`.
+        """
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
     @property
     def accepting(self) -> bool:
         """Whether the answer matches as it is."""
@@ -201,29 +210,6 @@ class GrammarState:
                 f"after {self.outputs} output tokens the grammar allows no token of this model:"
                 " loosen it, or leave its text out of stop_token_ids"
             )
-
-
-def fill(states: Sequence[GrammarState], bits: NDArray[np.uint32]) -> None:
-    """Set the bits of the tokens that may follow: [n, W], one row for each state.
-
-    A state that reaches a limit keeps the error for `finish_row`.
-    """
-    if len(states) == 1:
-        row = bits[0]
-        states[0]._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        return
-    matchers = [(state._matcher, index) for index, state in enumerate(states)]
-    _executor().unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits[0].nbytes, len(bits))
-
-
-_EXECUTOR: list[LLExecutor] = []
-
-
-def _executor() -> LLExecutor:
-    """Threads that compute masks of several answers at once; made when they are needed."""
-    if not _EXECUTOR:
-        _EXECUTOR.append(LLExecutor())
-    return _EXECUTOR[0]
 
 
 def _tokenizer(file: Path, vocab_size: int, eos: list[int]) -> LLTokenizer:

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tasuki.engine.api import SamplingParams
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import GrammarState, fill
-from tasuki.engine.grammar_progress import follow
+from tasuki.engine.grammar import GrammarState
+from tasuki.engine.grammar_progress import state_of
 from tasuki.engine.host_buffers import upload
+from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
 
@@ -81,7 +84,10 @@ class StepMasks:
 
 
 def make_masks(
-    draws: Sequence[Draw], constrained: Sequence[int], upcoming: Callable[[SequenceState], int]
+    draws: Sequence[Draw],
+    constrained: Sequence[int],
+    upcoming: Callable[[SequenceState], int],
+    threads: MaskThreads,
 ) -> StepMasks:
     """The bits of a step.
 
@@ -89,41 +95,48 @@ def make_masks(
         draws: Of the step.
         constrained: Those with a grammar, by index.
         upcoming: Gives the token of a sequence that is in flight, once it is known.
+        threads: Compute them.
     """
     masks = StepMasks()
-    sequences: dict[SequenceState, int] = {}
-    states: list[GrammarState] = []
+    behind: dict[SequenceState, tuple[GrammarState, list[int]]] = {}
     for index in constrained:
         sequence = draws[index].sequence
-        if sequence not in sequences and sequence not in masks.errors:
+        if sequence not in behind and sequence not in masks.errors:
             ahead = draws[index].position > sequence.num_outputs
             try:
-                state = follow(sequence, (upcoming(sequence),) if ahead else ())
+                behind[sequence] = state_of(sequence, (upcoming(sequence),) if ahead else ())
             except GrammarError as error:
                 masks.errors[sequence] = error
-                continue
-            sequences[sequence] = len(states)
-            states.append(state)
-    if not states:
+    if not behind:
         return masks
-    [any_sequence, *_] = sequences
-    grammar = any_sequence.request.grammar
+    grammar = next(iter(behind)).request.grammar
     assert grammar is not None
-    masks.bits = grammar.rows(len(states))
-    fill(states, masks.bits)
-    for sequence, row in sequences.items():
-        params = sequence.request.spec.sampling
-        state = states[row]
-        try:
-            banned = state.outputs < params.min_tokens
-            state.finish_row(masks.bits[row], params.stop_token_ids, banned)
-        except GrammarError as error:
-            masks.errors[sequence] = error
+    masks.bits = grammar.rows(len(behind))
+    tasks = [
+        partial(_make_row, *behind[sequence], masks.bits[row], sequence.request.spec.sampling)
+        for row, sequence in enumerate(behind)
+    ]
+    places = {}
+    for row, (sequence, failed) in enumerate(zip(behind, threads.run(tasks), strict=True)):
+        if failed is None:
+            places[sequence] = row
+            continue
+        masks.errors[sequence] = failed
+        if isinstance(failed, StuckError) and sequence.request.grammar is not None:
+            sequence.request.grammar.stuck = failed
     for index in constrained:
-        sequence = draws[index].sequence
-        if sequence not in masks.errors:
-            masks.rows[index] = sequences[sequence]
+        if draws[index].sequence in places:
+            masks.rows[index] = places[draws[index].sequence]
     return masks
+
+
+def _make_row(
+    state: GrammarState, tokens: Sequence[int], bits: NDArray[np.uint32], params: SamplingParams
+) -> None:
+    """Go on by some tokens, and write the bits of those that may follow."""
+    state.advance(tokens)
+    state.fill(bits)
+    state.finish_row(bits, params.stop_token_ids, banned=state.outputs < params.min_tokens)
 
 
 def _forbidden(bits: NDArray[np.uint32], vocab: int, device: torch.device) -> torch.Tensor:

@@ -8,18 +8,21 @@ from tasuki.engine.grammar import GrammarState
 from tasuki.engine.request import SequenceState
 
 
-def follow(sequence: SequenceState, upcoming: Sequence[int] = ()) -> GrammarState:
-    """The state of a sequence after its output tokens, and those in flight.
+def state_of(
+    sequence: SequenceState, upcoming: Sequence[int] = ()
+) -> tuple[GrammarState, list[int]]:
+    """The state of a sequence, and the tokens by which it is behind: known, then in flight.
 
     Raises:
-        GrammarError: They do not match its grammar, or a limit is reached.
+        GrammarError: The grammar is of no more use.
     """
+    grammar = sequence.request.grammar
+    assert grammar is not None
+    if grammar.stuck is not None:
+        raise grammar.stuck
     state = sequence.grammar
     if state is None or state.epoch != sequence.epoch:
-        grammar = sequence.request.grammar
-        assert grammar is not None
         state = sequence.grammar = grammar.start(sequence.epoch)
     known = sequence.tokens[sequence.request.num_prompt_tokens + state.outputs :].tolist()
     ahead = sequence.num_outputs + len(upcoming) - state.outputs - len(known)
-    state.advance([*known, *(upcoming if ahead > 0 else ())])
-    return state
+    return state, [*known, *(upcoming if ahead > 0 else ())]

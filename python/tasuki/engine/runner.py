@@ -30,6 +30,7 @@ from tasuki.engine.grammar_masks import StepMasks, make_masks
 from tasuki.engine.host_buffers import upload
 from tasuki.engine.inputs import Wanted, wanted_logits
 from tasuki.engine.logprobs import Scores, score, to_host
+from tasuki.engine.mask_threads import MaskThreads
 from tasuki.engine.plan import StepOutcome, StepPlan
 from tasuki.engine.recorder import Recorder
 from tasuki.engine.request import SequenceState
@@ -94,6 +95,7 @@ class ModelRunner:
         self._block_size = pool.shape[4]
         self._device = pool.device
         self._sampler = Sampler(pool.device)
+        self._mask_threads = MaskThreads()
         self._last: Launched | None = None
         self._waited_s = 0.0  # in all launches
         # Each thread has a current device of its own: whoever calls, it is the pool's.
@@ -191,7 +193,9 @@ class ModelRunner:
         logits, best = self._forward(plan, wanted)
         if wanted.constrained:  # while the device computes the logits
             began_s = self._waited_s
-            launched.masks = make_masks(wanted.draws, wanted.constrained, self._upcoming)
+            launched.masks = make_masks(
+                wanted.draws, wanted.constrained, self._upcoming, self._mask_threads
+            )
             launched.waited_s = self._waited_s - began_s
         if wanted.draws:
             result = self._sampler.sample(

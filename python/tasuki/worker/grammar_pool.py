@@ -70,6 +70,8 @@ class GrammarPool:
                     self._begin(source)
                 return
             self._cache.move_to_end(source)
+        if isinstance(compiled, Grammar) and compiled.stuck is not None:
+            compiled = compiled.stuck
         told(compiled)
 
     def _begin(self, source: GrammarSource) -> None:
