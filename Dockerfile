@@ -17,7 +17,7 @@ RUN python3 -m venv .venv \
         -r requirements.txt -c requirements-dev.txt maturin
 COPY . .
 RUN mkdir -p .venv/.stamps && touch .venv/.stamps/venv .venv/.stamps/runtime \
-    && make setup FEATURES=tls \
+    && make setup FEATURES=tls,otel \
     && rm -rf target
 
 FROM debian:bookworm-slim

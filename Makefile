@@ -33,6 +33,9 @@ VLLM_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-in
 QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
+# Features that are off by default; all commands have the same, else dependencies are compiled twice.
+RUST_FEATURES := --features tasuki-router/otel
+
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
 .PHONY: chaos fuzz test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
@@ -63,14 +66,14 @@ quick-tests:
 	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20} \
 		$(BIN)/python -m pytest -q -m "$(QUICK_MARKERS)"
 
-# With TLS, as the wheel has it.
+# With all features, as the wheel has them.
 test: ## Everything that is checked: lint, Rust tests, Python tests
-	@$(MAKE) setup-dev FEATURES=tls
+	@$(MAKE) setup-dev FEATURES=tls,otel
 	@$(MAKE) test-all
 
 test-all: lint model
 	@mkdir -p target
-	@cargo test --workspace 2>&1 | tee target/cargo-test.log
+	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
 	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
 	@$(BIN)/python -m pytest -n 2 -m "not long" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
@@ -86,14 +89,14 @@ chaos: setup-dev ## Faults of all kinds under load for CHAOS_S seconds (600) by 
 test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES: cases of each, 20,000)
 	@export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
 	export TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20000}; \
-	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
+	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench $(RUST_FEATURES) --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
 
 fuzz: ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
 	@mkdir -p target && rm -f target/fuzz.jsonl
 	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 5 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
-	cargo test --quiet --workspace --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture
+	cargo test --quiet --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture
 
 test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/
@@ -134,7 +137,7 @@ lint-python:
 
 lint-rust:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets $(RUST_FEATURES) -- -D warnings
 
 fmt: setup-dev ## Format Python and Rust
 	$(BIN)/ruff check --fix --select I .
@@ -148,7 +151,7 @@ bench: setup ## Colocated against every split of three workers here (10 min), wi
 proto: $(STAMPS)/dev ## Generate both sides of the contract, docs/api.md and docs/metrics.md
 	$(GENERATE) proto/tasuki/v1/*.proto
 	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-wire
-	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-router --lib the_page_is_made
+	TASUKI_WRITE_GENERATED=1 cargo test --quiet -p tasuki-router $(RUST_FEATURES) --lib the_page_is_made
 
 requirements: setup-dev ## Pin the newest requirements that fit pyproject.toml
 	$(BIN)/python tools/pin_requirements.py
@@ -188,7 +191,8 @@ $(STAMPS)/gpu: requirements-gpu.txt $(STAMPS)/runtime | check
 	@tools/install_requirements.sh $(VENV) -r requirements-gpu.txt
 	@touch $@
 
-# Features of the extension that serving does not need: FEATURES=tls for https in `bench serve` and the router.
+# Features of the extension that serving does not need, with commas between them: tls for https in
+# `bench serve` and the router, otel for traces.
 FEATURES ?= $(shell cat $(STAMPS)/native 2>/dev/null)
 ifneq ($(FEATURES),$(shell cat $(STAMPS)/native 2>/dev/null))
 .PHONY: $(STAMPS)/native

@@ -4,4 +4,4 @@
 # Usage: build_wheel.sh FOLDER
 set -eu
 cd "$(dirname "$0")/.."
-exec maturin build --release --features extension-module,tls --out "$1"
+exec maturin build --release --features extension-module,tls,otel --out "$1"

@@ -58,13 +58,33 @@ LLAMA_3_2_1B = LLAMA_3_8B | {  # heads of 64
     "num_hidden_layers": 16,
     "tie_word_embeddings": True,
 }
-SHAPES = {"qwen3-4b": QWEN3_4B, "llama-3-8b": LLAMA_3_8B, "llama-3.2-1b": LLAMA_3_2_1B}
+QWEN3_30B_A3B = QWEN3_4B | {  # 61 GB; a token passes 8 experts of 128
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2_048,
+    "intermediate_size": 6_144,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+SHAPES = {
+    "qwen3-4b": QWEN3_4B,
+    "llama-3-8b": LLAMA_3_8B,
+    "llama-3.2-1b": LLAMA_3_2_1B,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+}
 DEFAULT = "qwen3-4b"
 _TINY_SIZES: dict[str, Any] = {
     "eos_token_id": 1_023,
     "head_dim": 16,
     "hidden_size": 64,
     "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_experts": 16,
     "num_attention_heads": 4,
     "num_hidden_layers": 2,
     "num_key_value_heads": 2,

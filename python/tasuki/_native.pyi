@@ -7,6 +7,7 @@ _Bits = NDArray[np.int16]
 
 __version__: str
 HAS_TLS: bool  # the feature `tls`
+HAS_OTEL: bool  # the feature `otel`
 
 def run_router(args: list[str]) -> int:
     """Run the router's command line (without the program's name); gives its exit code."""

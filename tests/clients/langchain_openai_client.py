@@ -40,6 +40,17 @@ def main() -> None:
     assert with_tools.content or with_tools.tool_calls, with_tools
     print("langchain: tools: calls", with_tools.tool_calls, "text", repr(with_tools.content))
 
+    schema = {
+        "title": "capital",
+        "type": "object",
+        "properties": {"name": {"enum": ["Paris", "Rome"]}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    bound = chat(max_tokens=64).with_structured_output(schema, method="json_schema")
+    assert bound.invoke(QUESTION)["name"] in ("Paris", "Rome")
+    print("langchain: an answer keeps to a schema")
+
     try:
         chat().bind_tools([weather], tool_choice="weather").invoke(QUESTION)
         raise AssertionError("a tool that must be called was not refused")

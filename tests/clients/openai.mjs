@@ -38,9 +38,18 @@ await assert.rejects(client.chat.completions.create({ ...question, tools: [weath
   return error instanceof OpenAI.BadRequestError && error.param === "tool_choice";
 });
 await assert.rejects(client.chat.completions.create({ ...question, model: "nobody" }), OpenAI.NotFoundError);
-const response_format = { type: "json_object" };
-await assert.rejects(client.chat.completions.create({ ...question, response_format }), OpenAI.BadRequestError);
 console.log("openai: errors have their types");
+
+const schema = { type: "object", properties: { capital: { enum: ["Paris", "Rome"] } }, required: ["capital"] };
+const json_schema = { name: "capital", strict: true, schema: { ...schema, additionalProperties: false } };
+const response_format = { type: "json_schema", json_schema };
+const bound = await client.chat.completions.create({ ...question, max_tokens: 64, response_format });
+assert.match(JSON.parse(bound.choices[0].message.content).capital, /Paris|Rome/);
+const unknown = { type: "json_schema", json_schema: { name: "no", schema: { not: {} } } };
+await assert.rejects(client.chat.completions.create({ ...question, response_format: unknown }), (error) => {
+  return error instanceof OpenAI.BadRequestError && error.param === "response_format";
+});
+console.log("openai: an answer keeps to a schema");
 
 const asked = Array.from({ length: 4 }, () => client.chat.completions.create({ ...question, max_tokens: 64 }));
 const answers = (await Promise.all(asked)).map((answer) => answer.choices[0].message.content);

@@ -45,7 +45,28 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "too many stop strings": (COMPLETIONS, {"stop": ["x"] * 1000}, 400, ("stop", "1000")),
     "best_of": (COMPLETIONS, {"best_of": 3}, 400, ("best_of",)),
     "suffix": (COMPLETIONS, {"suffix": "end"}, 400, ("suffix",)),
-    "json mode": (CHAT, {"response_format": {"type": "json_object"}}, 400, ("response_format",)),
+    "response format": (
+        CHAT,
+        {"response_format": {"type": "xml"}},
+        400,
+        ("response_format", "xml"),
+    ),
+    "two constraints": (
+        COMPLETIONS,
+        {"guided_json": {}, "regex": "a"},
+        400,
+        ("guided_json and regex",),
+    ),
+    "schema": (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        400,
+        ("response_format", "keywords not"),
+    ),
+    "regular expression": (COMPLETIONS, {"guided_regex": "(a"}, 400, ("guided_regex", "unclosed")),
+    "grammar": (COMPLETIONS, {"guided_grammar": "root ::= a"}, 400, ("guided_grammar",)),
+    "choice": (COMPLETIONS, {"guided_choice": []}, 400, ("guided_choice",)),
+    "call without tools": (CHAT, {"tool_choice": "required"}, 400, ("tool_choice", "tools")),
     "unknown role type": (CHAT, {"messages": [{"role": 3, "content": "x"}]}, 400, ("role",)),
 }
 
@@ -135,7 +156,7 @@ def test_wrong_method_and_unknown_path(tiny: Deployment) -> None:
     [
         ("no_such_field", {"deep": [1]}, ("no_such_field is not a field", "docs/api.md")),
         ("max_token", 3, ("max_token is not a field", "did you mean max_tokens?")),
-        ("guided_json", {"type": "object"}, ("guided_json is not supported", "no grammars")),
+        ("ebnf", "root ::= x", ("ebnf is not supported", "in Lark")),
     ],
 )
 def test_a_field_that_would_be_ignored_is_refused(

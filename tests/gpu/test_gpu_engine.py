@@ -57,7 +57,7 @@ WINDOW = 40
 LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
+@pytest.fixture(scope="module", params=["qwen3", "llama", "qwen3-moe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     return make_model(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -69,6 +69,7 @@ def make_model(name: str, folder: Path) -> CausalModel:
         LlamaConfig,
         Olmo2Config,
         Qwen3Config,
+        Qwen3MoeConfig,
     )
 
     torch.manual_seed(0)
@@ -77,9 +78,13 @@ def make_model(name: str, folder: Path) -> CausalModel:
         "llama": LlamaConfig,
         "olmo2": Olmo2Config,
         "gemma3": Gemma3TextConfig,
+        "qwen3-moe": Qwen3MoeConfig,
     }
-    windows = {"layer_types": LAYER_TYPES, "sliding_window": WINDOW} if name == "gemma3" else {}
-    config = kinds[name](**SHAPE, **windows)
+    own: dict[str, Any] = {
+        "gemma3": {"layer_types": LAYER_TYPES, "sliding_window": WINDOW},
+        "qwen3-moe": {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    }.get(name, {})
+    config = kinds[name](**SHAPE, **own)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     return load_model(folder, dtype=torch.bfloat16, device="cuda")
 

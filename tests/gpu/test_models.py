@@ -46,7 +46,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-NATIVE = ("llama", "qwen3", "mistral")
+NATIVE = ("llama", "qwen3", "mistral", "qwen3-moe")
 ALL = (*NATIVE, "olmo2")
 
 
@@ -86,6 +86,15 @@ def _config(name: str) -> Any:
             return t.Qwen3Config(**SHAPE, head_dim=64, tie_word_embeddings=True)
         case "mistral":
             return t.MistralConfig(**SHAPE, head_dim=64, sliding_window=33)
+        case "qwen3-moe":
+            return t.Qwen3MoeConfig(
+                **SHAPE,
+                head_dim=64,
+                num_experts=8,
+                num_experts_per_tok=2,
+                moe_intermediate_size=256,
+                norm_topk_prob=True,
+            )
         case "olmo2":  # has no fast path
             return t.Olmo2Config(**SHAPE)
     raise ValueError(name)

@@ -73,6 +73,9 @@ def test_only_what_was_said_is_passed_on() -> None:
     ]
     always = ["--readiness-grace-s", "0", "--drain-s"]
     assert RouterOptions(strict_roles=True).arguments() == ["--strict-roles", *always, "30"]
+    traced = RouterOptions(otlp_endpoint="http://a:4318", trace_sample_ratio=0.25)
+    sent = ["--otlp-endpoint", "http://a:4318", "--trace-sample-ratio", "0.25"]
+    assert traced.arguments() == [*sent, *always, "30"]
     by_turns = RouterOptions(policy="round-robin")
     assert by_turns.arguments() == ["--policy", "round-robin", *always, "30"]
     assert RouterOptions(client_stall_s=1.5, max_connections=8, drain_s=0).arguments() == [
@@ -130,6 +133,8 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
         ),
         ({"role_options": {"decode": {"max_batched_tokens": 0}}}, "max-batched-tokens is 0"),
         ({"router": RouterOptions(policy="random")}, "--policy is 'random'"),
+        ({"router": RouterOptions(otlp_endpoint="https://a:4318")}, "use http://HOST:PORT"),
+        ({"router": RouterOptions(trace_sample_ratio=0.5)}, "without --otlp-endpoint"),
         ({"port": 70_000}, "--port is 70000"),
         ({"worker_base_port": 65_535}, "--worker-base-port is 65535: use a value from 0 to 65534"),
     ],

@@ -38,7 +38,13 @@ class Paged:
     ) -> None:
         spec = model.spec
         layout = CacheLayout(
-            NUM_BLOCKS, spec.num_kv_heads, spec.num_layers, BLOCK_SIZE, spec.head_dim, dtype
+            NUM_BLOCKS,
+            spec.num_kv_heads,
+            spec.num_layers,
+            BLOCK_SIZE,
+            spec.head_dim,
+            dtype,
+            planes=spec.kv_planes,
         )
         self.model = model
         self.pool = layout.allocate(device)

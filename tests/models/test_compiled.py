@@ -56,7 +56,14 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("name", "graphs"),
-    [("qwen3", 2), ("olmo2", 2), ("gemma", 2), ("starcoder2-window", 2), ("qwen2-some-windows", 4)],
+    [
+        ("qwen3", 2),
+        ("olmo2", 2),
+        ("gemma", 2),
+        ("starcoder2-window", 2),
+        ("qwen2-some-windows", 4),
+        ("minicpm3", 2),
+    ],
 )
 def test_one_layer_serves_all_layers_and_batches(name: str, graphs: int, tmp_path: Path) -> None:
     """One graph for any number of tokens, one for a single token; for each kind of layer."""

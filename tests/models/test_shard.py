@@ -35,7 +35,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-NAMES = ("llama", "llama-bias", "qwen2", "qwen3")
+NAMES = ("llama", "llama-bias", "qwen2", "qwen3", "mixtral", "qwen3-moe")
 
 
 def save_model(name: str, folder: Path) -> Path:
@@ -47,6 +47,15 @@ def save_model(name: str, folder: Path) -> Path:
         "llama-bias": lambda: t.LlamaConfig(**SHAPE, attention_bias=True, head_dim=12),
         "qwen2": lambda: t.Qwen2Config(**SHAPE),
         "qwen3": lambda: t.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
+        "mixtral": lambda: t.MixtralConfig(**SHAPE, num_local_experts=4),
+        "qwen3-moe": lambda: t.Qwen3MoeConfig(
+            **SHAPE,
+            head_dim=16,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            mlp_only_layers=[2],
+        ),
     }[name]()
     torch.manual_seed(0)
     model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -172,11 +172,11 @@ def test_a_broken_generation_config_is_refused_by_name(
         ({"architectures": ["NoSuchModel"], "model_type": "no-such"}, "NoSuchModel"),
         (
             {
-                "architectures": ["DeepseekV3ForCausalLM"],
-                "model_type": "deepseek_v3",
-                "kv_lora_rank": 16,
+                "architectures": ["DeepseekV32ForCausalLM"],
+                "model_type": "deepseek_v32",
+                "index_topk": 64,
             },
-            "kv_lora_rank 16",
+            "index_topk",
         ),
         (
             {
@@ -232,3 +232,30 @@ def test_broken_folders(tmp_path: Path, text: str | None, named: str) -> None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=named):
         read_spec(tmp_path)
+
+
+MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_layers_with_experts_and_without(tmp_path: Path) -> None:
+    experts = read_spec(folder(tmp_path, **MOE, decoder_sparse_step=2, mlp_only_layers=[1])).experts
+    assert experts is not None
+    assert (experts.count, experts.per_token, experts.inner_size) == (8, 2, 16)
+    assert experts.dense_layers == {0, 1, 2}, "every second layer has experts, but not this one"
+    assert not experts.renormalise
+
+
+def test_more_experts_for_a_token_than_there_are_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="num_experts_per_tok is 9, the model has 8 experts"):
+        read_spec(folder(tmp_path, **MOE | {"num_experts_per_tok": 9}))
+
+
+def test_windows_of_every_layer_beside_experts_take_the_other_path(tmp_path: Path) -> None:
+    spec = read_spec(folder(tmp_path, **MOE, use_sliding_window=True, sliding_window=16))
+    assert not spec.native

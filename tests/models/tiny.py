@@ -35,6 +35,20 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_LATENT = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 NATIVE = (
@@ -45,8 +59,20 @@ NATIVE = (
     "qwen2",
     "qwen2-some-windows",
     "qwen3",
+    "mixtral",
+    "qwen3-moe",
 )
-FALLBACK = ("olmo2", "gpt-neox", "phi", "gemma", "llama-gelu", "starcoder2-window")
+FALLBACK = (
+    "olmo2",
+    "gpt-neox",
+    "phi",
+    "gemma",
+    "llama-gelu",
+    "starcoder2-window",
+    "deepseek-v2",
+    "deepseek-v3",
+    "minicpm3",
+)
 
 
 def config(name: str) -> Any:
@@ -84,6 +110,26 @@ def config(name: str) -> Any:
             return t.LlamaConfig(**shape, hidden_act="gelu")
         case "starcoder2-window":
             return t.Starcoder2Config(**shape, sliding_window=13)
+        case "mixtral":
+            return t.MixtralConfig(**shape, num_local_experts=4)
+        case "qwen3-moe":
+            return t.Qwen3MoeConfig(
+                **shape,
+                head_dim=16,
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=32,
+                norm_topk_prob=True,
+                mlp_only_layers=[1],
+            )
+        case "deepseek-v2":
+            return t.DeepseekV2Config(**shape | _LATENT | _EXPERTS, q_lora_rank=None)
+        case "deepseek-v3":
+            return t.DeepseekV3Config(
+                **shape | _LATENT | _EXPERTS, q_lora_rank=16, n_group=2, topk_group=1
+            )
+        case "minicpm3":
+            return t.MiniCPM3Config(**shape | _LATENT, q_lora_rank=16)
     raise ValueError(name)
 
 

@@ -34,7 +34,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Names no class of the hand-written family, so only the fallback can run it.
-ARCHITECTURES = ("llama", "qwen3", "mistral-window", "fallback", "some-windows")
+ARCHITECTURES = (
+    "llama",
+    "qwen3",
+    "mistral-window",
+    "fallback",
+    "some-windows",
+    "latent",
+    "experts",
+)
 SOME_WINDOWS = (40, None, 40)  # of the last one's layers
 
 
@@ -77,11 +85,13 @@ def save_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0)
 
 def _config(architecture: str) -> Any:
     from transformers import (
+        DeepseekV2Config,
         Gemma3TextConfig,
         LlamaConfig,
         MistralConfig,
         Olmo2Config,
         Qwen3Config,
+        Qwen3MoeConfig,
     )
 
     match architecture:
@@ -91,6 +101,10 @@ def _config(architecture: str) -> Any:
             return Qwen3Config(**_SHAPE, **_GQA, tie_word_embeddings=True)
         case "mistral-window":
             return MistralConfig(**_SHAPE, **_GQA, sliding_window=40)
+        case "experts":
+            return Qwen3MoeConfig(
+                **_SHAPE, **_GQA, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
+            )
         case "fallback":
             return Olmo2Config(**_SHAPE, num_key_value_heads=2)
         case "some-windows":
@@ -101,6 +115,21 @@ def _config(architecture: str) -> Any:
                 layer_types=kinds,
                 sliding_window=max(filter(None, SOME_WINDOWS)),
                 query_pre_attn_scalar=16,
+            )
+        case "latent":  # of four experts, two for a token
+            return DeepseekV2Config(
+                **_SHAPE,
+                num_key_value_heads=_SHAPE["num_attention_heads"],
+                q_lora_rank=None,
+                kv_lora_rank=24,
+                qk_nope_head_dim=16,
+                qk_rope_head_dim=8,
+                v_head_dim=12,
+                n_routed_experts=4,
+                num_experts_per_tok=2,
+                n_shared_experts=1,
+                first_k_dense_replace=1,
+                moe_intermediate_size=32,
             )
     raise ValueError(f"unknown tiny architecture {architecture!r}; there are {ARCHITECTURES}")
 

@@ -51,6 +51,9 @@ pub struct LegSpec {
     pub cache_salt: Arc<str>,
     /// Of a request whose content is not tokens: prompt and sampling are estimates then.
     pub opaque: Option<OpaqueRequest>,
+    /// Of the shell, for the link: how a worker that traces its work makes it a part of the
+    /// request's trace.
+    pub trace: Option<Opaque>,
 }
 
 impl LegSpec {

@@ -53,5 +53,6 @@ pub fn leg_spec(kind: LegKind, prompt_tokens: u32, max_tokens: u32) -> LegSpec {
         }),
         cache_salt: "".into(),
         opaque: None,
+        trace: None,
     }
 }

@@ -14,6 +14,7 @@ use crate::models::{Model, Models};
 use crate::openai::{self, BodyLimits, Generator, ReasoningParser, ToolParser};
 use crate::pool::Pool;
 use crate::serve::api::ModelLimits;
+use crate::traces::Traces;
 
 /// What the HTTP side was configured with.
 #[derive(Debug, Clone)]
@@ -71,6 +72,8 @@ pub struct App {
     pub keys: Option<Arc<ApiKeys>>,
     /// Whether clients' port has /metrics.
     pub shows_metrics: bool,
+    /// `None`: requests are not traced.
+    pub traces: Option<Traces>,
 }
 
 /// How long a client is asked to wait when no worker is there.
@@ -88,6 +91,7 @@ impl App {
             started_unix_s: openai::unix_seconds(),
             keys: None,
             shows_metrics: true,
+            traces: None,
         }
     }
 

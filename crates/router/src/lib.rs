@@ -20,6 +20,7 @@ mod foreign_tests;
 #[cfg(test)]
 mod fuzz_tests;
 mod gate;
+mod grammar;
 mod log;
 mod metrics;
 mod models;
@@ -33,6 +34,7 @@ mod serve;
 #[cfg(test)]
 mod testing;
 mod tls;
+mod traces;
 mod workers;
 
 pub use run::run;

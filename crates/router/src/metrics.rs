@@ -16,6 +16,8 @@ use crate::serve::api::Timings;
 use crate::workers::{self, WorkerCollector};
 
 type Label = [(&'static str, &'static str); 1];
+/// By one label.
+pub type Counters = Family<Label, Counter>;
 /// Path and status of an answer.
 type Answered = [(&'static str, String); 2];
 type Histograms = Family<Label, Histogram, fn() -> Histogram>;
@@ -53,14 +55,16 @@ impl Outcome {
 pub struct Metrics {
     registry: Mutex<Registry>,
     pub in_flight: Gauge,
-    requests: Family<Label, Counter>,
+    requests: Counters,
     retries: Family<[(&'static str, &'static str); 2], Counter>,
-    failures: Family<Label, Counter>,
-    refusals: Family<Label, Counter>,
+    failures: Counters,
+    refusals: Counters,
     http_errors: Family<Answered, Counter>,
     pub output_tokens: Counter,
     pub prompt_tokens: Counter,
     transfer_bytes: Counter,
+    /// Spans that the collector of traces does not get, by reason.
+    pub trace_spans_dropped: Counters,
     /// Answers that went on with another worker's text.
     pub resumed: Counter,
     /// Received to let in, of requests that were.
@@ -92,6 +96,7 @@ impl Metrics {
             output_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
             transfer_bytes: Counter::default(),
+            trace_spans_dropped: Counters::default(),
             resumed: Counter::default(),
             admission_wait: durations(),
             first_token: durations(),
@@ -156,6 +161,11 @@ impl Metrics {
             "resumed_answers",
             "Answers of vLLM and SGLang workers that another worker went on with after a loss",
             self.resumed.clone(),
+        );
+        to.register(
+            "trace_spans_dropped",
+            "Spans of traces that the collector did not get, by reason",
+            self.trace_spans_dropped.clone(),
         );
         for (name, help, histogram) in [
             (

@@ -9,6 +9,7 @@ use tasuki_text::{ModelText, TextError};
 
 use crate::app::MAX_QUOTED_CHARS;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::openai::TextLimit;
 
 /// What `--model`, `--alias` and `--served-model-name` say of one model.
@@ -122,6 +123,8 @@ pub struct Model {
     pub names: Vec<String>,
     pub text: Arc<ModelText>,
     pub text_limit: TextLimit,
+    /// Those that answers must match.
+    pub grammars: Grammars,
 }
 
 /// All models with a text side here.
@@ -147,6 +150,7 @@ impl Models {
             id: ModelId(id),
             names,
             text_limit: TextLimit::new(&text),
+            grammars: Grammars::new(Arc::clone(&text)),
             text,
         });
         Self(models.map(Arc::new).collect())

@@ -43,7 +43,11 @@ const TEXT_ALONE: &str = " The workers generate text alone; ask a server of such
 
 /// Everything that clients are served.
 pub fn routes(app: Arc<App>) -> Router {
-    observed(paths(&app), app)
+    let routes = observed(paths(&app), Arc::clone(&app));
+    match app.traces {
+        Some(_) => routes.layer(from_fn_with_state(app, trace)),
+        None => routes,
+    }
 }
 
 /// What `--metrics-listen` serves.
@@ -150,6 +154,20 @@ async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Nex
         if !PROBES.contains(&path) {
             access_log::refused(&response, path, started);
         }
+    }
+    response
+}
+
+/// The handlers find the request's trace among its extensions.
+async fn trace(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let traces = app.traces.as_ref();
+    let trace = traces.and_then(|traces| traces.request(&request));
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(trace.clone());
+    }
+    let response = next.run(request).await;
+    if let Some(trace) = trace.filter(|_| !access_log::is_logged(&response)) {
+        trace.answered(&response);
     }
     response
 }

@@ -21,6 +21,7 @@ use crate::routes::metrics_alone;
 use crate::serve;
 use crate::tls::fleet::WorkerTransport;
 use crate::tls::{Tls, TlsError};
+use crate::traces::{TraceError, Traces};
 
 /// Exit codes: as clap has it, and as a shell has it for an interrupt.
 const FAILED: i32 = 1;
@@ -44,6 +45,8 @@ enum StartError {
     Keys(#[from] KeysError),
     #[error(transparent)]
     Tls(#[from] TlsError),
+    #[error(transparent)]
+    Traces(#[from] TraceError),
     #[error("cannot listen on {address}: {source}")]
     Bind {
         address: String,
@@ -139,8 +142,10 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         foreign_aliases: names.foreign,
         ..args.http()
     };
+    let traces = Traces::start(&args.traces, &service.metrics().trace_spans_dropped)?;
     let app = Arc::new(App {
         keys,
+        traces,
         shows_metrics: listener.local_addr()?.ip().to_canonical().is_loopback(),
         ..App::new(Arc::new(service.clone()), models, http)
     });
@@ -173,6 +178,9 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     }
     let _ = close.send(());
     let _ = tokio::time::timeout(CLOSING, server).await;
+    if let Some(traces) = &app.traces {
+        traces.end().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A model whose tokens are bytes, and a serving layer that follows a script.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::Method;
 use futures::future::BoxFuture;
@@ -15,7 +15,7 @@ use crate::app::{App, ForeignModel, HttpSettings};
 use crate::foreign::native::Asked;
 use crate::models::Models;
 use crate::openai::{Generator, ReasoningParser, ToolParser};
-use crate::serve::api::{Event, Finish, Generating, Generation, ModelLimits, Timings};
+use crate::serve::api::{Arrival, Event, Finish, Generating, Generation, ModelLimits, Timings};
 use crate::serve::events::{self, EventSender};
 
 /// 256 bytes and the specials.
@@ -189,7 +189,7 @@ pub fn say(generation: &Generation, text: &str) -> Vec<Event> {
 }
 
 impl Generator for FakeGenerator {
-    fn generate(&self, generation: Generation, _received: Instant) -> Generating {
+    fn generate(&self, generation: Generation, _: Arrival) -> Generating {
         let (event_sender, events) = events::channel(generation.n);
         let (stop, stops) = mpsc::unbounded_channel();
         for event in (self.script)(&generation) {

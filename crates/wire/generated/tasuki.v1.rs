@@ -293,7 +293,7 @@ pub struct Output {
     /// of the choice, with its last token
     #[prost(enumeration = "FinishReason", tag = "6")]
     pub finish: i32,
-    /// which token ended it, when STOP
+    /// the last of `tokens`, when STOP
     #[prost(uint32, tag = "7")]
     pub stop_token_id: u32,
     /// once, of prompt_tokens\[1..\]
@@ -546,7 +546,7 @@ impl Leg {
 #[repr(i32)]
 pub enum FinishReason {
     FinishNone = 0,
-    /// the stop token is the last of `tokens`
+    /// the last of `tokens` is a stop token, or completes the grammar
     FinishStop = 1,
     FinishLength = 2,
 }

@@ -73,24 +73,26 @@ class SdpaAttention:
     captures_prompts = False
 
     def __init__(self, pool: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-        """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+        """Attend over `pool`, [num_blocks, kv_heads, layers, planes, block_size, head_dim].
 
         Args:
-            pool: of any dtype that PyTorch computes in; or float8_e4m3fn, if keys and values
-                are written by others.
+            pool: with two planes, keys and values, or with one that is both; of any dtype
+                that PyTorch computes in; or float8_e4m3fn, if keys and values are written by
+                others.
             dtype: of the queries; None: the pool's.
         """
         self.pool = pool
         self._like = torch.empty(0, dtype=dtype or pool.dtype, device=pool.device)
-        _, self._kv_heads, self._layers, _, self._block_size, self._head_dim = pool.shape
+        _, self._kv_heads, self._layers, count, self._block_size, self._head_dim = pool.shape
+        self._num_planes = count
         # Bytes, where PyTorch does not copy the dtype by index.
         raw = pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
         self._slots = raw.view(-1, self._head_dim)
         self._planes = raw.view(-1, self._block_size * self._head_dim)
         device = pool.device
         self._heads_of_block = torch.arange(self._kv_heads, device=device)
-        self._planes_of_layer = 2 * torch.arange(self._layers, device=device)
-        self._pair = torch.arange(2, device=device)
+        self._planes_of_layer = count * torch.arange(self._layers, device=device)
+        self._pair = torch.arange(count, device=device)
         self._scratch = self._planes.new_empty(0)
         self._key_rows: tuple[torch.Tensor, ...] = ()
         self._value_rows: tuple[torch.Tensor, ...] = ()
@@ -132,7 +134,9 @@ class SdpaAttention:
         """Write key and value to their slots, then attend causally; see base.py."""
         if not written:
             self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
-            self._slots.index_copy_(0, self._value_rows[layer], value.reshape(-1, self._head_dim))
+            if self._num_planes == 2:
+                values = value.reshape(-1, self._head_dim)
+                self._slots.index_copy_(0, self._value_rows[layer], values)
         decodes = self._decodes
         if decodes is not None and not self._chunks and out is None:
             return self._decode(decodes, layer, query, scale, sliding_window)
@@ -155,7 +159,8 @@ class SdpaAttention:
     def _plan_writes(self, slots: torch.Tensor) -> None:
         """Rows of `_slots` for each layer's keys and values, [T x kv_heads]."""
         block, offset = slots // self._block_size, slots % self._block_size
-        planes = (block[:, None] * self._kv_heads + self._heads_of_block) * (2 * self._layers)
+        heads = block[:, None] * self._kv_heads + self._heads_of_block
+        planes = heads * (self._num_planes * self._layers)
         first = (planes * self._block_size + offset[:, None]).view(-1)
         keys = self._planes_of_layer[:, None] * self._block_size + first
         self._key_rows = keys.unbind(0)
@@ -166,7 +171,7 @@ class SdpaAttention:
         n = batch.num_decodes
         widest = max(map(self._width, batch.context_lens))
         decodes = n * max(map(self._width, batch.context_lens[:n]), default=0)
-        elements = 2 * self._kv_heads * max(decodes, widest) * self._planes.shape[1]
+        elements = self._num_planes * self._kv_heads * max(decodes, widest) * self._planes.shape[1]
         if self._scratch.numel() < elements:
             self._scratch = self._scratch.new_empty(elements * 5 // 4)
 
@@ -176,12 +181,14 @@ class SdpaAttention:
     def _plan_gather(self, tables: torch.Tensor, longest: int) -> _Gather:
         """What sequences of up to `longest` tokens read; `tables` is [S, W or more]."""
         blocks = tables[:, None, : self._width(longest)].to(torch.int64)
-        first = (blocks * self._kv_heads + self._heads_of_block[:, None]) * (2 * self._layers)
+        heads = blocks * self._kv_heads + self._heads_of_block[:, None]
+        first = heads * (self._num_planes * self._layers)
         pair = (self._pair[:, None] + first.view(-1)).view(-1)
         size = self._planes.shape[1]
         planes = self._scratch[: pair.shape[0] * size].view(-1, size)
-        both = planes.view(2, tables.shape[0], self._kv_heads, -1, self._head_dim)
-        keys, values = (both[:, :, :, :longest] if len(tables) == 1 else both).unbind(0)
+        both = planes.view(self._num_planes, len(tables), self._kv_heads, -1, self._head_dim)
+        parts = both[:, :, :, :longest] if len(tables) == 1 else both
+        keys, values = parts[0], parts[-1]
         rows = self._planes_of_layer[:, None] + pair
         return _Gather(rows.unbind(0), planes, keys, values)
 

@@ -23,7 +23,7 @@ def make_attention(
     """The fastest backend for a pool.
 
     Args:
-        pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+        pool: [num_blocks, kv_heads, layers, planes, block_size, head_dim].
         heads: query heads.
         dtype: the model's.
         windows: sliding windows of its layers, as far as they are known.
@@ -37,6 +37,13 @@ def make_attention(
     """
     if not pool.is_cuda:
         return SdpaAttention(pool), f"attention: PyTorch's, on {pool.device.type}"
+    if pool.shape[3] == 1:
+        if pool.dtype != dtype:
+            raise AttentionError(
+                f"a KV cache of {pool.dtype} for a model of {dtype} with latent attention:"
+                " leave out --kv-cache-dtype"
+            )
+        return SdpaAttention(pool), "attention: PyTorch's, several times slower; of latents"
     attention, reason = _flashinfer(pool, heads, dtype, windows)
     if attention is not None:
         return attention, "attention: FlashInfer for prompts, our own kernels for decodes"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 FULL = "full"
 WINDOW = "window"
+LATENT = "latent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,18 @@ class CacheGroup:
     Attributes:
         layers: Of the model; one for each layer of a page, or fewer.
         window: Tokens that a query sees, itself included; None: all.
+        latent: A slot holds one latent of all heads, not the keys and values of each.
     """
 
     layers: tuple[int, ...] = (0,)
     window: int | None = None
+    latent: bool = False
 
     @property
     def kind(self) -> str:
-        """FULL or WINDOW."""
+        """FULL, WINDOW or LATENT."""
+        if self.latent:
+            return LATENT
         return FULL if self.window is None else WINDOW
 
     def first_block(self, tokens: int, block_size: int) -> int:
@@ -50,13 +55,14 @@ ONE_GROUP = (CacheGroup(),)
 """Every layer keeps every token."""
 
 
-def group_layers(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
+def group_layers(windows: Sequence[int | None], *, latent: bool = False) -> tuple[CacheGroup, ...]:
     """Put layers into groups of about the same size, so that pages are of one size.
 
     Layers without a window come first: routers are told of the first group's blocks.
 
     Args:
         windows: Of each layer.
+        latent: Whether they hold latents.
     """
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
@@ -68,7 +74,7 @@ def group_layers(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
         count = -(-len(layers) // least)
         for part in range(count):
             begin, end = (len(layers) * edge // count for edge in (part, part + 1))
-            groups.append(CacheGroup(tuple(layers[begin:end]), window))
+            groups.append(CacheGroup(tuple(layers[begin:end]), window, latent))
     return tuple(groups)
 
 

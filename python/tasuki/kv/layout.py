@@ -6,9 +6,9 @@ One pool per rank, which all cache groups share; a block is one contiguous run o
             |         |
     block   | head 0            | head 1            | ...    kv_heads x head_bytes
             |                   |
-    head    | layer 0     | layer 1     | ...                layers x 2 x plane_bytes
+    head    | layer 0     | layer 1     | ...                layers x planes x plane_bytes
             |             |
-    layer   | K     | V     |                                2 x plane_bytes
+    layer   | K     | V     |                                planes x plane_bytes
             |       |
     plane   | slot 0 | slot 1 | ...                          block_size x head_dim elements
 
@@ -16,7 +16,7 @@ So a transfer needs one descriptor per block, or per run of adjacent blocks.
 Heads are outermost inside a block: those that a rank of another tensor-parallel
 degree needs are one contiguous slice (`transfer_plan.py`). Attention kernels see layer `l`, K or V
 `i`, as the strided view `pool[:, :, l, i]`, that is
-[num_blocks, kv_heads, block_size, head_dim].
+[num_blocks, kv_heads, block_size, head_dim]. Latent attention (MLA) has one plane, of latents.
 
 Source: ARCHITECTURE.md, "The KV cache". This file owns no state.
 """
@@ -50,6 +50,7 @@ class CacheLayout:
         block_size: token slots in a block, at least 1.
         head_dim: elements of one head's K or V for one token.
         dtype: of the elements.
+        planes: of a layer in a block: 2, K and V, or 1 that is both.
         first_kv_head: of the model, the first that this rank holds.
         groups: whose blocks they are; empty: of one group, which keeps every layer and token.
     """
@@ -61,12 +62,13 @@ class CacheLayout:
     head_dim: int
     dtype: torch.dtype
     first_kv_head: int = 0
+    planes: int = 2
     groups: tuple[CacheGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.groups:
             object.__setattr__(self, "groups", (CacheGroup(tuple(range(self.layers))),))
-        for name in ("num_blocks", "kv_heads", "layers", "block_size", "head_dim"):
+        for name in ("num_blocks", "kv_heads", "layers", "planes", "block_size", "head_dim"):
             value = getattr(self, name)
             if value < 1:
                 raise LayoutError(f"cache layout: {name} is {value}, must be at least 1")
@@ -77,20 +79,20 @@ class CacheLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        """[num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+        """[num_blocks, kv_heads, layers, planes, block_size, head_dim]."""
         return (
             self.num_blocks,
             self.kv_heads,
             self.layers,
-            2,
+            self.planes,
             self.block_size,
             self.head_dim,
         )
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, all heads and layers, K and V."""
-        elements = self.kv_heads * self.layers * 2 * self.block_size * self.head_dim
+        """Bytes of one block, all heads, layers and planes."""
+        elements = self.kv_heads * self.layers * self.planes * self.block_size * self.head_dim
         return elements * self.dtype.itemsize
 
     @property

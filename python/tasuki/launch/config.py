@@ -150,6 +150,8 @@ class RouterOptions:
     fleet_key: Path | None = None
     fleet_ca: Path | None = None
     metrics_listen: str | None = None
+    otlp_endpoint: str | None = None
+    trace_sample_ratio: float | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     max_concurrent_requests: int | None = None
@@ -240,6 +242,11 @@ class ServeConfig:
                 )
         if (self.router.tls_cert is None) != (self.router.tls_key is None):
             raise LaunchError("--tls-cert and --tls-key go together: give both, or none")
+        endpoint = self.router.otlp_endpoint
+        if endpoint is not None and not endpoint.startswith("http://"):
+            raise LaunchError(f"--otlp-endpoint is {endpoint!r}: use http://HOST:PORT")
+        if endpoint is None and self.router.trace_sample_ratio is not None:
+            raise LaunchError("--trace-sample-ratio is given without --otlp-endpoint: give both")
         for name, words in ROUTER_WORDS.items():
             said = getattr(self.router, name)
             if said not in (None, *words):

@@ -69,7 +69,7 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         TasukiError: It cannot start; a worker's own error is in the message.
     """
     begun_s = time.monotonic()
-    _check_tls(config)
+    _check_features(config)
     machine = look_at_machine()
     if config.device == "auto" and (problem := driver_problem()):
         say(f"using the CPU: {problem}")
@@ -78,17 +78,19 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
         return _serve(config, machine, forks, job, begun_s)
 
 
-def _check_tls(config: ServeConfig) -> None:
+def _check_features(config: ServeConfig) -> None:
     """Refuse now what the router and the workers would refuse after a long start."""
     router = config.router
-    if router.tls_cert is None and router.fleet_cert is None:
-        return
-    if not _native.HAS_TLS:
-        option = "--tls-cert" if router.tls_cert is not None else "--fleet-cert"
-        raise LaunchError(
-            f"{option} requires the feature `tls`, which this build leaves out:"
-            " `make setup FEATURES=tls` adds it"
-        )
+    for option, given, feature, is_there in (
+        ("--tls-cert", router.tls_cert, "tls", _native.HAS_TLS),
+        ("--fleet-cert", router.fleet_cert, "tls", _native.HAS_TLS),
+        ("--otlp-endpoint", router.otlp_endpoint, "otel", _native.HAS_OTEL),
+    ):
+        if given is not None and not is_there:
+            raise LaunchError(
+                f"{option} requires the feature `{feature}`, which this build leaves out:"
+                f" `make setup FEATURES={feature}` adds it"
+            )
     fleet = Fleet.of(router.fleet_cert, router.fleet_key, router.fleet_ca)
     if fleet is not None:
         fleet.check()

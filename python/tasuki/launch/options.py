@@ -296,6 +296,18 @@ TenantHeader = Annotated[
         metavar="NAME",
     ),
 ]
+OtlpEndpoint = Annotated[
+    str | None,
+    _option(
+        "OpenTelemetry collector (OTLP over HTTP) that gets traces of requests.",
+        "--otlp-endpoint",
+        metavar="http://HOST:PORT",
+    ),
+]
+TraceSampleRatio = Annotated[
+    float | None,
+    _option("Share of requests that are traced [1].", "--trace-sample-ratio", min=0.0, max=1.0),
+]
 ToolParser = Annotated[
     str | None,
     _option(

@@ -21,7 +21,7 @@ def attention_for(
 
     Args:
         model: What will call it; as much of the model as this rank has.
-        pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
+        pool: [num_blocks, kv_heads, layers, planes, block_size, head_dim].
         dtype: the model's.
 
     Returns:
@@ -48,4 +48,4 @@ def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
     windows = spec.sliding_windows
     if spec.native and len(set(windows)) > 1:
         windows = (None,) * spec.num_layers
-    return group_layers(windows)
+    return group_layers(windows, latent=spec.latent_rank is not None)

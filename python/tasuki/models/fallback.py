@@ -27,6 +27,7 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.models.errors import ModelError, UnsupportedModelError, first_line
 from tasuki.models.fallback_check import Trial
+from tasuki.models.latent import absorbed, keep_latents, unabsorbed
 from tasuki.models.packing import pack
 from tasuki.models.paged_op import Slot, paged_attention
 from tasuki.models.spec import ModelSpec
@@ -93,6 +94,8 @@ def load_fallback(
     AttentionInterface.register(_IMPLEMENTATION, _attend)
     module = (_make if dummy else _read)(folder, dtype, device, trust_remote_code)
     module = module.to(device).eval()
+    if spec.latent_rank is not None:
+        keep_latents(module)
     trial = Trial(spec, module, _IMPLEMENTATION, dtype, device)
     model = FallbackModel(spec, module, trial)
     unpack = pack(module)
@@ -168,8 +171,11 @@ def _attend(
         raise UnsupportedModelError(
             f"{tasuki_step.spec.architecture} is not supported: its attention {reason}"
         )
+    rank = tasuki_step.spec.latent_rank
     # [T, heads, head_dim]
     parts = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if rank is not None:
+        parts = absorbed(module, *parts[:2], rank)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     slot = tasuki_step.slot
     if torch.compiler.is_compiling():
@@ -177,6 +183,8 @@ def _attend(
     else:
         layer: int = module.layer_idx  # type: ignore[assignment]
         attended = slot.attend(*parts, scale, sliding_window, layer)
+    if rank is not None:
+        attended = unabsorbed(module, attended, value.shape[-1], rank)
     return attended[None], None
 
 

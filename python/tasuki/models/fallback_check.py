@@ -163,7 +163,8 @@ def _paged(
     width = -(-max(map(len, sequences)) // _BLOCK_SIZE)
     order = torch.randperm(count * width, generator=torch.Generator().manual_seed(1))
     tables = order.view(count, width)
-    shape = (count * width, spec.num_kv_heads, spec.num_layers, 2, _BLOCK_SIZE, spec.head_dim)
+    planes = spec.num_layers, spec.kv_planes
+    shape = (count * width, spec.num_kv_heads, *planes, _BLOCK_SIZE, spec.head_dim)
     recorder = _Recorder(spec, torch.zeros(shape, dtype=dtype, device=device))
     done = [0] * count
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]

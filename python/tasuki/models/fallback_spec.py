@@ -41,12 +41,18 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
     heads = int(config.num_attention_heads)
     layers = int(config.num_hidden_layers)
+    latent_rank = getattr(config, "kv_lora_rank", None)
+    if latent_rank:
+        kv_heads, head_dim = 1, int(latent_rank) + int(config.qk_rope_head_dim)
+    else:
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     return ModelSpec(
         architecture=architecture,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         hidden_size=int(config.hidden_size),
         intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         vocab_size=int(config.vocab_size),
@@ -55,6 +61,7 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         tied_head=bool(config.tie_word_embeddings),
         eos_token_ids=read_eos(folder, raw),
         native=False,
+        latent_rank=int(latent_rank) if latent_rank else None,
     )
 
 
@@ -72,8 +79,10 @@ def _why_not(
         return "its class does not declare _supports_attention_backend"
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
-    if getattr(config, "kv_lora_rank", None):
-        return f"latent attention (kv_lora_rank {config.kv_lora_rank}) needs another cache layout"
+    if getattr(config, "index_topk", None):
+        return f"attention to {config.index_topk} chosen tokens (index_topk) is not in ours"
+    if getattr(config, "kv_lora_rank", None) and not getattr(config, "qk_rope_head_dim", None):
+        return "latent attention (kv_lora_rank) without qk_rope_head_dim needs another cache layout"
     if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES):
         return f"layers of type {', '.join(odd)} need another cache layout"
     if softcap := getattr(config, "attn_logit_softcapping", None):

@@ -1,4 +1,4 @@
-"""The Llama family, written out: Llama, Mistral, Qwen2, Qwen3, SmolLM2.
+"""The Llama family, written out: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, SmolLM2.
 
 q, k and v are one GEMM, gate and up another; what lies between the GEMMs
 is `Ops`, made for the device; modules and their dispatch are left out. In the
@@ -21,9 +21,10 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
 from tasuki.engine.collective import Collective
 from tasuki.engine.forward import Body
+from tasuki.models.experts import Experts, make_experts
 from tasuki.models.layers import Linear, make_head, make_linear, summed
-from tasuki.models.llama_layer import LlamaLayer
-from tasuki.models.llama_tensors import LayerTensors, LlamaTensors
+from tasuki.models.llama_layer import DenseMlp, LlamaLayer
+from tasuki.models.llama_tensors import LayerTensors, LlamaTensors, MlpTensors
 from tasuki.models.ops import Ops
 from tasuki.models.ops_select import make_ops
 from tasuki.models.spec import ModelSpec
@@ -39,26 +40,36 @@ class LlamaWeights:
     head: Linear
 
 
-def prepare(tensors: LlamaTensors, collective: Collective) -> LlamaWeights:
+def prepare(spec: ModelSpec, tensors: LlamaTensors, collective: Collective) -> LlamaWeights:
     """Make this rank's GEMMs."""
     return LlamaWeights(
         embedding=tensors.embedding,
-        layers=tuple(_prepare_layer(layer, collective) for layer in tensors.layers),
+        layers=tuple(_prepare_layer(spec, layer, collective) for layer in tensors.layers),
         norm=tensors.norm,
         head=make_head(tensors.head),
     )
 
 
-def _prepare_layer(tensors: LayerTensors, collective: Collective) -> LlamaLayer:
+def _prepare_layer(spec: ModelSpec, tensors: LayerTensors, collective: Collective) -> LlamaLayer:
     return LlamaLayer(
         attention_norm=tensors.attention_norm,
         qkv=make_linear(tensors.qkv, tensors.qkv_bias),
         head_norms=tensors.head_norms,
         output=summed(make_linear(tensors.output, tensors.output_bias), collective),
         mlp_norm=tensors.mlp_norm,
-        gate_up=make_linear(torch.cat([tensors.gate, tensors.up])),
-        down=summed(make_linear(tensors.down), collective),
+        mlp=_prepare_mlp(spec, tensors.mlp, collective),
     )
+
+
+def _prepare_mlp(
+    spec: ModelSpec, tensors: MlpTensors, collective: Collective
+) -> DenseMlp | Experts:
+    if tensors.router is None:
+        gate_up = make_linear(torch.cat([tensors.gate, tensors.up]))
+        return DenseMlp(gate_up, summed(make_linear(tensors.down), collective))
+    assert spec.experts is not None
+    both = tensors.gate, tensors.up
+    return make_experts(spec.experts, tensors.router, both, tensors.down, collective)
 
 
 class LlamaModel:

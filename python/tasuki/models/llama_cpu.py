@@ -30,6 +30,8 @@ def why_not(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | 
         return f"the device is {device.type}"
     if dtype != torch.bfloat16:
         return f"the dtype is {str(dtype).removeprefix('torch.')}"
+    if spec.experts is not None:
+        return "the model has experts"
     return _shape(spec).why_not()
 
 
@@ -82,9 +84,9 @@ class CpuLlamaModel:
                 output=_bits(layer.output),
                 output_bias=None if layer.output_bias is None else _bits(layer.output_bias),
                 mlp_norm=_bits(layer.mlp_norm),
-                gate=_bits(layer.gate),
-                up=_bits(layer.up),
-                down=_bits(layer.down),
+                gate=_bits(layer.mlp.gate),
+                up=_bits(layer.mlp.up),
+                down=_bits(layer.mlp.down),
             )
         self._rotations = self._make_rotations(min(_FIRST_POSITIONS, spec.max_position))
         self._pool: tuple[torch.Tensor, NDArray[np.int16]] | None = None

@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
+from tasuki.models.experts import Experts
 from tasuki.models.layers import Linear
 
 Norms = tuple[torch.Tensor, torch.Tensor]
 """Weights [head_dim] of the queries' and the keys' norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """An MLP that every token passes; `gate_up` gives the gates' columns first."""
+
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +30,4 @@ class LlamaLayer:
     head_norms: Norms | None
     output: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: DenseMlp | Experts

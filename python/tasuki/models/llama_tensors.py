@@ -18,6 +18,10 @@ from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
 
 _HEAD = "lm_head.weight"
+# Of a layer: gate, up and down. Of experts the folder and the names in it, by architecture.
+_DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
+_EXPERTS = {"MixtralForCausalLM": ("block_sparse_moe", "w1", "w3", "w2")}
+_EXPERTS_OF_MOST = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 class Tensors(Protocol):
@@ -25,6 +29,20 @@ class Tensors(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
         """The tensor of this name and shape, or part of it; the model's dtype and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlpTensors:
+    """One layer's MLP, [out, in] each; of experts [experts, out, in].
+
+    Attributes:
+        router: [experts, hidden]; None: there are no experts.
+    """
+
+    router: torch.Tensor | None
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +61,7 @@ class LayerTensors:
     output: torch.Tensor
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    mlp: MlpTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +81,6 @@ def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         ModelError: It has not; names them.
     """
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    parts += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     if spec.attention_bias:
         parts += [f"self_attn.{name}_proj.bias" for name in "qkv"]
@@ -73,7 +88,11 @@ def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         parts.append("self_attn.o_proj.bias")
     if spec.qk_norm:
         parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
-    wanted = [f"model.layers.{i}.{part}" for i in range(spec.num_layers) for part in parts]
+    wanted = [
+        f"model.layers.{i}.{part}"
+        for i in range(spec.num_layers)
+        for part in (*parts, *_all_mlp_names(spec, i))
+    ]
     wanted += ["model.embed_tokens.weight", "model.norm.weight"]
     checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
 
@@ -96,9 +115,25 @@ def read_llama(shard: Shard, tensors: Tensors) -> LlamaTensors:
     )
 
 
+def _all_mlp_names(spec: ModelSpec, index: int) -> list[str]:
+    router, mlps = _mlp_names(spec, index)
+    return [*([] if router is None else [router]), *(name for names in mlps for name in names)]
+
+
+def _mlp_names(spec: ModelSpec, index: int) -> tuple[str | None, list[tuple[str, str, str]]]:
+    """The router's name and each expert's gate, up and down; else None and those of one MLP."""
+    experts = spec.experts
+    if experts is None or index in experts.dense_layers:
+        return None, [_DENSE]
+    folder, gate, up, down = _EXPERTS.get(spec.architecture, _EXPERTS_OF_MOST)
+    paths = (f"{folder}.experts.{i}" for i in range(experts.count))
+    each = [(f"{p}.{gate}.weight", f"{p}.{up}.weight", f"{p}.{down}.weight") for p in paths]
+    return f"{folder}.gate.weight", each
+
+
 def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
     spec = shard.spec
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def read(name: str, *shape: int, part: Slice | None = None) -> torch.Tensor:
@@ -106,7 +141,6 @@ def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
 
     heads, kv_heads = shard.even(0, query), shard.kv_rows()
     rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
-    columns = shard.even(0, inner)
     output_bias = None
     if spec.output_bias:
         added = read("self_attn.o_proj.bias", hidden)
@@ -130,7 +164,27 @@ def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
         output=read("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query)),
         output_bias=output_bias,
         mlp_norm=read("post_attention_layernorm.weight", hidden),
-        gate=read("mlp.gate_proj.weight", inner, hidden, part=columns),
-        up=read("mlp.up_proj.weight", inner, hidden, part=columns),
-        down=read("mlp.down_proj.weight", hidden, inner, part=shard.even(1, inner)),
+        mlp=_read_mlp(shard, tensors, index),
+    )
+
+
+def _read_mlp(shard: Shard, tensors: Tensors, index: int) -> MlpTensors:
+    spec = shard.spec
+    router, mlps = _mlp_names(spec, index)
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    if router is not None and spec.experts is not None:
+        inner = spec.experts.inner_size
+
+    def read(part: int, *shape: int, dim: int) -> torch.Tensor:
+        names = (f"model.layers.{index}.{parts[part]}" for parts in mlps)
+        found = [tensors.tensor(name, shape, shard.even(dim, inner)) for name in names]
+        return found[0] if router is None else torch.stack(found)
+
+    return MlpTensors(
+        None
+        if router is None
+        else tensors.tensor(f"model.layers.{index}.{router}", (len(mlps), hidden)),
+        gate=read(0, inner, hidden, dim=0),
+        up=read(1, inner, hidden, dim=0),
+        down=read(2, hidden, inner, dim=1),
     )

@@ -101,7 +101,7 @@ def load_model(
             return native
         if device.type == "cpu":
             log.info("kernels: PyTorch's; Tasuki's own for the CPU do not serve: %s", reason)
-        return LlamaModel(shard.local, prepare(read, collective))
+        return LlamaModel(shard.local, prepare(spec, read, collective))
 
 
 def _require_int8(

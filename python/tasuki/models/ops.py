@@ -8,6 +8,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.batch import Batch
+from tasuki.models.experts import Experts
 from tasuki.models.llama_layer import LlamaLayer, Norms
 from tasuki.models.weighted import Weighted
 
@@ -48,8 +49,10 @@ class Ops(ABC):
             For the norm whose weight is `norm`, that of what comes next.
         """
         normed = self.add_norm(hidden, layer.output(attended), layer.mlp_norm)
-        inner = self.gated(layer.gate_up(normed))
-        return self.add_norm(hidden, layer.down(inner), norm)
+        mlp = layer.mlp
+        if isinstance(mlp, Experts):
+            return self.add_norm(hidden, mlp(normed, self.gated), norm)
+        return self.add_norm(hidden, mlp.down(self.gated(mlp.gate_up(normed))), norm)
 
     @abstractmethod
     def rotation(self, batch: Batch) -> Rotation:

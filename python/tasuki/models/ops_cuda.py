@@ -16,9 +16,10 @@ from tasuki.attention.write import rotate_and_write
 from tasuki.engine.batch import Batch
 from tasuki.models import kernels
 from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
+from tasuki.models.experts import Experts
 from tasuki.models.gemms import LIMIT_ROWS, FewRows
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
-from tasuki.models.llama_layer import LlamaLayer, Norms
+from tasuki.models.llama_layer import DenseMlp, LlamaLayer, Norms
 from tasuki.models.ops import Ahead, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
@@ -52,15 +53,20 @@ class CudaOps(Ops):
         self, layer: LlamaLayer, hidden: torch.Tensor, attended: torch.Tensor, norm: torch.Tensor
     ) -> Ahead:
         """See `Ops.rest`."""
+        mlp = layer.mlp
+        if isinstance(mlp, Experts):
+            return super().rest(layer, hidden, attended, norm)
         choice = self._choice("mlp", layer, hidden)
         ahead = self.add(choice, layer.output, attended, hidden, layer.mlp_norm)
-        inner = self.use_gate_up(choice, layer, hidden, ahead)
-        return self.add(self._choice("attention", layer, hidden), layer.down, inner, hidden, norm)
+        inner = self.use_gate_up(choice, mlp, layer.mlp_norm, hidden, ahead)
+        return self.add(self._choice("attention", layer, hidden), mlp.down, inner, hidden, norm)
 
     def _choice(self, stage: str, layer: LlamaLayer, hidden: torch.Tensor) -> Choice:
         """What computes a stage: of the table if it says so, and always what can."""
-        first, second = stage_of(stage, layer)
         rows = hidden.shape[0]
+        if isinstance(layer.mlp, Experts):  # whose sum nothing else takes in
+            return Choice("linear", "ours" if self._few.takes(layer.qkv, rows) else "linear")
+        first, second = stage_of(stage, layer)
         found = None
         if self.table and rows <= ROWS[-1]:
             shapes = tuple(plain(first).weight.shape), tuple(plain(second).weight.shape)
@@ -108,16 +114,21 @@ class CudaOps(Ops):
         return self.add_norm(hidden, gemm(x), norm)
 
     def use_gate_up(
-        self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
+        self,
+        choice: Choice,
+        mlp: DenseMlp,
+        norm: torch.Tensor,
+        hidden: torch.Tensor,
+        ahead: Ahead,
     ) -> torch.Tensor:
         """Norm, the GEMM of gate and up, gate: [rows, inner]."""
         if choice.use not in self._ways:
-            return self.gated(layer.gate_up(self.normed(hidden, layer.mlp_norm, ahead)))
-        assert isinstance(layer.gate_up, PlainLinear)
+            return self.gated(mlp.gate_up(self.normed(hidden, norm, ahead)))
+        assert isinstance(mlp.gate_up, PlainLinear)
         few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
-            return few.gated(layer.gate_up, ahead, None)
-        return few.gated(layer.gate_up, hidden if ahead is None else ahead, layer.mlp_norm)
+            return few.gated(mlp.gate_up, ahead, None)
+        return few.gated(mlp.gate_up, hidden if ahead is None else ahead, norm)
 
     def use_qkv(
         self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
@@ -179,8 +190,15 @@ class CudaOps(Ops):
 
 
 def stage_of(stage: str, layer: LlamaLayer) -> tuple[Linear, Linear]:
-    """The two GEMMs of a stage; see dispatch/table.py. All layers are alike."""
-    return (layer.output, layer.gate_up) if stage == "mlp" else (layer.down, layer.qkv)
+    """The two GEMMs of a stage; see dispatch/table.py. All layers are alike, without experts."""
+    mlp = dense(layer)
+    return (layer.output, mlp.gate_up) if stage == "mlp" else (mlp.down, layer.qkv)
+
+
+def dense(layer: LlamaLayer) -> DenseMlp:
+    """The MLP of a layer without experts."""
+    assert isinstance(layer.mlp, DenseMlp)
+    return layer.mlp
 
 
 def plain(gemm: Linear) -> PlainLinear:

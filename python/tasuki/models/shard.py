@@ -2,6 +2,7 @@
 
     q, k, v, gate, up    rows: whole heads, and columns of the inner layer
     output, down         columns; the ranks' GEMMs are summed
+    experts              each like an MLP; routers whole on every rank
     head                 rows: a stretch of the vocabulary (engine/joint_logits.py joins them)
     embedding, norms     whole on every rank
 
@@ -48,6 +49,9 @@ class Shard:
             num_heads=spec.num_heads // size,
             num_kv_heads=max(1, spec.num_kv_heads // size),
             intermediate_size=spec.intermediate_size // size,
+            experts=None
+            if spec.experts is None
+            else replace(spec.experts, inner_size=spec.experts.inner_size // size),
         )
 
     def even(self, dim: int, total: int) -> Slice:
@@ -102,6 +106,8 @@ def _problems(spec: ModelSpec, size: int) -> list[str]:
         found.append(f"{spec.num_heads} attention heads")
     if spec.num_kv_heads % size and size % spec.num_kv_heads:
         found.append(f"{spec.num_kv_heads} KV heads")
-    if spec.intermediate_size % size:
+    if spec.has_dense_layers and spec.intermediate_size % size:
         found.append(f"an inner layer of {spec.intermediate_size} columns")
+    if spec.experts is not None and spec.experts.inner_size % size:
+        found.append(f"experts with an inner layer of {spec.experts.inner_size} columns")
     return found

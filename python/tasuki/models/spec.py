@@ -8,13 +8,36 @@ from tasuki.models.rope import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of a model.
+
+    Attributes:
+        count: In a layer.
+        per_token: That a token passes.
+        inner_size: Columns of an expert's inner layer.
+        renormalise: Whether the chosen experts' weights add up to 1.
+        dense_layers: Layers that have an ordinary MLP.
+    """
+
+    count: int
+    per_token: int
+    inner_size: int
+    renormalise: bool = True
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The shape of a decoder-only model and what its layers do.
 
     Attributes:
         architecture: class name in config.json.
         max_position: context, in tokens.
+        num_kv_heads, head_dim: of what the cache holds.
         sliding_windows: per layer, tokens that a query sees; None: all.
+        latent_rank: of latent attention (MLA): the cache holds one head, whose first
+            `latent_rank` elements all heads' keys and values are made of, and whose others are
+            the rotated part of all keys. None: keys and values.
         rope: rotation; None when the model itself deals with positions.
         qk_norm: queries and keys are normalised per head before the rotation.
         attention_bias: q, k and v GEMMs have a bias.
@@ -22,6 +45,7 @@ class ModelSpec:
         tied_head: the head's weight is the embedding table.
         norm_eps: added to the mean square under the root.
         eos_token_ids: tokens that end a generation, in the folder's order.
+        experts: of its MLPs, if they have any.
         native: runs on the fast path; otherwise through transformers.
     """
 
@@ -42,4 +66,16 @@ class ModelSpec:
     tied_head: bool = False
     norm_eps: float = 1e-6
     eos_token_ids: tuple[int, ...] = ()
+    experts: ExpertsSpec | None = None
     native: bool = True
+    latent_rank: int | None = None
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has an ordinary MLP, of `intermediate_size`."""
+        return self.experts is None or bool(self.experts.dense_layers)
+
+    @property
+    def kv_planes(self) -> int:
+        """What a slot of the cache holds of a head: keys and values, or one latent."""
+        return 2 if self.latent_rank is None else 1

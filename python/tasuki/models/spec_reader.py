@@ -7,14 +7,14 @@ name. This file owns no state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tasuki.models.config_file import architecture_of, read_config, read_eos
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.rope import context_tokens, read_rope
-from tasuki.models.spec import ModelSpec
+from tasuki.models.spec import ExpertsSpec, ModelSpec
 
 # What an absent key of config.json means, by architecture.
 # Source: defaults of the configuration classes in transformers.
@@ -36,7 +36,26 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "head_dim": 128,
     },
+    "MixtralForCausalLM": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
+    "Qwen3MoeForCausalLM": {
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+    },
 }
+_EXPERTS = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
 
 
 def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec:
@@ -60,19 +79,21 @@ def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec
         raise UnsupportedModelError(
             f"{folder}: quantized weights ({method}) are not supported: give an unquantized model"
         )
-    if architecture in _FAMILY and _why_not_native(config) is None:
+    if architecture in _FAMILY and _why_not_native(architecture, config) is None:
         return _family_spec(folder, architecture, {**_FAMILY[architecture], **config})
     from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
 
     return fallback_spec(folder, trust_remote_code=trust_remote_code)
 
 
-def _why_not_native(config: Mapping[str, Any]) -> str | None:
+def _why_not_native(architecture: str, config: Mapping[str, Any]) -> str | None:
     """Why a model of the Llama family cannot take the fast path; None when it can."""
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         return f"hidden_act {act}"
     if config.get("mlp_bias"):
         return "mlp_bias"
+    if architecture == "Qwen3MoeForCausalLM" and config.get("use_sliding_window"):
+        return "use_sliding_window"
     try:
         read_rope(config, int(config.get("max_position_embeddings") or 2048))
     except UnsupportedModelError as error:
@@ -112,12 +133,31 @@ def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> 
         max_position=context_tokens(rope, max_position),
         sliding_windows=_windows(architecture, config, layers),
         rope=rope,
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         attention_bias=bias or architecture == "Qwen2ForCausalLM",
         output_bias=bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
         tied_head=bool(config.get("tie_word_embeddings", False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         eos_token_ids=read_eos(folder, config),
+        experts=_experts(config, layers, size) if architecture in _EXPERTS else None,
+    )
+
+
+def _experts(config: Mapping[str, Any], layers: int, size: Callable[..., int]) -> ExpertsSpec:
+    count = size("num_experts", config.get("num_local_experts"))  # as either name has it
+    per_token = size("num_experts_per_tok")
+    if per_token > count:
+        raise ModelError(
+            f"num_experts_per_tok is {per_token}, the model has {count} experts: lower it"
+        )
+    every = size("decoder_sparse_step", 1)
+    dense = {i for i in range(layers) if (i + 1) % every} | set(config.get("mlp_only_layers") or ())
+    return ExpertsSpec(
+        count=count,
+        per_token=per_token,
+        inner_size=size("moe_intermediate_size", config.get("intermediate_size")),
+        renormalise=bool(config.get("norm_topk_prob")),
+        dense_layers=frozenset(dense),
     )
 
 
@@ -125,7 +165,7 @@ def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple
     window = config.get("sliding_window")
     if architecture == "LlamaForCausalLM" or window is None:
         return (None,) * layers
-    if architecture == "MistralForCausalLM":
+    if architecture in ("MistralForCausalLM", "MixtralForCausalLM"):
         return (int(window),) * layers
     if not config.get("use_sliding_window"):
         return (None,) * layers

@@ -62,6 +62,7 @@ def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayo
         head_dim=spec.head_dim,
         dtype=plan.dtypes.kv,
         first_kv_head=shard.first_kv_head,
+        planes=spec.kv_planes,
     )
 
 

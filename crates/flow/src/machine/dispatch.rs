@@ -231,6 +231,7 @@ impl Machine {
             sampling,
             cache_salt: Arc::clone(&self.cache_salt),
             opaque: self.opaque.clone(),
+            trace: None,
         }
     }
 

@@ -1,8 +1,8 @@
 //! The access log: one line per request, at its end, however it ended. It never has a prompt,
 //! an answer, or an API key.
 //!
-//! Its lines are events of one tracing target. Where the filter lets none of them through,
-//! nothing is computed for them.
+//! Its lines are events of one tracing target. Where the filter lets none of them through and the
+//! request is not traced, nothing is computed for them.
 
 mod json;
 #[cfg(test)]
@@ -20,7 +20,8 @@ pub use self::json::JsonLines;
 use crate::api_keys::Caller;
 use crate::error::ApiError;
 use crate::openai::{Usage, milliseconds};
-use crate::serve::api::Timings;
+use crate::serve::api::{Finish, Timings};
+use crate::traces::Trace;
 
 /// The tracing target of the access log's lines.
 pub const TARGET: &str = "access";
@@ -38,14 +39,25 @@ pub struct RequestLog {
     pub tenant: Arc<str>,
     pub started: Instant,
     pub end: End,
+    /// It ends with the line.
+    pub trace: Option<Trace>,
+}
+
+/// What is known of a request at its end.
+pub struct Ended {
+    pub usage: Usage,
+    pub timings: Timings,
+    /// Of the choices that ended, as far as the router reads the answer.
+    #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "of traces alone"))]
+    pub finishes: Vec<Finish>,
 }
 
 /// How a request ended.
 pub struct End {
-    outcome: &'static str,
+    pub outcome: &'static str,
     /// Of the answer, once its headers were made.
-    status: Option<StatusCode>,
-    reason: Option<String>,
+    pub status: Option<StatusCode>,
+    pub reason: Option<String>,
 }
 
 impl Default for End {
@@ -71,9 +83,7 @@ impl End {
     }
 
     pub fn fail(&mut self, error: &ApiError) {
-        if is_on() {
-            self.fail_with(error.status(), error.log_reason());
-        }
+        self.fail_with(error.status(), error.log_reason());
     }
 
     pub fn fail_with(&mut self, status: StatusCode, reason: String) {
@@ -89,12 +99,17 @@ impl End {
 }
 
 impl RequestLog {
-    /// Writes the line. `ended`: usage and timings, only asked for if there is a line.
-    pub fn write(&self, ended: impl FnOnce() -> (Usage, Timings)) {
-        if !is_on() {
+    /// Writes the line and ends the trace. `ended`: only asked for if there is either.
+    pub fn write(&self, ended: impl FnOnce() -> Ended) {
+        let trace = self.trace.as_ref().filter(|trace| trace.is_sampled());
+        if !is_on() && trace.is_none() {
             return;
         }
-        let (usage, timings) = ended();
+        let ended = ended();
+        if let Some(trace) = trace {
+            trace.end(self, &ended);
+        }
+        let Ended { usage, timings, .. } = ended;
         let named = |name: &'_ str| (!name.is_empty()).then(|| name.to_owned());
         tracing::info!(
             target: TARGET,
@@ -139,9 +154,14 @@ pub fn logged(answer: Result<Response, ApiError>) -> Response {
     response
 }
 
+/// Whether the response's request has a [`RequestLog`].
+pub fn is_logged(response: &Response) -> bool {
+    response.extensions().get::<Logged>().is_some()
+}
+
 /// Writes the line of a request that ended before there was a [`RequestLog`] for it.
 pub fn refused(response: &Response, endpoint: &str, started: Instant) {
-    if response.extensions().get::<Logged>().is_some() || !is_on() {
+    if is_logged(response) || !is_on() {
         return;
     }
     let caller = response.extensions().get::<Caller>();

@@ -24,6 +24,7 @@ use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve;
 use crate::tls::TlsArgs;
 use crate::tls::fleet::{FleetArgs, WorkerTransport};
+use crate::traces::TraceArgs;
 
 /// OpenAI-compatible HTTP in front of Tasuki workers.
 #[derive(Debug, Clone, Parser)]
@@ -249,6 +250,9 @@ pub struct RouterArgs {
     /// their choice compared. Its target in --log is `access`; its level is info.
     #[arg(long, value_enum, default_value_t = AccessLog::Text)]
     pub access_log: AccessLog,
+
+    #[command(flatten)]
+    pub traces: TraceArgs,
 }
 
 impl RouterArgs {

@@ -16,13 +16,13 @@ use tokio::time::timeout;
 use super::request::{Answer, Usage};
 use super::resume::Resumption;
 use super::serve::response_of;
-use crate::access_log::RequestLog;
+use crate::access_log::{Ended, RequestLog};
 use crate::api_keys::CallerPermit;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::Permit;
 use crate::openai::{self, Deadline};
-use crate::serve::api::{Event, Generating, Generation, ServeError, Timings};
+use crate::serve::api::{Arrival, Event, Generating, Generation, ServeError, Timings};
 
 const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
@@ -64,7 +64,11 @@ impl Drop for Answering {
         self.log.write(|| {
             let timings = self.timings.clone();
             let timings = timings.unwrap_or_else(|| self.generating.account.read());
-            (self.whole_usage(), timings)
+            Ended {
+                usage: self.whole_usage(),
+                timings,
+                finishes: Vec::new(),
+            }
         });
     }
 }
@@ -156,7 +160,11 @@ impl Answering {
             "the worker was lost in the middle of its answer: another one goes on with the text"
         );
         self.app.generator.count_resumed();
-        self.generating = self.app.generator.generate(next, Instant::now());
+        let arrival = Arrival {
+            received: Instant::now(),
+            trace: self.log.trace.clone(),
+        };
+        self.generating = self.app.generator.generate(next, arrival);
         true
     }
 

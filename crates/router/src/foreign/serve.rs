@@ -23,7 +23,8 @@ use crate::api_keys::{Caller, CallerPermit};
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
 use crate::openai::{Deadline, tenant};
-use crate::serve::api::{Generation, ServeError};
+use crate::serve::api::{Arrival, Generation, ServeError};
+use crate::traces::Trace;
 
 /// Of a client's headers, what workers get: others are between it and the router.
 const PASSED_HEADERS: [&str; 5] = [
@@ -56,6 +57,7 @@ pub struct Incoming {
     pub started: Instant,
     pub received: Instant,
     pub deadline: Deadline,
+    pub trace: Option<Trace>,
 }
 
 /// Serves it.
@@ -80,6 +82,10 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
     let stream = incoming.body.read("stream").unwrap_or(false);
     let id = generation.request_id.clone();
     let names = incoming.model.names.into_iter();
+    let arrival = Arrival {
+        received: incoming.received,
+        trace: incoming.trace,
+    };
     let log = RequestLog {
         request_id: id.clone(),
         model: names.take(1).collect(),
@@ -87,13 +93,12 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
         tenant: Arc::clone(&generation.tenant),
         started: incoming.started,
         end: access_log::End::default(),
+        trace: arrival.trace.clone(),
     };
     let answering = Answering {
         app: Arc::clone(&app),
         resumption: Resumption::of(incoming.path, &incoming.body),
-        generating: app
-            .generator
-            .generate(generation.clone(), incoming.received),
+        generating: app.generator.generate(generation.clone(), arrival),
         generation,
         log,
         deadline: incoming.deadline,
@@ -134,9 +139,13 @@ fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Gene
     if let Some(longest) = incoming.model.max_model_len {
         prompt.truncate(longest as usize);
     }
+    let mut headers = passed(&parts.headers, app.keys.is_some());
+    if let Some(trace) = &incoming.trace {
+        trace.hand_on(&mut headers);
+    }
     let request = ForeignRequest {
         path: incoming.path,
-        headers: passed(&parts.headers, app.keys.is_some()),
+        headers,
         stream: body.read("stream").unwrap_or(false),
         body: body.clone(),
         rooms: estimate.is_batch.then_some(estimate.sequences),

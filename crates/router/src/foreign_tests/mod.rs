@@ -5,6 +5,8 @@ mod fake;
 mod fake_answer;
 mod sglang;
 mod sglang_worker;
+#[cfg(feature = "otel")]
+mod traces;
 mod vllm;
 mod vllm_faults;
 mod vllm_worker;

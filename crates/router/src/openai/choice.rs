@@ -55,6 +55,7 @@ pub struct Choice {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     include_stop: bool,
+    stop_token_ids: Arc<[u32]>,
     /// Stop strings count in the text after so many tokens.
     min_tokens: usize,
     output_tokens: usize,
@@ -84,6 +85,7 @@ impl Choice {
             detokenizer,
             stops: StopMatcher::new(Arc::clone(&delivery.stops), delivery.include_stop),
             include_stop: delivery.include_stop,
+            stop_token_ids: Arc::clone(&delivery.stop_token_ids),
             min_tokens: delivery.min_tokens as usize,
             output_tokens: 0,
             detokenized_chars: beginning.echoed_chars,
@@ -125,7 +127,8 @@ impl Choice {
             let logprob = logprobs.next();
             self.output_tokens += 1;
             piece.tokens.push(*token);
-            let is_stop_token = index + 1 == tokens.len() && finish == Some(Finish::Stop);
+            let is_last = index + 1 == tokens.len() && finish == Some(Finish::Stop);
+            let is_stop_token = is_last && self.stop_token_ids.contains(token);
             if is_stop_token && !self.include_stop {
                 break;
             }
@@ -201,6 +204,7 @@ mod tests {
         let delivery = Delivery {
             stops: Arc::new(StopStrings::new(&stops)),
             include_stop,
+            stop_token_ids: [EOS].into(),
             min_tokens,
             ..Delivery::plain()
         };
@@ -264,6 +268,18 @@ mod tests {
         let (pieces, whole) = run(&mut choice, &tokens_of("abEN"), Finish::Length);
         assert_eq!(pieces[2].text, "");
         assert_eq!((whole.text.as_str(), whole.logprobs.len()), ("abEN", 4));
+    }
+
+    #[test]
+    fn the_last_token_of_a_grammar_is_text() {
+        let model = TestModel::new();
+        let mut choice = choice(&model, &[], false, 0);
+        let (_, whole) = run(&mut choice, &tokens_of("{}"), Finish::Stop);
+        assert_eq!(
+            (whole.text.as_str(), whole.finish),
+            ("{}", Some(Finish::Stop))
+        );
+        assert_eq!(whole.logprobs.len(), 2);
     }
 
     #[test]

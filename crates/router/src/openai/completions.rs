@@ -37,6 +37,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     let mut common = Common::new::<CompletionShape>(app, &fields)?;
     let echo = completion.echo.unwrap_or(false);
     let logprobs = integer("logprobs", completion.logprobs, 0..=limits::MAX_LOGPROBS)?;
+    common.bind()?;
     common.sampling.logprobs = logprobs;
     common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
     let requested = requested_tokens(&fields, echo)?;

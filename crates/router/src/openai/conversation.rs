@@ -4,6 +4,7 @@ use serde_json::Value;
 use tasuki_text::{ChatInput, TextError};
 
 use super::clock;
+use super::tools::ToolChoice;
 use super::types::TemplateFields;
 use crate::app::App;
 use crate::error::ApiError;
@@ -100,15 +101,10 @@ pub fn text_error(param: &str, error: &TextError) -> ApiError {
 /// The tools that the template is to show.
 fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Value>, ApiError> {
     let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
-    match choice {
-        None | Some(Value::Null) => Ok(tools),
-        Some(Value::String(choice)) if choice == "auto" => Ok(tools),
-        Some(Value::String(choice)) if choice == "none" => Ok(None),
-        Some(other) => Err(ApiError::invalid(
-            "tool_choice",
-            format!("tool_choice is {other}; only \"none\" and \"auto\" are supported."),
-        )),
-    }
+    Ok(match ToolChoice::of(choice)? {
+        ToolChoice::None => None,
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => tools,
+    })
 }
 
 fn check_messages(messages: &[Value]) -> Result<(), ApiError> {
@@ -245,7 +241,8 @@ mod tests {
         assert!(tools(list(), None).unwrap().is_some());
         assert!(tools(list(), Some(&json!("auto"))).unwrap().is_some());
         assert!(tools(list(), Some(&json!("none"))).unwrap().is_none());
-        assert!(tools(list(), Some(&json!("required"))).is_err());
+        assert!(tools(list(), Some(&json!("required"))).unwrap().is_some());
+        assert!(tools(list(), Some(&json!("any"))).is_err());
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Delivery {
     pub skip_special_tokens: bool,
     /// Special tokens that the text has nevertheless: marks of tool calls and reasoning.
     pub kept_special_tokens: Arc<[u32]>,
+    /// An answer that stops without one of these has ended with its grammar.
+    pub stop_token_ids: Arc<[u32]>,
     /// Stop strings in the text of the first tokens do not count.
     pub min_tokens: u32,
 }
@@ -57,6 +59,7 @@ impl Delivery {
             include_stop: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
             kept_special_tokens: Arc::default(),
+            stop_token_ids: Arc::default(),
             min_tokens,
         })
     }
@@ -77,16 +80,7 @@ fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
             format!("best_of is {best_of} and n is {n}; best_of is not supported unless equal."),
         ));
     }
-    match &fields.response_format {
-        Some(format) if format.kind != "text" => Err(ApiError::invalid(
-            "response_format",
-            format!(
-                "response_format of type {:?} is not supported; only \"text\" is.",
-                format.kind
-            ),
-        )),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 fn stops(stop: Option<&OneOrMany>) -> Result<StopStrings, ApiError> {
@@ -133,10 +127,6 @@ mod tests {
             (r#"{"n":0}"#, "n is 0"),
             (r#"{"n":129}"#, "128"),
             (r#"{"best_of":3}"#, "best_of is 3"),
-            (
-                r#"{"response_format":{"type":"json_object"}}"#,
-                "json_object",
-            ),
             (r#"{"stop":""}"#, "0 bytes"),
             (r#"{"stream_options":{}}"#, "stream is true"),
         ] {

@@ -53,6 +53,8 @@ pub struct SamplingFields {
     repetition_penalty: Option<f64>,
     logit_bias: Option<std::collections::HashMap<String, f64>>,
     sampling_seed: Option<i64>,
+    json_schema: Option<Box<RawValue>>,
+    regex: Option<String>,
 }
 
 /// The handler.
@@ -85,6 +87,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<GenerateWording>, ApiErro
     let requested = new_tokens(&sampling)?;
     let logprobs = logprobs(&fields)?;
     let mut common = Common::new::<GenerateWording>(app, &openai_fields(&fields, sampling))?;
+    common.bind()?;
     common.sampling.logprobs = logprobs;
     let (name, prompt) = prompt_field(fields.text, fields.input_ids)?;
     let listed = matches!(prompt, PromptField::Texts(_) | PromptField::TokenLists(_));
@@ -157,6 +160,8 @@ fn openai_fields(fields: &GenerateFields, sampling: SamplingFields) -> CommonFie
         repetition_penalty: sampling.repetition_penalty,
         logit_bias: sampling.logit_bias,
         seed: sampling.sampling_seed,
+        json_schema: sampling.json_schema,
+        regex: sampling.regex,
         ..CommonFields::default()
     }
 }

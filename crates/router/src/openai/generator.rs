@@ -1,7 +1,5 @@
 //! What the handlers need of the serving layer; tests put a script there.
 
-use std::time::Instant;
-
 use axum::http::Method;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -10,12 +8,11 @@ use tasuki_core::{Identity, ModelId};
 use crate::app::ForeignModel;
 use crate::foreign::native::Asked;
 use crate::serve::Service;
-use crate::serve::api::{Generating, Generation, ModelLimits};
+use crate::serve::api::{Arrival, Generating, Generation, ModelLimits};
 
 pub trait Generator: Send + Sync + 'static {
-    /// Starts a generation; its tokens and its end come as events. `received`: when the
-    /// whole of the client's request was there.
-    fn generate(&self, generation: Generation, received: Instant) -> Generating;
+    /// Starts a generation; its tokens and its end come as events.
+    fn generate(&self, generation: Generation, arrival: Arrival) -> Generating;
 
     /// Of a model; `None` while no worker of it is known.
     fn limits(&self, model: ModelId) -> Option<ModelLimits>;
@@ -47,8 +44,8 @@ pub trait Generator: Send + Sync + 'static {
 }
 
 impl Generator for Service {
-    fn generate(&self, generation: Generation, received: Instant) -> Generating {
-        Service::generate(self, generation, received)
+    fn generate(&self, generation: Generation, arrival: Arrival) -> Generating {
+        Service::generate(self, generation, arrival)
     }
 
     fn limits(&self, model: ModelId) -> Option<ModelLimits> {

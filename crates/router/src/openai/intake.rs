@@ -12,6 +12,7 @@ use tasuki_flow::SamplingParams;
 use super::answer_size;
 use super::body::{self, Received};
 use super::clock;
+use super::constraint::Constraint;
 use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::limits;
@@ -30,7 +31,8 @@ use crate::foreign::object::Object;
 use crate::foreign::{self, Incoming};
 use crate::models::Model;
 use crate::pool::Purpose;
-use crate::serve::api::{Generation, ModelLimits};
+use crate::serve::api::{Arrival, Generation, ModelLimits};
+use crate::traces::{PhaseName, Trace};
 
 /// A request that is ready to run.
 pub struct Prepared<W> {
@@ -66,7 +68,10 @@ pub struct ForForeign {
 pub struct Common {
     pub identity: Identity,
     pub delivery: Delivery,
+    /// Its grammar is for `bind` to set.
     pub sampling: SamplingParams,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// The client chose the seed.
     seeded: bool,
     pub limits: ModelLimits,
@@ -92,10 +97,14 @@ pub async fn serve<W: Wording>(
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
     let caller = parts.extensions.get::<Caller>().cloned();
+    let trace = parts.extensions.get::<Trace>().cloned();
     let caller_permit = caller.as_ref().map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
     let deadline = Deadline::after(received, app.settings.request_timeout);
+    let tokenize = trace
+        .as_ref()
+        .map(|t| t.begin(PhaseName::Tokenize, received));
     if app.serves_foreign() {
         let find = endpoint.find_foreign;
         let found = match body.bytes.len() {
@@ -107,6 +116,9 @@ pub async fn serve<W: Wording>(
             }
         };
         if let Some(found) = found {
+            if let Some(tokenize) = tokenize {
+                tokenize.end();
+            }
             let incoming = Incoming {
                 path: endpoint.path,
                 caller_permit,
@@ -117,6 +129,7 @@ pub async fn serve<W: Wording>(
                 started,
                 received,
                 deadline,
+                trace,
             };
             return foreign::serve(app, incoming).await;
         }
@@ -126,6 +139,9 @@ pub async fn serve<W: Wording>(
     };
     let prepared = deadline.limit(work_up(&app, purpose, body, endpoint.prepare));
     let mut prepared = prepared.await??;
+    if let Some(tokenize) = tokenize {
+        tokenize.end();
+    }
     let tenant = match &app.settings.tenant_header {
         Some(header) => Some(tenant::of_header(&parts.headers, header)?),
         None => caller.as_ref().map(Caller::tenant),
@@ -147,7 +163,10 @@ pub async fn serve<W: Wording>(
         &prepared.model.text,
         &prepared.delivery,
         prepared.jobs,
-        received,
+        &Arrival {
+            received,
+            trace: trace.clone(),
+        },
     );
     let log = RequestLog {
         request_id: prepared.identity.id.clone(),
@@ -156,6 +175,7 @@ pub async fn serve<W: Wording>(
         tenant: log_tenant,
         started,
         end: access_log::End::default(),
+        trace,
     };
     let run = Run {
         identity: prepared.identity,
@@ -253,14 +273,17 @@ impl Common {
                 ),
             ));
         }
+        let mut delivery = Delivery::new(fields, sampling.min_tokens)?;
+        delivery.stop_token_ids = sampling.stop_token_ids.as_slice().into();
         Ok(Self {
             identity: Identity {
                 id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
                 created: clock::unix_seconds(),
                 model: name,
             },
-            delivery: Delivery::new(fields, sampling.min_tokens)?,
+            delivery,
             sampling,
+            constraint: Constraint::of(fields)?,
             seeded: fields.seed.is_some(),
             limits,
             cache_salt,
@@ -268,6 +291,17 @@ impl Common {
             priority: tenant::priority(fields.priority, app.settings.allow_priority)?,
             model,
         })
+    }
+
+    /// Lets answers follow the constraint and nothing else.
+    ///
+    /// # Errors
+    /// `Invalid` where workers cannot follow it.
+    pub fn bind(&mut self) -> Result<(), ApiError> {
+        let constraint = self.constraint.as_ref();
+        let grammar = constraint.map(|constraint| constraint.check(&self.model.grammars));
+        self.sampling.grammar = grammar.transpose()?;
+        Ok(())
     }
 
     /// The generation of one prompt. `index` tells the prompts of a request

@@ -2,7 +2,6 @@
 //! the order in which they come. Dropping it aborts whatever still runs.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -16,7 +15,9 @@ use super::generator::Generator;
 use super::usage::{Usage, merge};
 use tasuki_core::FailureKind;
 
-use crate::serve::api::{Account, Event, Generating, Generation, ServeError, Timings};
+use crate::serve::api::{
+    Account, Arrival, Event, Finish, Generating, Generation, ServeError, Timings,
+};
 
 /// Tokens at the prompt's end that tell a detokenizer where it stands (some
 /// tokenizers drop a space at the beginning of a text).
@@ -54,6 +55,8 @@ struct Prompt {
     echo: Option<Echo>,
     choices: Vec<Choice>,
     begun: Vec<bool>,
+    /// Of the choices that ended, in that order.
+    finishes: Vec<Finish>,
     /// Once all choices have ended.
     timings: Option<Timings>,
     /// Until then.
@@ -73,20 +76,20 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Starts every job. `received`: when the whole of the client's request was there.
+    /// Starts every job.
     pub fn start(
         generator: &dyn Generator,
         text: &ModelText,
         delivery: &Delivery,
         jobs: Vec<Job>,
-        received: Instant,
+        arrival: &Arrival,
     ) -> Self {
         let waiting = FuturesUnordered::new();
         let mut prompts = Vec::with_capacity(jobs.len());
         for (prompt, job) in jobs.into_iter().enumerate() {
             prompts.push(Prompt::new(text, delivery, &job));
             prompts[prompt].echo = job.echo;
-            let generating = generator.generate(job.generation, received);
+            let generating = generator.generate(job.generation, arrival.clone());
             prompts[prompt].account = Arc::clone(&generating.account);
             waiting.push(receive(prompt, generating));
         }
@@ -189,6 +192,12 @@ impl Outputs {
         merge(self.prompts.iter().map(known).collect())
     }
 
+    /// Why the choices ended that did.
+    pub fn finishes(&self) -> Vec<Finish> {
+        let prompts = self.prompts.iter();
+        prompts.flat_map(|p| p.finishes.iter().copied()).collect()
+    }
+
     /// The prompt's tokens of a choice.
     pub fn prompt_tokens(&self, index: usize) -> &[u32] {
         &self.prompts[index / self.choices_per_prompt].tokens
@@ -238,6 +247,7 @@ impl Prompt {
             echo: None,
             choices: choices.collect(),
             begun: vec![false; delivery.n as usize],
+            finishes: Vec::new(),
             timings: None,
             account: Arc::default(),
         }
@@ -249,13 +259,14 @@ impl Prompt {
         choice: usize,
         tokens: &[u32],
         logprobs: Vec<tasuki_flow::TokenLogprob>,
-        finish: Option<crate::serve::api::Finish>,
+        finish: Option<Finish>,
     ) -> Option<(bool, Piece)> {
         let state = self.choices.get_mut(choice)?;
         if state.is_finished() {
             return None;
         }
         let mut piece = state.push(tokens, logprobs, finish);
+        self.finishes.extend(piece.finish);
         let first = !std::mem::replace(&mut self.begun[choice], true);
         if let Some(echo) = self.echo.as_ref().filter(|_| first) {
             let mut whole = echo.piece();

@@ -6,7 +6,7 @@ use super::deadline::Deadline;
 use super::delivery::Delivery;
 use super::outputs::{Output, Outputs};
 use super::shape::Identity;
-use crate::access_log::RequestLog;
+use crate::access_log::{Ended, RequestLog};
 use crate::api_keys::CallerPermit;
 use crate::error::ApiError;
 use crate::gate::Permit;
@@ -32,8 +32,11 @@ pub struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.log
-            .write(|| (self.outputs.summary().usage, self.outputs.known_timings()));
+        self.log.write(|| Ended {
+            usage: self.outputs.summary().usage,
+            timings: self.outputs.known_timings(),
+            finishes: self.outputs.finishes(),
+        });
     }
 }
 

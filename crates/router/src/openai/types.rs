@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 /// What `/v1/chat/completions` and `/v1/completions` have in common.
@@ -34,6 +35,16 @@ pub struct CommonFields {
     pub logit_bias: Option<HashMap<String, f64>>,
     pub seed: Option<i64>,
     pub response_format: Option<ResponseFormat>,
+    pub guided_json: Option<Box<RawValue>>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub guided_json_object: Option<bool>,
+    pub guided_whitespace_pattern: Option<String>,
+    pub structured_outputs: Option<StructuredOutputs>,
+    /// SGLang's name for it, and the next one.
+    pub json_schema: Option<Box<RawValue>>,
+    pub regex: Option<String>,
     /// Whose request it is, where no header says it.
     pub user: Option<String>,
     /// Of requests that wait, less goes first.
@@ -56,6 +67,32 @@ pub struct StreamOptions {
 pub struct ResponseFormat {
     #[serde(rename = "type")]
     pub kind: String,
+    pub json_schema: Option<NamedSchema>,
+}
+
+/// `response_format.json_schema`. Its name and description are for the client's own use, and every
+/// schema is followed strictly.
+#[derive(Debug, Deserialize)]
+pub struct NamedSchema {
+    pub schema: Option<Box<RawValue>>,
+}
+
+/// vLLM's `structured_outputs`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StructuredOutputs {
+    pub json: Option<Box<RawValue>>,
+    pub regex: Option<String>,
+    pub choice: Option<Vec<String>>,
+    pub grammar: Option<String>,
+    pub json_object: Option<bool>,
+    pub whitespace_pattern: Option<String>,
+    pub disable_any_whitespace: Option<bool>,
+    pub disable_additional_properties: Option<bool>,
+    /// There is one way of doing it.
+    #[serde(rename = "disable_fallback")]
+    pub _disable_fallback: Option<bool>,
+    pub structural_tag: Option<Value>,
 }
 
 /// What `/v1/chat/completions` and `/tokenize` need to render a conversation.
@@ -79,6 +116,7 @@ pub struct TemplateFields {
 pub struct ChatFields {
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<i64>,
+    pub parallel_tool_calls: Option<bool>,
 }
 
 /// The rest of `/v1/completions`.

@@ -144,9 +144,9 @@ async fn what_is_not_done_is_refused_by_name() {
             "sampling_params is a list; one object for all prompts is taken.",
         ),
         (
-            json!({"text": "x", "sampling_params": {"json_schema": "{}"}}),
-            "json_schema is not supported: the workers have no grammars; say the form in the \
-             prompt and check the answer.",
+            json!({"text": "x", "sampling_params": {"ebnf": "root ::= \"a\""}}),
+            "ebnf is not supported: write a grammar in Lark, as guided_grammar of \
+             /v1/completions.",
         ),
         (
             json!({"text": "x", "sampling_params": {"max_tokens": 5}}),

@@ -1,11 +1,13 @@
 //! The whole HTTP side against a scripted serving layer.
 
+mod bound_calls;
 mod chat;
 mod completions;
 mod generate;
 mod models;
 mod refusals;
 mod serving;
+mod structured;
 mod tokenize;
 mod tool_calls;
 

@@ -65,11 +65,11 @@ async fn values_and_limits_are_named() {
         ),
         (
             chat(json!({"tool_choice": "required"})),
-            vec!["tool_choice", "required"],
+            vec!["tool_choice", "tools has 0 items"],
         ),
         (
-            chat(json!({"guided_json": {"type": "object"}})),
-            vec!["guided_json is not supported", "no grammars"],
+            chat(json!({"ebnf": "root ::= x"})),
+            vec!["ebnf is not supported", "in Lark"],
         ),
         (
             completion(json!({"max_token": 3})),

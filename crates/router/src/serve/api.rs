@@ -4,12 +4,30 @@
 //! each back into text. `serve/` turns a [`Generation`] into legs on workers.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
 use super::events::EventReceiver;
+use crate::traces::Trace;
 
 pub use tasuki_flow::{Event, Finish, Generation, ServeError, Timings};
+
+/// What a client's request has to do with a generation of it besides its content.
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    /// When the whole of the request was there.
+    pub received: Instant,
+    pub trace: Option<Trace>,
+}
+
+impl From<Instant> for Arrival {
+    /// Of a request that is not traced.
+    fn from(received: Instant) -> Self {
+        let trace = None;
+        Self { received, trace }
+    }
+}
 
 /// The events of one generation. Dropping it aborts what is left.
 pub struct Generating {

@@ -10,12 +10,13 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 
 use super::alarm::Alarm;
-use super::api::{Account, ServeError};
+use super::api::{Account, Arrival, ServeError};
 use super::events::EventSender;
 use super::forecasts::Checked;
 use super::meter::Meter;
 use crate::access_log;
 use crate::metrics::Metrics;
+use crate::traces::{LegTraces, PhaseName, Trace};
 use crate::workers::Registry;
 
 /// What every request's task shares.
@@ -34,10 +35,10 @@ pub struct ClientEnds {
     pub account: Arc<Account>,
 }
 
-/// Serves one request to its end. `received`: when the whole of the client's request was there.
+/// Serves one request to its end.
 pub async fn drive(
     generation: Generation,
-    received: Instant,
+    Arrival { received, trace }: Arrival,
     mut client: ClientEnds,
     shared: Arc<Shared>,
 ) {
@@ -50,6 +51,8 @@ pub async fn drive(
     let schemes = registry.chunk_schemes(model);
     let chunks = Chunks::new(&schemes, &generation.cache_salt, &generation.prompt);
     let (tenant, priority) = (Arc::clone(&generation.tenant), generation.priority);
+    let trace = trace.filter(Trace::is_sampled);
+    let legs = trace.as_ref().map(|t| t.legs(&generation.request_id));
     let mut task = RequestTask {
         request_id: generation.request_id.clone(),
         received,
@@ -61,11 +64,13 @@ pub async fn drive(
         ),
         machine: Machine::new(generation, chunks, shared.machine),
         checked: None,
+        legs,
         events: client.events.clone(),
         account: Arc::clone(&client.account),
         inbox: sender,
         shared,
     };
+    let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
     let entrant = Entrant {
         view: task.machine.request(),
         tenant,
@@ -82,6 +87,9 @@ pub async fn drive(
         Ok(admitted) => admitted,
         Err(refusal) => return task.refuse(&refusal),
     };
+    if let Some(queue) = queue {
+        queue.end();
+    }
     let now = Instant::now();
     task.shared
         .metrics
@@ -120,6 +128,8 @@ struct RequestTask {
     meter: Meter,
     /// Until an attempt fails: then the forecast was of something else.
     checked: Option<Checked>,
+    /// `None`: it is not traced.
+    legs: Option<LegTraces>,
     events: EventSender,
     account: Arc<Account>,
     /// For what the workers report of this request's legs.
@@ -129,12 +139,18 @@ struct RequestTask {
 
 impl RequestTask {
     fn start(&mut self) {
+        if let Some(legs) = &mut self.legs {
+            legs.place();
+        }
         let now = Instant::now().saturating_duration_since(self.received);
         self.machine.start(now, &mut &*self.shared.registry);
         self.perform_effects();
     }
 
     fn on_input(&mut self, input: Input) {
+        if let Some(legs) = &mut self.legs {
+            legs.observe(&input);
+        }
         let now = Instant::now().saturating_duration_since(self.received);
         self.machine.handle(input, now, &mut &*self.shared.registry);
         self.perform_effects();
@@ -149,9 +165,13 @@ impl RequestTask {
     fn perform(&mut self, effect: Effect) {
         let registry = &self.shared.registry;
         match effect {
-            Effect::Dispatch { leg, spec } => {
-                if access_log::is_on() {
-                    self.account.write(self.machine.timings());
+            Effect::Dispatch { leg, mut spec } => {
+                let timings = self.machine.timings();
+                if access_log::is_on() || self.legs.is_some() {
+                    self.account.write(timings);
+                }
+                if let Some(legs) = &mut self.legs {
+                    legs.dispatch(leg, &mut spec, timings);
                 }
                 let name = self.name_of(leg.attempt);
                 tracing::debug!(
@@ -180,6 +200,9 @@ impl RequestTask {
                 detail,
             } => {
                 let (request_id, kind) = (self.name_of(attempt), reason.kind());
+                if let Some(legs) = &mut self.legs {
+                    legs.retry(attempt, reason, &detail);
+                }
                 let reason = reason.as_str();
                 tracing::warn!(
                     request_id,

@@ -14,7 +14,7 @@ use tasuki_policy::NoPlacement;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::api::{Event, Generating, Generation, ModelLimits, ServeError};
+use super::api::{Arrival, Event, Generating, Generation, ModelLimits, ServeError};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
@@ -143,9 +143,8 @@ impl Service {
         }
     }
 
-    /// Begins a generation. Its end, good or bad, comes as an event. `received`: when the
-    /// whole of the client's request was there.
-    pub fn generate(&self, generation: Generation, received: Instant) -> Generating {
+    /// Begins a generation. Its end, good or bad, comes as an event.
+    pub fn generate(&self, generation: Generation, arrival: impl Into<Arrival>) -> Generating {
         let (events, for_client) = events::channel(generation.n);
         let (stop, stops) = mpsc::unbounded_channel();
         let generating = Generating {
@@ -166,6 +165,7 @@ impl Service {
         }
         let ticket = Ticket(self.inner.running.clone());
         let shared = Arc::clone(&self.inner.shared);
+        let arrival = arrival.into();
         let client = ClientEnds {
             events,
             stop: stops,
@@ -174,7 +174,7 @@ impl Service {
         tokio::spawn(async move {
             let _ticket = ticket;
             let request_id = generation.request_id.clone();
-            let task = drive(generation, received, client, Arc::clone(&shared));
+            let task = drive(generation, arrival, client, Arc::clone(&shared));
             let task = AssertUnwindSafe(task);
             if task.catch_unwind().await.is_err() {
                 // Its machine is gone, so nothing else would stop its workers.

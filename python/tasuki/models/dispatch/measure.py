@@ -16,7 +16,7 @@ from tasuki.models.dispatch.decide import choose
 from tasuki.models.dispatch.table import CHOICES, ROWS, STAGES, Choice, Table, stage_key
 from tasuki.models.dispatch.timer import Run, Work, take_turns, timed_run
 from tasuki.models.llama_layer import LlamaLayer
-from tasuki.models.ops_cuda import CudaOps, plain, stage_of
+from tasuki.models.ops_cuda import CudaOps, dense, plain, stage_of
 
 _COLD_BYTES = 192 << 20  # several times the largest second-level cache
 
@@ -101,20 +101,20 @@ def _work(ops: CudaOps, choice: Choice, layers: Sequence[LlamaLayer], cell: Cell
     """A stage of some layers, one after another; no sum over ranks, which is the same for all."""
     first = plain(stage_of(cell.stage, layers[0])[0]).weight
     own = [
-        replace(layer, output=plain(layer.output), down=plain(layer.down))
+        (layer, plain(layer.output), replace(dense(layer), down=plain(dense(layer).down)))
         for layer in layers[: weights_read(layers, cell)]
     ]
     x = first.new_empty(cell.rows, first.shape[1]).normal_()
     hidden = first.new_empty(cell.rows, first.shape[0]).normal_()
 
     def mlp() -> None:
-        for layer in own:
-            ahead = ops.add(choice, layer.output, x, hidden, layer.mlp_norm)
-            ops.use_gate_up(choice, layer, hidden, ahead)
+        for layer, output, part in own:
+            ahead = ops.add(choice, output, x, hidden, layer.mlp_norm)
+            ops.use_gate_up(choice, part, layer.mlp_norm, hidden, ahead)
 
     def attention() -> None:
-        for layer in own:
-            ahead = ops.add(choice, layer.down, x, hidden, layer.attention_norm)
+        for layer, _, part in own:
+            ahead = ops.add(choice, part.down, x, hidden, layer.attention_norm)
             ops.use_qkv(choice, layer, hidden, ahead)
 
     return mlp if cell.stage == "mlp" else attention

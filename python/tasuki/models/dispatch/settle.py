@@ -27,7 +27,7 @@ def settle(model: CausalModel, wanted: str, collective: Collective) -> None:
     """Choose what computes the GEMMs of `model`, alike on all ranks; call it on all of them.
 
     Args:
-        model: Loaded; models without kernels of ours have nothing to choose.
+        model: Loaded; those without kernels of ours, or with experts, have nothing to choose.
         wanted: `default`, `measured`, or a file that the latter wrote.
         collective: Joins the ranks.
 
@@ -37,7 +37,7 @@ def settle(model: CausalModel, wanted: str, collective: Collective) -> None:
     if wanted == "default" or not isinstance(model, LlamaModel):
         return
     ops = model.ops
-    if not isinstance(ops, CudaOps):
+    if not isinstance(ops, CudaOps) or model.spec.experts is not None:
         return
     if wanted != "measured":
         ops.table = load(Path(wanted))

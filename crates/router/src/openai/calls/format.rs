@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::scanner::MARK_STARTS;
+use super::written;
 
 /// How one family of models writes calls.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Format {
     pub special: &'static [&'static str],
     /// The model's template accepts only ids of nine letters and digits.
     pub short_ids: bool,
+    /// How whole answers of calls are written: the first whose text is in the template, else the last.
+    pub written: &'static [written::Written],
     /// Any of these in a chat template means this format, if all of one entry are there.
     template: &'static [&'static [&'static str]],
 }
@@ -38,6 +41,7 @@ pub static HERMES: Format = Format {
     around: &[],
     special: &["<tool_call>", "</tool_call>"],
     short_ids: false,
+    written: &written::HERMES,
     template: &[&["<tool_call>"]],
 };
 
@@ -50,6 +54,7 @@ pub static MISTRAL: Format = Format {
     around: &[],
     special: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
     short_ids: true,
+    written: &written::MISTRAL,
     template: &[&["[TOOL_CALLS]"]],
 };
 
@@ -72,6 +77,7 @@ pub static DEEPSEEK: Format = Format {
         "<｜tool▁sep｜>",
     ],
     short_ids: false,
+    written: &written::DEEPSEEK,
     template: &[&["tool▁calls▁begin"]],
 };
 
@@ -84,6 +90,7 @@ pub static LLAMA: Format = Format {
     around: &[],
     special: &["<|python_tag|>"],
     short_ids: false,
+    written: &written::LLAMA,
     template: &[
         &["<|python_tag|>"],
         &["<|start_header_id|>", "\"parameters\""],

@@ -1,17 +1,22 @@
 //! Tool calls and reasoning in the text of chat answers.
 //!
 //! [`format`] has the ways in which models write calls, as data; [`scanner`] finds them and
-//! reasoning in a text that comes in pieces, [`block`] reads one call. Which format a model has shows in its chat
+//! reasoning in a text that comes in pieces, [`block`] reads one call. [`grammar`] makes answers that
+//! must be calls, written as [`written`] has it. Which format a model has shows in its chat
 //! template. The rest of the router sees text only.
 
 mod block;
 mod format;
+mod grammar;
+#[cfg(test)]
+mod grammar_tests;
 mod json;
 #[cfg(test)]
 mod random_tests;
 mod scanner;
 #[cfg(test)]
 mod tests;
+mod written;
 
 use std::sync::Arc;
 
@@ -20,6 +25,7 @@ use tasuki_text::ModelText;
 
 pub use self::format::Call;
 use self::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
+pub use self::grammar::Asked;
 pub use self::scanner::{Part, Scanner};
 use self::scanner::{Reasoning, THINK};
 use super::conversation::Conversation;

@@ -2,7 +2,7 @@
 
 use super::Endpoint::{Generate, SamplingParams};
 use super::Field;
-use super::table::{NO_GRAMMAR, NO_PLACEMENT, harmless, refused, supported};
+use super::table::{NO_PLACEMENT, harmless, refused, supported};
 
 const NO_MEDIA: &str = "prompts are text";
 const NOT_KEPT: &str = "workers send tokens alone";
@@ -157,15 +157,33 @@ pub const NATIVE_FIELDS: &[Field] = &[
         SamplingParams,
         "The same seed gives the same tokens",
     ),
+    supported(
+        "json_schema",
+        SamplingParams,
+        "A string of a JSON schema, or the schema",
+    ),
+    supported(
+        "regex",
+        SamplingParams,
+        "A regular expression in Rust's syntax",
+    ),
     harmless(
         "stream_interval",
         SamplingParams,
         "Tokens are sent as they come",
     ),
-    refused("json_schema", SamplingParams, &[], NO_GRAMMAR),
-    refused("regex", SamplingParams, &[], NO_GRAMMAR),
-    refused("ebnf", SamplingParams, &[], NO_GRAMMAR),
-    refused("structural_tag", SamplingParams, &[], NO_GRAMMAR),
+    refused(
+        "ebnf",
+        SamplingParams,
+        &[],
+        "write a grammar in Lark, as guided_grammar of /v1/completions",
+    ),
+    refused(
+        "structural_tag",
+        SamplingParams,
+        &[],
+        "write a grammar in Lark, as guided_grammar of /v1/completions",
+    ),
     refused("stop_regex", SamplingParams, &["[]"], "use stop"),
     refused(
         "beam_width",

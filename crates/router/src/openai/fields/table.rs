@@ -77,7 +77,37 @@ pub const FIELDS: &[Field] = &[
         "The prompt before the answer, with its log probabilities",
     ),
     supported("suffix", Completions, "Only empty"),
-    supported("response_format", Both, "Only of type `text`"),
+    supported(
+        "response_format",
+        Both,
+        "`text`, `json_object`, or `json_schema`, whose `schema` is always followed",
+    ),
+    supported("guided_json", Both, "A JSON schema, or a string of one"),
+    supported("guided_json_object", Both, "true: any JSON object"),
+    supported(
+        "guided_regex",
+        Both,
+        "A regular expression in Rust's syntax",
+    ),
+    supported("guided_choice", Both, "One of up to 1,024 strings"),
+    supported(
+        "guided_grammar",
+        Both,
+        "A grammar in llguidance's form of Lark",
+    ),
+    supported(
+        "guided_whitespace_pattern",
+        Both,
+        "White space in JSON, a regular expression",
+    ),
+    supported(
+        "structured_outputs",
+        Both,
+        "vLLM's object: `json`, `regex`, `choice`, `grammar` or `json_object`; `whitespace_pattern`, \
+         `disable_any_whitespace`",
+    ),
+    supported("json_schema", Both, "SGLang's name of `guided_json`"),
+    supported("regex", Both, "SGLang's name of `guided_regex`"),
     supported(
         "tools",
         Chat,
@@ -86,8 +116,9 @@ pub const FIELDS: &[Field] = &[
     supported(
         "tool_choice",
         Chat,
-        "`auto`, or `none`, which hides the tools",
+        "`auto`, `none`, which hides the tools, `required`, or a function, which is called once",
     ),
+    supported("parallel_tool_calls", Chat, "false: at most one call"),
     supported("documents", Chat, "Given to the chat template"),
     supported(
         "reasoning_effort",
@@ -146,17 +177,16 @@ pub const FIELDS: &[Field] = &[
         Both,
         "Prefixes stay cached while there is room",
     ),
+    harmless(
+        "guided_decoding_backend",
+        Both,
+        "There is one, llguidance; what it cannot do is a 400",
+    ),
     harmless("prediction", Chat, "It would only change the speed"),
     harmless("request_id", Both, "The answer has an id of its own"),
     harmless("rid", Both, "The answer has an id of its own"),
     refused("functions", Chat, NOTHING, "use tools"),
     refused("function_call", Chat, &["\"none\""], "use tool_choice"),
-    refused(
-        "parallel_tool_calls",
-        Chat,
-        &["true"],
-        "how many tools the model calls is not bounded",
-    ),
     refused("modalities", Chat, &["[\"text\"]"], "answers are text"),
     refused("audio", Chat, NOTHING, "answers are text"),
     refused("web_search_options", Chat, NOTHING, "there is no search"),
@@ -197,18 +227,8 @@ pub const FIELDS: &[Field] = &[
         "the operator decides, with --reasoning-parser",
     ),
     refused("mm_processor_kwargs", Chat, NOTHING, "messages are text"),
-    refused("guided_json", Both, NOTHING, NO_GRAMMAR),
-    refused("guided_regex", Both, NOTHING, NO_GRAMMAR),
-    refused("guided_choice", Both, NOTHING, NO_GRAMMAR),
-    refused("guided_grammar", Both, NOTHING, NO_GRAMMAR),
-    refused("guided_json_object", Both, &["false"], NO_GRAMMAR),
-    refused("guided_decoding_backend", Both, NOTHING, NO_GRAMMAR),
-    refused("guided_whitespace_pattern", Both, NOTHING, NO_GRAMMAR),
-    refused("structured_outputs", Both, NOTHING, NO_GRAMMAR),
-    refused("structural_tag", Both, NOTHING, NO_GRAMMAR),
-    refused("json_schema", Both, NOTHING, NO_GRAMMAR),
-    refused("regex", Both, NOTHING, NO_GRAMMAR),
-    refused("ebnf", Both, NOTHING, NO_GRAMMAR),
+    refused("structural_tag", Both, NOTHING, NO_TAGS),
+    refused("ebnf", Both, NOTHING, NO_EBNF),
     refused("allowed_token_ids", Both, &["[]"], "use logit_bias"),
     refused("bad_words", Both, &["[]"], "use logit_bias"),
     refused(
@@ -285,8 +305,8 @@ pub const FIELDS: &[Field] = &[
 ];
 
 const NOTHING: &[&str] = &[];
-pub(super) const NO_GRAMMAR: &str =
-    "the workers have no grammars; say the form in the prompt and check the answer";
+const NO_EBNF: &str = "write the grammar in Lark, as guided_grammar";
+const NO_TAGS: &str = "use tool_choice, or write it as a grammar in guided_grammar";
 pub(super) const NO_PLACEMENT: &str =
     "the router chooses workers and hands the KV cache over by itself";
 

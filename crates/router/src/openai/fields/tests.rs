@@ -37,7 +37,13 @@ fn a_field_stands_once_and_in_no_sentence_that_ends() {
 }
 
 /// Fields of any type: nothing can be wrong with their values here.
-const OF_ANY_TYPE: [&str; 3] = ["documents", "tool_choice", "reasoning_effort"];
+const OF_ANY_TYPE: [&str; 5] = [
+    "documents",
+    "tool_choice",
+    "reasoning_effort",
+    "guided_json",
+    "json_schema",
+];
 
 #[test]
 fn what_is_supported_is_read() {
@@ -71,7 +77,7 @@ fn what_is_supported_is_read() {
 #[test]
 fn a_field_that_asks_for_nothing_is_taken() {
     for body in [
-        json!({"guided_json": null, "length_penalty": 1.0, "bad_words": []}),
+        json!({"ebnf": null, "length_penalty": 1.0, "bad_words": []}),
         json!({"use_beam_search": false, "metadata": {"a": 1}, "modalities": ["text"]}),
     ] {
         assert_eq!(refusal(Endpoint::Chat, &body), None);
@@ -82,12 +88,12 @@ fn a_field_that_asks_for_nothing_is_taken() {
 fn a_constraint_that_is_not_kept_is_refused_by_name() {
     for (body, message) in [
         (
-            json!({"guided_json": {"type": "object"}}),
-            "guided_json is not supported: the workers",
+            json!({"ebnf": "root ::= \"a\""}),
+            "ebnf is not supported: write the grammar in Lark",
         ),
         (
-            json!({"regex": "a+"}),
-            "regex is not supported: the workers have no grammars",
+            json!({"structural_tag": {}}),
+            "structural_tag is not supported: use tool_choice",
         ),
         (
             json!({"prompt_logprobs": 0}),
@@ -96,10 +102,6 @@ fn a_constraint_that_is_not_kept_is_refused_by_name() {
         (
             json!({"length_penalty": 1.5}),
             "length_penalty is not supported: it is of beam search.",
-        ),
-        (
-            json!({"parallel_tool_calls": false}),
-            "parallel_tool_calls is not supported: how many",
         ),
     ] {
         let said = refusal(Endpoint::Chat, &body).expect("a refusal");
@@ -151,6 +153,8 @@ Made of `crates/router/src/openai/fields` by `make proto`; a test compares them.
 `/detokenize` as vLLM's, SGLang's `/generate` and its kin, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
 refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
 for names that are not in these tables too. `null` asks for nothing.
+
+Fields that bind the form of an answer: [docs/structured-output.md](structured-output.md).
 
 All of this is of models that Tasuki's own workers serve. Requests for models of vLLM and SGLang workers are
 passed on with every field as it is ([docs/foreign-workers.md](foreign-workers.md)), but for those that only the

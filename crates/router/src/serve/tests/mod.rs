@@ -7,6 +7,8 @@ mod losses;
 mod membership;
 mod metrics_page;
 mod requests;
+#[cfg(feature = "otel")]
+mod traces;
 mod upgrade;
 
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, Request, Response, StatusCode, header};
 use tasuki_core::FailureKind;
 use tasuki_flow::{Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output};
 use tasuki_flow::{Ticket, WorkerKey};
@@ -242,7 +242,11 @@ impl Leg<'_> {
         let mut message = Request::post(uri)
             .header(header::CONTENT_TYPE, "application/json")
             .header("x-request-id", self.name);
-        for (name, value) in &request.headers {
+        let of_leg = self.spec.trace.as_ref().and_then(Opaque::get::<HeaderMap>);
+        let of_client = request.headers.iter();
+        let of_client =
+            of_client.filter(|(name, _)| !of_leg.is_some_and(|h| h.contains_key(*name)));
+        for (name, value) in of_client.chain(of_leg.into_iter().flatten()) {
             message = message.header(name, value);
         }
         let message = message.body(Body::from(body.to_json()));

@@ -20,6 +20,8 @@ mod vllm;
 mod watch;
 
 pub use client::Client;
+#[cfg(feature = "otel")]
+pub use client::collect;
 pub use recomputed::{Recomputed, RecomputedCounts};
 pub use watch::keep_watched;
 

@@ -47,7 +47,7 @@ enum WatchError {
 
 /// What the registry asks of the worker.
 enum Order {
-    Dispatch(String, LegSpec),
+    Dispatch(String, Box<LegSpec>),
     Abort(String),
 }
 
@@ -56,7 +56,9 @@ struct ForeignLink(mpsc::UnboundedSender<Order>);
 
 impl WorkerLink for ForeignLink {
     fn dispatch(&self, name: &str, _number: u64, spec: LegSpec) {
-        let _ = self.0.send(Order::Dispatch(name.to_owned(), spec));
+        let _ = self
+            .0
+            .send(Order::Dispatch(name.to_owned(), Box::new(spec)));
     }
 
     /// Its legs have one choice each.
@@ -309,7 +311,7 @@ impl Legs {
         loop {
             tokio::select! {
                 order = orders.recv() => match order {
-                    Some(Order::Dispatch(name, spec)) => self.start(name, spec),
+                    Some(Order::Dispatch(name, spec)) => self.start(name, *spec),
                     Some(Order::Abort(name)) => self.abort(&name),
                     None => return,
                 },

@@ -43,5 +43,6 @@ fn spec(kind: LegKind) -> LegSpec {
         sampling: Arc::default(),
         cache_salt: "".into(),
         opaque: None,
+        trace: None,
     }
 }
