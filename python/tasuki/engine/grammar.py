@@ -5,9 +5,9 @@
 `llguidance` does the work. A state follows from the output tokens alone, so a preempted,
 resumed or handed-over answer needs nothing but its tokens: a new state replays them.
 
-Compilers and grammars may be used by any thread; `worker/grammar_pool.py` compiles off the
-engine thread, on threads whose stack suffices for what `MAX_SOURCE_BYTES` allows. A state
-belongs to the engine thread. No torch.
+Compilers may be used by any thread; `worker/grammar_pool.py` compiles off the
+engine thread, on threads whose stack suffices for what `MAX_SOURCE_BYTES` allows. All states
+of one grammar belong to one thread at a time (`grammar_masks.py`). No torch.
 """
 
 from __future__ import annotations

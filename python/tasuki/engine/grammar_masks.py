@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.engine.api import SamplingParams
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import GrammarState
+from tasuki.engine.grammar import Grammar, GrammarState
 from tasuki.engine.grammar_progress import state_of
 from tasuki.engine.host_buffers import upload
 from tasuki.engine.mask_threads import MaskThreads, StuckError
@@ -112,31 +111,53 @@ def make_masks(
     grammar = next(iter(behind)).request.grammar
     assert grammar is not None
     masks.bits = grammar.rows(len(behind))
-    tasks = [
-        partial(_make_row, *behind[sequence], masks.bits[row], sequence.request.spec.sampling)
-        for row, sequence in enumerate(behind)
-    ]
-    places = {}
-    for row, (sequence, failed) in enumerate(zip(behind, threads.run(tasks), strict=True)):
-        if failed is None:
-            places[sequence] = row
-            continue
-        masks.errors[sequence] = failed
-        if isinstance(failed, StuckError) and sequence.request.grammar is not None:
-            sequence.request.grammar.stuck = failed
+    groups: dict[Grammar, list[_Answer]] = {}
+    for row, (sequence, (state, tokens)) in enumerate(behind.items()):
+        own = sequence.request.grammar
+        assert own is not None
+        groups.setdefault(own, []).append(_Answer(sequence, state, tokens, masks.bits[row]))
+    results = threads.run([partial(_make_rows, own, group) for own, group in groups.items()])
+    for (own, group), failed in zip(groups.items(), results, strict=True):
+        if isinstance(failed, StuckError):
+            own.stuck = failed
+        for answer in group:
+            if (reason := failed or answer.error) is not None:
+                masks.errors[answer.sequence] = reason
+    rows = {sequence: row for row, sequence in enumerate(behind)}
     for index in constrained:
-        if draws[index].sequence in places:
-            masks.rows[index] = places[draws[index].sequence]
+        if (sequence := draws[index].sequence) not in masks.errors:
+            masks.rows[index] = rows[sequence]
     return masks
 
 
-def _make_row(
-    state: GrammarState, tokens: Sequence[int], bits: NDArray[np.uint32], params: SamplingParams
-) -> None:
-    """Go on by some tokens, and write the bits of those that may follow."""
-    state.advance(tokens)
-    state.fill(bits)
-    state.finish_row(bits, params.stop_token_ids, banned=state.outputs < params.min_tokens)
+@dataclass(slots=True)
+class _Answer:
+    """A row to be made: the tokens to go on by, and where the bits go."""
+
+    sequence: SequenceState
+    state: GrammarState
+    tokens: Sequence[int]
+    bits: NDArray[np.uint32]
+    error: GrammarError | None = None
+
+
+def _make_rows(grammar: Grammar, answers: Sequence[_Answer]) -> None:
+    """Go on by some tokens, and write the bits of those that may follow.
+
+    One after another: states of one grammar share a lock of the library, and whoever waits for
+    it holds the interpreter.
+    """
+    for answer in answers:
+        if grammar.stuck is not None:
+            return
+        state, params = answer.state, answer.sequence.request.spec.sampling
+        try:
+            state.advance(answer.tokens)
+            state.fill(answer.bits)
+            banned = state.outputs < params.min_tokens
+            state.finish_row(answer.bits, params.stop_token_ids, banned)
+        except GrammarError as error:
+            answer.error = error
 
 
 def _forbidden(bits: NDArray[np.uint32], vocab: int, device: torch.device) -> torch.Tensor:

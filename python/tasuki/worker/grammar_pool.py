@@ -5,7 +5,8 @@
 
 A grammar takes from a millisecond to seconds, and recurses: the threads have a large stack.
 A compilation cannot be stopped. One that takes longer than the limit is refused meanwhile,
-and the refusal is kept, so the same text does not occupy a second thread.
+and the refusal is kept, so the same text does not occupy a second thread. A thread that is
+late is replaced, a few times only, for each occupies a core.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 COMPILE_LIMIT_S = 10.0
 """From the request's arrival, so the wait for a thread counts."""
 _THREADS = 4
+_MOST_REPLACED = 8
 _KEPT = 128
 # What `MAX_SOURCE_BYTES` of the deepest grammars take, twice. Only touched pages cost memory.
 _STACK_BYTES = 512 << 20
@@ -57,6 +59,9 @@ class GrammarPool:
         self._cache: OrderedDict[GrammarSource, Compiled] = OrderedDict()
         self._waiting: dict[GrammarSource, list[Told]] = {}
         self._queue: queue.SimpleQueue[GrammarSource] = queue.SimpleQueue()
+        self._running: set[GrammarSource] = set()
+        self._late: set[GrammarSource] = set()  # running on threads that are replaced
+        self._replaced = 0
         self._started = False
 
     def get(self, source: GrammarSource, told: Told) -> None:
@@ -77,17 +82,17 @@ class GrammarPool:
     def _begin(self, source: GrammarSource) -> None:
         if not self._started:
             self._started = True
-            self._start_threads()
+            self._start_threads(self._num_threads)
         timer = threading.Timer(self._limit_s, self._expire, (source,))
         timer.daemon = True
         timer.start()
         self._queue.put(source)
 
-    def _start_threads(self) -> None:
+    def _start_threads(self, count: int) -> None:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            for index in range(self._num_threads):
-                threading.Thread(target=self._run, name=f"grammar-{index}", daemon=True).start()
+            for _ in range(count):
+                threading.Thread(target=self._run, name="grammar", daemon=True).start()
         finally:
             threading.stack_size(before)
 
@@ -97,6 +102,7 @@ class GrammarPool:
             with self._lock:
                 if source not in self._waiting:
                     continue  # refused while it waited for a thread
+                self._running.add(source)
             try:
                 compiled: Compiled = self._compiler.compile(source)
             except GrammarError as error:
@@ -105,8 +111,22 @@ class GrammarPool:
                 log.exception("compiling a grammar raised")
                 compiled = GrammarError(f"the {source.kind} is refused: compiling raised {error!r}")
             self._settle(source, compiled)
+            with self._lock:
+                self._running.discard(source)
+                if source in self._late:
+                    self._late.remove(source)
+                    return
 
     def _expire(self, source: GrammarSource) -> None:
+        with self._lock:
+            if source not in self._waiting:
+                return  # it is settled
+            late = source in self._running and self._replaced < _MOST_REPLACED
+            if late:
+                self._late.add(source)
+                self._replaced += 1
+        if late:
+            self._start_threads(1)
         message = (
             f"the {source.kind} of {len(source.text)} characters did not compile within"
             f" {self._limit_s:g} s: make it smaller"
