@@ -56,7 +56,7 @@ class Experts:
         made = torch.empty_like(out)
         made[order] = out
         each = made.view(x.shape[0], self.spec.per_token, -1)
-        result = (each * weights[..., None]).sum(1)
+        result = torch.bmm(weights[:, None], each)[:, 0]
         return result if self.collective.size == 1 else self.collective.all_reduce(result)
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
