@@ -29,11 +29,11 @@ import torch
 
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.nixl_agent import Agent, NixlRead, RemoteAgent, describe
+from tasuki.kv.pool_copies import PoolCopies
 from tasuki.kv.staging import (
     LANES,
     MAX_PEERS,
     SLOT_BYTES,
-    PoolCopies,
     Segment,
     Slots,
     parts_of,

@@ -11,7 +11,7 @@ reads itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,47 +81,3 @@ class Slots:
 def slot_offset(of_set: int, lane: int) -> int:
     """Bytes from the beginning of a worker's slots."""
     return (of_set * LANES + lane) * SLOT_BYTES
-
-
-class PoolCopies:
-    """Copies between one pool and slots, on a stream of their own; one thread at a time."""
-
-    def __init__(self, pool: torch.Tensor) -> None:
-        """Copy to or from `pool`, contiguous, wherever it was made."""
-        self._bytes = pool.view(-1).view(torch.uint8)
-        self._address = pool.data_ptr()
-        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None  # type: ignore[no-untyped-call]
-
-    def holds(self, address: int, size_bytes: int) -> bool:
-        """Whether these bytes are the pool's."""
-        begin = address - self._address
-        return begin >= 0 and size_bytes > 0 and begin + size_bytes <= self._bytes.numel()
-
-    def start(
-        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], *, to_pool: bool
-    ) -> Callable[[], bool]:
-        """Copy (address, bytes) stretches of the pool from or to a slot, where they are adjacent.
-
-        Returns:
-            Says whether the copies are over.
-        """
-        if self._stream is None:
-            self._copy(slot, stretches, to_pool)
-            return lambda: True
-        with torch.cuda.stream(self._stream):
-            self._copy(slot, stretches, to_pool)
-            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ended.record()
-        return ended.query
-
-    @torch.inference_mode()  # elsewhere torch refuses to write to a pool that was made in it
-    def _copy(
-        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], to_pool: bool
-    ) -> None:
-        at = 0
-        for address, size in stretches:
-            begin = address - self._address
-            own, staged = self._bytes[begin : begin + size], slot[at : at + size]
-            target, source = (own, staged) if to_pool else (staged, own)
-            target.copy_(source, non_blocking=True)
-            at += size
