@@ -63,7 +63,7 @@ class CopyTransport:
         self.posted = 0
         self.metadata = b""
         self.layout = kv_pb2.Layout()
-        self._sources: dict[str, str] = {}
+        self._sources: dict[str, tuple[str, TransferPlan]] = {}
         self._pool = torch.empty(0)
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
@@ -77,23 +77,26 @@ class CopyTransport:
         del _POOLS[self.metadata.hex()]
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
-        self._sources[peer] = metadata.hex()
+        self._sources[peer] = (metadata.hex(), plan)
 
     def disconnect(self, peer: str) -> None:
         self._sources.pop(peer, None)
 
     def post(self, peer: str, runs: Sequence[Run]) -> CopyTransfer:
         self.posted += 1
-        return CopyTransfer(self, self._sources[peer], list(runs))
+        return CopyTransfer(self, *self._sources[peer], list(runs))
 
     def close(self) -> None:
         pass
 
 
 class CopyTransfer:
-    def __init__(self, transport: CopyTransport, source: str, runs: list[Run]) -> None:
+    def __init__(
+        self, transport: CopyTransport, source: str, plan: TransferPlan, runs: list[Run]
+    ) -> None:
         self._transport = transport
         self._source = source
+        self._plan = plan
         self._runs = runs
 
     def done(self) -> bool:
@@ -102,11 +105,17 @@ class CopyTransfer:
             raise TransportError("remote disconnect")
         if self._transport.hold.is_set():
             return False
+        tokens = self._plan.unit_tokens  # of a run; where sizes are equal it is a block
         for run in self._runs:
-            self._transport._pool[run.local : run.local + run.count] = pool[
-                run.remote : run.remote + run.count
-            ]
+            for index in range(run.count):
+                theirs = self._unit(pool, run.remote + index, tokens)
+                self._unit(self._transport._pool, run.local + index, tokens).copy_(theirs)
         return True
+
+    @staticmethod
+    def _unit(pool: torch.Tensor, unit: int, tokens: int) -> torch.Tensor:
+        block, at = divmod(unit * tokens, pool.shape[-2])
+        return pool[block, ..., at : at + tokens, :]
 
 
 class Rank:

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
+from tasuki.kv.pool_copies import Rows
+from tasuki.kv.repack import Repack
 from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.transport import TransportError
 
 SLOT_BYTES = 2 << 20
 LANES = 4  # slots of a set: parts under way between two workers
@@ -61,6 +64,51 @@ def _segments(runs: Sequence[Run], plan: TransferPlan) -> Iterator[Segment]:
                 local.address + (run.local + index) * local.stride_bytes,
                 plan.slice_bytes * (run.count if joined else 1),
             )
+
+
+@dataclass(slots=True)
+class PlanesPart:
+    """What fills one slot, of blocks of another size: whole planes.
+
+    Attributes:
+        stretches: (address, bytes) of the peer's pool, which follow one another in the slot.
+        rows: the copies from the slot to our pool.
+    """
+
+    stretches: list[tuple[int, int]]
+    rows: list[Rows]
+
+
+def parts_of_planes(
+    runs: Sequence[Run], repack: Repack, slot_bytes: int = SLOT_BYTES
+) -> Iterator[PlanesPart]:
+    """Cut the slices of blocks of another size into parts of at most `slot_bytes`.
+
+    Raises:
+        TransportError: A plane does not fit.
+    """
+    remote, plane_bytes = repack.plan.remote, repack.plane_bytes
+    most = slot_bytes // plane_bytes
+    if most == 0:
+        raise TransportError(
+            f"blocks of {repack.plan.remote_tokens} tokens at the prefill worker are not read"
+            f" into blocks of {repack.plan.local_tokens} tokens: a layer of one is {plane_bytes}"
+            f" bytes, a slot of host memory {slot_bytes}: give both workers the same --block-size"
+        )
+    part, room = PlanesPart([], []), most
+    for block, of_block in repack.blocks(runs):
+        begin = 0
+        while begin < repack.planes:
+            planes = range(begin, min(repack.planes, begin + room))
+            address = remote.address + block * remote.stride_bytes + begin * plane_bytes
+            part.rows += repack.rows(of_block, (most - room) * plane_bytes, planes)
+            part.stretches.append((address, len(planes) * plane_bytes))
+            begin, room = planes.stop, room - len(planes)
+            if not room:
+                yield part
+                part, room = PlanesPart([], []), most
+    if part.stretches:
+        yield part
 
 
 class Slots:
