@@ -115,9 +115,7 @@ def make_case(choose: random.Random) -> Case:
     prefill, decode = engines
     computed = sorted(choose.sample(range(1, tokens + 1), min(tokens, choose.randint(1, 5))))
     prefix = choose.choice((0, choose.randint(0, tokens - 1))) // decode.block_size
-    case = Case(
-        prefill, decode, groups, tokens, prefix * decode.block_size, [*computed, tokens]
-    )
+    case = Case(prefill, decode, groups, tokens, prefix * decode.block_size, [*computed, tokens])
     for layout, pool in zip(prefill.layouts, prefill.pools, strict=True):
         for table in prefill.tables:
             for block, page in enumerate(table.blocks):

@@ -39,7 +39,6 @@ from dataclasses import dataclass, replace
 from tasuki.errors import TasukiError
 from tasuki.v1 import kv_pb2
 
-
 # What may be staged at a time of one peer with blocks of another size: enough that a GPU's
 # copy engines are busy for longer than it takes to see that a piece has ended.
 STAGED_BYTES = 16 << 20
