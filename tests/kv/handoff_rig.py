@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from engine_fakes import VOCAB, HashModel, NoAttention, expected, spec
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, Output, RequestSpec
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.isolation import Flight
@@ -234,6 +235,7 @@ class Rig:
         port: int = 0,
         block_size: int = 4,
         ranks: int = 1,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
         **settings: int | bool,
     ) -> Worker:
         values: dict[str, int | bool] = {
@@ -242,7 +244,7 @@ class Rig:
             "max_batched_tokens": 8,
             "vocab_size": VOCAB,
         }
-        config = EngineConfig(block_size=block_size, **(values | settings))  # type: ignore[arg-type]
+        config = EngineConfig(block_size=block_size, groups=tuple(groups), **(values | settings))  # type: ignore[arg-type]
         layout = CacheLayout(
             num_blocks=config.num_blocks,
             kv_heads=1,
@@ -250,9 +252,11 @@ class Rig:
             block_size=block_size,
             head_dim=2,
             dtype=torch.float32,
+            groups=tuple(groups),
         )
         pool = layout.allocate()
-        engine = Engine(config, ModelRunner(HashModel(pool), NoAttention(), pool))  # type: ignore[arg-type]
+        model = HashModel(pool, groups=groups)
+        engine = Engine(config, ModelRunner(model, NoAttention(), pool, groups=len(groups)))  # type: ignore[arg-type]
         transport = CopyTransport()
         transport.register(pool, layout)
         others = [Rank(replace(layout, first_kv_head=rank)) for rank in range(1, ranks)]

@@ -356,7 +356,7 @@ class ReadsAnotherSlot(DecodeSide):
 
     def drain(self) -> list[Effect]:
         return [
-            replace(e, pairs=[(remote ^ 1, ours) for remote, ours in e.pairs])
+            replace(e, pairs=[(max(0, remote - 1), ours) for remote, ours in e.pairs])
             if isinstance(e, Pull)
             else e
             for e in super().drain()

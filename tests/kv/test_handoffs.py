@@ -387,34 +387,6 @@ def test_other_models_are_refused_with_both_identities(rig: Rig) -> None:
     rig.pump_until_idle()
 
 
-@pytest.mark.parametrize("sizes", [(4, 8), (8, 4), (3, 5), (16, 2)], ids=str)
-@pytest.mark.parametrize("length", [1, 7, 16, 50])
-def test_blocks_of_other_sizes_are_read(rig: Rig, sizes: tuple[int, int], length: int) -> None:
-    prefill, decode = (rig.worker(block_size=size) for size in sizes)
-    request = spec("r.0", prompt(length), max_tokens=6)
-    rig.place(request, prefill, decode)
-    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
-    assert_decoded(request, prefill, decode)
-    assert decode.engine.counters().prompt_tokens_computed == 0
-    assert decode.ended["r.0"].timings.transfer_blocks == -(-length // sizes[1])
-    other = (decode.tokens("r.0")[0] + 1) % 40
-    again = spec("r.1", [*prompt(length), other, 3, 5], max_tokens=6)  # its beginning is here
-    rig.place(again, prefill, decode)
-    rig.pump(lambda: "r.1" in decode.ended and "r.1" in prefill.ended)
-    assert_decoded(again, prefill, decode)
-    assert decode.ended["r.1"].timings.prefix_blocks == length // sizes[1]
-    rig.pump_until_idle()
-
-
-def test_several_ranks_read_blocks_of_another_size(rig: Rig) -> None:
-    prefill, decode = rig.worker(ranks=2, block_size=8), rig.worker(ranks=2, block_size=5)
-    request = spec("r.0", prompt(29), max_tokens=4)
-    rig.place(request, prefill, decode)
-    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
-    assert_decoded(request, prefill, decode)
-    rig.pump_until_idle()
-
-
 def test_rejected_legs_leave_nothing_behind(rig: Rig) -> None:
     prefill, decode = rig.worker(), rig.worker()
     rig.place(spec("r.0", prompt(LENGTH + 9)), prefill, decode)

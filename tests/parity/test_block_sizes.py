@@ -32,9 +32,7 @@ SHARED = 96  # tokens of a beginning that further prompts share with the last on
         pytest.param("llama", 13, 48, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize(
-    "transport", ["nixl", pytest.param("host-staged", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("transport", ["nixl", pytest.param("host-staged", marks=pytest.mark.long)])
 def test_split_equals_transformers(
     architecture: str,
     prefill: int,
@@ -51,9 +49,7 @@ def test_split_equals_transformers(
         prompts[-1][:SHARED] + [draw.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in (5, 70)
     ]
     model = load_float32(path)
-    references = [
-        greedy(model, f"{architecture}-{len(p)}", p, STEPS) for p in (*prompts, *later)
-    ]
+    references = [greedy(model, f"{architecture}-{len(p)}", p, STEPS) for p in (*prompts, *later)]
     options = ("--kv-memory", "64000000", "--max-batched-tokens", "128", "--transport", transport)
     deployment = deploy(
         Options(
