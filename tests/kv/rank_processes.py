@@ -12,9 +12,10 @@ import math
 import multiprocessing
 import os
 import queue
+import random
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -63,6 +64,11 @@ class Shape:
             dtype=torch.float32,
             first_kv_head=rank * self.heads // degree,
         )
+
+    def with_blocks_of(self, tokens: int) -> Shape:
+        """For as many tokens, in blocks of `tokens`."""
+        count = self.num_blocks * self.block_size // tokens
+        return replace(self, block_size=tokens, num_blocks=count)
 
     def contents(self, layout: CacheLayout, seed: int) -> torch.Tensor:
         """[block, head, place] int32: no two elements of an engine are the same."""
@@ -318,4 +324,44 @@ def check_pull(
     assert done.moved_bytes == len(pairs) * reader.rank_bytes
     blocks = {local: remote for remote, local in pairs}
     assert reader.differing(blocks, source_seed) == [[]] * reader.degree
+    return done
+
+
+def units_of(source: Shape, reader: Shape, seed: int = 1) -> list[tuple[int, int]]:
+    """(remote, local) units, as a sequence in scattered blocks has them, of most of both pools.
+
+    They begin inside a remote block and end inside a local one.
+    """
+    choose = random.Random(seed)
+    unit = math.gcd(source.block_size, reader.block_size)
+    sides = []
+    for shape in (source, reader):
+        blocks = choose.sample(range(shape.num_blocks), shape.num_blocks)
+        per = shape.block_size // unit
+        sides.append([block * per + at for block in blocks for at in range(per)])
+    theirs, ours = sides
+    skipped = 1 if source.block_size > unit else 0
+    count = min(len(theirs) - skipped, len(ours)) - reader.block_size // unit // 2
+    return list(zip(theirs[skipped : skipped + count], ours[:count], strict=True))
+
+
+def check_units(
+    reader: DecodeEngine, name: str, shapes: tuple[Shape, Shape], source_seed: int, seed: int = 1
+) -> PullDone:
+    """Pulls from blocks of another size: every rank has its heads of the tokens, no other byte.
+
+    Args:
+        shapes: of the source and of the reader.
+    """
+    source, own = shapes
+    pairs = units_of(source, own, seed)
+    reader.fill()
+    reader.begin(name, pairs)
+    done = reader.end()
+    assert not done.error
+    per_block = source.block_size // math.gcd(source.block_size, own.block_size)
+    blocks = len({remote // per_block for remote, _ in pairs})
+    assert done.moved_bytes >= blocks * reader.rank_bytes * source.block_size // own.block_size
+    units = {ours: theirs for theirs, ours in pairs}
+    assert reader.differing_units(units, source, source_seed) == [[]] * reader.degree
     return done
