@@ -105,6 +105,8 @@ class PoolCopies:
     @torch.inference_mode()
     def _spread(self, staged: torch.Tensor, rows: Sequence[Rows]) -> None:
         width = self._width
+        if staged.device != self._bytes.device:  # strided copies between devices are slow
+            staged = staged.to(self._bytes.device, non_blocking=True)
         source, target = (memory.view(_WORDS[width]) for memory in (staged, self._bytes))
         for each in rows:
             size = (each.count, each.size_bytes // width)
