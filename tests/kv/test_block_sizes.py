@@ -296,7 +296,7 @@ def test_pieces_have_whole_remote_blocks_and_no_run_crosses_a_block() -> None:
     choose = random.Random(7)
     for _ in range(100):
         theirs, ours = choose.sample(range(1, 40), 2)
-        case = replace_sizes(theirs, ours)
+        case = layouts_of(theirs, ours)
         [each] = make_plans(case[0], case[1])
         plan, (remote_units, local_units) = each.plan, each.plan.units
         count = choose.randint(1, 60)
@@ -313,7 +313,7 @@ def test_pieces_have_whole_remote_blocks_and_no_run_crosses_a_block() -> None:
             assert run.local // local_units == (run.local + run.count - 1) // local_units
 
 
-def replace_sizes(theirs: int, ours: int) -> tuple[list[pb.Layout], list[pb.Layout]]:
+def layouts_of(theirs: int, ours: int) -> tuple[list[pb.Layout], list[pb.Layout]]:
     wires = []
     for size in (ours, theirs):
         layout = CacheLayout(80, 1, 1, size, 2, torch.float32)
@@ -322,7 +322,7 @@ def replace_sizes(theirs: int, ours: int) -> tuple[list[pb.Layout], list[pb.Layo
 
 
 def test_what_is_under_way_is_bounded_by_the_staging_memory() -> None:
-    ours, theirs = replace_sizes(32, 16)
+    ours, theirs = layouts_of(32, 16)
     [each] = make_plans(ours, theirs)
     plan: TransferPlan = each.plan
     staged = plan.staged_slices * plan.slice_bytes
@@ -330,3 +330,27 @@ def test_what_is_under_way_is_bounded_by_the_staging_memory() -> None:
     assert plan.limit_bytes(1 << 10) == 1 << 10
     huge = replace(plan, slice_bytes=1 << 30)
     assert huge.staged_slices == 2
+    assert huge.limit_bytes(1 << 40) == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("first", "blocks", "understood"),
+    [(24, 7, True), (36, 6, True), (48, 5, False), (40, 6, False), (36, 5, False), (24, 0, False)],
+)
+def test_a_table_must_begin_with_a_block_that_holds_what_is_needed(
+    first: int, blocks: int, understood: bool
+) -> None:
+    """Of 100 tokens those from 47 on are needed; here in blocks of 32, there of 12."""
+    handoff = DecodeHandoff("r", "p", 0.0, True)
+    handoff.assigned(Assignment(32, 100, 0, [GroupBlocks(0, 32, [5, 6, 7], 47)]), 12)
+    part = pb.GroupBlocks(group=0, first_token=first, blocks=range(blocks))
+    announce = pb.Announce(request_id="r", first_token=0, end_token=100, groups=[part])
+    assert handoff.understands(announce) is understood
+    if understood:
+        handoff.hear(announce)
+        pairs, local = handoff.take_unread()
+        assert local == [5, 6, 7]
+        begin = max(first, 32)
+        assert pairs[0] == ((begin - first) // 4, 5 * 8 + (begin - 32) // 4)
+        assert len(pairs) == (100 - begin) // 4
+        assert handoff.hollow == ({0} if begin > 32 else set())

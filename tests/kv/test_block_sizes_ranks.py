@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 DEGREES = (1, 2, 4)
 OURS = Shape(block_size=16, num_blocks=24)
-SIZES = (32, 8, 13)  # of the source
+SIZES = (32, pytest.param(8, marks=pytest.mark.long), 13)  # of the source
 SOURCE_SEED, OWN_SEED = 3, 5
 # So large that a piece is one block, and long enough over TCP for something to happen in it.
 LARGE = Shape(head_kib=256, num_blocks=48, block_size=16)

@@ -92,7 +92,7 @@ class DecodeHandoff:
             begin = max(self.announced, part.first_token, part.first_needed)
             if begin < end:
                 theirs = given.get(part.group)
-                if theirs is None or theirs.first_token > begin:
+                if theirs is None or theirs.first_token > begin or theirs.first_token % size:
                     return False
                 if theirs.first_token + len(theirs.blocks) * size < end:
                     return False

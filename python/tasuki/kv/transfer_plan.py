@@ -132,8 +132,9 @@ class TransferPlan:
 
     def limit_bytes(self, transport_bytes: int) -> int:
         """What one reader may have under way, of `transport_bytes` that the transport allows."""
-        whole = transport_bytes if self.alike else min(transport_bytes, STAGED_BYTES)
-        return whole // self.readers
+        if not self.alike:
+            transport_bytes = min(transport_bytes, max(STAGED_BYTES, 2 * self.slice_bytes))
+        return transport_bytes // self.readers
 
     def piece_bytes(self, runs: Sequence[Run]) -> int:
         """Bytes that are read for a piece: of every remote block in it, its slice."""
