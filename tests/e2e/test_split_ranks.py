@@ -80,6 +80,22 @@ def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
         assert found.sum("tasuki_worker_kv_pull_failures_total", role="decode") == 0
 
 
+def test_degrees_and_block_sizes_may_differ_at_once(
+    tiny: Deployment, tiny_model: Path, tmp_path: Path
+) -> None:
+    options = {"tp-prefill": 2, "decode-option": "block-size=24"}
+    with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **options) as client:
+        for length in LENGTHS:
+            answer = client.complete(prompt(length), max_tokens=24)
+            assert answer.tokens == tiny.http.complete(prompt(length), max_tokens=24).tokens
+        blocks = sum(-(-length // 24) for length in LENGTHS)
+        name = "tasuki_worker_kv_pulled_blocks_total"
+        pulled = lambda: totals(client).sum(name, role="decode") == blocks  # noqa: E731
+        until(pulled, f"{blocks} blocks are pulled", deadline_s=20)
+        found = totals(client)
+        assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
+
+
 @pytest.mark.faults
 def test_a_rank_that_dies_in_a_crowd_costs_no_request(
     tiny: Deployment, tiny_model: Path, tmp_path: Path

@@ -3,9 +3,10 @@
 Several prefill and decode engines, each a real `PrefillSide` or `DecodeSide`
 over a model of the engine whose memory is known block by block:
 
-- A block of a prefill engine holds (request, index) while it is owned and
-  rubbish from the moment it is freed, so a late read brings rubbish.
-- A transfer reads one pair at a time, whenever the explorer says, however long
+- A slot of a prefill engine's block holds (request, index) while it is owned and
+  rubbish from the moment it is freed, so a late read brings rubbish. Blocks have one slot,
+  or prefill and decode engines have blocks of different sizes.
+- A transfer reads one unit at a time, whenever the explorer says, however long
   after it was posted, whether or not anybody still wants it.
 - Every engine's clock has its own origin and rate. A paused engine computes (or its
   process sleeps) while time and transfers go on: its loop's thread may still send
@@ -28,6 +29,7 @@ Long because it is one world: every part of it refers to every other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -81,8 +83,8 @@ class Request:
     """What the router knows of one."""
 
     request_id: str
-    total_blocks: int
-    prefix_blocks: int
+    tokens: int
+    prefix_tokens: int
     finished_at_once: bool
     prefill: str
     decode: str
@@ -113,7 +115,7 @@ class Transfer:
     order_id: int
     decode: str
     prefill: str
-    tags: dict[int, str]  # local block: who owned it when the pull was ordered
+    tags: dict[int, str]  # local unit: who owned its block when the pull was ordered
     todo: list[tuple[int, int]]
     cancelled: bool = False
     error: str = ""
@@ -121,6 +123,7 @@ class Transfer:
 
 @dataclass
 class PrefillLeg:
+    tokens: int
     total_blocks: int
     finished_at_once: bool
     admitted: bool = False
@@ -160,14 +163,17 @@ class PrefillNode(Node):
         super().__init__(world, engine_id, offset_s, rate)
         self.side = world.sides.prefill(self, world.config, HandoffCounters())  # type: ignore[arg-type]
         self.num_blocks = num_blocks
-        self.memory = [RUBBISH] * num_blocks
+        self.size = world.sizes[0]
+        self.memory = [RUBBISH] * (num_blocks * self.size)  # by slot
         self.free = list(range(num_blocks))
         self.legs: dict[str, PrefillLeg] = {}
 
     # The engine.
 
     def submit(self, request: Request) -> None:
-        self.legs[request.request_id] = PrefillLeg(request.total_blocks, request.finished_at_once)
+        blocks = -(-request.tokens // self.size)
+        leg = PrefillLeg(request.tokens, blocks, request.finished_at_once)
+        self.legs[request.request_id] = leg
         self.side.submit(request.request_id, request.decode, self.clock_s())
         self.world.flush_prefill(self)
 
@@ -189,9 +195,7 @@ class PrefillNode(Node):
         return [
             name
             for name, leg in self.legs.items()
-            if not leg.stopped
-            and leg.computed < leg.total_blocks
-            and (leg.blocks or self._has_room(leg))
+            if not leg.stopped and leg.computed < leg.tokens and (leg.blocks or self._has_room(leg))
         ]
 
     def _has_room(self, leg: PrefillLeg) -> bool:
@@ -211,14 +215,16 @@ class PrefillNode(Node):
         if not leg.blocks:
             leg.blocks = [self.free.pop(0) for _ in range(leg.total_blocks)]
             self.side.on_started([request_id])
-        index = leg.computed
-        self.memory[leg.blocks[index]] = (request_id, index)
-        leg.computed += 1
-        part = GroupBlocks(0, index, (leg.blocks[index],))  # a block is one token
-        announced = [Announced(request_id, index, index + 1, (part,))]
-        if leg.computed == leg.total_blocks:
+        begin = leg.computed
+        leg.computed = min(begin + self.size, leg.tokens)
+        block = leg.blocks[begin // self.size]
+        for index in range(begin, leg.computed):
+            self.memory[block * self.size + index - begin] = (request_id, index)
+        part = GroupBlocks(0, begin, (block,))
+        announced = [Announced(request_id, begin, leg.computed, (part,))]
+        if leg.computed == leg.tokens:
             first = FirstToken(0, 7, leg.finished_at_once)
-            prefilled = [Prefilled(request_id, leg.total_blocks, (first,))]
+            prefilled = [Prefilled(request_id, leg.tokens, (first,))]
         if prefilled and leg.finished_at_once:
             self._end(request_id, LegEndReason.FINISHED, self_ended=True)
         self.side.on_step(announced, prefilled, self.clock_s())
@@ -231,7 +237,7 @@ class PrefillNode(Node):
         if not self_ended:
             self.world.check_unread(self, request_id)
         for block in leg.blocks:
-            self.memory[block] = RUBBISH
+            self.memory[block * self.size : (block + 1) * self.size] = [RUBBISH] * self.size
             self.free.append(block)
         self.world.prefill_ended(request_id, self.engine_id, reason)
 
@@ -255,7 +261,8 @@ class DecodeNode(Node):
         super().__init__(world, engine_id, offset_s, rate)
         self.side = world.sides.decode(self, world.config, HandoffCounters())  # type: ignore[arg-type]
         self.num_blocks = num_blocks
-        self.memory = [RUBBISH] * num_blocks
+        self.size = world.sizes[1]
+        self.memory = [RUBBISH] * (num_blocks * self.size)  # by slot
         self.owner = [""] * num_blocks  # free, a request, or "quarantine"
         self.legs: dict[str, list[int]] = {}
         self.credits: dict[str, int] = {}
@@ -284,19 +291,22 @@ class DecodeNode(Node):
     def num_free(self) -> int:
         return sum(owner == "" for owner in self.owner)
 
+    def blocks_of(self, request_id: str) -> int:
+        return -(-self.world.requests[request_id].tokens // self.size)
+
     # KvHost.
 
     def may_credit(self, request_id: str) -> bool:
         if request_id in self.credits:
             return True
-        total = self.world.requests[request_id].total_blocks
+        total = self.blocks_of(request_id)
         if self.num_free - sum(self.credits.values()) < total:
             return False
         self.credits[request_id] = total
         return True
 
     def prefix_hint(self, request_id: str) -> int:
-        return self.world.requests[request_id].prefix_blocks
+        return self.world.requests[request_id].prefix_tokens // self.size * self.size
 
     def assign(self, request_id: str) -> Assignment | None:
         request = self.world.requests[request_id]
@@ -305,31 +315,38 @@ class DecodeNode(Node):
             self.refuse_next = False
             return None
         blocks = [b for b, owner in enumerate(self.owner) if owner == ""]
-        if len(blocks) < request.total_blocks:
+        if len(blocks) < self.blocks_of(request_id):
             return None
-        blocks = blocks[: request.total_blocks]
-        for index, block in enumerate(blocks):
+        blocks = blocks[: self.blocks_of(request_id)]
+        prefix = self.prefix_hint(request_id)
+        for number, block in enumerate(blocks):
             self.owner[block] = request_id
-            cached = index < request.prefix_blocks
-            self.memory[block] = (request_id, index) if cached else RUBBISH
+            for slot in range(self.size):
+                index = number * self.size + slot
+                cached = index < prefix
+                self.memory[block * self.size + slot] = (request_id, index) if cached else RUBBISH
         self.legs[request_id] = blocks
         parts = (GroupBlocks(0, 0, tuple(blocks)),)
-        return Assignment(1, request.total_blocks, request.prefix_blocks, parts)
+        return Assignment(self.size, request.tokens, prefix, parts)
 
     def start_decode(
         self,
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
+        hollow: Sequence[int] = (),
     ) -> None:
+        if hollow:
+            raise Violation(f"{request_id}: a block is hollow, and there is no window")
         if timings.transfer_exposed_s < 0.0 or timings.transfer_tail_s < 0.0:
             raise Violation(f"{request_id}: {timings}")
         blocks = self.legs.pop(request_id)
-        for index, block in enumerate(blocks):
-            if self.memory[block] != (request_id, index):
+        for index in range(self.world.requests[request_id].tokens):
+            held = self.memory[blocks[index // self.size] * self.size + index % self.size]
+            if held != (request_id, index):
                 raise Violation(
-                    f"{self.engine_id} decodes {request_id} from wrong KV: block {index} holds"
-                    f" {self.memory[block]}"
+                    f"{self.engine_id} decodes {request_id} from wrong KV: slot {index} holds"
+                    f" {held}"
                 )
         if [token.token for token in first_tokens] != [7]:
             raise Violation(f"first tokens are {first_tokens}")
@@ -365,6 +382,7 @@ class World:
         clocks: (origin, rate) of engines, taken in turn.
         most_ahead: blocks that a prefill engine computes without credit.
         two_threads: whether the loop's thread acts while the engine's computes.
+        sizes: tokens in a block of prefill engines, and of decode engines.
     """
 
     def __init__(
@@ -376,8 +394,11 @@ class World:
         clocks: Sequence[tuple[float, float]] = ((0.0, 1.0),),
         two_threads: bool = True,
         most_ahead: int = 0,
+        sizes: tuple[int, int] = (1, 1),
     ) -> None:
         self.sides = sides
+        self.sizes = sizes
+        self.unit = math.gcd(*sizes)
         self.config = HandoffConfig(lease_s=LEASE_S, pull_timeout_s=LEASE_S)
         self.now_s = 100.0
         self.two_threads = two_threads
@@ -432,16 +453,14 @@ class World:
     def place(
         self,
         request_id: str,
-        total_blocks: int,
-        prefix_blocks: int,
+        tokens: int,
+        prefix_tokens: int,
         prefill: str,
         decode: str,
         finished_at_once: bool = False,
     ) -> None:
         """Send both legs on their way."""
-        request = Request(
-            request_id, total_blocks, prefix_blocks, finished_at_once, prefill, decode
-        )
+        request = Request(request_id, tokens, prefix_tokens, finished_at_once, prefill, decode)
         self.requests[request_id] = request
         self.command(f"submit {request_id}", prefill, lambda n: n.submit(request))
         self.command(f"submit {request_id}", decode, lambda n: n.submit(request))
@@ -518,7 +537,8 @@ class World:
                     if stream.up:
                         stream.to_prefill.append(message)
                 case Pull(order_id, peer, pairs):
-                    tags = {ours: node.owner[ours] for _, ours in pairs}
+                    per_block = node.size // self.unit
+                    tags = {ours: node.owner[ours // per_block] for _, ours in pairs}
                     transfer = Transfer(order_id, node.engine_id, peer, tags, list(pairs))
                     self.transfers.append(transfer)
                 case CancelPull(order_id):
@@ -604,7 +624,7 @@ class World:
         for request_id in list(node.decoding):
             yield Action(f"{name} ends {request_id}", lambda n=node, r=request_id: n.finish(r))
         if node.side._waiting and any(
-            node.num_free - sum(node.credits.values()) >= self.requests[h.request_id].total_blocks
+            node.num_free - sum(node.credits.values()) >= node.blocks_of(h.request_id)
             for h in list(node.side._waiting)[:1]
         ):
             yield Action(f"{name} turns", lambda n=node: self._tick_decode(n))
@@ -766,7 +786,7 @@ class World:
             node.side.on_peer_gone(prefill, "another engine answers", node.clock_s())
         else:
             self.stream(node.engine_id, prefill).up = True
-            node.side.on_connected(prefill, LEASE_S, node.clock_s())
+            node.side.on_connected(prefill, LEASE_S, self.sizes[0], node.clock_s())
         self.flush_decode(node)
 
     def cut(self, decode: str, prefill: str) -> None:
@@ -776,7 +796,7 @@ class World:
             node.side.on_disconnected(prefill)
 
     def _read(self, transfer: Transfer) -> None:
-        """One block moves."""
+        """One unit moves."""
         source, target = self.prefill(transfer.prefill), self.decode(transfer.decode)
         if target is None:
             self.transfers.remove(transfer)
@@ -785,13 +805,15 @@ class World:
             transfer.error = "remote disconnect"
             return
         remote, ours = transfer.todo.pop()
-        tag = transfer.tags[ours]
-        if target.owner[ours] not in (tag, "quarantine"):
+        tag, unit = transfer.tags[ours], self.unit
+        block = ours * unit // target.size
+        if target.owner[block] not in (tag, "quarantine"):
             raise Violation(
-                f"a pull ordered for {tag!r} writes to block {ours} of"
-                f" {target.owner[ours]!r} on {target.engine_id}"
+                f"a pull ordered for {tag!r} writes to block {block} of"
+                f" {target.owner[block]!r} on {target.engine_id}"
             )
-        target.memory[ours] = source.memory[remote]
+        for slot in range(unit):
+            target.memory[ours * unit + slot] = source.memory[remote * unit + slot]
 
     def _notice(self, node: DecodeNode, transfer: Transfer) -> None:
         """The transfer thread sees the end, and then reads its clock."""

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from engine_fakes import VOCAB, HashModel, NoAttention, expected, spec
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, Output, RequestSpec
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.isolation import Flight
@@ -63,7 +64,7 @@ class CopyTransport:
         self.posted = 0
         self.metadata = b""
         self.layout = kv_pb2.Layout()
-        self._sources: dict[str, str] = {}
+        self._sources: dict[str, tuple[str, TransferPlan]] = {}
         self._pool = torch.empty(0)
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
@@ -77,23 +78,26 @@ class CopyTransport:
         del _POOLS[self.metadata.hex()]
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
-        self._sources[peer] = metadata.hex()
+        self._sources[peer] = (metadata.hex(), plan)
 
     def disconnect(self, peer: str) -> None:
         self._sources.pop(peer, None)
 
     def post(self, peer: str, runs: Sequence[Run]) -> CopyTransfer:
         self.posted += 1
-        return CopyTransfer(self, self._sources[peer], list(runs))
+        return CopyTransfer(self, *self._sources[peer], list(runs))
 
     def close(self) -> None:
         pass
 
 
 class CopyTransfer:
-    def __init__(self, transport: CopyTransport, source: str, runs: list[Run]) -> None:
+    def __init__(
+        self, transport: CopyTransport, source: str, plan: TransferPlan, runs: list[Run]
+    ) -> None:
         self._transport = transport
         self._source = source
+        self._plan = plan
         self._runs = runs
 
     def done(self) -> bool:
@@ -102,11 +106,17 @@ class CopyTransfer:
             raise TransportError("remote disconnect")
         if self._transport.hold.is_set():
             return False
+        tokens = self._plan.unit_tokens  # of a run; where sizes are equal it is a block
         for run in self._runs:
-            self._transport._pool[run.local : run.local + run.count] = pool[
-                run.remote : run.remote + run.count
-            ]
+            for index in range(run.count):
+                theirs = self._unit(pool, run.remote + index, tokens)
+                self._unit(self._transport._pool, run.local + index, tokens).copy_(theirs)
         return True
+
+    @staticmethod
+    def _unit(pool: torch.Tensor, unit: int, tokens: int) -> torch.Tensor:
+        block, at = divmod(unit * tokens, pool.shape[-2])
+        return pool[block, ..., at : at + tokens, :]
 
 
 class Rank:
@@ -225,6 +235,7 @@ class Rig:
         port: int = 0,
         block_size: int = 4,
         ranks: int = 1,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
         **settings: int | bool,
     ) -> Worker:
         values: dict[str, int | bool] = {
@@ -233,7 +244,7 @@ class Rig:
             "max_batched_tokens": 8,
             "vocab_size": VOCAB,
         }
-        config = EngineConfig(block_size=block_size, **(values | settings))  # type: ignore[arg-type]
+        config = EngineConfig(block_size=block_size, groups=tuple(groups), **(values | settings))  # type: ignore[arg-type]
         layout = CacheLayout(
             num_blocks=config.num_blocks,
             kv_heads=1,
@@ -241,9 +252,11 @@ class Rig:
             block_size=block_size,
             head_dim=2,
             dtype=torch.float32,
+            groups=tuple(groups),
         )
         pool = layout.allocate()
-        engine = Engine(config, ModelRunner(HashModel(pool), NoAttention(), pool))  # type: ignore[arg-type]
+        model = HashModel(pool, groups=groups)
+        engine = Engine(config, ModelRunner(model, NoAttention(), pool, groups=len(groups)))  # type: ignore[arg-type]
         transport = CopyTransport()
         transport.register(pool, layout)
         others = [Rank(replace(layout, first_kv_head=rank)) for rank in range(1, ranks)]

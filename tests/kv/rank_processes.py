@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import multiprocessing
 import os
 import queue
+import random
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,7 +41,9 @@ class Shape:
 
     Attributes:
         heads: KV heads of the model; with more ranks than heads each rank holds one.
-        head_kib: KiB of one head of a block, at most 256.
+        head_kib: KiB of one head of a block of 16 tokens, at most 256.
+        block_size: tokens of a block.
+        transport: as in the registry.
         devices: rank r's pool lies on the r-th of them, counted round.
     """
 
@@ -47,24 +51,32 @@ class Shape:
     head_kib: int = 4
     num_blocks: int = 24
     devices: tuple[str, ...] = ("cpu",)
+    block_size: int = 16
+    transport: str = "nixl"
 
     def layout(self, degree: int, rank: int) -> CacheLayout:
         return CacheLayout(
             num_blocks=self.num_blocks,
             kv_heads=max(1, self.heads // degree),
             layers=2,
-            block_size=16,
+            block_size=self.block_size,
             head_dim=self.head_kib * 1024 // (2 * 2 * 16 * 4),
             dtype=torch.float32,
             first_kv_head=rank * self.heads // degree,
         )
 
+    def with_blocks_of(self, tokens: int) -> Shape:
+        """For as many tokens, in blocks of `tokens`."""
+        count = self.num_blocks * self.block_size // tokens
+        return replace(self, block_size=tokens, num_blocks=count)
+
     def contents(self, layout: CacheLayout, seed: int) -> torch.Tensor:
         """[block, head, place] int32: no two elements of an engine are the same."""
         blocks = torch.arange(layout.num_blocks, dtype=torch.int32)[:, None, None]
         heads = torch.arange(layout.kv_heads, dtype=torch.int32)[None, :, None]
-        places = torch.arange(self.head_kib * 256, dtype=torch.int32)[None, None, :]
-        return (seed << 28) + (blocks << 20) + ((layout.first_kv_head + heads) << 16) + places
+        places = torch.arange(self.head_kib * self.block_size * 16, dtype=torch.int32)
+        heads = layout.first_kv_head + heads
+        return (seed << 28) + (blocks << 20) + (heads << 16) + places[None, None, :]
 
 
 class RankPool:
@@ -72,13 +84,14 @@ class RankPool:
 
     def __init__(self, shape: Shape, degree: int, rank: int, seed: int) -> None:
         self._shape = shape
+        self._rank = rank
         self.layout = shape.layout(degree, rank)
         device = torch.device(shape.devices[rank % len(shape.devices)])
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.pool = self.layout.allocate(device)
         self.fill(seed)
-        self.transport: Transport = create_transport("nixl")
+        self.transport: Transport = create_transport(shape.transport)
         self.transport.register(self.pool, self.layout)
 
     def _words(self) -> torch.Tensor:
@@ -95,6 +108,30 @@ class RankPool:
         theirs = self._shape.contents(self.layout, source_seed)
         for local, remote in blocks.items():
             wanted[local] = theirs[remote]
+        same = (self._words().cpu() == wanted).flatten(1).all(1)
+        return [block for block, is_same in enumerate(same.tolist()) if not is_same]
+
+    def differing_units(
+        self, seed: int, units: dict[int, int], source: Shape, source_seed: int, degree: int
+    ) -> list[int]:
+        """As `differing`, where `units` are (local, remote) of a source of another block size."""
+        self._settle()
+        layout = self.layout
+        wanted = self._shape.contents(layout, seed)
+        other = source.layout(degree, self._rank)
+        theirs = source.contents(other, source_seed)
+        unit = math.gcd(layout.block_size, other.block_size)
+        planes = (layout.kv_heads, 2 * layout.layers)
+        wanted_slots, their_slots = (
+            words.view(-1, *planes, size, layout.head_dim)
+            for words, size in ((wanted, layout.block_size), (theirs, other.block_size))
+        )
+        for local, remote in units.items():
+            block, at = divmod(local * unit, layout.block_size)
+            their_block, their_at = divmod(remote * unit, other.block_size)
+            wanted_slots[block, :, :, at : at + unit] = their_slots[
+                their_block, :, :, their_at : their_at + unit
+            ]
         same = (self._words().cpu() == wanted).flatten(1).all(1)
         return [block for block, is_same in enumerate(same.tolist()) if not is_same]
 
@@ -248,6 +285,16 @@ class DecodeEngine:
             *(rank.ask(self.degree, *asked) for rank in self._others),
         ]
 
+    def differing_units(
+        self, units: dict[int, int], source: Shape, source_seed: int
+    ) -> list[list[int]]:
+        """By rank: local blocks that do not hold what they should, of a source of other blocks."""
+        asked = ("differing_units", self._seed, units, source, source_seed, self.degree)
+        return [
+            self._own.differing_units(*asked[1:]),
+            *(rank.ask(self.degree, *asked) for rank in self._others),
+        ]
+
     def close(self) -> None:
         self._puller.stop()
 
@@ -277,4 +324,44 @@ def check_pull(
     assert done.moved_bytes == len(pairs) * reader.rank_bytes
     blocks = {local: remote for remote, local in pairs}
     assert reader.differing(blocks, source_seed) == [[]] * reader.degree
+    return done
+
+
+def units_of(source: Shape, reader: Shape, seed: int = 1) -> list[tuple[int, int]]:
+    """(remote, local) units, as a sequence in scattered blocks has them, of most of both pools.
+
+    They begin inside a remote block and end inside a local one.
+    """
+    choose = random.Random(seed)
+    unit = math.gcd(source.block_size, reader.block_size)
+    sides = []
+    for shape in (source, reader):
+        blocks = choose.sample(range(shape.num_blocks), shape.num_blocks)
+        per = shape.block_size // unit
+        sides.append([block * per + at for block in blocks for at in range(per)])
+    theirs, ours = sides
+    skipped = 1 if source.block_size > unit else 0
+    count = min(len(theirs) - skipped, len(ours)) - reader.block_size // unit // 2
+    return list(zip(theirs[skipped : skipped + count], ours[:count], strict=True))
+
+
+def check_units(
+    reader: DecodeEngine, name: str, shapes: tuple[Shape, Shape], source_seed: int, seed: int = 1
+) -> PullDone:
+    """Pulls from blocks of another size: every rank has its heads of the tokens, no other byte.
+
+    Args:
+        shapes: of the source and of the reader.
+    """
+    source, own = shapes
+    pairs = units_of(source, own, seed)
+    reader.fill()
+    reader.begin(name, pairs)
+    done = reader.end()
+    assert not done.error
+    per_block = source.block_size // math.gcd(source.block_size, own.block_size)
+    blocks = len({remote // per_block for remote, _ in pairs})
+    assert done.moved_bytes >= blocks * reader.rank_bytes * source.block_size // own.block_size
+    units = {ours: theirs for theirs, ours in pairs}
+    assert reader.differing_units(units, source, source_seed) == [[]] * reader.degree
     return done

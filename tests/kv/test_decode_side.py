@@ -36,7 +36,7 @@ class Side:
             free_quarantined=self.freed.extend,
         )
         self.side = DecodeSide(host, CONFIG, self.counters)  # type: ignore[arg-type]
-        self.side.on_connected("p", CONFIG.lease_s, 0.0)
+        self.side.on_connected("p", CONFIG.lease_s, 1, 0.0)
         self.side.submit("r", "p", 0.0)
         (want,) = (e.message.want for e in self.side.drain() if isinstance(e, ToPrefill))
         assert want.seq == 1
@@ -44,7 +44,11 @@ class Side:
         self.pull = self.announce(0, [1, 2], self.now_s)
 
     def _start_decode(
-        self, request_id: str, first: Sequence[FirstToken], timings: LegTimings
+        self,
+        request_id: str,
+        first: Sequence[FirstToken],
+        timings: LegTimings,
+        hollow: Sequence[int],
     ) -> None:
         self.started.append(timings)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from handoff_model import LEASE_S, Action, Sides, Violation, World
@@ -18,7 +19,7 @@ from support import searches
 
 from tasuki.engine.api import LegEndReason
 from tasuki.kv.decode_side import DecodeSide
-from tasuki.kv.effects import PullDone
+from tasuki.kv.effects import Effect, Pull, PullDone
 from tasuki.kv.parked_wants import ParkedWants
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.prefill_side import PrefillSide
@@ -44,6 +45,8 @@ RANDOM_SCHEDULES = 5_000
 # Seeds of schedules that broke a rule once; a failure prints what to add here.
 REGRESSIONS: tuple[int, ...] = ()
 EVENTS = 120
+# Tokens in a block of prefill and of decode engines.
+SIZES = ((1, 1), (1, 3), (4, 2), (2, 3))
 
 
 def random_schedule(seed: int, sides: Sides, events: int = EVENTS) -> World:
@@ -52,16 +55,18 @@ def random_schedule(seed: int, sides: Sides, events: int = EVENTS) -> World:
     ahead = seed % 3 == 2
     engines_of_each = choose.choice((1, 1, 2)), choose.choice((1, 2, 2))
     blocks = choose.choice((3, 4, 6)) + (3 if ahead else 0)
+    sizes = SIZES[seed // 6 % len(SIZES)]
     world = World(
         sides,
         *engines_of_each,
+        sizes=sizes,
         blocks=blocks,
         most_ahead=max(0, blocks - 6) if ahead else 0,  # N - 2M, as in engine/budget.py
         clocks=[choose.choice(CLOCKS) for _ in range(4)],
         two_threads=seed % 2 == 0,  # the others go deeper
     )
     for number in range(choose.randint(1, 4)):
-        total = choose.randint(1, 3)
+        total = choose.randint(1, 3 * min(sizes))  # at most 3 blocks on either side
         world.place(
             f"r{number}",
             total,
@@ -193,13 +198,20 @@ def without_faults(seed: int, blocks: int, most_ahead: int) -> World:
         Violation: one never decodes.
     """
     choose = random.Random(seed)
+    sizes = SIZES[seed % len(SIZES)]
     world = World(
-        Sides(), num_prefill=2, num_decode=2, blocks=blocks, clocks=CLOCKS, most_ahead=most_ahead
+        Sides(),
+        num_prefill=2,
+        num_decode=2,
+        blocks=blocks,
+        clocks=CLOCKS,
+        most_ahead=most_ahead,
+        sizes=sizes,
     )
     for number in range(8):
         world.place(
             f"r{number}",
-            choose.randint(1, 3),
+            choose.randint(1, 3 * min(sizes)),
             0,
             choose.choice(world.prefills).engine_id,
             choose.choice(world.decodes).engine_id,
@@ -339,6 +351,28 @@ class SkipsGaps(DecodeSide):
         return super().read_ahead(peer, announce, now_s)
 
 
+class ReadsAnotherSlot(DecodeSide):
+    """Reads the unit beside the one that it should."""
+
+    def drain(self) -> list[Effect]:
+        return [
+            replace(e, pairs=[(max(0, remote - 1), ours) for remote, ours in e.pairs])
+            if isinstance(e, Pull)
+            else e
+            for e in super().drain()
+        ]
+
+
+class ForgetsTheRest(DecodeSide):
+    """Takes a local block for read when the first announcement that touches it is."""
+
+    def _read(self, handoff, announce, now_s):  # type: ignore[no-untyped-def]
+        read = super()._read(handoff, announce, now_s)
+        size = handoff.assignment.block_size
+        handoff.posted = max(handoff.posted, -(-handoff.announced // size) * size)
+        return read
+
+
 class ReadsAndForgets(DecodeSide):
     """Orders pulls without keeping them for the end of the request."""
 
@@ -452,6 +486,8 @@ BROKEN = [
     Sides(decode=NoQuarantine),
     Sides(decode=ForgottenQuarantine),
     Sides(decode=SkipsGaps),
+    Sides(decode=ReadsAnotherSlot),
+    Sides(decode=ForgetsTheRest),
     Sides(decode=ReadsAndForgets),
     Sides(decode=NeverGivesUp),
     Sides(prefill=FreesOnAbort),

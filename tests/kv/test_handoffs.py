@@ -387,16 +387,6 @@ def test_other_models_are_refused_with_both_identities(rig: Rig) -> None:
     rig.pump_until_idle()
 
 
-def test_other_block_sizes_are_refused_with_both_values(rig: Rig) -> None:
-    prefill, decode = rig.worker(block_size=4), rig.worker(block_size=8)
-    rig.place(spec("r.0", prompt(8)), prefill, decode)
-    rig.pump(lambda: "r.0" in decode.ended)
-    assert decode.ended["r.0"].reason is LegEndReason.FAILED
-    assert "block_size is 8 here and 4" in decode.ended["r.0"].message
-    prefill.abort("r.0")
-    rig.pump_until_idle()
-
-
 def test_rejected_legs_leave_nothing_behind(rig: Rig) -> None:
     prefill, decode = rig.worker(), rig.worker()
     rig.place(spec("r.0", prompt(LENGTH + 9)), prefill, decode)

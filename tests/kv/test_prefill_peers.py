@@ -21,7 +21,7 @@ class Talk:
         self.handoffs: dict[str, DecodeHandoff] = {}
         self.effects: list[Effect] = []
         self.peers = PrefillPeers(CONFIG, self.handoffs, self.effects)
-        self.peers.connect("p", LEASE_S, 0.0)
+        self.peers.connect("p", LEASE_S, 1, 0.0)
 
     def begin(self, now_s: float) -> DecodeHandoff:
         """A handoff "r" that is credited, and so wanted, at once."""
@@ -79,7 +79,7 @@ def test_numbers_are_never_used_twice() -> None:
     talk.begin(1.0)
     seq = talk.said()[-1].want.seq
     talk.peers.forget("p")
-    talk.peers.connect("p", LEASE_S, 2.0)
+    talk.peers.connect("p", LEASE_S, 1, 2.0)
     assert [m.want.seq for m in talk.said() if m.HasField("want")] == [seq + 1]
 
 
@@ -112,6 +112,6 @@ def test_nothing_is_said_while_the_stream_is_down_and_all_of_it_after() -> None:
     talk.begin(1.0)
     talk.peers.release(DecodeHandoff("ended", "p", 0.0, greeted=True), 1.0, keep=False)
     assert not talk.said()
-    talk.peers.connect("p", LEASE_S, 2.0)
+    talk.peers.connect("p", LEASE_S, 1, 2.0)
     said = [message.WhichOneof("message") for message in talk.said()]
     assert said == ["want", "renew", "release"]

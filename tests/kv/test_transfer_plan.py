@@ -170,11 +170,11 @@ def test_blocks_outside_a_pool_are_refused(pair: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("remote", "said"),
     [
-        ([wire(block_size=8)], "block_size is 4 here and 8 at"),
         ([wire(layers=3)], r"full \(2 layers\) here and full \(3 layers\) at"),
-        ([wire(head_dim=16)], "a head of a block is 512 bytes .* and 1024 bytes"),
+        ([wire(head_dim=16)], "a head of a block is 512 bytes for 4 tokens here and 1024 bytes"),
+        ([wire(block_size=8, head_dim=16)], "512 bytes for 4 tokens here and 2048 bytes for 8"),
         ([wire(kv_heads=2)], "has 1 KV heads here and 2 at the prefill worker"),
-        ([wire(), wire(block_size=8)], "block_size is 4 here and 8 at"),
+        ([wire(), wire(block_size=8)], "block_size is 4 on one rank .* and 8 on another"),
         ([], "tells of no KV pool"),
         ([kv_pb2.Layout(transport="copy", block_size=4, groups=wire().groups)], "has 0 KV"),
     ],

@@ -108,7 +108,7 @@ def test_steps_are_shorter_than_a_token_may_take() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max-batched-tokens", "write NAME=VALUE with one of max-batched-tokens, "),
+        ("max-batched-tokens", "write NAME=VALUE with one of block-size, max-batched-tokens, "),
         ("kv-dtype=fp8", "write NAME=VALUE with one of "),
         ("max-batched-tokens=many", "'many' is not a whole number"),
         ("itl-target-ms=x", "'x' is not a number"),

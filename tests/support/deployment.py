@@ -38,6 +38,7 @@ class Options:
         model: folder.
         prefill, decode, mixed: number of workers of each role.
         worker: further arguments of every worker, e.g. `("--kv-memory", "1000000")`.
+        by_role: further arguments of the workers of a role.
         router: further arguments of the router.
         dtype: of weights and cache.
         modules: by worker, what runs in place of `tasuki`: see `Process`.
@@ -49,6 +50,7 @@ class Options:
     decode: int = 0
     mixed: int = 0
     worker: Sequence[str] = ()
+    by_role: Mapping[str, Sequence[str]] = field(default_factory=dict)
     router: Sequence[str] = ()
     dtype: str = "float32"
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Deployment:
             *("--port", str(port)),
             *("--dtype", self.options.dtype),
             *self.options.worker,
+            *self.options.by_role.get(role, ()),
         ]
 
     def _log(self, name: str) -> Path:

@@ -173,11 +173,13 @@ class GroupBlocks:
         group: Index of the group.
         first_token: Of the first block.
         blocks: Their numbers in the pool.
+        first_needed: The first token that later ones see, where it is not the first block's.
     """
 
     group: int
     first_token: int
     blocks: Sequence[int]
+    first_needed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +279,14 @@ class KvHost(Protocol):
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
+        hollow: Sequence[int] = (),
     ) -> None:
         """The KV of the whole prompt is in the assigned blocks and valid: decode.
 
         Full blocks enter the prefix cache now. The leg's outputs begin with the
         first tokens themselves (position 0 of the new ones). `timings` brings
-        what the handoff measured; the first decode begins now in the account.
+        what the handoff measured; the first decode begins now in the account. Of the groups
+        `hollow` the first block has no KV of tokens before the window: it is not shared.
         """
 
     def end_decode_leg(

@@ -44,11 +44,13 @@ class CacheGroup:
             return LATENT
         return FULL if self.window is None else WINDOW
 
+    def first_needed(self, tokens: int) -> int:
+        """The first token that those after the first `tokens` ones see."""
+        return 0 if self.window is None else max(0, tokens + 1 - self.window)
+
     def first_block(self, tokens: int, block_size: int) -> int:
         """The first block that a sequence of `tokens` tokens needs for those that follow."""
-        if self.window is None:
-            return 0
-        return max(0, tokens + 1 - self.window) // block_size
+        return self.first_needed(tokens) // block_size
 
 
 ONE_GROUP = (CacheGroup(),)

@@ -290,8 +290,9 @@ class Engine:
         request_id: str,
         first_tokens: Sequence[FirstToken],
         timings: LegTimings,
+        hollow: Sequence[int] = (),
     ) -> None:
-        """The KV of the whole context is in the assigned blocks: decode.
+        """The KV of the whole context is in the assigned blocks: decode (see `KvHost`).
 
         Raises:
             UnknownRequestError: No assigned DECODE leg has this id.
@@ -299,10 +300,9 @@ class Engine:
         request = self._legs.decode_leg(request_id, Phase.ASSIGNED)
         root = request.sequences[0]
         self._budget.drop(request)
-        request.phase = Phase.ACTIVE
-        request.timings = timings
+        request.phase, request.timings = Phase.ACTIVE, timings
         request.first_token_s = request.last_token_s = self._clock()
-        root.computed = request.num_context_tokens
+        root.arrived(request.num_context_tokens, hollow)
         self._queues.settle(root, root.computed)
         wanted = [first for first in first_tokens if first.choice in root.choices]
         if request.cancelled or not wanted:

@@ -74,7 +74,12 @@ class Inbound:
             tokens=tokens,
             prefix_tokens=cached * size,
             parts=[
-                GroupBlocks(group, table.first * size, tuple(table.pages))
+                GroupBlocks(
+                    group,
+                    table.first * size,
+                    tuple(table.pages),
+                    config.groups[group].first_needed(tokens),
+                )
                 for group, table in enumerate(tables)
             ],
         )

@@ -193,7 +193,7 @@ class Queues:
     def _register(self, sequence: SequenceState, group: int, table: BlockTable, full: int) -> None:
         """Offer a table's pages that became full to the prefix cache."""
         cache, hashes, chunk = self._pool.cache, sequence.hashes, self._config.chunk_blocks
-        begin = max(sequence.registered, table.first)
+        begin = max(sequence.registered, table.first, sequence.unshared.get(group, -1) + 1)
         for index, page in enumerate(table.part(begin, full), begin):
             ends_chunk = group == 0 and (index + 1) % chunk == 0
             cache.insert(content_key(hashes[index], group), page, ends_chunk=ends_chunk)
@@ -216,6 +216,7 @@ class Queues:
         sequence.tables = []
         sequence.computed = 0
         sequence.registered = 0
+        sequence.unshared = {}
 
 
 def _age(sequence: SequenceState) -> tuple[int, int]:

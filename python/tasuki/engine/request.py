@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ class SequenceState:
         tables: Its pages, for each cache group; none before it gets any.
         hashes: Of the full blocks, as far as computed.
         registered: Leading blocks that were offered to the prefix cache.
+        unshared: By group, a block that is never offered: not all of its tokens have KV here.
         epoch: Counts up when what is launched of it becomes void.
         flying: Launched steps that have a row of it and are not collected.
         drawn: The runner's own: where its sampled token is on the device.
@@ -75,6 +77,7 @@ class SequenceState:
     tables: list[BlockTable] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
+    unshared: dict[int, int] = field(default_factory=dict)
     stage: Stage = Stage.IDLE
     epoch: int = 0
     flying: int = 0
@@ -107,7 +110,13 @@ class SequenceState:
             tables=[table.copy() for table in self.tables],
             hashes=self.hashes[:],
             registered=self.registered,
+            unshared=self.unshared,
         )
+
+    def arrived(self, tokens: int, hollow: Iterable[int]) -> None:
+        """The KV of its first tokens is here, but for the first block of the groups `hollow`."""
+        self.computed = tokens
+        self.unshared = {group: self.tables[group].first for group in hollow}
 
 
 class Request:

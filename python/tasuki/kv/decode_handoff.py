@@ -2,10 +2,16 @@
 
 `decode_side.py` moves it from state to state; `prefill_peers.py` reads what to
 say of it and writes `acked_s`. Both run under the lock of `handoff.py`.
+
+The prefill worker's blocks may have another size. What is pulled is then counted in units
+(`transfer_plan.py`), and always makes local blocks complete: a local block is written to by
+one pull only, as where sizes are equal.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.api import Assignment, LegTimings
@@ -35,8 +41,11 @@ class DecodeHandoff:
         prefix_hint: tokens that were cached here when credit was given.
         scheduled: the prefill worker schedules it (heard, or implied).
         prefilled_s: when prefill's end was heard, whenever it was taken in.
+        peer_block_tokens: in a block of the prefill worker's; known once blocks are assigned.
         announced: tokens whose announcement was heard, contiguously from 0.
         remote: the blocks that hold them, by group.
+        hollow: groups whose first local block begins before the prefill worker's: the tokens
+            in between are seen by no later one, and their slots are not written.
         posted: tokens up to which pulls are ordered.
         orders: pulls that have not ended.
         last_done_s: when the latest pull was seen complete.
@@ -52,8 +61,10 @@ class DecodeHandoff:
     credited_s: float | None = None
     prefix_hint: int = 0
     scheduled: bool = False
+    peer_block_tokens: int = 0
     announced: int = 0
     remote: dict[int, RemoteBlocks] = field(default_factory=dict)
+    hollow: set[int] = field(default_factory=set)
     prefilled: pb.Prefilled | None = None
     prefilled_s: float = 0.0
     assignment: Assignment | None = None
@@ -65,22 +76,23 @@ class DecodeHandoff:
     ask_until_s: float | None = None
     timings: LegTimings = field(default_factory=LegTimings)
 
-    def assigned(self, assignment: Assignment) -> None:
+    def assigned(self, assignment: Assignment, peer_block_tokens: int) -> None:
         """There is a place for its KV, some of which may be here already."""
         self.assignment = assignment
+        self.peer_block_tokens = peer_block_tokens
         self.posted = assignment.prefix_tokens
         self.timings.prefix_blocks = assignment.prefix_tokens // assignment.block_size
 
     def understands(self, announce: pb.Announce) -> bool:
         """Whether an announcement that leaves no gap names every block that is wanted of it."""
         assert self.assignment is not None
-        size, given = self.assignment.block_size, {part.group: part for part in announce.groups}
+        size, given = self.peer_block_tokens, {part.group: part for part in announce.groups}
         end = min(announce.end_token, self.assignment.tokens)
         for part in self.assignment.parts:
-            begin = max(self.announced, part.first_token)
+            begin = max(self.announced, part.first_token, part.first_needed)
             if begin < end:
                 theirs = given.get(part.group)
-                if theirs is None or theirs.first_token > begin:
+                if theirs is None or theirs.first_token > begin or theirs.first_token % size:
                     return False
                 if theirs.first_token + len(theirs.blocks) * size < end:
                     return False
@@ -88,26 +100,49 @@ class DecodeHandoff:
 
     def hear(self, announce: pb.Announce) -> None:
         """Take in an announcement that is understood."""
-        assert self.assignment is not None
         for part in announce.groups:
             known = self.remote.setdefault(part.group, RemoteBlocks(part.first_token))
-            ahead = (part.first_token - known.first_token) // self.assignment.block_size
+            ahead = (part.first_token - known.first_token) // self.peer_block_tokens
             known.blocks.extend(part.blocks[len(known.blocks) - ahead :])
         self.announced = max(self.announced, announce.end_token)
 
-    def take_unread(self) -> list[tuple[int, int]]:
-        """(remote, local) blocks that are announced, have a place and are not pulled yet."""
+    def take_unread(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """What is announced, has a place and is not pulled yet, up to the last whole local block.
+
+        Returns:
+            (remote, local) units, and the local blocks that they are in.
+        """
         place = self.assignment
         assert place is not None
-        size, end = place.block_size, min(self.announced, place.tokens)
+        size, theirs_size = place.block_size, self.peer_block_tokens
+        unit, end = math.gcd(size, theirs_size), min(self.announced, place.tokens)
+        if end < place.tokens:
+            end -= end % size
         pairs: list[tuple[int, int]] = []
+        blocks: list[int] = []
         for part in place.parts:
             begin = max(self.posted, part.first_token)
-            if begin < end:
-                count, theirs = -(-(end - begin) // size), self.remote[part.group]
-                ours_at = (begin - part.first_token) // size
-                theirs_at = (begin - theirs.first_token) // size
-                ours = part.blocks[ours_at : ours_at + count]
-                pairs += zip(theirs.blocks[theirs_at : theirs_at + count], ours, strict=True)
+            theirs = self.remote.get(part.group)
+            if begin < end and (theirs is None or theirs.first_token > begin):
+                self.hollow.add(part.group)
+                begin = end if theirs is None else theirs.first_token
+            if begin < end and theirs is not None:
+                count = -(-(end - begin) // unit)
+                ours_at, theirs_at = begin - part.first_token, begin - theirs.first_token
+                pairs += zip(
+                    _units(theirs.blocks, theirs_at // unit, count, theirs_size // unit),
+                    _units(part.blocks, ours_at // unit, count, size // unit),
+                    strict=True,
+                )
+                first = ours_at // size
+                blocks += part.blocks[first : -(-(end - part.first_token) // size)]
         self.posted = max(self.posted, end)
-        return pairs
+        return pairs, blocks
+
+
+def _units(blocks: Sequence[int], first: int, count: int, per_block: int) -> Sequence[int]:
+    """`count` units of a sequence's blocks, from unit `first` of the first block on."""
+    if per_block == 1:
+        return blocks[first : first + count]
+    at = range(first, first + count)
+    return [blocks[index // per_block] * per_block + index % per_block for index in at]

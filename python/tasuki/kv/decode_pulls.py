@@ -50,11 +50,17 @@ class DecodePulls:
         self._next_id = 1
         self.orders: dict[int, PullOrder] = {}
 
-    def begin(self, handoff: DecodeHandoff, pairs: Sequence[tuple[int, int]], now_s: float) -> None:
-        """Order a pull of (remote, local) blocks."""
+    def begin(
+        self,
+        handoff: DecodeHandoff,
+        pairs: Sequence[tuple[int, int]],
+        local: list[int],
+        now_s: float,
+    ) -> None:
+        """Order a pull of (remote, local) units into our blocks `local`."""
         order_id = self._next_id
         self._next_id += 1
-        self.orders[order_id] = PullOrder(handoff, [ours for _, ours in pairs], now_s)
+        self.orders[order_id] = PullOrder(handoff, local, now_s)
         handoff.orders.add(order_id)
         self._effects.append(Pull(order_id, handoff.peer, list(pairs)))
 

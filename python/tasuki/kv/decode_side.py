@@ -112,14 +112,18 @@ class DecodeSide:
 
     # Events of the stream to a prefill engine.
 
-    def on_connected(self, peer: str, lease_s: float, now_s: float) -> None:
-        """The handshake with `peer` is done, for the first time or again."""
+    def on_connected(self, peer: str, lease_s: float, block_tokens: int, now_s: float) -> None:
+        """The handshake with `peer` is done, for the first time or again.
+
+        Args:
+            block_tokens: in a block of its own.
+        """
         for handoff in self._handoffs.values():
             if handoff.peer == peer and not handoff.greeted:
                 handoff.greeted = True
                 handoff.greeted_s = now_s
                 handoff.timings.handshake_s = now_s - handoff.submitted_s
-        self._peers.connect(peer, lease_s, now_s)
+        self._peers.connect(peer, lease_s, block_tokens, now_s)
 
     def on_disconnected(self, peer: str) -> None:
         """The stream broke; it is being made anew."""
@@ -254,7 +258,7 @@ class DecodeSide:
             refused = LegEndReason.REFUSED
             self._end(handoff, refused, "no room for the request's KV", now_s, keep=True)
             return False
-        handoff.assigned(assignment)
+        handoff.assigned(assignment, self._peers.block_tokens(handoff.peer))
         return True
 
     def _announce(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> None:
@@ -302,9 +306,9 @@ class DecodeSide:
         """Take in what follows on the tokens that are known. Returns whether any is pulled."""
         self._peers.answered(handoff, announce.heard)
         handoff.hear(announce)
-        pairs = handoff.take_unread()
+        pairs, blocks = handoff.take_unread()
         if pairs:
-            self._pulls.begin(handoff, pairs, now_s)
+            self._pulls.begin(handoff, pairs, blocks, now_s)
         return bool(pairs)
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
@@ -332,7 +336,9 @@ class DecodeSide:
         del self._handoffs[handoff.request_id]
         self._peers.release(handoff, now_s, keep=False)
         first_tokens = first_tokens_from_wire(handoff.prefilled)
-        self._host.start_decode(handoff.request_id, first_tokens, handoff.timings)
+        self._host.start_decode(
+            handoff.request_id, first_tokens, handoff.timings, sorted(handoff.hollow)
+        )
 
     def _lost(self, handoff: DecodeHandoff, message: str, now_s: float) -> None:
         self._end(handoff, LegEndReason.KV_LOST, message, now_s, keep=False)

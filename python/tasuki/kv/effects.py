@@ -30,7 +30,8 @@ class Pull:
 
     Attributes:
         order_id: names the order; unique for the life of this engine.
-        pairs: (remote block, local block).
+        pairs: (remote unit, local unit). A unit is a block where both sides' blocks have the same
+            size, else a part of one (`transfer_plan.py`).
     """
 
     order_id: int

@@ -296,7 +296,8 @@ class Handoffs:
             self._on_peer_gone(peer, str(error), LegEndReason.FAILED, now_s)
             return
         self._connected.add(peer)
-        self._decode.on_connected(peer, reply.lease_s, now_s)
+        block_tokens = reply.pools[0].layout.block_size
+        self._decode.on_connected(peer, reply.lease_s, block_tokens, now_s)
 
     def _on_peer_gone(self, peer: str, message: str, reason: LegEndReason, now_s: float) -> None:
         log.warning("prefill worker %s: %s", peer, message)

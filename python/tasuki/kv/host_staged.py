@@ -22,21 +22,22 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.nixl_agent import Agent, NixlRead, RemoteAgent, describe
+from tasuki.kv.pool_copies import PoolCopies, Rows
+from tasuki.kv.repack import Repack
 from tasuki.kv.staging import (
     LANES,
     MAX_PEERS,
     SLOT_BYTES,
-    PoolCopies,
-    Segment,
     Slots,
     parts_of,
+    parts_of_planes,
     slot_offset,
 )
 from tasuki.kv.staging_server import StagingServer
@@ -143,11 +144,24 @@ class HostStagedTransport:
         if known is None:
             raise TransportError(f"{peer} is not connected")
         transfer = StagedTransfer(self, known)
-        for segments in parts_of(runs, known.plan):
-            transfer.left += 1
-            known.waiting.append(_Part(transfer, segments))
+        parts = list(self._parts(runs, known.plan, transfer))
+        transfer.left = len(parts)
+        known.waiting.extend(parts)
         self.advance(known)
         return transfer
+
+    def _parts(
+        self, runs: Sequence[Run], plan: TransferPlan, transfer: StagedTransfer
+    ) -> Iterator[_Part]:
+        if plan.alike:
+            for segments in parts_of(runs, plan):
+                local = [(segment.local, segment.size_bytes) for segment in segments]
+                remote = [(segment.remote, segment.size_bytes) for segment in segments]
+                yield _Part(transfer, remote, local)
+        else:
+            repack = Repack.of(plan, self._copies.slot_bytes)
+            for part in parts_of_planes(runs, repack):
+                yield _Part(transfer, part.stretches, rows=part.rows)
 
     def close(self) -> None:
         """Stop serving readers; registration and agent end with the process."""
@@ -182,8 +196,7 @@ class HostStagedTransport:
         self._next_id += 1
         part.asked = str(self._next_id)
         part.deadline_s = time.monotonic() + _REPLY_S
-        stretches = [(segment.remote, segment.size_bytes) for segment in part.segments]
-        message = {"ask": "stage", "id": part.asked, "lane": lane, "bytes": stretches}
+        message = {"ask": "stage", "id": part.asked, "lane": lane, "bytes": part.remote}
         self._agent.send(peer.agent, message)
 
     def _step(self, peer: _Peer, lane: int, part: _Part) -> bool:
@@ -204,8 +217,10 @@ class HostStagedTransport:
                 return False
             part.read = None
             slot = self._slots.slot(peer.own_set, lane)
-            stretches = [(segment.local, segment.size_bytes) for segment in part.segments]
-            part.copied = self._copies.start(slot, stretches, to_pool=True)
+            if part.rows:
+                part.copied = self._copies.spread(slot, part.rows)
+            else:
+                part.copied = self._copies.start(slot, part.local, to_pool=True)
         assert part.copied is not None
         return part.copied()
 
@@ -250,10 +265,15 @@ class StagedTransfer:
 
 @dataclass(slots=True)
 class _Part:
-    """What fills one slot; asked for, then read, then copied to the pool."""
+    """What fills one slot; asked for, then read, then copied to the pool.
+
+    `remote` are (address, bytes) there, `local` here; of blocks of another size it is `rows`.
+    """
 
     transfer: StagedTransfer
-    segments: list[Segment]
+    remote: list[tuple[int, int]]
+    local: list[tuple[int, int]] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
     asked: str = ""
     deadline_s: float = 0.0
     read: NixlRead | None = None
@@ -261,7 +281,7 @@ class _Part:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
+        return sum(size for _, size in self.remote)
 
 
 @dataclass(slots=True)

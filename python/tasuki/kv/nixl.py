@@ -1,12 +1,12 @@
 """One-sided reads by NIXL, from pool to pool.
 
-Owns one registration: the pool. Runs on the main thread until `register`, on the
-transfer thread from then on.
+Owns the registration of the pool, and of staging memory for peers with blocks of another size
+(`nixl_staging.py`). Runs on the main thread until `register`, on the transfer thread from then on.
 
 What a peer and we exchange of each block is one strided descriptor list on
 either side, so index i of a prepared list is block i, on our side and on the
 peer's; NIXL merges adjacent indices into one descriptor where the slice is the
-whole block on both sides.
+whole block on both sides. Blocks of another size are staged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import torch
 from tasuki.kv.cuda_ipc import TICKET_BYTES, Mapping, ticket
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, RemoteAgent, describe
+from tasuki.kv.nixl_staging import StagedPeer, StagedRead, StagingMemory
+from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.repack import Repack
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.v1 import kv_pb2
@@ -83,6 +86,8 @@ class NixlTransport:
         region = (place.base_address, layout.pool_bytes, place.device)
         self._agent.register(region, place.memory, pool)
         self._metadata = ticket(pool) + self._agent.metadata
+        self._staging = StagingMemory(self._agent, pool)
+        self._copies = PoolCopies(pool)  # of the transfer thread
         self._memory = place.memory
         self._device = pool.device
 
@@ -98,7 +103,12 @@ class NixlTransport:
         try:
             with self._agent.connecting(peer, metadata[TICKET_BYTES:]) as remote:
                 theirs = self._agent.prepare(remote, plan.remote, plan.slice_bytes)
-                self._peers[peer] = _Peer(remote, self._prepared(plan), theirs, mapping)
+                if plan.alike:
+                    ours, staged = self._prepared(plan.local, plan.slice_bytes), None
+                else:
+                    staged = self._staged(plan, theirs)
+                    ours = staged.slots
+                self._peers[peer] = _Peer(remote, ours, theirs, mapping, staged)
         except TransportError:
             mapping.close()
             raise
@@ -110,9 +120,11 @@ class NixlTransport:
             known.remote.release()
             self._agent.forget(known.agent)
             known.mapping.close()
+            if known.staged is not None:
+                self._staging.give_back(known.staged.memory)
 
-    def post(self, peer: str, runs: Sequence[Run]) -> NixlRead:
-        """Begin to read; over CMA the bytes are here when this returns.
+    def post(self, peer: str, runs: Sequence[Run]) -> NixlRead | StagedRead:
+        """Begin to read; over CMA the bytes are here, or staged, when this returns.
 
         Raises:
             TransportError: the peer is not there.
@@ -121,6 +133,8 @@ class NixlTransport:
         if known is None:
             raise TransportError(f"{peer} is not connected")
         try:
+            if known.staged is not None:
+                return known.staged.read(runs)
             return self._agent.read_prepared(
                 (known.local, _indices([(run.local, run.count) for run in runs])),
                 (known.remote, _indices([(run.remote, run.count) for run in runs])),
@@ -131,22 +145,34 @@ class NixlTransport:
     def close(self) -> None:
         """Nothing to do: registration and agent end with the process (see `nixl_agent.py`)."""
 
-    def _prepared(self, plan: TransferPlan) -> Any:
+    def _prepared(self, region: Region, slice_bytes: int) -> Any:
         """Our side's slices, kept for the next peer that needs the same."""
-        key = (plan.local, plan.slice_bytes)
+        key = (region, slice_bytes)
         if key not in self._local:
             self._local[key] = self._agent.prepare(OWN, *key)
         return self._local[key]
 
+    def _staged(self, plan: TransferPlan, theirs: Any) -> StagedPeer:
+        """Staging memory for a peer whose slices are `theirs`."""
+        repack = Repack.of(plan, self._copies.slot_bytes)
+        memory = self._staging.take(plan)
+        slots = self._prepared(self._staging.region(memory, plan), plan.slice_bytes)
+        free = list(range(plan.staged_slices))
+        return StagedPeer(self._agent, self._copies, repack, memory, slots, theirs, free)
+
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """A loaded remote agent, both sides' prepared slices, its pool if it is on a GPU here."""
+    """A loaded remote agent, both sides' prepared slices, its pool if it is on a GPU here.
+
+    `staged`: its blocks have another size.
+    """
 
     agent: RemoteAgent
     local: Any
     remote: Any
     mapping: Mapping
+    staged: StagedPeer | None = None
 
 
 def _indices(spans: Sequence[tuple[int, int]]) -> np.ndarray[Any, np.dtype[np.int32]]:

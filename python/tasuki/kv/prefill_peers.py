@@ -34,11 +34,13 @@ class _Peer:
     """One prefill engine.
 
     Attributes:
+        block_tokens: in a block of its own; known once it was connected.
         asked: when each want and renewal of late was sent, and what it was about.
         releasing: request: (keep, until when it is repeated).
     """
 
     lease_s: float
+    block_tokens: int = 0
     connected: bool = False
     heartbeat_s: float = NEVER_S
     asked: dict[int, tuple[float, list[DecodeHandoff]]] = field(default_factory=dict)
@@ -84,6 +86,10 @@ class PrefillPeers:
         """How long `peer` keeps announced blocks, in seconds."""
         return self._peers[peer].lease_s
 
+    def block_tokens(self, peer: str) -> int:
+        """Tokens in a block of `peer`, which was connected."""
+        return self._peers[peer].block_tokens
+
     def fence_s(self, handoff: DecodeHandoff) -> float:
         """The fence: reads seen complete until then are valid."""
         return handoff.acked_s + self.lease_s(handoff.peer) * (1.0 - self._config.margin_fraction)
@@ -108,10 +114,10 @@ class PrefillPeers:
         known.releasing.pop(request_id, None)
         return known.connected
 
-    def connect(self, peer: str, lease_s: float, now_s: float) -> None:
+    def connect(self, peer: str, lease_s: float, block_tokens: int, now_s: float) -> None:
         """The handshake with `peer` is done, for the first time or again: say everything."""
         known = self._peers.setdefault(peer, _Peer(lease_s))
-        known.lease_s = lease_s
+        known.lease_s, known.block_tokens = lease_s, block_tokens
         known.connected = True
         self._beat(peer, known, now_s)
 

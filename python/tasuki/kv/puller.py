@@ -189,7 +189,7 @@ class Puller(threading.Thread):
 
     def _limit_bytes(self, peer: _Peer) -> int:
         """What may be under way from a peer by this thread."""
-        return self._transport.max_inflight_bytes // peer.plan.readers
+        return peer.plan.limit_bytes(self._transport.max_inflight_bytes)
 
     def _open(self, name: str, peer: _Peer) -> None:
         """Connect, anew if a transfer failed and nothing is under way."""
@@ -299,7 +299,7 @@ class Puller(threading.Thread):
                 peer.orders.popleft()
                 continue
             runs = order.pieces[0]
-            size_bytes = sum(run.count for run in runs) * peer.plan.slice_bytes
+            size_bytes = peer.plan.piece_bytes(runs)
             limit_bytes = self._limit_bytes(peer)
             if peer.inflight and peer.inflight_bytes + size_bytes > limit_bytes:
                 break

@@ -11,12 +11,15 @@ reads itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tasuki.kv.pool_copies import Rows
+from tasuki.kv.repack import Repack
 from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.transport import TransportError
 
 SLOT_BYTES = 2 << 20
 LANES = 4  # slots of a set: parts under way between two workers
@@ -63,6 +66,51 @@ def _segments(runs: Sequence[Run], plan: TransferPlan) -> Iterator[Segment]:
             )
 
 
+@dataclass(slots=True)
+class PlanesPart:
+    """What fills one slot, of blocks of another size: whole planes.
+
+    Attributes:
+        stretches: (address, bytes) of the peer's pool, which follow one another in the slot.
+        rows: the copies from the slot to our pool.
+    """
+
+    stretches: list[tuple[int, int]]
+    rows: list[Rows]
+
+
+def parts_of_planes(
+    runs: Sequence[Run], repack: Repack, slot_bytes: int = SLOT_BYTES
+) -> Iterator[PlanesPart]:
+    """Cut the slices of blocks of another size into parts of at most `slot_bytes`.
+
+    Raises:
+        TransportError: A plane does not fit.
+    """
+    remote, plane_bytes = repack.plan.remote, repack.plane_bytes
+    most = slot_bytes // plane_bytes
+    if most == 0:
+        raise TransportError(
+            f"blocks of {repack.plan.remote_tokens} tokens at the prefill worker are not read"
+            f" into blocks of {repack.plan.local_tokens} tokens: a layer of one is {plane_bytes}"
+            f" bytes, a slot of host memory {slot_bytes}: give both workers the same --block-size"
+        )
+    part, room = PlanesPart([], []), most
+    for block, of_block in repack.blocks(runs):
+        begin = 0
+        while begin < repack.planes:
+            planes = range(begin, min(repack.planes, begin + room))
+            address = remote.address + block * remote.stride_bytes + begin * plane_bytes
+            part.rows += repack.rows(of_block, (most - room) * plane_bytes, planes)
+            part.stretches.append((address, len(planes) * plane_bytes))
+            begin, room = planes.stop, room - len(planes)
+            if not room:
+                yield part
+                part, room = PlanesPart([], []), most
+    if part.stretches:
+        yield part
+
+
 class Slots:
     """The slots of one worker: `MAX_PEERS` sets for its readers, then as many for itself."""
 
@@ -81,47 +129,3 @@ class Slots:
 def slot_offset(of_set: int, lane: int) -> int:
     """Bytes from the beginning of a worker's slots."""
     return (of_set * LANES + lane) * SLOT_BYTES
-
-
-class PoolCopies:
-    """Copies between one pool and slots, on a stream of their own; one thread at a time."""
-
-    def __init__(self, pool: torch.Tensor) -> None:
-        """Copy to or from `pool`, contiguous, wherever it was made."""
-        self._bytes = pool.view(-1).view(torch.uint8)
-        self._address = pool.data_ptr()
-        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None  # type: ignore[no-untyped-call]
-
-    def holds(self, address: int, size_bytes: int) -> bool:
-        """Whether these bytes are the pool's."""
-        begin = address - self._address
-        return begin >= 0 and size_bytes > 0 and begin + size_bytes <= self._bytes.numel()
-
-    def start(
-        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], *, to_pool: bool
-    ) -> Callable[[], bool]:
-        """Copy (address, bytes) stretches of the pool from or to a slot, where they are adjacent.
-
-        Returns:
-            Says whether the copies are over.
-        """
-        if self._stream is None:
-            self._copy(slot, stretches, to_pool)
-            return lambda: True
-        with torch.cuda.stream(self._stream):
-            self._copy(slot, stretches, to_pool)
-            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ended.record()
-        return ended.query
-
-    @torch.inference_mode()  # elsewhere torch refuses to write to a pool that was made in it
-    def _copy(
-        self, slot: torch.Tensor, stretches: Sequence[tuple[int, int]], to_pool: bool
-    ) -> None:
-        at = 0
-        for address, size in stretches:
-            begin = address - self._address
-            own, staged = self._bytes[begin : begin + size], slot[at : at + size]
-            target, source = (own, staged) if to_pool else (staged, own)
-            target.copy_(source, non_blocking=True)
-            at += size

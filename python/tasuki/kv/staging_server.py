@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tasuki.kv.nixl_agent import Agent, describe
-from tasuki.kv.staging import LANES, MAX_PEERS, SLOT_BYTES, PoolCopies, Slots
+from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.staging import LANES, MAX_PEERS, SLOT_BYTES, Slots
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,34 @@ own: what the two share of a block is one slice of fixed offset and size.
     local         |  3 |  4 |  5 |  6 |
 
 Where the slice is the whole block on both sides, blocks that are adjacent on
-both sides make one run: one descriptor. Owns no state, runs on any thread.
+both sides make one run: one descriptor.
+
+Blocks of the two sides may have different sizes. Orders then count in *units*, the
+greatest number of tokens that divides both sizes:
+
+    tokens             0        16        32        48        64        80        96
+    remote, 48 each    | block 7                     | block 2                     |
+    local, 32 each     | block 3           | block 9           | block 4           |
+    remote units       |   21    |   22    |   23    |    6    |    7    |    8    |
+    local units        |    6    |    7    |   18    |   19    |    8    |    9    |
+
+Where sizes are equal a unit is a block. Otherwise whole remote slices are read into staging
+memory and their units copied into place (`repack.py`). Owns no state, runs on any thread.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tasuki.errors import TasukiError
 from tasuki.v1 import kv_pb2
+
+# What may be staged at a time of one peer with blocks of another size: enough that a GPU's
+# copy engines are busy for longer than it takes to see that a piece has ended.
+STAGED_BYTES = 16 << 20
 
 
 class LayoutMismatchError(TasukiError):
@@ -56,7 +73,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Blocks adjacent on both sides, one descriptor."""
+    """Blocks adjacent on both sides, one descriptor.
+
+    Where block sizes differ: units adjacent on both sides, in one block of either.
+    """
 
     remote: int
     local: int
@@ -65,9 +85,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Reads of `remote`'s slices into `local`'s, each of `slice_bytes`.
+    """Reads of `remote`'s slices, each of `slice_bytes`, into `local`'s.
 
     Attributes:
+        slice_bytes: of a remote block; of a local one too where sizes are equal.
+        local_tokens: in a local block.
+        remote_tokens: in a remote block.
         readers: of our ranks, those that read the same remote one: they share what
             may be under way from it.
     """
@@ -75,27 +98,64 @@ class TransferPlan:
     slice_bytes: int
     local: Region
     remote: Region
+    local_tokens: int = 1
+    remote_tokens: int = 1
     readers: int = 1
+
+    @property
+    def alike(self) -> bool:
+        """Whether blocks of both sides have the same size."""
+        return self.local_tokens == self.remote_tokens
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens in a unit, which orders count in."""
+        return math.gcd(self.local_tokens, self.remote_tokens)
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Units in a block, (remote, local)."""
+        unit = self.unit_tokens
+        return self.remote_tokens // unit, self.local_tokens // unit
 
     @property
     def whole_blocks(self) -> bool:
         """Whether the slice is all of a block on both sides, so that adjacent ones join."""
-        return self.slice_bytes == self.local.stride_bytes == self.remote.stride_bytes
+        return (
+            self.slice_bytes == self.local.stride_bytes == self.remote.stride_bytes and self.alike
+        )
+
+    @property
+    def staged_slices(self) -> int:
+        """Slices that staging memory must have room for, where block sizes differ."""
+        return max(2, STAGED_BYTES // self.slice_bytes)
+
+    def limit_bytes(self, transport_bytes: int) -> int:
+        """What one reader may have under way, of `transport_bytes` that the transport allows."""
+        if not self.alike:
+            transport_bytes = min(transport_bytes, max(STAGED_BYTES, 2 * self.slice_bytes))
+        return transport_bytes // self.readers
+
+    def piece_bytes(self, runs: Sequence[Run]) -> int:
+        """Bytes that are read for a piece: of every remote block in it, its slice."""
+        if self.alike:
+            return sum(run.count for run in runs) * self.slice_bytes
+        per_block, _ = self.units
+        return len({run.remote // per_block for run in runs}) * self.slice_bytes
 
     def chunks(self, pairs: Sequence[tuple[int, int]], max_bytes: int) -> Iterator[list[Run]]:
-        """Cut `pairs` (remote, local) into pieces of at most `max_bytes`, in runs.
+        """Cut `pairs` (remote, local) of units into pieces of at most `max_bytes`, in runs.
 
-        A piece has at least one block, however small `max_bytes` is.
+        A piece has at least one remote block, however small `max_bytes` is.
 
         Raises:
             BlockRangeError: a block lies outside its pool.
         """
-        for remote, local in pairs:
-            if not 0 <= remote < self.remote.num_blocks:
-                raise BlockRangeError(f"remote block {remote} of {self.remote.num_blocks}")
-            if not 0 <= local < self.local.num_blocks:
-                raise BlockRangeError(f"local block {local} of {self.local.num_blocks}")
+        self._check(pairs)
         limit = max(1, max_bytes // self.slice_bytes)
+        if not self.alike:
+            yield from self._staged_chunks(pairs, limit)
+            return
         runs = coalesce(pairs) if self.whole_blocks else [Run(*pair, 1) for pair in sorted(pairs)]
         chunk: list[Run] = []
         room = limit
@@ -111,6 +171,37 @@ class TransferPlan:
                     chunk, room = [], limit
         if chunk:
             yield chunk
+
+    def _staged_chunks(self, pairs: Sequence[tuple[int, int]], limit: int) -> Iterator[list[Run]]:
+        """Pieces of at most `limit` remote blocks; no run crosses a block's end."""
+        theirs, ours = self.units
+        chunk: list[Run] = []
+        block, blocks = -1, 0
+        for run in coalesce(pairs):
+            start = 0
+            while start < run.count:
+                remote, local = run.remote + start, run.local + start
+                count = min(run.count - start, theirs - remote % theirs, ours - local % ours)
+                if remote // theirs != block:
+                    if blocks == limit:
+                        yield chunk
+                        chunk, blocks = [], 0
+                    block, blocks = remote // theirs, blocks + 1
+                chunk.append(Run(remote, local, count))
+                start += count
+        if chunk:
+            yield chunk
+
+    def _check(self, pairs: Sequence[tuple[int, int]]) -> None:
+        theirs, ours = self.units
+        remote_end, local_end = self.remote.num_blocks * theirs, self.local.num_blocks * ours
+        for remote, local in pairs:
+            if not 0 <= remote < remote_end:
+                raise BlockRangeError(
+                    f"remote block {remote // theirs} of {self.remote.num_blocks}"
+                )
+            if not 0 <= local < local_end:
+                raise BlockRangeError(f"local block {local // ours} of {self.local.num_blocks}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +248,11 @@ def make_plans(
         raise LayoutMismatchError("the prefill worker tells of no KV pool: run the same version")
     for other in remote:
         _compare(local[0], other)
+        if other.block_size != remote[0].block_size:
+            raise LayoutMismatchError(
+                f"block_size is {remote[0].block_size} on one rank of the prefill worker and"
+                f" {other.block_size} on another: run the same version"
+            )
     ours_end, theirs_end = (max(_end(x.pool) for x in side) for side in (local, remote))
     if ours_end != theirs_end:
         raise LayoutMismatchError(
@@ -172,7 +268,11 @@ def make_plans(
             theirs = remote[source].pool
             end = min(_end(ours), _end(theirs))
             plan = TransferPlan(
-                (end - head) * _head_bytes(ours), _region(ours, head), _region(theirs, head)
+                (end - head) * _head_bytes(theirs),
+                _region(ours, head),
+                _region(theirs, head),
+                layout.block_size,
+                remote[source].block_size,
             )
             found.append(PairPlan(rank, source, plan))
             head = end
@@ -184,13 +284,11 @@ def make_plans(
 
 def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
     """Raises LayoutMismatchError if heads of one cannot be those of the other."""
-    for name in ("transport", "block_size"):
-        ours, theirs = getattr(local, name), getattr(remote, name)
-        if ours != theirs:
-            raise LayoutMismatchError(
-                f"{name} is {ours} here and {theirs} at the prefill worker:"
-                " start both with the same"
-            )
+    if local.transport != remote.transport:
+        raise LayoutMismatchError(
+            f"transport is {local.transport} here and {remote.transport} at the prefill worker:"
+            " start both with the same"
+        )
     if list(local.groups) != list(remote.groups):
         ours_told, theirs_told = _told(local), _told(remote)
         raise LayoutMismatchError(
@@ -204,9 +302,11 @@ def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
             " at the prefill worker: run the same version"
         )
     sizes = _head_bytes(ours), _head_bytes(theirs)
-    if sizes[0] != sizes[1]:
+    if remote.block_size < 1 or sizes[0] * remote.block_size != sizes[1] * local.block_size:
         raise LayoutMismatchError(
-            f"a head of a block is {sizes[0]} bytes here and {sizes[1]} bytes at the prefill worker"
+            f"a head of a block is {sizes[0]} bytes for {local.block_size} tokens here and"
+            f" {sizes[1]} bytes for {remote.block_size} tokens at the prefill worker: start both"
+            " with the same model and --kv-dtype"
         )
 
 

@@ -10,6 +10,7 @@ Value = int | float | str
 
 # What workers of one deployment may do differently; all else must be the same for KV to move.
 _TYPES: Mapping[str, type[int] | type[float] | type[str]] = {
+    "block-size": int,
     "max-batched-tokens": int,
     "max-running-requests": int,
     "itl-target-ms": float,

@@ -104,6 +104,31 @@ fn for_each_half_the_warmest_worker_is_found() {
 }
 
 #[test]
+fn workers_with_blocks_of_other_sizes_are_compared_by_tokens() {
+    let fine = ChunkScheme {
+        block_tokens: 8,
+        chunk_blocks: 1,
+        ..SCHEME
+    };
+    let mut index = index(1, true);
+    index.join(B, MODEL, (fine, true), POOL_TOKENS);
+    let tokens: Vec<u32> = (0..8 * CHUNK_TOKENS).collect();
+    let chunks = Chunks::new(&index.schemes(MODEL), "", &tokens);
+    let held = |scheme: &ChunkScheme, count: usize| chunks.by(scheme)[..count].to_vec();
+    let first = |index: &PrefixIndex| {
+        let warm = index.warmest(&chunks, |_| [true; 2], |_| ());
+        warm.first().map(|warm| (warm.worker, warm.tokens))
+    };
+    assert!(index.on_events(A, &stored(1, held(&SCHEME, 3))));
+    assert!(index.on_events(B, &stored(1, held(&fine, 10))));
+    assert_eq!(first(&index), Some((A, 96)));
+    assert!(index.on_events(B, &stored(2, held(&fine, 13))));
+    assert_eq!(first(&index), Some((B, 104)));
+    assert_eq!(index.expected(A, &chunks).stored, 96);
+    assert_eq!(index.expected(B, &chunks).stored, 104);
+}
+
+#[test]
 fn of_those_that_hold_as_much_the_least_loaded_is_found() {
     let mut index = index(100, false);
     for id in 0..100 {
