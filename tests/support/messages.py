@@ -83,9 +83,7 @@ def _change(message: Message, random: Random, words: Sequence[str]) -> None:
         setattr(message, field.name, _value(field, random, words))
 
 
-def _change_list(
-    items: Any, field: FieldDescriptor, random: Random, words: Sequence[str]
-) -> None:
+def _change_list(items: Any, field: FieldDescriptor, random: Random, words: Sequence[str]) -> None:
     match random.randrange(5):
         case 0 if items:
             del items[random.randrange(len(items)) :]

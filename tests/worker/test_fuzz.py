@@ -14,11 +14,11 @@ from typing import Any
 
 import grpc
 import pytest
+from engine_fakes import expected, spec
 from support import searches
 from support.messages import batches, changed
 from whole_worker import DEADLINE_S, IDENTITY, VOCAB, Leg, Router, WholeWorker, submit
 
-from engine_fakes import expected, spec
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.v1 import kv_pb2
 from tasuki.v1 import worker_pb2 as pb
@@ -115,6 +115,8 @@ async def check_status(call: Any) -> None:
     """A stream that the worker ended because of a message says which."""
     if call.done() and not call.cancelled():
         code, details = await call.code(), await call.details()
+        if details == "Internal error from Core":  # of our own end: it wrote after the worker's end
+            return
         assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), (code, details)
         assert code is grpc.StatusCode.OK or len(details) > 10
 
@@ -178,7 +180,7 @@ async def hostile_router(system: System, seed: int) -> None:
                 await call.write(data)
             async with asyncio.timeout(CASE_S * random.random()):
                 async for message in call:
-                    assert message.info.role.role in (0, 1, 2, 3)
+                    assert not message.HasField("info") or message.info.role.role in (1, 2, 3)
                     for output in message.step.outputs:
                         assert all(token < VOCAB for token in output.tokens)
                     for ended in message.step.ended:
@@ -270,7 +272,9 @@ class HostilePrefillWorkers:
     async def _handoff(
         self, messages: AsyncIterator[kv_pb2.FromDecode], _: Any
     ) -> AsyncIterator[bytes]:
-        first = await anext(aiter(messages))
+        first = await anext(aiter(messages), None)
+        if first is None:
+            return
         hello, script = self.scripts[first.hello.expected_engine_id]
         yield hello
         async for message in messages:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import sys
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,9 +150,11 @@ class Router:
         stub: Any = WorkerStub(self._channel)
         self._call = stub.Serve()
         self._reader = asyncio.ensure_future(self._read())
+        self._writing = asyncio.Lock()
 
     async def send(self, message: pb.RouterMessage) -> None:
-        await self._call.write(message)
+        async with self._writing:
+            await self._call.write(message)
 
     async def submit(self, submit: pb.Submit) -> Leg:
         leg = self.legs[submit.request_id] = Leg()

@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from tasuki.errors import TasukiError
 from tasuki.v1 import kv_pb2
 
+_ADDRESSES = 1 << 64
+
 
 class LayoutMismatchError(TasukiError):
     """Two workers' caches cannot be read into one another."""
@@ -207,6 +209,11 @@ def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
     if sizes[0] != sizes[1]:
         raise LayoutMismatchError(
             f"a head of a block is {sizes[0]} bytes here and {sizes[1]} bytes at the prefill worker"
+        )
+    if theirs.base_address + theirs.num_blocks * theirs.block_bytes > _ADDRESSES:
+        raise LayoutMismatchError(
+            f"a pool of {theirs.num_blocks} blocks of {theirs.block_bytes} bytes at address"
+            f" {theirs.base_address:#x} of the prefill worker ends behind 64 bits of addresses"
         )
 
 

@@ -23,7 +23,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
-from tasuki.worker.convert import failed_leg, load_to_wire
+from tasuki.worker.convert import ROLES, failed_leg, load_to_wire
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.state_log import StateLog
 from tasuki.worker.watchdog import Watchdog
@@ -59,6 +59,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
+    session: Session
     request_id: str
     choices: tuple[int, ...]
 
@@ -238,17 +239,20 @@ class EngineLoop(threading.Thread):
                 self._engine.submit(spec, arrived_s)
                 if spec.leg is not Leg.COLOCATED:
                     self._handoffs.submit(spec, peer_engine_id, peer_endpoint)
-            case Aborted(request_id, choices):
-                self._abort(request_id, choices)
+            case Aborted(session, request_id, choices):
+                if self._sessions.may_change(request_id, session):
+                    self._abort(request_id, choices)
             case Retargeted(session, request_id, peer_engine_id, peer_endpoint):
-                if not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
+                if not self._sessions.may_change(request_id, session):
+                    pass
+                elif not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
                     message = "nothing is left here to hand over: prefill again"
                     session.send(failed_leg(request_id, message))
             case RoleSet(session, setting):
-                if setting.epoch > self._info.role.epoch:
+                if setting.epoch > self._info.role.epoch and setting.role in ROLES:
                     self._info.role.CopyFrom(setting)
                     self._sessions.broadcast(pb.WorkerMessage(info=self._info))
-                else:  # its sender does not know the role that holds
+                else:  # its sender does not know the role that holds, or names none
                     session.send(pb.WorkerMessage(info=self._info))
             case Resynced(session):
                 self._reset_cache(session)
