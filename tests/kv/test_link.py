@@ -69,7 +69,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def vanish(client_keepalive_s: float, server_options: list[tuple[str, int]]) -> None:
     """Connects the two over a network that vanishes; ends when the stream is given up."""
     served = HandoffServicer(
-        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p"), lambda _: None, 1
+        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p", lease_s=10.0), lambda _: None, 1
     )
     server = grpc.aio.server(options=server_options)
     add_KvServicer_to_server(served, server)

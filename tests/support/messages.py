@@ -19,14 +19,16 @@ from support import searches
 
 SECONDS_VARIABLE = "TASUKI_FUZZ_S"
 
-_WHOLE = (0, 1, 2, 3, 4, 5, 8, 47, 48, 63, 64, 65, 1000, 2**31 - 1, 2**31, 2**32 - 1)
+_SMALL = (0, 0, 1, 2, 3, 4, 4, 5, 8, 8, 9, 12)
+_WHOLE = (*_SMALL, 47, 48, 63, 64, 65, 1000, 2**31 - 1, 2**31, 2**32 - 1)
 _LARGE = (*_WHOLE, 2**32, 2**53 + 1, 2**63, 2**64 - 1)
 _REAL = (0.0, -0.0, 0.5, 1.0, -1.0, 1e-45, 1e9, 3e38, -3e38)
 _DOUBLE = (*_REAL, 1e-300, 1e308, -1e308)
 _STRANGE = (float("nan"), float("inf"), float("-inf"))
 _TEXT = ("", "\0", "ü", "x" * 5000, "127.0.0.1:1", "no port", ":::", "unix:", "dns:///[", "a:99999")
 _MOST_COPIES = 2000
-_MOST_CHANGES = 4
+_MOST_PARTS = 8  # of a list that are looked at
+_MOST_CHANGES = 3
 
 
 def batches(size: int, default: int) -> Iterator[Sequence[int]]:
@@ -60,8 +62,10 @@ def changed(message: Message, random: Random, words: Sequence[str]) -> bytes:
     return bytes(data)
 
 
-def _change(message: Message, random: Random, words: Sequence[str]) -> None:
-    """Change one field, most often one that is set, somewhere in the message."""
+def _change(root: Message, random: Random, words: Sequence[str]) -> None:
+    """Change one field somewhere in a message, most often one that is set."""
+    parts = list(_parts(root))
+    [message] = random.choices(parts, [1 + len(part.ListFields()) for part in parts])
     fields = [field for field, _ in message.ListFields()]
     if not fields or random.random() < 0.2:
         fields = list(message.DESCRIPTOR.fields)
@@ -70,17 +74,29 @@ def _change(message: Message, random: Random, words: Sequence[str]) -> None:
     field = random.choice(fields)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields_by_name.values()
-        getattr(message, field.name)[_value(key, random, words)] = _value(value, random, words)
+        if value.message_type is None:
+            getattr(message, field.name)[_value(key, random, words)] = _value(value, random, words)
     elif field.is_repeated:
         _change_list(getattr(message, field.name), field, random, words)
+    elif field.message_type is not None:
+        if message.HasField(field.name):
+            message.ClearField(field.name)
+        else:
+            getattr(message, field.name).SetInParent()
     elif random.random() < 0.1:
         message.ClearField(field.name)
-    elif field.message_type is not None:
-        inner = getattr(message, field.name)
-        inner.SetInParent()
-        _change(inner, random, words)
     else:
         setattr(message, field.name, _value(field, random, words))
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A message and all that are in it."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        for part in value[:_MOST_PARTS] if field.is_repeated else [value]:
+            yield from _parts(part)
 
 
 def _change_list(items: Any, field: FieldDescriptor, random: Random, words: Sequence[str]) -> None:
@@ -93,9 +109,7 @@ def _change_list(items: Any, field: FieldDescriptor, random: Random, words: Sequ
         case 2 if items:
             del items[random.randrange(len(items))]
         case _ if field.message_type is not None:
-            if not items or random.random() < 0.2:
-                items.add()
-            _change(random.choice(items), random, words)
+            items.add()
         case 3 if items:
             items[random.randrange(len(items))] = _value(field, random, words)
         case _:

@@ -40,7 +40,7 @@ def test_a_full_request() -> None:
 
 def test_unset_filters_are_off() -> None:
     spec = request_from_wire(
-        pb.Submit(leg=pb.LEG_COLOCATED, sampling=pb.SamplingParams(max_tokens=1))
+        pb.Submit(request_id="r", leg=pb.LEG_COLOCATED, sampling=pb.SamplingParams(max_tokens=1))
     )
     assert (spec.sampling.top_p, spec.sampling.repetition_penalty) == (1.0, 1.0)
     assert spec.sampling.logprobs is None and tuple(spec.choices) == (0,)
@@ -48,7 +48,7 @@ def test_unset_filters_are_off() -> None:
 
 def test_a_leg_of_a_later_version_is_an_error() -> None:
     with pytest.raises(UnknownLegError):
-        request_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1)))
+        request_from_wire(pb.Submit(request_id="r", sampling=pb.SamplingParams(max_tokens=1)))
 
 
 @pytest.mark.parametrize("reason", LegEndReason)

@@ -14,10 +14,19 @@ from typing import Any
 
 import grpc
 import pytest
-from engine_fakes import expected, spec
 from support import searches
 from support.messages import batches, changed
-from whole_worker import DEADLINE_S, IDENTITY, VOCAB, Leg, Router, WholeWorker, submit
+from whole_worker import (
+    DEADLINE_S,
+    IDENTITY,
+    VOCAB,
+    Leg,
+    Router,
+    WholeWorker,
+    expected,
+    spec,
+    submit,
+)
 
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.v1 import kv_pb2
@@ -26,8 +35,8 @@ from tasuki.v1 import worker_pb2 as pb
 pytestmark = pytest.mark.search
 
 PROMPT = [5, 9, 2, 40, 7, 7, 31, 3, 18]
-AT_ONCE = 8
-CASE_S = 0.6  # how long a hostile party keeps its stream, at most
+AT_ONCE = 32
+CASE_S = 0.3  # how long a hostile party keeps its stream, at most
 REGRESSIONS: Sequence[int] = ()
 
 
@@ -84,13 +93,14 @@ def fuzz(case: Case, default: int) -> None:
     async def run() -> None:
         async with System() as system:
             await system.check()
-            drawn = batches(AT_ONCE, default)
+            drawn, cases = batches(AT_ONCE, default), 0
             for seeds in itertools.chain([REGRESSIONS] if REGRESSIONS else [], drawn):
                 honest = asyncio.ensure_future(system.serve_honest_requests())
                 try:
                     async with asyncio.timeout(2 * DEADLINE_S):
                         await asyncio.gather(*(case(system, seed) for seed in seeds), honest)
                         await system.check()
+                    cases += len(seeds)
                 except Exception as error:
                     error.add_note(
                         f"seeds {list(seeds)}; one alone: {searches.SEED_VARIABLE}=SEED"
@@ -100,6 +110,7 @@ def fuzz(case: Case, default: int) -> None:
                         for failure in worker.failures:
                             error.add_note(f"would end the worker: {failure!r}")
                     raise
+            print(f"{case.__name__}: {cases} cases")
 
     asyncio.run(run())
 

@@ -21,7 +21,7 @@ import torch
 
 sys.path += [str(Path(__file__).parents[1] / "kv"), str(Path(__file__).parents[1] / "engine")]
 from engine_fakes import VOCAB, HashModel, NoAttention
-from handoff_rig import IDENTITY, CopyTransport
+from handoff_rig import IDENTITY, CopyTransport, expected, spec
 
 from tasuki.background import FAILED_TASK
 from tasuki.engine.config import EngineConfig
@@ -39,8 +39,10 @@ from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
 from tasuki.worker.watchdog import Watchdog
 
+__all__ = ["IDENTITY", "VOCAB", "Leg", "Router", "WholeWorker", "expected", "spec", "submit"]
+
 BLOCK_SIZE = 4
-LEASE_S = 0.3
+LEASE_S = 2.0
 DEADLINE_S = 30.0
 
 
