@@ -20,7 +20,6 @@ from whole_worker import (
     DEADLINE_S,
     IDENTITY,
     VOCAB,
-    Leg,
     Router,
     WholeWorker,
     expected,
@@ -32,12 +31,13 @@ from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.v1 import kv_pb2
 from tasuki.v1 import worker_pb2 as pb
 
-pytestmark = pytest.mark.search
+pytestmark = [pytest.mark.search, pytest.mark.slow]
 
 PROMPT = [5, 9, 2, 40, 7, 7, 31, 3, 18]
 AT_ONCE = 32
 CASE_S = 0.3  # how long a hostile party keeps its stream, at most
-REGRESSIONS: Sequence[int] = ()
+PLAIN = 0  # the seed of a prefill worker that is not hostile: it must be understood
+REGRESSIONS: Sequence[int] = (PLAIN,)
 
 
 class System:
@@ -83,34 +83,46 @@ class System:
         await self.serve_honest_requests()
         for worker in self.workers:
             await worker.until_idle()
-            assert not worker.failures, worker.failures
+
+    async def watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do work, for as long as nothing happens that would end a worker."""
+        task = asyncio.ensure_future(work)
+        async with asyncio.timeout(2 * DEADLINE_S):
+            while not task.done():
+                await asyncio.wait({task}, timeout=0.05)
+                if failures := [error for worker in self.workers for error in worker.failures]:
+                    task.cancel()
+                    raise AssertionError("a worker would end") from failures[0]
+        await task
 
 
 Case = Callable[[System, int], Coroutine[Any, Any, None]]
 
 
 def fuzz(case: Case, default: int) -> None:
+    """Run cases, some at a time beside honest requests; each batch must leave nothing behind."""
+
     async def run() -> None:
+        cases = 0
         async with System() as system:
             await system.check()
-            drawn, cases = batches(AT_ONCE, default), 0
-            for seeds in itertools.chain([REGRESSIONS] if REGRESSIONS else [], drawn):
-                honest = asyncio.ensure_future(system.serve_honest_requests())
+            drawn = batches(AT_ONCE, default)
+            for seeds in itertools.chain([REGRESSIONS], drawn):
                 try:
-                    async with asyncio.timeout(2 * DEADLINE_S):
-                        await asyncio.gather(*(case(system, seed) for seed in seeds), honest)
-                        await system.check()
-                    cases += len(seeds)
+                    await system.watched(batch(system, seeds))
                 except Exception as error:
                     error.add_note(
                         f"seeds {list(seeds)}; one alone: {searches.SEED_VARIABLE}=SEED"
                         f" {searches.COUNT_VARIABLE}=1 (to test it always: REGRESSIONS)"
                     )
-                    for worker in system.workers:
-                        for failure in worker.failures:
-                            error.add_note(f"would end the worker: {failure!r}")
                     raise
-            print(f"{case.__name__}: {cases} cases")
+                cases += len(seeds)
+        print(f"{case.__name__}: {cases} cases")
+
+    async def batch(system: System, seeds: Sequence[int]) -> None:
+        honest = system.serve_honest_requests()
+        await asyncio.gather(honest, *(case(system, seed) for seed in seeds))
+        await system.check()
 
     asyncio.run(run())
 
@@ -264,7 +276,7 @@ class HostilePrefillWorkers:
     """A server of any number of prefill workers, each with its script by engine id."""
 
     def __init__(self) -> None:
-        self.scripts: dict[str, tuple[bytes, list[bytes]]] = {}
+        self.scripts: dict[str, tuple[bytes, Callable[[int], list[bytes]]]] = {}
         self._server = grpc.aio.server()
         handler = grpc.stream_stream_rpc_method_handler(
             self._handoff, request_deserializer=kv_pb2.FromDecode.FromString
@@ -290,17 +302,19 @@ class HostilePrefillWorkers:
         yield hello
         async for message in messages:
             if message.HasField("want"):
-                for data in script:
+                for data in script(message.want.seq):
                     yield data
 
 
-def prefill_messages(name: str, tokens: int, blocks: Sequence[int]) -> list[kv_pb2.FromPrefill]:
-    """What a prefill worker says of a prompt, in two chunks; blocks of four tokens."""
+def prefill_messages(
+    name: str, tokens: int, blocks: Sequence[int], seq: int
+) -> list[kv_pb2.FromPrefill]:
+    """What a prefill worker answers to a want, in two chunks; blocks of four tokens."""
 
     def announce(first: int, end: int, part: Sequence[int]) -> kv_pb2.Announce:
         groups = [kv_pb2.GroupBlocks(group=0, first_token=first, blocks=part)]
         return kv_pb2.Announce(
-            request_id=name, first_token=first, end_token=end, groups=groups, heard=1
+            request_id=name, first_token=first, end_token=end, groups=groups, heard=seq
         )
 
     first = kv_pb2.FirstToken(
@@ -311,53 +325,80 @@ def prefill_messages(name: str, tokens: int, blocks: Sequence[int]) -> list[kv_p
     )
     return [
         kv_pb2.FromPrefill(scheduled=kv_pb2.Scheduled(request_id=name)),
+        kv_pb2.FromPrefill(announce=announce(0, 0, [])),
         kv_pb2.FromPrefill(announce=announce(0, 8, blocks[:2])),
         kv_pb2.FromPrefill(announce=announce(8, tokens, blocks[2:])),
-        kv_pb2.FromPrefill(renewed=kv_pb2.Renewed(seq=1, alive=[name])),
+        kv_pb2.FromPrefill(renewed=kv_pb2.Renewed(seq=seq, alive=[name])),
         kv_pb2.FromPrefill(prefilled=prefilled),
     ]
 
 
-async def hostile_prefill_worker(
-    system: System, seed: int, hostile: HostilePrefillWorkers
-) -> tuple[Leg, bool]:
-    """Returns its leg, which has ended, and whether any message was changed."""
+async def hostile_prefill_worker(system: System, seed: int, hostile: HostilePrefillWorkers) -> None:
     random = Random(seed)
     name, engine = f"pulling-{seed}", f"hostile-{seed}"
     reply = system.prefill.handoffs._make_reply()
     reply.engine_id = engine
     words = [name, "", *[*system.to_decode.legs][-3:]]
-    valid = prefill_messages(name, len(PROMPT), [11, 12, 200])
-    if random.random() < 0.3:
-        random.shuffle(valid)
-    if random.random() < 0.3:
-        valid += random.choices(valid, k=2)
-    if random.random() < 0.2:
-        valid = [kv_pb2.FromPrefill(batch=kv_pb2.FromPrefillBatch(messages=valid))]
-    plain = [message.SerializeToString() for message in valid]
-    script = [
-        changed(message, random, words) if random.random() < 0.4 else message.SerializeToString()
-        for message in valid
-    ]
+
+    def script(seq: int) -> list[bytes]:
+        valid = prefill_messages(name, len(PROMPT), [11, 12, 200], seq)
+        if seed == PLAIN:
+            return [message.SerializeToString() for message in valid]
+        if random.random() < 0.2:
+            random.shuffle(valid)
+        if random.random() < 0.2:
+            valid += random.choices(valid, k=2)
+        if random.random() < 0.2:
+            valid = [kv_pb2.FromPrefill(batch=kv_pb2.FromPrefillBatch(messages=valid))]
+        changes = random.choice((0.2, 0.6))
+        return [
+            changed(message, random, words)
+            if random.random() < changes
+            else message.SerializeToString()
+            for message in valid
+        ]
+
     hello = kv_pb2.FromPrefill(hello=reply)
-    first = changed(hello, random, words) if random.random() < 0.3 else hello.SerializeToString()
+    strange = seed != PLAIN and random.random() < 0.2
+    first = changed(hello, random, words) if strange else hello.SerializeToString()
     hostile.scripts[engine] = (first, script)
     peer = pb.Peer(engine_id=engine, kv_endpoint=hostile.endpoint)
     leg = await system.to_decode.submit(submit(name, PROMPT, leg=pb.LEG_DECODE, peer=peer))
     try:
-        async with asyncio.timeout(2 * CASE_S):
+        async with asyncio.timeout(2 * CASE_S if seed != PLAIN else DEADLINE_S):
             await leg.end()
     except TimeoutError:
         await system.to_decode.abort(name)
     ended = await leg.end()
     check_end(ended)
+    assert seed != PLAIN or ended.reason == pb.LEG_END_FINISHED, ended
     assert all(token < VOCAB for tokens in leg.tokens.values() for token in tokens)
-    return leg, script != plain or first != hello.SerializeToString()
+
+
+async def hostile_prefill_server(system: System, seed: int) -> None:
+    async with HostilePrefillWorkers() as hostile:
+        await hostile_prefill_worker(system, seed, hostile)
 
 
 def test_prefill_workers_of_any_kind_harm_no_other() -> None:
-    async def case(system: System, seed: int) -> None:
-        async with HostilePrefillWorkers() as hostile:
-            await hostile_prefill_worker(system, seed, hostile)
+    fuzz(hostile_prefill_server, 64)
 
-    fuzz(case, 64)
+
+# --- planted defects
+
+
+@pytest.mark.parametrize(
+    ("function", "defect", "case"),
+    [
+        ("tasuki.worker.server.readable", lambda messages, _: messages, hostile_router),
+        ("tasuki.kv.link.readable", lambda messages, _: messages, hostile_decode_worker),
+        ("tasuki.kv.decode_handoff.announce_flaw", lambda *_: "", hostile_prefill_server),
+        ("tasuki.engine.booking.first_tokens_flaw", lambda *_: "", hostile_prefill_server),
+    ],
+)
+def test_a_planted_defect_is_found(
+    monkeypatch: pytest.MonkeyPatch, function: str, defect: Callable[..., Any], case: Case
+) -> None:
+    monkeypatch.setattr(function, defect)
+    with pytest.raises(AssertionError):
+        fuzz(case, 640)
