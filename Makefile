@@ -89,11 +89,12 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
 
-fuzz: ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
+fuzz: setup-dev ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
 	@mkdir -p target && rm -f target/fuzz.jsonl
-	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 5 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
+	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 8 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
-	cargo test --quiet --workspace --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture
+	cargo test --quiet --workspace --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
+	$(BIN)/python -m pytest -q -s -k harm --timeout 0 tests/worker/test_fuzz.py
 
 test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/

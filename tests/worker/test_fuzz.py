@@ -28,6 +28,7 @@ from whole_worker import (
 )
 
 from tasuki.kv.identity import PROTOCOL_VERSION
+from tasuki.kv.wire import parts_from_decode
 from tasuki.v1 import kv_pb2
 from tasuki.v1 import worker_pb2 as pb
 
@@ -144,9 +145,6 @@ async def check_status(call: Any) -> None:
         assert code is grpc.StatusCode.OK or len(details) > 10
 
 
-# --- routers
-
-
 def router_messages(name: str, system: System) -> list[pb.RouterMessage]:
     """A conversation of a router: every kind of message."""
     peer = pb.Peer(engine_id=system.decode.engine_id, kv_endpoint=system.decode.endpoint)
@@ -218,9 +216,6 @@ def test_routers_of_any_kind_harm_no_other() -> None:
     fuzz(hostile_router, 64)
 
 
-# --- decode workers
-
-
 async def hostile_decode_worker(system: System, seed: int) -> None:
     random = Random(seed)
     name, engine = f"pulled-{seed}", f"hostile-{seed}"
@@ -269,9 +264,6 @@ def test_decode_workers_of_any_kind_harm_no_other() -> None:
     fuzz(hostile_decode_worker, 64)
 
 
-# --- prefill workers
-
-
 class HostilePrefillWorkers:
     """A server of any number of prefill workers, each with its script by engine id."""
 
@@ -301,9 +293,10 @@ class HostilePrefillWorkers:
         hello, script = self.scripts[first.hello.expected_engine_id]
         yield hello
         async for message in messages:
-            if message.HasField("want"):
-                for data in script(message.want.seq):
-                    yield data
+            for part in parts_from_decode(message):
+                if part.HasField("want"):
+                    for data in script(part.want.seq):
+                        yield data
 
 
 def prefill_messages(
@@ -382,9 +375,6 @@ async def hostile_prefill_server(system: System, seed: int) -> None:
 
 def test_prefill_workers_of_any_kind_harm_no_other() -> None:
     fuzz(hostile_prefill_server, 64)
-
-
-# --- planted defects
 
 
 @pytest.mark.parametrize(
