@@ -1,7 +1,7 @@
 """What comes over a stream and is no message of the contract: the stream ends, the worker goes on.
 
-gRPC raises protobuf's error where the next message is read. A stranger, or a process of
-another version, must not end a worker with it.
+Where the next message is read, gRPC's servers raise protobuf's error, and its clients give
+None. A stranger, or a process of another version, must not end a worker with it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ async def readable(messages: AsyncIterator[Message], sender: str) -> AsyncIterat
     """
     try:
         async for message in messages:
+            if message is None:
+                raise _unreadable(sender, "see the log")
             yield message
     except DecodeError as error:
-        raise UnreadableMessageError(
-            f"{sender} sent bytes that are no message of this version ({error}):"
-            " run the same version of tasuki everywhere"
-        ) from error
+        raise _unreadable(sender, str(error)) from error
 
 
 async def refuse_unreadable(
@@ -51,3 +50,10 @@ async def refuse_unreadable(
     error = reader.exception()
     if isinstance(error, UnreadableMessageError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+def _unreadable(sender: str, why: str) -> UnreadableMessageError:
+    return UnreadableMessageError(
+        f"{sender} sent bytes that are no message of this version ({why}):"
+        " run the same version of tasuki everywhere"
+    )
