@@ -328,7 +328,7 @@ def prefill_messages(
 
 async def hostile_prefill_worker(system: System, seed: int, hostile: HostilePrefillWorkers) -> None:
     random = Random(seed)
-    name, engine = f"pulling-{seed}", f"hostile-{seed}"
+    name, engine = f"pulling-{seed}", f"hostile-{seed}-at-{hostile.endpoint}"
     reply = system.prefill.handoffs._make_reply()
     reply.engine_id = engine
     words = [name, "", *[*system.to_decode.legs][-3:]]
