@@ -115,3 +115,13 @@ def test_another_version_is_refused_with_both_versions() -> None:
         refusal = served.refusal(hello)
         assert f"{theirs} at the decode worker" in refusal
         assert f"{PROTOCOL_VERSION} here" in refusal
+
+
+def test_a_decode_worker_without_a_name_is_refused() -> None:
+    served = HandoffServicer(IDENTITY, "p", kv_pb2.HelloReply, lambda _: None, PROTOCOL_VERSION)
+    hello = kv_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION, identity=IDENTITY, expected_engine_id="p"
+    )
+    assert "no engine id" in served.refusal(hello)
+    hello.engine_id = "d"
+    assert served.refusal(hello) == ""

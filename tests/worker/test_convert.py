@@ -5,7 +5,14 @@ import pytest
 from tasuki.engine.api import Leg, LegEnd, LegEndReason
 from tasuki.engine.failure import FailureKind
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.convert import UnknownLegError, failed_leg, leg_end_to_wire, request_from_wire
+from tasuki.worker.convert import (
+    RefusedMessageError,
+    UnknownLegError,
+    failed_leg,
+    leg_end_to_wire,
+    peer_from_wire,
+    request_from_wire,
+)
 
 
 def test_a_full_request() -> None:
@@ -68,3 +75,11 @@ def test_a_leg_that_is_not_here_is_retried() -> None:
     (sent,) = failed_leg("r.0", "in use").step.ended
     assert (sent.request_id, sent.message) == ("r.0", "in use")
     assert sent.failure == pb.FAILURE_TRANSPORT
+
+
+def test_a_request_has_an_id_and_a_handoff_a_peer() -> None:
+    with pytest.raises(RefusedMessageError, match="no id"):
+        request_from_wire(pb.Submit(leg=pb.LEG_COLOCATED))
+    with pytest.raises(RefusedMessageError, match="'r' names no engine"):
+        peer_from_wire("r", pb.Peer(kv_endpoint="127.0.0.1:1"))
+    assert peer_from_wire("r", pb.Peer(engine_id="e", kv_endpoint="a:1")) == ("e", "a:1")

@@ -79,7 +79,8 @@ def peer_from_wire(request_id: str, peer: pb.Peer) -> tuple[str, str]:
     """
     if not peer.engine_id:
         raise RefusedMessageError(
-            f"request {request_id!r} names no engine as its peer: a handoff requires one"
+            f"request {request_id!r} names no engine as its peer:"
+            " run router and worker of one version"
         )
     return peer.engine_id, peer.kv_endpoint
 
@@ -92,7 +93,7 @@ def request_from_wire(submit: pb.Submit) -> RequestSpec:
         UnknownLegError: The leg is not one of this version's.
     """
     if not submit.request_id:
-        raise RefusedMessageError("a request has no id: the router must give it one")
+        raise RefusedMessageError("a request has no id: run router and worker of one version")
     if submit.leg not in _LEG:
         raise UnknownLegError(
             f"leg {submit.leg} of request {submit.request_id!r} is unknown to this worker:"
