@@ -119,10 +119,18 @@ class WholeWorker:
         )
 
     async def until_idle(self) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not self.idle:
-                assert not self.failures, self.failures
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not self.idle:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            held = f"{self.engine.referenced_blocks} blocks are held"
+            raise AssertionError(f"{held}; {self.engine.load()}; {self.left()}") from None
+
+    def left(self) -> str:
+        """What is still here, for people."""
+        legs = self.engine._legs.requests.values()
+        return ", ".join(f"{leg.request_id} ({leg.leg.value}, {leg.phase.value})" for leg in legs)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if context.get("message") == FAILED_TASK:
