@@ -34,7 +34,7 @@ QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos fuzz test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos fuzz fuzz-coverage test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -95,6 +95,9 @@ fuzz: setup-dev ## Fuzzing of what clients, workers and models send: FUZZ_S seco
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
 	cargo test --quiet --workspace --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
 	$(BIN)/python -m pytest -q -s -k harm --timeout 0 tests/worker/test_fuzz.py
+
+fuzz-coverage: setup-dev ## Lines of the Rust parsers that fuzzing executes, as a table: FUZZ_S seconds (300)
+	@$(BIN)/python tools/fuzz_coverage.py
 
 test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/
