@@ -195,6 +195,19 @@ def test_what_can_never_run_is_rejected_with_value_and_limit(request_, words):
     assert not rig.engine.has_work()
 
 
+def test_an_id_is_in_use_until_its_legs_end_is_told():
+    rig = make_rig()
+    rig.engine.submit(spec("a", []))  # another router's, rejected
+    rig.engine.submit(spec("a", range(10)))
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.REJECTED
+    assert rig.engine.referenced_blocks == 0 and not rig.outputs
+    rig.ended.clear()
+    rig.engine.submit(spec("a", range(10)))
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
+
+
 def test_a_second_leg_under_a_living_id_is_dropped():
     rig = make_rig()
     request = spec("a", range(10))
