@@ -25,7 +25,9 @@ _LARGE = (*_WHOLE, 2**32, 2**53 + 1, 2**63, 2**64 - 1)
 _REAL = (0.0, -0.0, 0.5, 1.0, -1.0, 1e-45, 1e9, 3e38, -3e38)
 _DOUBLE = (*_REAL, 1e-300, 1e308, -1e308)
 _STRANGE = (float("nan"), float("inf"), float("-inf"))
-_TEXT = ("", "\0", "ü", "x" * 5000, "127.0.0.1:1", "no port", ":::", "unix:", "dns:///[", "a:99999")
+_TEXT = ("", "\0", "ü", "x" * 5000)
+_ADDRESSES = ("", "\0", "127.0.0.1:1", "127.0.0.1:99999", "unix:/none", "dns:///[", ":::")
+"""None that a name server is asked about."""
 _MOST_COPIES = 2000
 _MOST_PARTS = 8  # of a list that are looked at
 _MOST_CHANGES = 3
@@ -132,6 +134,8 @@ def _value(field: FieldDescriptor, random: Random, words: Sequence[str]) -> Any:
             return random.choice((-1, 0, 1, 2, 3, 4, 99))
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return random.randbytes(random.choice((0, 1, 16, 300)))
+        case FieldDescriptor.CPPTYPE_STRING if field.name.endswith("endpoint"):
+            return random.choice(_ADDRESSES)
         case FieldDescriptor.CPPTYPE_STRING:
             return random.choice((*_TEXT, *words, *words))
     raise TypeError(f"{field.full_name} has C++ type {field.cpp_type}: give it values here")
