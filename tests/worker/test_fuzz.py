@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.search, pytest.mark.slow]
 
 PROMPT = [5, 9, 2, 40, 7, 7, 31, 3, 18]
 AT_ONCE = 32
+LARGE = [("grpc.max_receive_message_length", 64 << 20)]  # as workers have it
 CASE_S = 0.3  # how long a hostile party keeps its stream, at most
 PLAIN = 0  # the seed of a prefill worker that is not hostile: it must be understood
 REGRESSIONS: Sequence[int] = (PLAIN,)
@@ -191,7 +192,7 @@ async def hostile_router(system: System, seed: int) -> None:
         changed(message, random, words) if random.random() < 0.5 else message.SerializeToString()
         for message in random.choices(valid, k=random.randint(1, 8))
     ]
-    async with grpc.aio.insecure_channel(system.prefill.endpoint) as channel:
+    async with grpc.aio.insecure_channel(system.prefill.endpoint, LARGE) as channel:
         serve = channel.stream_stream(
             "/tasuki.v1.Worker/Serve", response_deserializer=pb.WorkerMessage.FromString
         )
@@ -241,7 +242,7 @@ async def hostile_decode_worker(system: System, seed: int) -> None:
         else message.SerializeToString()
         for at, message in enumerate(valid)
     ]
-    async with grpc.aio.insecure_channel(system.prefill.endpoint) as channel:
+    async with grpc.aio.insecure_channel(system.prefill.endpoint, LARGE) as channel:
         handoff = channel.stream_stream(
             "/tasuki.v1.Kv/Handoff", response_deserializer=kv_pb2.FromPrefill.FromString
         )

@@ -51,6 +51,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a new try is a new connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 << 20),  # as servers: all that waits is one message
 )
 
 
