@@ -383,7 +383,6 @@ def test_prefill_workers_of_any_kind_harm_no_other() -> None:
     [
         ("tasuki.worker.server.readable", lambda messages, _: messages, hostile_router),
         ("tasuki.kv.link.readable", lambda messages, _: messages, hostile_decode_worker),
-        ("tasuki.kv.decode_handoff.announce_flaw", lambda *_: "", hostile_prefill_server),
         ("tasuki.engine.booking.first_tokens_flaw", lambda *_: "", hostile_prefill_server),
     ],
 )
