@@ -37,7 +37,7 @@ QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searche
 RUST_FEATURES := --features tasuki-router/otel
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos fuzz test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos fuzz fuzz-coverage test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -92,11 +92,15 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 	cargo test -p tasuki-router -p tasuki-flow -p tasuki-policy -p tasuki-bench $(RUST_FEATURES) --lib --tests; \
 	$(BIN)/python -m pytest -m "search or hypothesis" --timeout 0
 
-fuzz: ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
+fuzz: setup-dev ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
 	@mkdir -p target && rm -f target/fuzz.jsonl
-	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 5 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
+	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 8 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
-	cargo test --quiet --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture
+	cargo test --quiet --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
+	$(BIN)/python -m pytest -q -s -k harm --timeout 0 tests/worker/test_fuzz.py
+
+fuzz-coverage: setup-dev ## Lines of the Rust parsers that fuzzing executes, as a table: FUZZ_S seconds (300)
+	@$(BIN)/python tools/fuzz_coverage.py
 
 test-clients: setup model-files ## Clients that people use (langchain-openai, openai, ai, sglang.bench_serving) against tasuki serve
 	@mkdir -p target/clients && cp tests/clients/package.json target/clients/

@@ -173,6 +173,14 @@ def test_output_ends_at_max_model_len():
         (spec("a", [1], resumed=[1, 2, 3], max_tokens=3), ["3"]),
         (spec("a", [1], resumed=[1], choices=(0, 1)), ["2 choices"]),
         (spec("a", [1], logit_bias={VOCAB: 1.0}), [str(VOCAB)]),
+        (spec("a", [1], logit_bias={0: float("nan")}), ["token 0", "nan"]),
+        (spec("a", [1], temperature=-1.0), ["temperature is -1.0", "from 0.0"]),
+        (spec("a", [1], top_p=float("nan")), ["top_p is nan", "to 1.0"]),
+        (spec("a", [1], min_p=2.0), ["min_p is 2.0", "to 1.0"]),
+        (spec("a", [1], presence_penalty=float("inf")), ["presence_penalty is inf"]),
+        (spec("a", [1], repetition_penalty=0.0), ["repetition_penalty is 0.0", "0.01"]),
+        (spec("a", [1], logprobs=2**32 - 1), ["logprobs is 4294967295", "20"]),
+        (spec("a", [1], prompt_logprobs=21), ["prompt_logprobs is 21", "20"]),
     ],
 )
 def test_what_can_never_run_is_rejected_with_value_and_limit(request_, words):
@@ -185,6 +193,19 @@ def test_what_can_never_run_is_rejected_with_value_and_limit(request_, words):
     for word in words:
         assert word in rig.ended["a"].message
     assert not rig.engine.has_work()
+
+
+def test_an_id_is_in_use_until_its_legs_end_is_told():
+    rig = make_rig()
+    rig.engine.submit(spec("a", []))  # another router's, rejected
+    rig.engine.submit(spec("a", range(10)))
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.REJECTED
+    assert rig.engine.referenced_blocks == 0 and not rig.outputs
+    rig.ended.clear()
+    rig.engine.submit(spec("a", range(10)))
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
 
 
 def test_a_second_leg_under_a_living_id_is_dropped():

@@ -172,3 +172,23 @@ def test_a_pull_that_makes_progress_is_waited_for() -> None:
     assert not side.ended
     side.until(side.now_s + LIMIT_S)
     assert side.ended[0][0] is LegEndReason.KV_LOST
+
+
+def test_blocks_that_would_shift_all_later_ones_lose_the_kv() -> None:
+    side = Side()
+    groups = [pb.GroupBlocks(group=0, first_token=1000, blocks=[9])]
+    announce = pb.Announce(request_id="r", first_token=0, end_token=0, groups=groups)
+    assert not side.side.read_ahead("p", announce, 1.5)
+    side.side.on_message("p", pb.FromPrefill(announce=announce), 1.5)
+    ((reason, message, quarantine),) = side.ended
+    assert reason is LegEndReason.KV_LOST and tuple(quarantine) == BLOCKS[:2]
+    assert "prefill worker p announced blocks of group 0 from token 1000 on" in message
+
+
+def test_an_end_without_first_tokens_is_no_end() -> None:
+    side = Side()
+    prefilled = pb.Prefilled(request_id="r", tokens=len(BLOCKS))
+    side.side.on_message("p", pb.FromPrefill(prefilled=prefilled), 2.0)
+    ((reason, message, _),) = side.ended
+    assert reason is LegEndReason.KV_LOST
+    assert message == "prefill worker p ended prefill without a first token"

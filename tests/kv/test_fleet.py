@@ -47,7 +47,7 @@ async def first_events(
 ) -> list[type]:
     """What each client hears first, of one server."""
     servicer = HandoffServicer(
-        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p"), lambda _: None, 1
+        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p", lease_s=10.0), lambda _: None, 1
     )
     server = grpc.aio.server()
     add_KvServicer_to_server(servicer, server)

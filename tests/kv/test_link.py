@@ -69,7 +69,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def vanish(client_keepalive_s: float, server_options: list[tuple[str, int]]) -> None:
     """Connects the two over a network that vanishes; ends when the stream is given up."""
     served = HandoffServicer(
-        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p"), lambda _: None, 1
+        IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p", lease_s=10.0), lambda _: None, 1
     )
     server = grpc.aio.server(options=server_options)
     add_KvServicer_to_server(served, server)
@@ -115,3 +115,13 @@ def test_another_version_is_refused_with_both_versions() -> None:
         refusal = served.refusal(hello)
         assert f"{theirs} at the decode worker" in refusal
         assert f"{PROTOCOL_VERSION} here" in refusal
+
+
+def test_a_decode_worker_without_a_name_is_refused() -> None:
+    served = HandoffServicer(IDENTITY, "p", kv_pb2.HelloReply, lambda _: None, PROTOCOL_VERSION)
+    hello = kv_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION, identity=IDENTITY, expected_engine_id="p"
+    )
+    assert "no engine id" in served.refusal(hello)
+    hello.engine_id = "d"
+    assert served.refusal(hello) == ""

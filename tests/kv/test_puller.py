@@ -235,6 +235,17 @@ def test_a_peer_that_cannot_be_connected_is_reported(bench: Bench) -> None:
     assert "not connected" in bench.done().error
 
 
+def test_a_pool_stays_as_it_is_while_it_is_read(bench: Bench) -> None:
+    bench.connect()
+    bench.pull(1, 1)
+    handle = bench.handle()
+    bench.puller.put(Connect("p", b"other", metadata_digest(b"other"), bench.plan))
+    report = bench.reports.get(timeout=DEADLINE_S)
+    assert isinstance(report, PeerFailed) and "a pool must stay as it is" in report.message
+    handle.state = "done"
+    assert not bench.done().error
+
+
 def test_blocks_outside_the_peers_pool_fail_the_order(bench: Bench) -> None:
     bench.connect()
     bench.pull(1, 2, first=63)

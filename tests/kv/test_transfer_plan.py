@@ -192,6 +192,13 @@ def test_a_head_that_no_rank_holds_is_named() -> None:
         make_plans([wire(kv_heads=4)], remote)
 
 
+def test_a_pool_ends_within_64_bits_of_addresses() -> None:
+    remote = wire()
+    remote.pool.base_address = 2**64 - 1
+    with pytest.raises(LayoutMismatchError, match="behind 64 bits of addresses"):
+        make_plans([wire()], [remote])
+
+
 def test_further_cache_groups_are_refused_by_kind() -> None:
     remote = wire()
     remote.groups.add(kind="state", layers=[2])

@@ -7,10 +7,12 @@ from tasuki.engine.failure import FailureKind
 from tasuki.engine.grammar import GrammarSource
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import (
+    RefusedMessageError,
     UnknownLegError,
     failed_leg,
     grammar_from_wire,
     leg_end_to_wire,
+    peer_from_wire,
     request_from_wire,
 )
 
@@ -47,7 +49,7 @@ def test_a_full_request() -> None:
 
 def test_unset_filters_are_off() -> None:
     spec = request_from_wire(
-        pb.Submit(leg=pb.LEG_COLOCATED, sampling=pb.SamplingParams(max_tokens=1))
+        pb.Submit(request_id="r", leg=pb.LEG_COLOCATED, sampling=pb.SamplingParams(max_tokens=1))
     )
     assert (spec.sampling.top_p, spec.sampling.repetition_penalty) == (1.0, 1.0)
     assert spec.sampling.logprobs is None and tuple(spec.choices) == (0,)
@@ -55,7 +57,7 @@ def test_unset_filters_are_off() -> None:
 
 def test_a_leg_of_a_later_version_is_an_error() -> None:
     with pytest.raises(UnknownLegError):
-        request_from_wire(pb.Submit(sampling=pb.SamplingParams(max_tokens=1)))
+        request_from_wire(pb.Submit(request_id="r", sampling=pb.SamplingParams(max_tokens=1)))
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "lark"])
@@ -87,3 +89,11 @@ def test_a_leg_that_is_not_here_is_retried() -> None:
     (sent,) = failed_leg("r.0", "in use").step.ended
     assert (sent.request_id, sent.message) == ("r.0", "in use")
     assert sent.failure == pb.FAILURE_TRANSPORT
+
+
+def test_a_request_has_an_id_and_a_handoff_a_peer() -> None:
+    with pytest.raises(RefusedMessageError, match="no id"):
+        request_from_wire(pb.Submit(leg=pb.LEG_COLOCATED))
+    with pytest.raises(RefusedMessageError, match="'r' names no engine"):
+        peer_from_wire("r", pb.Peer(kv_endpoint="127.0.0.1:1"))
+    assert peer_from_wire("r", pb.Peer(engine_id="e", kv_endpoint="a:1")) == ("e", "a:1")

@@ -137,7 +137,12 @@ def run(engine: Engine, *commands: Command) -> tuple[Handoffs, list[BaseExceptio
 def test_handoffs_hear_when_nothing_of_a_request_goes_on(
     aborts: list[tuple[int, ...]], told: list[str]
 ) -> None:
-    handoffs, failures = run(Engine(), *(Aborted("r", choices) for choices in aborts))
+    event_loop = asyncio.new_event_loop()
+    try:
+        session = Session(event_loop)
+        handoffs, failures = run(Engine(), *(Aborted(session, "r", each) for each in aborts))
+    finally:
+        event_loop.close()
     assert not failures
     assert handoffs.aborted == told
 

@@ -136,3 +136,19 @@ def test_the_last_token_of_a_stopped_choice_is_named() -> None:
         assert sent.stop_token_id == 2
 
     run(case)
+
+
+def test_a_request_is_changed_by_its_own_router_alone() -> None:
+    async def case() -> None:
+        loop = asyncio.get_running_loop()
+        sessions, a, b = Sessions(), Session(loop), Session(loop)
+        for session in (a, b):
+            sessions.open(session)
+        sessions.bind("r1", a)
+        assert sessions.may_change("r1", a) and not sessions.may_change("r1", b)
+        assert sessions.may_change("ended", b)
+        (of_b,) = await received(b)
+        assert "in use by another router" in of_b.ended[0].message
+        assert not await received(a)
+
+    run(case)

@@ -62,7 +62,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Ranges as in worker.proto; checked by the router."""
+    """How tokens are drawn. Ranges as in worker.proto; checked by the router and `validate.py`."""
 
     seed: int
     max_tokens: int

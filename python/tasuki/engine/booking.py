@@ -28,7 +28,7 @@ from tasuki.engine.plan import Draw, Row, StepOutcome
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState, Stage
 from tasuki.engine.stats import EngineCounters
-from tasuki.engine.validate import finish_reason
+from tasuki.engine.validate import finish_reason, first_tokens_flaw
 
 
 class Booking:
@@ -211,7 +211,13 @@ class Booking:
         return going
 
     def begin(self, sequence: SequenceState, firsts: Sequence[FirstToken]) -> None:
-        """Report first tokens, and let choices go on, each in its own sequence."""
+        """Report first tokens, and let choices go on, each in its own sequence.
+
+        They may come from a prefill worker: what no model draws fails the request.
+        """
+        if flaw := first_tokens_flaw(firsts, self._config.vocab_size):
+            self._legs.fail(sequence.request, FailureKind.TRANSPORT, flaw)
+            return
         going = self._tell(sequence, firsts)
         if not going:
             self._legs.finished(sequence)

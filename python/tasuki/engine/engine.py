@@ -108,7 +108,7 @@ class Engine:
         never run here ends REJECTED with the next step's result. A second leg
         under an id in use is dropped: ids are unique.
         """
-        if spec.request_id in self._legs.requests:
+        if self._legs.in_use(spec.request_id):
             log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
             return
         reason = rejection(spec, self.config)

@@ -51,6 +51,12 @@ class Legs:
         self.generating += _generating(request)
         return request
 
+    def in_use(self, request_id: str) -> bool:
+        """Whether a leg has this id, or its end is yet to be told: it would end another one."""
+        return request_id in self.requests or any(
+            ended.request_id == request_id for ended in self.pending.ended
+        )
+
     def decode_leg(self, request_id: str, phase: Phase) -> Request:
         """The DECODE leg with this id.
 

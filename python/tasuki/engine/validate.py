@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from tasuki.engine.api import FinishReason, RequestSpec, SamplingParams
+import math
+from collections.abc import Sequence
+
+from tasuki.engine.api import FinishReason, FirstToken, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import GrammarError
+
+_MOST_LOGPROBS = 20  # alternatives of a token; as the router's limit
+_RANGES = (
+    ("temperature", 0.0, math.inf),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -math.inf, math.inf),
+    ("frequency_penalty", -math.inf, math.inf),
+    ("repetition_penalty", 0.01, math.inf),
+)
 
 
 def rejection(spec: RequestSpec, config: EngineConfig) -> str | None:
@@ -42,7 +55,36 @@ def rejection(spec: RequestSpec, config: EngineConfig) -> str | None:
             return (
                 f"logit_bias names token id {token}: the vocabulary has {config.vocab_size} tokens"
             )
+    return _sampling_flaw(params)
+
+
+def _sampling_flaw(params: SamplingParams) -> str | None:
+    """Which parameter is outside of its range; NaN is outside of all."""
+    for name, low, high in _RANGES:
+        value = getattr(params, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            return f"{name} is {value}: it must be a number from {low} to {high}"
+    for token, bias in params.logit_bias.items():
+        if not math.isfinite(bias):
+            return f"logit_bias of token {token} is {bias}: it must be finite"
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > _MOST_LOGPROBS:
+            return f"{name} is {getattr(params, name)}: it must be at most {_MOST_LOGPROBS}"
     return None
+
+
+def first_tokens_flaw(first_tokens: Sequence[FirstToken], vocab_size: int) -> str:
+    """Why first tokens cannot be a model's; empty: they can."""
+    choices = [first.choice for first in first_tokens]
+    if len(set(choices)) != len(choices):
+        return f"the prefill worker sent first tokens of choices {choices}: none may come twice"
+    for first in first_tokens:
+        if first.token >= vocab_size:
+            return (
+                f"the prefill worker sent token id {first.token}: the vocabulary has"
+                f" {vocab_size} tokens"
+            )
+    return ""
 
 
 def finish_reason(

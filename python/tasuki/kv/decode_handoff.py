@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.api import Assignment, LegTimings
+from tasuki.kv.flaws import announce_flaw
 from tasuki.v1 import kv_pb2 as pb
 
 NEVER_S = float("-inf")
@@ -82,6 +83,17 @@ class DecodeHandoff:
         self.peer_block_tokens = peer_block_tokens
         self.posted = assignment.prefix_tokens
         self.timings.prefix_blocks = assignment.prefix_tokens // assignment.block_size
+
+    def flaw(self, announce: pb.Announce) -> str:
+        """Why an announcement that leaves no gap cannot be read; empty: it can."""
+        assert self.assignment is not None
+        size, tokens = self.peer_block_tokens, self.assignment.tokens
+        known = {part.group: (0, tokens) for part in self.assignment.parts}
+        for group, theirs in self.remote.items():
+            begin = theirs.first_token
+            known[group] = (begin, begin + len(theirs.blocks) * size)
+        flaw = announce_flaw(announce, tokens, size, known)
+        return flaw or ("" if self.understands(announce) else "other blocks than are expected")
 
     def understands(self, announce: pb.Announce) -> bool:
         """Whether an announcement that leaves no gap names every block that is wanted of it."""

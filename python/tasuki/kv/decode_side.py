@@ -30,6 +30,7 @@ from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_handoff import DecodeHandoff
 from tasuki.kv.decode_pulls import DecodePulls
 from tasuki.kv.effects import Effect, PullDone, Redial
+from tasuki.kv.flaws import prefilled_flaw
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.wire import first_tokens_from_wire
 from tasuki.v1 import kv_pb2 as pb
@@ -177,7 +178,7 @@ class DecodeSide:
         handoff = self._of(peer, announce.request_id)
         if handoff is None or handoff.assignment is None:
             return False
-        if announce.first_token > handoff.announced or not handoff.understands(announce):
+        if announce.first_token > handoff.announced or handoff.flaw(announce):
             return False
         return self._read(handoff, announce, now_s)
 
@@ -212,11 +213,7 @@ class DecodeSide:
         self._give_up_stuck(now_s)
 
     def beat(self, now_s: float) -> bool:
-        """Let time pass for the peers: heartbeats, repeated releases. Calls no engine.
-
-        Returns:
-            True.
-        """
+        """Let time pass for the peers: heartbeats, repeated releases. Calls no engine. True."""
         self._peers.tick(now_s)
         return True
 
@@ -268,9 +265,8 @@ class DecodeSide:
             self._peers.answered(handoff, announce.heard)
             self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        if not handoff.understands(announce):
-            message = f"prefill worker {handoff.peer} announced other blocks than are expected"
-            self._lost(handoff, message, now_s)
+        if flaw := handoff.flaw(announce):
+            self._lost(handoff, f"prefill worker {handoff.peer} announced {flaw}", now_s)
             return
         self._read(handoff, announce, now_s)
         self._check(handoff, now_s)
@@ -290,6 +286,9 @@ class DecodeSide:
         self, handoff: DecodeHandoff, prefilled: pb.Prefilled, now_s: float, heard_s: float
     ) -> None:
         if handoff.prefilled is not None or handoff.credited_s is None:
+            return
+        if flaw := prefilled_flaw(prefilled):
+            self._lost(handoff, f"prefill worker {handoff.peer} {flaw}", now_s)
             return
         if all(token.finished for token in prefilled.first_tokens):
             self._end(handoff, LegEndReason.FINISHED, "", now_s, keep=False)

@@ -21,8 +21,10 @@ from typing import Any
 import grpc
 
 from tasuki import background
+from tasuki.kv.flaws import reply_flaw
 from tasuki.kv.fleet import REMEDY, Fleet, refuse_strangers
 from tasuki.kv.outbox import Outbox
+from tasuki.kv.unreadable import UnreadableMessageError, readable, refuse_unreadable
 from tasuki.kv.wire import (
     batch_from_decode,
     batch_from_prefill,
@@ -49,6 +51,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a new try is a new connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 << 20),  # as servers: all that waits is one message
 )
 
 
@@ -150,6 +153,9 @@ class DialledLink:
                     greeted = await self._talk(channel)
                     if self._outbox is None and not greeted:
                         return  # refused
+            except UnreadableMessageError as error:
+                self._on_event(Refused(self._peer, str(error), replaced=False))
+                return
             except STREAM_BROKE as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
                 why = _misunderstanding(error)
@@ -176,7 +182,7 @@ class DialledLink:
         stub: Any = KvStub  # generated without types
         call = stub(channel).Handoff()
         await asyncio.wait_for(call.write(self._hello), _HANDSHAKE_S)
-        replies = aiter(call)
+        replies = readable(aiter(call), f"prefill worker {self._peer} at {self._endpoint}")
         first = await asyncio.wait_for(anext(replies, None), _HANDSHAKE_S)
         if first is None or first.WhichOneof("message") != "hello":
             raise OSError("the stream ended before the handshake")
@@ -188,6 +194,10 @@ class DialledLink:
             return False
         if reply.refusal:
             message = f"{self._endpoint} refused the handshake: {reply.refusal}"
+            self._on_event(Refused(self._peer, message, replaced=False))
+            return False
+        if flaw := reply_flaw(reply):
+            message = f"the handshake with {self._endpoint} failed: {flaw}"
             self._on_event(Refused(self._peer, message, replaced=False))
             return False
         self._outbox = Outbox()
@@ -267,6 +277,8 @@ class HandoffServicer(KvServicer):
                 f"identity is {hello.identity.hex()} at the decode worker and"
                 f" {self._identity.hex()} here: start both with the same model and dtype"
             )
+        if not hello.engine_id:
+            return "the decode worker gives no engine id: run the same version of tasuki"
         if hello.expected_engine_id != self._engine_id:
             return f"engine {hello.expected_engine_id} is expected, this is {self._engine_id}"
         return ""
@@ -278,7 +290,11 @@ class HandoffServicer(KvServicer):
     ) -> AsyncIterator[kv_pb2.FromPrefill]:
         """One decode engine's stream."""
         await refuse_strangers(context)
-        first = await anext(aiter(request_iterator), None)
+        messages = readable(request_iterator, "a decode worker")
+        try:
+            first = await anext(messages, None)
+        except UnreadableMessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
         hello = first.hello
@@ -293,12 +309,14 @@ class HandoffServicer(KvServicer):
         if (older := self._streams.get(peer)) is not None:
             older.close()
         self._streams[peer] = outbox
-        reading = self._read(peer, request_iterator, outbox)
-        reader = background.start(reading, f"kv stream of {peer}", *STREAM_BROKE)
+        reading = self._read(peer, messages, outbox)
+        expected = (*STREAM_BROKE, UnreadableMessageError)
+        reader = background.start(reading, f"kv stream of {peer}", *expected)
         try:
             yield kv_pb2.FromPrefill(hello=self._make_reply())
             async for replies in outbox:
                 yield batch_from_prefill(replies)
+            await refuse_unreadable(context, reader)
         finally:
             reader.cancel()
             if self._streams.get(peer) is outbox:

@@ -174,6 +174,10 @@ class Puller(threading.Thread):
         if known is not None and known.metadata == metadata and known.plan == plan:
             known.leaving = False
             return
+        if known is not None and (known.orders or known.inflight):
+            message = f"{name} describes its KV pool anew while {len(known.orders)} pulls wait"
+            self._report(PeerFailed(name, f"{message}: a pool must stay as it is"))
+            return
         try:
             check_metadata(metadata, digest)
         except TasukiError as error:

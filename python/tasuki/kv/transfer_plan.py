@@ -42,6 +42,7 @@ from tasuki.v1 import kv_pb2
 # What may be staged at a time of one peer with blocks of another size: enough that a GPU's
 # copy engines are busy for longer than it takes to see that a piece has ended.
 STAGED_BYTES = 16 << 20
+_ADDRESSES = 1 << 64
 
 
 class LayoutMismatchError(TasukiError):
@@ -307,6 +308,11 @@ def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
             f"a head of a block is {sizes[0]} bytes for {local.block_size} tokens here and"
             f" {sizes[1]} bytes for {remote.block_size} tokens at the prefill worker: start both"
             " with the same model and --kv-dtype"
+        )
+    if theirs.base_address + theirs.num_blocks * theirs.block_bytes > _ADDRESSES:
+        raise LayoutMismatchError(
+            f"a pool of {theirs.num_blocks} blocks of {theirs.block_bytes} bytes at address"
+            f" {theirs.base_address:#x} of the prefill worker ends behind 64 bits of addresses"
         )
 
 

@@ -25,6 +25,8 @@ _ROLE = {
     "decode": pb.ROLE_DECODE,
     "mixed": pb.ROLE_MIXED,
 }
+ROLES = frozenset(_ROLE.values())
+"""Those that a worker can have."""
 
 _LEG = {
     pb.LEG_COLOCATED: Leg.COLOCATED,
@@ -62,16 +64,37 @@ def role_at_start(role: str) -> pb.RoleSetting:
     return pb.RoleSetting(role=_ROLE[role], owner="start")
 
 
-class UnknownLegError(TasukiError):
+class RefusedMessageError(TasukiError):
+    """A router's message about a request asks for what cannot be."""
+
+
+class UnknownLegError(RefusedMessageError):
     """A router of a later version asked for a leg that this worker does not know."""
+
+
+def peer_from_wire(request_id: str, peer: pb.Peer) -> tuple[str, str]:
+    """Engine id and KV endpoint of the other worker of a handoff.
+
+    Raises:
+        RefusedMessageError: None is named.
+    """
+    if not peer.engine_id:
+        raise RefusedMessageError(
+            f"request {request_id!r} names no engine as its peer:"
+            " run router and worker of one version"
+        )
+    return peer.engine_id, peer.kv_endpoint
 
 
 def request_from_wire(submit: pb.Submit) -> RequestSpec:
     """A `Submit` as the engine takes it.
 
     Raises:
+        RefusedMessageError: The request has no id.
         UnknownLegError: The leg is not one of this version's.
     """
+    if not submit.request_id:
+        raise RefusedMessageError("a request has no id: run router and worker of one version")
     if submit.leg not in _LEG:
         raise UnknownLegError(
             f"leg {submit.leg} of request {submit.request_id!r} is unknown to this worker:"

@@ -24,7 +24,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
-from tasuki.worker.convert import failed_leg, load_to_wire
+from tasuki.worker.convert import ROLES, failed_leg, load_to_wire
 from tasuki.worker.grammar_pool import Compiled, GrammarPool
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.state_log import StateLog
@@ -71,6 +71,7 @@ class GrammarReady:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
+    session: Session
     request_id: str
     choices: tuple[int, ...]
 
@@ -271,10 +272,13 @@ class EngineLoop(threading.Thread):
                 if waiting is not None and waiting.grammar == source:
                     del self._compiling[request_id]
                     self._submit(replace(waiting, spec=replace(waiting.spec, grammar=grammar)))
-            case Aborted(request_id, choices):
-                self._abort(request_id, choices)
+            case Aborted(session, request_id, choices):
+                if self._sessions.may_change(request_id, session):
+                    self._abort(request_id, choices)
             case Retargeted(session, request_id, peer_engine_id, peer_endpoint):
-                if (waiting := self._compiling.get(request_id)) is not None:
+                if not self._sessions.may_change(request_id, session):
+                    pass
+                elif (waiting := self._compiling.get(request_id)) is not None:
                     self._compiling[request_id] = replace(
                         waiting, peer_engine_id=peer_engine_id, peer_endpoint=peer_endpoint
                     )
@@ -282,10 +286,10 @@ class EngineLoop(threading.Thread):
                     message = "nothing is left here to hand over: prefill again"
                     session.send(failed_leg(request_id, message))
             case RoleSet(session, setting):
-                if setting.epoch > self._info.role.epoch:
+                if setting.epoch > self._info.role.epoch and setting.role in ROLES:
                     self._info.role.CopyFrom(setting)
                     self._sessions.broadcast(pb.WorkerMessage(info=self._info))
-                else:  # its sender does not know the role that holds
+                else:  # its sender does not know the role that holds, or names none
                     session.send(pb.WorkerMessage(info=self._info))
             case Resynced(session):
                 self._reset_cache(session)

@@ -11,11 +11,19 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from tasuki import background
+from tasuki.engine.api import Leg
 from tasuki.kv.fleet import refuse_strangers
 from tasuki.kv.link import STREAM_BROKE, keepalive_options
+from tasuki.kv.unreadable import UnreadableMessageError, readable, refuse_unreadable
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
-from tasuki.worker.convert import UnknownLegError, failed_leg, grammar_from_wire, request_from_wire
+from tasuki.worker.convert import (
+    RefusedMessageError,
+    failed_leg,
+    grammar_from_wire,
+    peer_from_wire,
+    request_from_wire,
+)
 from tasuki.worker.loop import (
     HEARTBEAT_S,
     Aborted,
@@ -75,7 +83,9 @@ class WorkerService(WorkerServicer):
         await refuse_strangers(context)
         session = Session(asyncio.get_running_loop())
         self._inbox.put(Opened(session))
-        reader = background.start(self._read(session, request_iterator), "router", *STREAM_BROKE)
+        reading = self._read(session, readable(request_iterator, "a router"))
+        expected = (*STREAM_BROKE, UnreadableMessageError)
+        reader = background.start(reading, "router", *expected)
         reader.add_done_callback(lambda _: session.queue.put_nowait(None))
         quiet_s: float | None = None  # the worker's information comes first, however late
         try:
@@ -89,6 +99,7 @@ class WorkerService(WorkerServicer):
                         continue
                     message = pb.WorkerMessage(step=pb.StepReport())
                 if message is None:
+                    await refuse_unreadable(context, reader)
                     return
                 yield message
         finally:
@@ -99,8 +110,10 @@ class WorkerService(WorkerServicer):
         async for message in messages:
             try:
                 command = _command(session, message)
-            except UnknownLegError as error:
-                session.send(failed_leg(message.submit.request_id, str(error)))
+            except RefusedMessageError as error:
+                request_id = getattr(message, message.WhichOneof("message") or "").request_id
+                session.send(failed_leg(request_id, str(error)))
+                self._inbox.put(Aborted(session, request_id, ()))  # its router has given it up
                 continue
             if command is not None:
                 self._inbox.put(command)
@@ -109,23 +122,25 @@ class WorkerService(WorkerServicer):
 def _command(session: Session, message: pb.RouterMessage) -> Command | None:
     match message.WhichOneof("message"):
         case "submit":
-            submit = message.submit
+            submit, engine_id, endpoint = message.submit, "", ""
+            spec = request_from_wire(submit)
+            if spec.leg is not Leg.COLOCATED:
+                engine_id, endpoint = peer_from_wire(submit.request_id, submit.peer)
             return Submitted(
                 session,
-                request_from_wire(submit),
-                submit.peer.engine_id,
-                submit.peer.kv_endpoint,
+                spec,
+                engine_id,
+                endpoint,
                 time.monotonic(),
                 submit.number,
                 grammar_from_wire(submit),
             )
         case "abort":
-            return Aborted(message.abort.request_id, tuple(message.abort.choices))
+            return Aborted(session, message.abort.request_id, tuple(message.abort.choices))
         case "retarget":
-            peer = message.retarget.peer
-            return Retargeted(
-                session, message.retarget.request_id, peer.engine_id, peer.kv_endpoint
-            )
+            request_id = message.retarget.request_id
+            peer = peer_from_wire(request_id, message.retarget.peer)
+            return Retargeted(session, request_id, *peer)
         case "set_role":
             return RoleSet(session, message.set_role)
         case "resync_kv":

@@ -72,6 +72,13 @@ class Sessions:
         self._owner[request_id] = session
         return True
 
+    def may_change(self, request_id: str, session: Session) -> bool:
+        """Whether a stream may abort or retarget a request: another's is said to be in use."""
+        if self._owner.get(request_id, session) is session:
+            return True
+        session.send(_in_use(request_id))
+        return False
+
     def publish(self, step: int, result: StepResult, load: pb.Load) -> None:
         """Send each router its part of a step: first and second tokens before the others.
 

@@ -184,7 +184,20 @@ fn new_tokens(sampling: &SamplingFields) -> Result<Option<u32>, ApiError> {
 fn logprobs(fields: &GenerateFields) -> Result<Option<u32>, ApiError> {
     let alternatives = 0..=limits::MAX_LOGPROBS;
     let top = integer("top_logprobs_num", fields.top_logprobs_num, alternatives)?.unwrap_or(0);
-    Ok(fields.return_logprob.unwrap_or(false).then_some(top))
+    if fields.return_logprob.unwrap_or(false) {
+        return Ok(Some(top));
+    }
+    let needs = |name: &str, value: String| {
+        let message = format!("{name} is {value}, which needs return_logprob to be true.");
+        Err(ApiError::invalid(name, message))
+    };
+    if top > 0 {
+        return needs("top_logprobs_num", top.to_string());
+    }
+    if fields.return_text_in_logprobs.unwrap_or(false) {
+        return needs("return_text_in_logprobs", "true".to_owned());
+    }
+    Ok(None)
 }
 
 /// The prompts, and the field that has them.

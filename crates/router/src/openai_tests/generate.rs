@@ -116,6 +116,20 @@ async fn logprobs_are_triples() {
     let meta = post(&app, PATH, plain).await.json()["meta_info"].clone();
     assert_eq!(meta["output_token_logprobs"], json!([[-1.0, 97, null]]));
     assert!(meta.get("output_top_logprobs").is_none());
+    let streamed = json!({
+        "text": "x", "stream": true, "return_logprob": true, "top_logprobs_num": 1,
+        "sampling_params": {"max_new_tokens": 2},
+    });
+    let stream = post(&app, PATH, streamed).await;
+    let counts = stream
+        .events()
+        .iter()
+        .map(|event| {
+            let of = |field: &str| event["meta_info"][field].as_array().map(Vec::len);
+            (of("output_token_logprobs"), of("output_top_logprobs"))
+        })
+        .collect::<Vec<_>>();
+    assert_eq!(counts.last(), Some(&(Some(2), Some(2))), "{}", stream.text);
 }
 
 #[tokio::test]
@@ -155,6 +169,14 @@ async fn what_is_not_done_is_refused_by_name() {
         (
             json!({"text": "x", "logprob_start_len": 0}),
             "logprob_start_len is not supported: /v1/completions has echo with logprobs.",
+        ),
+        (
+            json!({"text": "x", "top_logprobs_num": 2}),
+            "top_logprobs_num is 2, which needs return_logprob to be true.",
+        ),
+        (
+            json!({"text": "x", "stream": true, "return_text_in_logprobs": true}),
+            "return_text_in_logprobs is true, which needs return_logprob to be true.",
         ),
         (
             json!({"text": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 2}}),
