@@ -132,6 +132,7 @@ def main() -> None:
         block_size=pool.shape[4],
         max_running_requests=args.rows,
         prefix_caching=False,
+        overlap=True,
     )
     runner = ModelRunner(model, make_attention(pool, model.spec.num_heads, pool.dtype)[0], pool)
     if device.type == "cuda":

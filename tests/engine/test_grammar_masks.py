@@ -200,14 +200,20 @@ def test_a_grammar_that_gets_stuck_is_left_behind(monkeypatch: pytest.MonkeyPatc
     sequences = [sequence_of(grammars[name]) for name in "xyz"]
     late = sequence_of(grammars["y"])
     may = threading.Event()
-    fill = GrammarState.fill
+    fill, fill_all = GrammarState.fill, GrammarState.fill_all
 
     def stuck(state: GrammarState, bits) -> None:
         if state is sequences[1].grammar:
             may.wait(30)
         fill(state, bits)
 
+    def stuck_together(states, bits, executor) -> None:
+        if sequences[1].grammar in states:
+            may.wait(30)
+        fill_all(states, bits, executor)
+
     monkeypatch.setattr(GrammarState, "fill", stuck)
+    monkeypatch.setattr(GrammarState, "fill_all", staticmethod(stuck_together))
     threads = MaskThreads(limit_s=0.2, threads=1)
     draws = [Draw.next(each, 0) for each in sequences]
     masks = make_masks(draws, [0, 1, 2], never, threads)

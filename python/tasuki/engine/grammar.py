@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from tasuki.engine.errors import GrammarError
@@ -176,6 +176,14 @@ class GrammarState:
         A state that reaches a limit keeps the error for `finish_row`.
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+    @staticmethod
+    def fill_all(
+        states: Sequence[GrammarState], bits: NDArray[np.uint32], executor: LLExecutor
+    ) -> None:
+        """`fill` of several states, [n, W], at once on the executor's threads."""
+        matchers = [(state._matcher, row) for row, state in enumerate(states)]
+        executor.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits[0].nbytes, len(bits))
 
     @property
     def accepting(self) -> bool:

@@ -12,13 +12,14 @@ token that the bits forbid, so neither is ever reported. Engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from llguidance import LLExecutor
 from numpy.typing import NDArray
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
@@ -97,33 +98,23 @@ def make_masks(
         threads: Compute them.
     """
     masks = StepMasks()
-    behind: dict[SequenceState, tuple[GrammarState, list[int]]] = {}
+    answers: dict[SequenceState, _Answer] = {}
     for index in constrained:
         sequence = draws[index].sequence
-        if sequence not in behind and sequence not in masks.errors:
+        if sequence not in answers and sequence not in masks.errors:
             ahead = draws[index].position > sequence.num_outputs
+            tokens = (upcoming(sequence),) if ahead else ()
             try:
-                behind[sequence] = state_of(sequence, (upcoming(sequence),) if ahead else ())
+                answers[sequence] = _Answer(sequence, tokens, *state_of(sequence, tokens))
             except GrammarError as error:
                 masks.errors[sequence] = error
-    if not behind:
+    if not answers:
         return masks
-    grammar = next(iter(behind)).request.grammar
-    assert grammar is not None
-    masks.bits = grammar.rows(len(behind))
-    groups: dict[Grammar, list[_Answer]] = {}
-    for row, (sequence, (state, tokens)) in enumerate(behind.items()):
-        own = sequence.request.grammar
-        assert own is not None
-        groups.setdefault(own, []).append(_Answer(sequence, state, tokens, masks.bits[row]))
-    results = threads.run([partial(_make_rows, own, group) for own, group in groups.items()])
-    for (own, group), failed in zip(groups.items(), results, strict=True):
-        if isinstance(failed, StuckError):
-            own.stuck = failed
-        for answer in group:
-            if (reason := failed or answer.error) is not None:
-                masks.errors[answer.sequence] = reason
-    rows = {sequence: row for row, sequence in enumerate(behind)}
+    masks.bits = _make_together(answers, threads)
+    for sequence, answer in answers.items():
+        if answer.error is not None:
+            masks.errors[sequence] = answer.error
+    rows = {sequence: row for row, sequence in enumerate(answers)}
     for index in constrained:
         if (sequence := draws[index].sequence) not in masks.errors:
             masks.rows[index] = rows[sequence]
@@ -132,32 +123,103 @@ def make_masks(
 
 @dataclass(slots=True)
 class _Answer:
-    """A row to be made: the tokens to go on by, and where the bits go."""
+    """A row to be made: of a state, and the tokens by which it is behind."""
 
     sequence: SequenceState
+    upcoming: tuple[int, ...]
     state: GrammarState
-    tokens: Sequence[int]
-    bits: NDArray[np.uint32]
-    error: GrammarError | None = None
+    behind: Sequence[int]
+    error: Exception | None = None
 
+    @property
+    def grammar(self) -> Grammar:
+        grammar = self.sequence.request.grammar
+        assert grammar is not None
+        return grammar
 
-def _make_rows(grammar: Grammar, answers: Sequence[_Answer]) -> None:
-    """Go on by some tokens, and write the bits of those that may follow.
-
-    One after another: states of one grammar share a lock of the library, and whoever waits for
-    it holds the interpreter.
-    """
-    for answer in answers:
-        if grammar.stuck is not None:
-            return
-        state, params = answer.state, answer.sequence.request.spec.sampling
+    def advance(self) -> None:
+        """Let the state see all tokens."""
         try:
-            state.advance(answer.tokens)
-            state.fill(answer.bits)
-            banned = state.outputs < params.min_tokens
-            state.finish_row(answer.bits, params.stop_token_ids, banned)
+            self.state.advance(self.behind)
         except GrammarError as error:
-            answer.error = error
+            self.error = error
+
+    def finish(self, bits: NDArray[np.uint32]) -> None:
+        """Decide about the tokens that end the answer."""
+        params = self.sequence.request.spec.sampling
+        banned = self.state.outputs < params.min_tokens
+        try:
+            self.state.finish_row(bits, params.stop_token_ids, banned)
+        except GrammarError as error:
+            self.error = error
+
+    def begin_again(self) -> None:
+        """Take a new state: the library may still use the old one."""
+        self.sequence.grammar = self.error = None
+        try:
+            self.state, self.behind = state_of(self.sequence, self.upcoming)
+        except GrammarError as error:
+            self.error = error
+
+
+def _make_together(
+    answers: Mapping[SequenceState, _Answer], threads: MaskThreads
+) -> NDArray[np.uint32]:
+    """The bits of all answers, [n, W], in one call of the library; errors go to the answers.
+
+    If that call does not end, or fails, all begin again, each grammar for itself: then it shows
+    which one is at fault.
+    """
+    each = list(answers.values())
+    bits = each[0].grammar.rows(len(each))
+    [failed] = threads.run([partial(_make_at_once, each, bits, threads.executor)])
+    if failed is not None:
+        threads.leave_executor()
+        bits = each[0].grammar.rows(len(each))
+        groups: dict[Grammar, list[int]] = {}
+        for row, answer in enumerate(each):
+            answer.begin_again()
+            groups.setdefault(answer.grammar, []).append(row)
+        tasks = [
+            partial(_make_rows, [(each[row], bits[row]) for row in g]) for g in groups.values()
+        ]
+        for (grammar, own), error in zip(groups.items(), threads.run(tasks), strict=True):
+            if isinstance(error, StuckError):
+                grammar.stuck = error
+            for row in own:
+                each[row].error = error or each[row].error
+    return bits
+
+
+def _make_at_once(
+    answers: Sequence[_Answer], bits: NDArray[np.uint32], executor: LLExecutor
+) -> None:
+    for answer in answers:
+        answer.advance()
+    live = [row for row, answer in enumerate(answers) if answer.error is None]
+    if not live:
+        return
+    made = bits if len(live) == len(answers) else np.zeros_like(bits[: len(live)])
+    GrammarState.fill_all([answers[row].state for row in live], made, executor)
+    if made is not bits:
+        bits[live] = made
+    for row in live:
+        answers[row].finish(bits[row])
+
+
+def _make_rows(own: Sequence[tuple[_Answer, NDArray[np.uint32]]]) -> None:
+    """Answers of one grammar, one after another.
+
+    Their states share a lock of the library, and whoever waits for it holds the interpreter.
+    """
+    for answer, bits in own:
+        if answer.grammar.stuck is not None:
+            return
+        if answer.error is None:
+            answer.advance()
+        if answer.error is None:
+            answer.state.fill(bits)
+            answer.finish(bits)
 
 
 def _forbidden(bits: NDArray[np.uint32], vocab: int, device: torch.device) -> torch.Tensor:

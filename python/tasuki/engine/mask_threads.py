@@ -14,6 +14,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from llguidance import LLExecutor
+
 from tasuki.engine.errors import GrammarError
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,18 @@ class MaskThreads:
         self._queue: queue.SimpleQueue[tuple[_Batch, int]] = queue.SimpleQueue()
         self._left_behind = 0
         self._started = False
+        self._executor: LLExecutor | None = None
+
+    @property
+    def executor(self) -> LLExecutor:
+        """The library's own threads, for tasks to use."""
+        if self._executor is None:
+            self._executor = LLExecutor()
+        return self._executor
+
+    def leave_executor(self) -> None:
+        """Leave the executor to a call that does not end, and make another one when needed."""
+        self._executor = None
 
     def run(self, tasks: Sequence[Task]) -> list[Exception | None]:
         """Run the tasks, and wait for them.
