@@ -33,7 +33,7 @@ import jsonschema
 import torch
 from transformers import AutoTokenizer
 
-from tasuki.bench.header import header, write_result
+from tasuki.bench.header import header, own_command, write_result
 from tasuki.engine import runner as engine_runner
 from tasuki.engine.api import FinishReason, Leg, LegEndReason, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
@@ -231,8 +231,15 @@ def main() -> int:
     for case in cases:
         collections.setdefault(case.name.partition("/")[0], Counter())[case.outcome] += 1
     compiled = sorted(1e3 * case.compile_s for case in cases if case.grammar is not None)
+    command = ["SCHEMAS" if word == str(arguments.schemas) else word for word in own_command()]
     result = {
-        **header("structured_output", label="tasuki", topology=None, model=arguments.model),
+        **header(
+            "structured_output",
+            command=command,
+            label="tasuki",
+            topology=None,
+            model=arguments.model,
+        ),
         "schemas": {"suite": "JSONSchemaBench", "revision": arguments.revision},
         "seed": arguments.seed,
         "count": len(cases),

@@ -26,6 +26,7 @@ from handoff_rig import IDENTITY, CopyTransport, expected, spec
 from tasuki.background import FAILED_TASK
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
+from tasuki.engine.grammar import GrammarCompiler
 from tasuki.engine.runner import ModelRunner
 from tasuki.kv.config import HandoffConfig
 from tasuki.kv.handoff import Handoffs
@@ -35,6 +36,7 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import WorkerStub, add_WorkerServicer_to_server
 from tasuki.worker.convert import role_at_start
+from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
 from tasuki.worker.watchdog import Watchdog
@@ -86,7 +88,13 @@ class WholeWorker:
         )
         watchdog = Watchdog(lambda: 30.0, self.failures.append)
         self._thread = EngineLoop(
-            self.engine, self.handoffs, info, self._inbox, self.failures.append, watchdog
+            self.engine,
+            self.handoffs,
+            info,
+            self._inbox,
+            self.failures.append,
+            watchdog,
+            GrammarPool(GrammarCompiler(Path("no-tokenizer"), VOCAB, ()), threads=1),
         )
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         service = WorkerService(self._inbox, lambda: False)
