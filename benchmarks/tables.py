@@ -328,7 +328,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "mixed-steps": mixed_steps,
     "handoff": handoff,
     "shapes": shapes,
-    "shape-load": shape_load,
+    "shape-load": lambda: shape_load("llama-3-8b"),
+    "expert-load": lambda: shape_load("qwen3-30b-a3b"),
     "gpu-start": gpu_start,
 }
 

@@ -30,9 +30,9 @@ def shapes() -> str:
     return "".join(map(source, _STEPS)) + rows(heads, lines)
 
 
-def shape_load() -> str:
+def shape_load(shape: str) -> str:
     """One engine under W1 and W2 in another shape."""
-    name = "gpu_load_llama-3-8b"
+    name = f"gpu_load_{shape}"
     keys = ("output_tok_s", "total_tok_s", "ttft_mean_ms", "ttft_p99_ms")
     times = ("itl_mean_ms", "itl_p99_ms", "second_p99_ms")
     lines = [
