@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from paged import Paged, Sequence
-from tiny import FALLBACK, NATIVE, save
+from tiny import EXPERTS, FALLBACK, NATIVE, save
 
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
@@ -30,12 +30,12 @@ class Pair:
         return logits[0]
 
 
-@pytest.fixture(scope="module", params=[*NATIVE, *FALLBACK])
+@pytest.fixture(scope="module", params=[*NATIVE, *EXPERTS, *FALLBACK])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp(request.param)
     reference = save(request.param, folder)
     model = load_model(folder, dtype=torch.float32)
-    assert model.spec.native == (request.param in NATIVE)
+    assert model.spec.native == (request.param not in FALLBACK)
     return Pair(reference, model)
 
 

@@ -59,9 +59,8 @@ NATIVE = (
     "qwen2",
     "qwen2-some-windows",
     "qwen3",
-    "mixtral",
-    "qwen3-moe",
 )
+EXPERTS = ("mixtral", "qwen3-moe")
 FALLBACK = (
     "olmo2",
     "gpt-neox",
@@ -76,7 +75,7 @@ FALLBACK = (
 
 
 def config(name: str) -> Any:
-    """Configuration of one of NATIVE or FALLBACK."""
+    """Configuration of one of NATIVE, EXPERTS or FALLBACK."""
     import transformers as t
 
     shape: dict[str, Any] = dict(_SHAPE)

@@ -125,6 +125,7 @@ def test_a_collector_that_is_down_harms_no_request(
     assert "spans were dropped" in end(router)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(_native.HAS_OTEL, reason="the extension has traces")
 def test_a_build_without_traces_names_the_feature(tmp_path: Path, tiny_model: Path) -> None:
     words = ["router", "--port", "0", "--model", str(tiny_model), "--worker", "127.0.0.1:1"]

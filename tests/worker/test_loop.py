@@ -304,8 +304,8 @@ def test_a_leg_waits_for_its_grammar_and_others_do_not() -> None:
             constrained(gone, "orphan"),
             Submitted(session, free, "", "", 0.0),
             Retargeted(session, "moved", "other", "there:2"),
-            Aborted("some", (1,)),
-            Aborted("aborted", ()),
+            Aborted(session, "some", (1,)),
+            Aborted(session, "aborted", ()),
             Closed(gone),
         ):
             inbox.put(command)
