@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 from support.chaos import cases, schedule
-from support.chaos.asking import Document
+from support.chaos.asking import Choice, Document
 from support.chaos.conductor import Conductor, Done
 from support.chaos.load import Load, Tally
 from support.chaos.schedule import Fault, Kind
+from support.chaos.ties import Ties
 from support.deployment import Deployment, Options
 from support.waiting import free_port
 
@@ -76,8 +77,8 @@ def system(
 
 
 @pytest.fixture(scope="module")
-def known(system: Deployment) -> list[cases.Case]:
-    return asyncio.run(cases.known(port_of(system)))
+def known(system: Deployment, tiny_model: Path) -> list[cases.Case]:
+    return asyncio.run(cases.known(port_of(system), Ties(tiny_model)))
 
 
 def port_of(system: Deployment) -> int:
@@ -95,6 +96,21 @@ def test_a_schedule_leaves_half_of_the_workers_alone(seed: int) -> None:
         left = set(workers) - {f.worker for f in hit}
         assert len(hit) <= 3
         assert {name.partition("-")[0] for name in left} == {"prefill", "decode"}
+
+
+def test_an_answer_that_rests_on_rounding_is_found(tiny_model: Path) -> None:
+    """At its 21st token the number drawn for choice 1 is 3e-7 from the border of 80 and 81."""
+    [body] = [body for name, _, body in cases.requests() if name == "choices-0"]
+    tokens = [312, 150, 43, 463, 467, 2, 13, 412, 414, 507, 149, 409, 360, 47, 398, 230, 463]
+    tokens += [423, 356, 422, 80]
+    ties = Ties(tiny_model)
+    for count in (20, 21):
+        answer = Document()
+        for index in (0, 1):
+            answer.choices[index] = Choice(tokens=tokens[: count * index])
+        assert ties.rests_on_rounding(body, answer) == (count == 21)
+    greedy = {**body, "temperature": 0}
+    assert not ties.rests_on_rounding(greedy, answer)
 
 
 def test_any_difference_of_an_answer_is_found() -> None:

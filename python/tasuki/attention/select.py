@@ -41,7 +41,7 @@ def make_attention(
         if pool.dtype != dtype:
             raise AttentionError(
                 f"a KV cache of {pool.dtype} for a model of {dtype} with latent attention:"
-                " leave out --kv-cache-dtype"
+                " leave out --kv-dtype"
             )
         return SdpaAttention(pool), "attention: PyTorch's, several times slower; of latents"
     attention, reason = _flashinfer(pool, heads, dtype, windows)

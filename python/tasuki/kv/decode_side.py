@@ -213,7 +213,7 @@ class DecodeSide:
         self._give_up_stuck(now_s)
 
     def beat(self, now_s: float) -> bool:
-        """Let time pass for the peers: heartbeats, repeated releases. Calls no engine. True."""
+        """Send heartbeats and repeated releases that are due; calls no engine. Returns True."""
         self._peers.tick(now_s)
         return True
 
