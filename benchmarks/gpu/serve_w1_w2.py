@@ -6,8 +6,8 @@
     python benchmarks/gpu/serve_w1_w2.py --shape llama-3-8b --sampled
     python benchmarks/gpu/serve_w1_w2.py --tiny --device cpu     the same code on any machine
 
-Random weights (`--load-format dummy`) in the shape of a known model. A split has strict
-roles: every request is handed over. `benchmarks/peers` loads vLLM in the same way.
+Random weights (`--load-format dummy`) in the shape of a known model. `1p1d` has strict
+roles: every request is handed over. In the other topologies roles are preferences. `benchmarks/peers` loads vLLM in the same way.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "serve_w1_w2.json"
 TOPOLOGIES = {
     "1p1d": Topology(1, 1, 0),
+    "1p1d-soft": Topology(1, 1, 0),
+    "1p1mixed": Topology(1, 0, 1),
     "1mixed1d": Topology(0, 1, 1),
     "2mixed": Topology(0, 0, 2),
     "1mixed": Topology(0, 0, 1),
