@@ -1,6 +1,6 @@
 //! mTLS with our workers: both sides show a certificate of the fleet's CA.
 //!
-//! Workers move, so a certificate is for no address. Each has the DNS name [`FLEET_NAME`], and
+//! Workers move, so a certificate is for no address. Each has the DNS name `tasuki`, and
 //! the processes of a fleet may share one.
 
 #[cfg_attr(feature = "tls", path = "rustls.rs")]
@@ -20,6 +20,7 @@ pub use self::build::FleetTls;
 use super::TlsError;
 
 /// The DNS name that every certificate of a fleet has.
+#[cfg(feature = "tls")]
 pub const FLEET_NAME: &str = "tasuki";
 
 /// Options of the command line.
