@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from tasuki.attention.batch import Batch
 from tasuki.bench.header import header, write_result
-from tasuki.engine.batch import Batch
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel

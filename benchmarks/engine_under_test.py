@@ -34,7 +34,7 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
     from tasuki.engine.api import Leg, RequestSpec, SamplingParams
     from tasuki.engine.config import EngineConfig
     from tasuki.engine.engine import Engine
-    from tasuki.engine.runner import ModelRunner
+    from tasuki.execution.runner import ModelRunner
     from tasuki.kv.layout import CacheLayout
     from tasuki.models.attending import attention_for
     from tasuki.models.loader import load_model

@@ -27,8 +27,8 @@ import torch
 from tasuki.engine.api import Leg
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.inputs import Wanted, wanted_logits
 from tasuki.engine.plan import StepOutcome, StepPlan
+from tasuki.execution.inputs import Wanted, wanted_logits
 from tasuki.kv.clock import now_s
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.handoff import Handoffs

@@ -34,13 +34,13 @@ import torch
 from transformers import AutoTokenizer
 
 from tasuki.bench.header import header, own_command, write_result
-from tasuki.engine import runner as engine_runner
 from tasuki.engine.api import FinishReason, Leg, LegEndReason, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution import runner as engine_runner
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for
 from tasuki.models.fetch import resolve_model

@@ -24,27 +24,35 @@ OWNED_LIBRARIES = {
     "plotly": ("tasuki.plot.html",),
 }
 
+# Libraries that a package never imports, not even in a function or for types.
+FORBIDDEN_LIBRARIES = {"engine": {"torch", "triton"}}
+
 # Modules that must not reach these, directly or through other modules of ours.
 FORBIDDEN_REACH = {
-    "tasuki.engine.scheduler": ("torch", "tasuki.kv"),
-    "tasuki.engine.block_pool": ("torch", "tasuki.kv"),
-    "tasuki.engine.prefix_cache": ("torch", "tasuki.kv"),
-    "tasuki.engine.api": ("torch", "tasuki.kv"),
     # A command's imports are its own.
     "tasuki.cli": ("torch", "transformers", "grpc", "matplotlib", "plotly"),
 }
 
 # What of ours a package may import, modules or whole packages; itself and the root always.
 ALLOWED_PACKAGES = {
-    "attention": {"device_limits", "engine", "overlap"},
-    "engine": {"attention", "models"},
+    "attention": {"device_limits", "engine.cache_groups", "overlap"},
+    "engine": set(),
+    "execution": {"attention", "engine"},
     "kv": {"background", "engine.api", "engine.cache_groups", "v1"},
-    "models": {"attention", "device_limits", "engine", "overlap"},
+    "models": {
+        "attention",
+        "device_limits",
+        "engine.cache_groups",
+        "execution.collective",
+        "execution.forward",
+        "overlap",
+    },
     "worker": {
         "attention",
         "background",
         "device_limits",
         "engine",
+        "execution",
         "kv",
         "launch.parent_death",
         "models",
@@ -60,7 +68,17 @@ ALLOWED_PACKAGES = {
         "worker.config",
         "worker.memory",
     },
-    "bench": {"attention", "engine", "kv", "launch", "models", "processor", "v1", "worker"},
+    "bench": {
+        "attention",
+        "engine",
+        "execution",
+        "kv",
+        "launch",
+        "models",
+        "processor",
+        "v1",
+        "worker",
+    },
     "plot": set(),
     "v1": {"v1"},
 }
@@ -149,6 +167,8 @@ def check_python(root: Path) -> list[str]:
             owners = OWNED_LIBRARIES.get(library)
             if owners and name not in owners:
                 found.append(f"{path}:{each.line}: only {', '.join(owners)} may import {library}")
+            if library in FORBIDDEN_LIBRARIES.get(own, ()):
+                found.append(f"{path}:{each.line}: tasuki.{own} may not import {library}")
             other = rest.split(".")[0]
             if library != "tasuki" or own not in ALLOWED_PACKAGES or other in ("", own, "errors"):
                 continue

@@ -31,7 +31,7 @@ from tasuki.engine.api import FirstToken, Leg, LegTimings, RequestSpec, Sampling
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import StepOutcome
-from tasuki.engine.runner import Launched, ModelRunner
+from tasuki.execution.runner import Launched, ModelRunner
 from tasuki.models.base import CausalModel
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -22,8 +22,8 @@ from dummy import dummy_model
 from step_bench import Bench, Work
 
 from tasuki.bench.header import header, own_command, write_result
-from tasuki.engine.recorder import CudaRecorder
-from tasuki.engine.sampler import greedy
+from tasuki.execution.recorder import CudaRecorder
+from tasuki.execution.sampler import greedy
 from tasuki.models.dispatch.measure import Cell, measure, weights_read
 from tasuki.models.dispatch.store import facts_of
 from tasuki.models.dispatch.table import Table

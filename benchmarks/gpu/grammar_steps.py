@@ -35,7 +35,7 @@ from tasuki.engine.api import FirstToken, Leg, LegTimings, RequestSpec, Sampling
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.runner import ModelRunner
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "gpu_grammar_steps.json"
 LEAST_ITEMS = 400  # of the array that an answer is: it does not end

@@ -41,7 +41,7 @@ from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import StepPlan
-from tasuki.engine.runner import Launched, ModelRunner
+from tasuki.execution.runner import Launched, ModelRunner
 from tasuki.models.base import CausalModel
 
 BINS = (0, 64, 128, 256, 512, 1024, 2048)

@@ -26,10 +26,10 @@ from dummy import dummy_model
 from step_bench import Bench, Work
 
 from tasuki.bench.header import header, write_result
-from tasuki.engine.executor import Executor
-from tasuki.engine.inputs import Places
-from tasuki.engine.step_builder import pad
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.executor import Executor
+from tasuki.execution.inputs import Places
+from tasuki.execution.step_builder import pad
+from tasuki.execution.step_header import StepHeader
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_mixed_steps.json"

@@ -26,12 +26,18 @@ from step_bench import Bench, Work
 
 import tasuki
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
-from tasuki.engine.recorder import CudaRecorder, Outputs
-from tasuki.engine.sampler import greedy
 from tasuki.models.base import CausalModel
 from tasuki.models.dummy import DummyTensors
 from tasuki.models.loader import load_model
+
+try:
+    from tasuki.attention.batch import Batch
+    from tasuki.execution.recorder import CudaRecorder, Outputs
+    from tasuki.execution.sampler import greedy
+except ImportError:  # an older revision
+    from tasuki.engine.batch import Batch
+    from tasuki.engine.recorder import CudaRecorder, Outputs
+    from tasuki.engine.sampler import greedy
 
 BLOCK_SIZE = 32
 

@@ -24,11 +24,11 @@ import torch
 from kernel_times import trace
 
 from tasuki.bench.header import header, own_command, write_result
-from tasuki.engine import draw_kernel
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import Sampler, greedy, sampler_bytes
+from tasuki.execution import draw_kernel
+from tasuki.execution.sampler import Sampler, greedy, sampler_bytes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_sampling.json"

@@ -14,10 +14,10 @@ import torch
 from kernel_times import Trace, trace
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.batch import Batch
 from tasuki.attention.select import make_attention
-from tasuki.engine.batch import Batch
-from tasuki.engine.recorder import CudaRecorder
-from tasuki.engine.sampler import greedy
+from tasuki.execution.recorder import CudaRecorder
+from tasuki.execution.sampler import greedy
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
 

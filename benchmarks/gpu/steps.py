@@ -33,7 +33,7 @@ from shapes import add_shape_option, config_of, result_file, write_model
 from step_bench import Bench, Work, line
 
 from tasuki.bench.header import header, write_result
-from tasuki.engine.recorder import CudaRecorder
+from tasuki.execution.recorder import CudaRecorder
 from tasuki.models.loader import load_model
 
 PARTS = ("decode", "prefill", "mixed", "kernels")

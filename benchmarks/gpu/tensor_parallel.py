@@ -35,10 +35,10 @@ from shapes import QWEN3_4B, TINY, write_model
 
 from tasuki.attention.select import make_attention
 from tasuki.bench.header import header, write_result
-from tasuki.engine.collective import ALONE, Collective
-from tasuki.engine.distributed import Distributed, join, make_store
-from tasuki.engine.executor import Executor
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.collective import ALONE, Collective
+from tasuki.execution.distributed import Distributed, join, make_store
+from tasuki.execution.executor import Executor
+from tasuki.execution.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 from tasuki.models.shard import Shard

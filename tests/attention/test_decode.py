@@ -14,10 +14,10 @@ from support.attention_cases import Case, Shape, definition, make_case, pad, spr
 from support.kernels import DEVICE
 from triton.runtime.interpreter import interpreter_builder
 
+from tasuki.attention.batch import StepLimits
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.write import write
-from tasuki.engine.batch import StepLimits
 
 ERROR = 2e-3  # |got - want| / |want|; float16 alone gives 2e-4
 UNEVEN = [5, 40, 1, 17, 90]

@@ -20,9 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from support.attention_cases import STEPS, Case, Shape, definition, make_case, pad
 from support.kernels import DEVICE
 
+from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.write import write
-from tasuki.engine.batch import Batch, StepLimits
 
 HEADS, SCALE = 6, 0.3
 SHAPE = Shape(2, head_dim=64, dtype=torch.float16)

@@ -14,7 +14,7 @@ from tasuki.bench.errors import RunFailedError
 from tasuki.bench.steps import DecodePoint, PrefillPoint, StepPoint, TransferPoint
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 

@@ -14,6 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.engine.api import (
     FinishReason,
     Leg,
@@ -23,15 +24,14 @@ from tasuki.engine.api import (
     SamplingParams,
     StepResult,
 )
-from tasuki.engine.batch import Batch
 from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.engine.runner import ModelRunner
-from tasuki.engine.sampler import Sampler
 from tasuki.engine.validate import finish_reason
+from tasuki.execution.runner import ModelRunner
+from tasuki.execution.sampler import Sampler
 
 VOCAB = 48
 overlap = False  # of the engines that `make_rig` makes; see conftest.py

@@ -21,7 +21,7 @@ from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.grammar import Grammar, GrammarSource
-from tasuki.engine.grammar_masks import StepMasks
+from tasuki.execution.grammar_masks import StepMasks
 
 STOPS = frozenset({EOS})
 LONGEST = 300

@@ -8,8 +8,8 @@ import pytest
 import torch
 from engine_fakes import Rig, expected, ideal_kv, make_rig, spec
 
+from tasuki.attention.batch import Batch
 from tasuki.engine.api import FirstToken, Leg, LegEndReason, LegTimings
-from tasuki.engine.batch import Batch
 from tasuki.engine.errors import DeviceMemoryError
 from tasuki.engine.failure import FailureKind
 

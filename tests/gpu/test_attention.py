@@ -18,11 +18,11 @@ pytest.importorskip("flashinfer", reason="FlashInfer is not installed (optional:
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.flashinfer import FlashInferAttention
 from tasuki.attention.flashinfer_kernels import FlashInferOptions
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
-from tasuki.engine.batch import Batch, StepLimits
 
 BFLOAT16_ERROR = 5e-3
 # Keys, values and what is read back are the same rounded numbers: the definition

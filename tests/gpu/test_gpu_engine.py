@@ -24,13 +24,13 @@ from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingPa
 from tasuki.engine.cache_groups import layers_of_page
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.inputs import wanted_logits
 from tasuki.engine.plan import Draw, StepPlan
 from tasuki.engine.request import Request
-from tasuki.engine.runner import Launched, ModelRunner
-from tasuki.engine.sampler import NOT_FINITE, Sampler
-from tasuki.engine.step_builder import build_step
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.inputs import wanted_logits
+from tasuki.execution.runner import Launched, ModelRunner
+from tasuki.execution.sampler import NOT_FINITE, Sampler
+from tasuki.execution.step_builder import build_step
+from tasuki.execution.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel

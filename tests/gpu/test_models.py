@@ -24,8 +24,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.batch import Batch
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.batch import Batch
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 

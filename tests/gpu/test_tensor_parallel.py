@@ -21,9 +21,9 @@ from support.client import Client
 from support.models import VOCAB_SIZE
 from support.ranks import on_ranks
 
-from tasuki.engine.collective import Collective
-from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.sampler import greedy
+from tasuki.execution.collective import Collective
+from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.sampler import greedy
 from tasuki.launch.config import Topology
 
 GPUS = torch.cuda.device_count()
@@ -40,7 +40,7 @@ SIZES = [
 
 def collectives(collective: Collective) -> list[str]:
     """What is wrong with the operations on this rank."""
-    from tasuki.engine.distributed import Distributed
+    from tasuki.execution.distributed import Distributed
 
     assert isinstance(collective, Distributed)
     device = torch.device("cuda", collective.rank)

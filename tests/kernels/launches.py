@@ -31,10 +31,10 @@ from triton.runtime.jit import JITFunction
 
 import tasuki
 from tasuki.attention import tables, write
+from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention
 from tasuki.device_limits import CAPABILITY, limits_of
-from tasuki.engine import draw_kernel, penalty_kernel
-from tasuki.engine.batch import Batch
+from tasuki.execution import draw_kernel, penalty_kernel
 from tasuki.models import kernels, one_row_op
 from tasuki.models.gemms import FewRows
 from tasuki.models.layers import PlainLinear

@@ -34,7 +34,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.isolation import Flight
 from tasuki.engine.plan import StepPlan
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.clock import now_s
 from tasuki.kv.config import HandoffConfig
 from tasuki.kv.handoff import Handoffs

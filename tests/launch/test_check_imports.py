@@ -36,13 +36,22 @@ def plant(root: Path, files: dict[str, str]) -> Path:
     ("files", "expected"),
     [
         ({"tasuki/kv/link.py": "import nixl_cu13._api"}, "only tasuki.kv.nixl"),
-        ({"tasuki/engine/scheduler.py": "import torch"}, "scheduler reaches torch"),
+        ({"tasuki/engine/plan.py": "import torch.nn"}, "engine may not import torch"),
+        (
+            {"tasuki/engine/plan.py": "def late():\n    from torch import nn"},
+            "plan.py:2: tasuki.engine may not import torch",
+        ),
         (
             {
-                "tasuki/engine/scheduler.py": "from .helper import f",
-                "tasuki/engine/helper.py": "from torch import nn",
+                "tasuki/engine/plan.py": "from tasuki.execution import runner",
+                "tasuki/execution/__init__.py": "",
+                "tasuki/execution/runner.py": "import torch",
             },
-            "tasuki.engine.scheduler -> tasuki.engine.helper -> torch",
+            "tasuki.engine may not import tasuki.execution",
+        ),
+        (
+            {"tasuki/cli.py": "from .helper import f", "tasuki/helper.py": "from torch import nn"},
+            "tasuki.cli -> tasuki.helper -> torch",
         ),
         (
             {"tasuki/kv/link.py": "from tasuki.worker import x", "tasuki/worker/__init__.py": ""},
@@ -82,7 +91,7 @@ def test_violations_are_found(
 def test_what_is_allowed_passes(check: ModuleType, tmp_path: Path) -> None:
     files = {
         "tasuki/kv/nixl_agent.py": "import nixl_cu13",
-        "tasuki/engine/scheduler.py": (
+        "tasuki/cli.py": (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
             "def late():\n    import torch\n"
         ),

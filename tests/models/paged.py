@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.batch import Batch
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.batch import Batch
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.base import CausalModel
 

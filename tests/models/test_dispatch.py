@@ -14,7 +14,7 @@ from support.kernels import DEVICE
 from support.ranks import on_ranks
 from tiny import save
 
-from tasuki.engine.collective import ALONE, Collective
+from tasuki.execution.collective import ALONE, Collective
 from tasuki.models import cache, gemms, layers
 from tasuki.models.dispatch import measure as measuring
 from tasuki.models.dispatch import settle as settling

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.engine.collective import Alone
+from tasuki.execution.collective import Alone
 from tasuki.models.layers import PlainLinear, SummedLinear, make_linear, padded_rows
 
 

@@ -11,8 +11,8 @@ import torch
 from paged import Paged, Sequence
 from support.ranks import on_ranks
 
-from tasuki.engine.collective import Collective
-from tasuki.engine.joint_logits import JointLogits
+from tasuki.execution.collective import Collective
+from tasuki.execution.joint_logits import JointLogits
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import load_model
@@ -100,7 +100,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def alone(folders: dict[str, Path]) -> dict[str, list[Any]]:
-    from tasuki.engine.collective import ALONE
+    from tasuki.execution.collective import ALONE
 
     return run(ALONE, folders)
 

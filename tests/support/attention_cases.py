@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 
 BLOCK_SIZE, NUM_BLOCKS, LAYERS = 4, 64, 3
 
@@ -157,7 +157,7 @@ def definition(case: Case, query: torch.Tensor, scale: float, window: int | None
 
 
 def pad(batch: Batch, bucket: int, width: int) -> Batch:
-    """A decode batch as a CUDA graph gets it; see engine/batch.py."""
+    """A decode batch as a CUDA graph gets it; see attention/batch.py."""
     count = batch.num_decodes
     device = batch.tokens.device
 

@@ -21,7 +21,7 @@ from typing import Any
 import tasuki.worker.build as build
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import StepPlan
-from tasuki.engine.runner import Launched, ModelRunner
+from tasuki.execution.runner import Launched, ModelRunner
 from tasuki.kv.link import DialledLink
 from tasuki.kv.puller import Puller
 

@@ -23,7 +23,7 @@ def on_ranks(
         arguments: Picklable.
         device_type: "cpu", or "cuda": rank r's device is number r.
     """
-    from tasuki.engine.distributed import make_store
+    from tasuki.execution.distributed import make_store
 
     store = make_store(size)
     context = multiprocessing.get_context("spawn")
@@ -67,7 +67,7 @@ def _run(
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
-    from tasuki.engine.distributed import join
+    from tasuki.execution.distributed import join
 
     torch.set_num_threads(1)
     try:

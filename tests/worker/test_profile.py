@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.batch import Batch
 from tasuki.engine.plan import Draw
-from tasuki.engine.sampler import Sampler
+from tasuki.execution.sampler import Sampler
 from tasuki.models.loader import load_model
 from tasuki.worker import profile
 from tasuki.worker.config import ConfigError, Limits

@@ -27,7 +27,7 @@ from tasuki.background import FAILED_TASK
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar import GrammarCompiler
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.config import HandoffConfig
 from tasuki.kv.handoff import Handoffs
 from tasuki.kv.identity import PROTOCOL_VERSION

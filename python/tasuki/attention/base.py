@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 
 
 class AttentionBackend(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.engine.cache_groups import CacheGroup
 
 

@@ -18,9 +18,9 @@ import torch
 import triton
 
 from tasuki.attention import decode_kernels as kernels
+from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.errors import AttentionError
 from tasuki.device_limits import DeviceLimits, limits_of
-from tasuki.engine.batch import Batch, StepLimits
 from tasuki.overlap import overlaps
 
 _PROGRAMS_PER_CORE = 2  # that run together on a multiprocessor, where its memory allows

@@ -41,6 +41,7 @@ from typing import Any
 import flashinfer
 import torch
 
+from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.flashinfer_kernels import FlashInferOptions, Kernels, why_not
@@ -48,7 +49,6 @@ from tasuki.attention.parts import Chunks, Divider, fixed_sequences
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
-from tasuki.engine.batch import Batch, StepLimits
 
 _LEAST_TILE = 16  # query rows of a program of FA2
 _INTEGER_BYTES = 8 << 20  # what FlashInfer takes itself

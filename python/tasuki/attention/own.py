@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention, DecodePlan, no_fp8
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
-from tasuki.engine.batch import Batch
 
 
 class OwnAttention:

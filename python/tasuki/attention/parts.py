@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.tables import flatten
-from tasuki.engine.batch import Batch, StepLimits
 
 
 @dataclass(frozen=True, slots=True)

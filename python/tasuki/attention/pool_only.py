@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.errors import AttentionError
-from tasuki.engine.batch import Batch
 
 
 class PoolOnly:

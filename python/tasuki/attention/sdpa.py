@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.grouped import additive, attend_chunk, attend_decodes, causal_mask
-from tasuki.engine.batch import Batch
 
 _Masks = dict[int | None, torch.Tensor | None]
 """By sliding window; filled when a layer first needs one."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.models.spec import ModelSpec
 
 
@@ -29,5 +29,5 @@ class CausalModel(Protocol):
 
         Returns:
             [R, w] float32: logits of `batch.logits_rows`, of this rank's part of the
-            vocabulary (engine/joint_logits.py); of all of it where there is one rank.
+            vocabulary (execution/joint_logits.py); of all of it where there is one rank.
         """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.engine.collective import Collective
+from tasuki.execution.collective import Collective
 from tasuki.models.spec import ExpertsSpec
 
 _UNIT = 8  # grouped GEMMs take rows of whole 16 bytes

@@ -24,7 +24,7 @@ import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.models.errors import ModelError, UnsupportedModelError, first_line
 from tasuki.models.fallback_check import Trial
 from tasuki.models.latent import absorbed, keep_latents, unabsorbed

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.batch import Batch
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import UnsupportedModelError, first_line
 from tasuki.models.spec import ModelSpec

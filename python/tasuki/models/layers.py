@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.engine.collective import Collective
+from tasuki.execution.collective import Collective
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """[T, in] to [T, out], T at least 1, in the weight's dtype."""

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
-from tasuki.engine.collective import Collective
-from tasuki.engine.forward import Body
+from tasuki.attention.batch import Batch
+from tasuki.execution.collective import Collective
+from tasuki.execution.forward import Body
 from tasuki.models.experts import Experts, make_experts
 from tasuki.models.layers import Linear, make_head, make_linear, summed
 from tasuki.models.llama_layer import DenseMlp, LlamaLayer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasuki import _native
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.models import cpu_kernels
 from tasuki.models.layers import Linear
 from tasuki.models.llama_tensors import LlamaTensors

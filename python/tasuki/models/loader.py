@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tasuki.engine.collective import ALONE, Collective
+from tasuki.execution.collective import ALONE, Collective
 from tasuki.models.base import CausalModel
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.dummy import DummyTensors

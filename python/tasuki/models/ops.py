@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.models.experts import Experts
 from tasuki.models.llama_layer import LlamaLayer, Norms
 from tasuki.models.weighted import Weighted

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.batch import Batch
 from tasuki.attention.write import rotate_and_write
-from tasuki.engine.batch import Batch
 from tasuki.models import kernels
 from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
 from tasuki.models.experts import Experts

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.distributed import make_store
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar import GrammarCompiler
 from tasuki.engine.held_chunks import blocks_of_chunk
-from tasuki.engine.runner import ModelRunner
 from tasuki.errors import TasukiError
+from tasuki.execution.distributed import make_store
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.identity import PROTOCOL_VERSION, model_identity
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import Transport, create_transport

@@ -17,11 +17,11 @@ from collections.abc import Callable
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.batch import Batch
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
-from tasuki.engine.batch import Batch
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import Sampler
+from tasuki.execution.sampler import Sampler
 from tasuki.models.attending import cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.worker.config import ConfigError, Limits

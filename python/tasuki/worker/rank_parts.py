@@ -14,10 +14,10 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.cache_groups import layers_of_page
-from tasuki.engine.collective import ALONE, Collective
-from tasuki.engine.executor import Executor
-from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.collective import ALONE, Collective
+from tasuki.execution.executor import Executor
+from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
@@ -44,7 +44,7 @@ def meet(plan: RankPlan) -> Collective:
     size = plan.config.tensor_parallel
     if size == 1:
         return ALONE
-    from tasuki.engine.distributed import join
+    from tasuki.execution.distributed import join
 
     return join(plan.rank, size, plan.port, rank_device(plan), plan.config.all_reduce)
 

@@ -22,8 +22,8 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from tasuki.engine.executor import Executor
 from tasuki.errors import TasukiError
+from tasuki.execution.executor import Executor
 from tasuki.kv.rank_channel import KvRank
 from tasuki.kv.transport import create_transport
 from tasuki.launch.parent_death import follow_parent

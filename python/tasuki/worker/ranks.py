@@ -22,8 +22,8 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from tasuki.engine.step_header import StepHeader
 from tasuki.errors import TasukiError
+from tasuki.execution.step_header import StepHeader
 from tasuki.launch.parent_death import PARENT_VARIABLE
 from tasuki.worker.rank_messages import (
     CopyOrder,

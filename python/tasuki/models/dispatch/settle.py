@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tasuki.engine.collective import Collective
+from tasuki.execution.collective import Collective
 from tasuki.models import cache
 from tasuki.models.base import CausalModel
 from tasuki.models.dispatch.measure import cells_of, measure

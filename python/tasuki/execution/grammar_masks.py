@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
 from tasuki.engine.grammar import Grammar, GrammarState
-from tasuki.engine.grammar_progress import state_of
-from tasuki.engine.host_buffers import upload
-from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
+from tasuki.execution.grammar_progress import state_of
+from tasuki.execution.host_buffers import upload
+from tasuki.execution.mask_threads import MaskThreads, StuckError
 
 
 @dataclass(slots=True)

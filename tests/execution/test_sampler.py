@@ -10,9 +10,9 @@ import torch
 from engine_fakes import spec
 
 from tasuki.engine.plan import Draw
-from tasuki.engine.randomness import uniform, uniforms
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import NOT_FINITE, Sampler, greedy
+from tasuki.execution.randomness import uniform, uniforms
+from tasuki.execution.sampler import NOT_FINITE, Sampler, greedy
 
 VOCAB = 200
 

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: one launch instead of several hundred.
 
 A graph is recorded for each of a few batch sizes, the buckets; a batch runs in
-the smallest that holds it, padded (engine/batch.py says how). In the graph are
+the smallest that holds it, padded (attention/batch.py says how). In the graph are
 the taking of input tokens, the model's forward and the greedy choice, over all ranks:
 
     staging ──one copy──▶ slab | tokens sources positions slots | tables |
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch, groups_of
-from tasuki.engine.collective import Collective
-from tasuki.engine.forward import ForwardModel, input_tokens
-from tasuki.engine.host_buffers import Staging, lay_out
-from tasuki.engine.inputs import Places
-from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.recorder import Outputs, Recorder, Replay, record_all
-from tasuki.engine.step_builder import pad
-from tasuki.engine.step_header import StepHeader, slab_parts
+from tasuki.attention.batch import Batch, groups_of
+from tasuki.execution.collective import Collective
+from tasuki.execution.forward import ForwardModel, input_tokens
+from tasuki.execution.host_buffers import Staging, lay_out
+from tasuki.execution.inputs import Places
+from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.recorder import Outputs, Recorder, Replay, record_all
+from tasuki.execution.step_builder import pad
+from tasuki.execution.step_header import StepHeader, slab_parts
 
 
 @dataclass(frozen=True, slots=True)

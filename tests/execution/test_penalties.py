@@ -11,11 +11,11 @@ import torch
 from engine_fakes import spec
 from support.kernels import DEVICE
 
-from tasuki.engine import penalties, penalty_kernel
-from tasuki.engine.penalties import Penalties
-from tasuki.engine.penalty_torch import LEAST
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request, SequenceState
+from tasuki.execution import penalties, penalty_kernel
+from tasuki.execution.penalties import Penalties
+from tasuki.execution.penalty_torch import LEAST
 
 VOCAB = 50
 EXTRAS: list[dict[str, Any]] = [

@@ -10,13 +10,13 @@ import pytest
 import torch
 from engine_fakes import VOCAB, HashModel, NoAttention, Rig, expected, spec
 
-from tasuki.engine.collective import ALONE, Alone
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.errors import OutOfStepError
-from tasuki.engine.executor import Executor
-from tasuki.engine.runner import ModelRunner
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.collective import ALONE, Alone
+from tasuki.execution.executor import Executor
+from tasuki.execution.runner import ModelRunner
+from tasuki.execution.step_header import StepHeader
 
 CONFIG = EngineConfig(
     num_blocks=64, max_model_len=64, block_size=4, max_batched_tokens=16, vocab_size=VOCAB

@@ -8,12 +8,12 @@ import pytest
 import torch
 from engine_fakes import NoAttention, Shape
 
+from tasuki.attention.batch import Batch
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
-from tasuki.engine.batch import Batch
 from tasuki.engine.cache_groups import BlockTable
 from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.runner import ModelRunner
 
 
 class Recorder:

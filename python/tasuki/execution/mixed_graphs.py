@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch, StepLimits, groups_of
-from tasuki.engine.collective import Collective
-from tasuki.engine.forward import Body, DivisibleModel, input_tokens
-from tasuki.engine.host_buffers import Staging, lay_out
-from tasuki.engine.inputs import Places
-from tasuki.engine.recorder import Recorder, Replay, record_all
-from tasuki.engine.step_builder import pad
-from tasuki.engine.step_header import StepHeader, slab_parts
+from tasuki.attention.batch import Batch, StepLimits, groups_of
+from tasuki.execution.collective import Collective
+from tasuki.execution.forward import Body, DivisibleModel, input_tokens
+from tasuki.execution.host_buffers import Staging, lay_out
+from tasuki.execution.inputs import Places
+from tasuki.execution.recorder import Recorder, Replay, record_all
+from tasuki.execution.step_builder import pad
+from tasuki.execution.step_header import StepHeader, slab_parts
 
 _MAX_CHUNKS = 64  # of a step: plans of attention lay out as many each time
 

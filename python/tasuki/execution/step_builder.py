@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasuki.engine.host_buffers import Staging, write_tables
-from tasuki.engine.inputs import Places, Wanted, fill
 from tasuki.engine.plan import StepPlan
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.host_buffers import Staging, write_tables
+from tasuki.execution.inputs import Places, Wanted, fill
+from tasuki.execution.step_header import StepHeader
 
 
 def build_step(

@@ -25,15 +25,15 @@ from dataclasses import replace
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch, groups_of
-from tasuki.engine.collective import ALONE, Collective
-from tasuki.engine.cuda_graphs import DecodeGraphs
-from tasuki.engine.forward import DivisibleModel, ForwardModel, input_tokens
-from tasuki.engine.host_buffers import Staging, upload
-from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.mixed_graphs import MixedGraphs
-from tasuki.engine.recorder import CudaRecorder, Recorder
-from tasuki.engine.step_header import StepHeader
+from tasuki.attention.batch import Batch, groups_of
+from tasuki.execution.collective import ALONE, Collective
+from tasuki.execution.cuda_graphs import DecodeGraphs
+from tasuki.execution.forward import DivisibleModel, ForwardModel, input_tokens
+from tasuki.execution.host_buffers import Staging, upload
+from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.mixed_graphs import MixedGraphs
+from tasuki.execution.recorder import CudaRecorder, Recorder
+from tasuki.execution.step_header import StepHeader
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from grammar_fakes import EOS, TOKENS, VOCAB, compiler, regex, text_of, tokenize
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
 from tasuki.engine.grammar import Grammar, GrammarSource, GrammarState
-from tasuki.engine.grammar_masks import StepMasks, make_masks
-from tasuki.engine.inputs import wanted_logits
-from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw, Row, StepPlan
 from tasuki.engine.request import Request, SequenceState
-from tasuki.engine.sampler import Sampler
+from tasuki.execution.grammar_masks import StepMasks, make_masks
+from tasuki.execution.inputs import wanted_logits
+from tasuki.execution.mask_threads import MaskThreads, StuckError
+from tasuki.execution.sampler import Sampler
 
 
 def sequence_of(grammar: Grammar | None, outputs: Sequence[int] = (), **settings) -> SequenceState:

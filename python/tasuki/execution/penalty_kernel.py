@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tasuki.engine.penalty_torch import IN_PROMPT, LEAST, MOST
+from tasuki.execution.penalty_torch import IN_PROMPT, LEAST, MOST
 
 _WIDTH = 4096
 

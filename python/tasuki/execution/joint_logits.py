@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from tasuki.engine.collective import Collective
-from tasuki.engine.sampler import NOT_FINITE, greedy
+from tasuki.execution.collective import Collective
+from tasuki.execution.sampler import NOT_FINITE, greedy
 
 
 class JointLogits:

@@ -14,15 +14,15 @@ from recording import Recorder
 from support.ranks import on_ranks
 from test_cuda_graphs import GraphModel, PlannedAttention
 
-from tasuki.engine.batch import Batch
-from tasuki.engine.collective import Collective
+from tasuki.attention.batch import Batch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.executor import Executor
-from tasuki.engine.joint_logits import JointLogits
-from tasuki.engine.runner import ModelRunner
-from tasuki.engine.sampler import NOT_FINITE, greedy
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.collective import Collective
+from tasuki.execution.executor import Executor
+from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.runner import ModelRunner
+from tasuki.execution.sampler import NOT_FINITE, greedy
+from tasuki.execution.step_header import StepHeader
 
 VOCAB = 46  # of four ranks the last one has 10 of 12 columns
 VOCABS = (VOCAB, 48, 3)  # of four ranks the last one has nothing of three

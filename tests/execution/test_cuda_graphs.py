@@ -7,11 +7,11 @@ import torch
 from engine_fakes import VOCAB, HashModel, Rig, expected, spec
 from recording import Recorder
 
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.cuda_graphs import buckets_up_to
 from tasuki.engine.engine import Engine
-from tasuki.engine.runner import ModelRunner
+from tasuki.execution.cuda_graphs import buckets_up_to
+from tasuki.execution.runner import ModelRunner
 
 
 class PlannedAttention:

@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.engine.api import SamplingParams
-from tasuki.engine.forward import input_tokens
-from tasuki.engine.host_buffers import upload
-from tasuki.engine.penalty_torch import IN_PROMPT, LEAST, penalize
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
+from tasuki.execution.forward import input_tokens
+from tasuki.execution.host_buffers import upload
+from tasuki.execution.penalty_torch import IN_PROMPT, LEAST, penalize
 
 SLOTS_AT_ONCE = 16
 _TICKETS = itertools.count()  # of all instances: a ticket means one sequence
@@ -243,7 +243,7 @@ def _penalize(logits: torch.Tensor, seen: torch.Tensor, table: torch.Tensor) -> 
     """See penalty_torch.py."""
     if not logits.is_cuda:
         return penalize(logits, seen, table)
-    from tasuki.engine import penalty_kernel
+    from tasuki.execution import penalty_kernel
 
     return penalty_kernel.penalize(logits, seen, table)
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as torch_symmetric
 from support.ranks import on_ranks
 
-from tasuki.engine import symmetric
-from tasuki.engine.collective import Collective
-from tasuki.engine.distributed import Distributed
-from tasuki.engine.symmetric import MAX_BYTES, SymmetricSum, make_symmetric_sum
+from tasuki.execution import symmetric
+from tasuki.execution.collective import Collective
+from tasuki.execution.distributed import Distributed
+from tasuki.execution.symmetric import MAX_BYTES, SymmetricSum, make_symmetric_sum
 
 WIDTH = 64
 CPU = torch.device("cpu")

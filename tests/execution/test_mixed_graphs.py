@@ -10,17 +10,17 @@ from engine_fakes import Rig, spec
 from recording import Recorder
 from support.models import VOCAB_SIZE, save_tiny_model
 
+from tasuki.attention.batch import Batch
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine import mixed_graphs
 from tasuki.engine.api import RequestSpec
-from tasuki.engine.batch import Batch
-from tasuki.engine.collective import ALONE
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.host_buffers import Staging
-from tasuki.engine.mixed_graphs import MixedGraphs, rooms_up_to
-from tasuki.engine.runner import ModelRunner
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution import mixed_graphs
+from tasuki.execution.collective import ALONE
+from tasuki.execution.host_buffers import Staging
+from tasuki.execution.mixed_graphs import MixedGraphs, rooms_up_to
+from tasuki.execution.runner import ModelRunner
+from tasuki.execution.step_header import StepHeader
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 

@@ -21,13 +21,13 @@ import torch
 
 from tasuki import _native
 from tasuki.engine.api import SamplingParams
-from tasuki.engine.draw_torch import draw
-from tasuki.engine.grammar_masks import StepMasks
-from tasuki.engine.host_buffers import upload
-from tasuki.engine.logprobs import Scores, score
-from tasuki.engine.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
 from tasuki.engine.plan import Draw
-from tasuki.engine.randomness import uniforms
+from tasuki.execution.draw_torch import draw
+from tasuki.execution.grammar_masks import StepMasks
+from tasuki.execution.host_buffers import upload
+from tasuki.execution.logprobs import Scores, score
+from tasuki.execution.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
+from tasuki.execution.randomness import uniforms
 
 NOT_FINITE = -1
 """Stands for the token of a row whose logits are not finite."""
@@ -179,7 +179,7 @@ def _on_gpu(
     best: torch.Tensor,
 ) -> torch.Tensor:
     """As `_on_cpu`: one upload, one kernel."""
-    from tasuki.engine import draw_kernel
+    from tasuki.execution import draw_kernel
 
     table = np.empty((len(draw_kernel.FIELDS), len(draws)))
     table[0] = rows

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tasuki.engine.errors import OutOfStepError
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.step_header import StepHeader
 
 
 class Followers(Protocol):

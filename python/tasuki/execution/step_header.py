@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasuki.engine.host_buffers import Part
+from tasuki.execution.host_buffers import Part
 
 
 @dataclass(frozen=True, slots=True)

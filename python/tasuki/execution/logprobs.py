@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.engine.api import TokenLogprob
-from tasuki.engine.host_buffers import upload
+from tasuki.execution.host_buffers import upload
 
 
 @dataclass(frozen=True, slots=True)

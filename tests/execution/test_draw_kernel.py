@@ -18,13 +18,13 @@ from engine_fakes import spec
 from numpy.typing import NDArray
 from support.kernels import DEVICE
 
-from tasuki.engine import draw_kernel, sampler
 from tasuki.engine.api import SamplingParams
-from tasuki.engine.draw_torch import draw as draw_on_cpu
-from tasuki.engine.penalties import Penalties
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.engine.sampler import NOT_FINITE, greedy
+from tasuki.execution import draw_kernel, sampler
+from tasuki.execution.draw_torch import draw as draw_on_cpu
+from tasuki.execution.penalties import Penalties
+from tasuki.execution.sampler import NOT_FINITE, greedy
 
 # temperature, top-k, top-p, min-p
 CASES = [

@@ -21,21 +21,21 @@ from dataclasses import dataclass, field
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.collective import ALONE, Collective
 from tasuki.engine.errors import DeviceMemoryError
-from tasuki.engine.executor import Executor
-from tasuki.engine.followers import Followers, following
-from tasuki.engine.forward import ForwardModel
-from tasuki.engine.grammar_masks import StepMasks, make_masks
-from tasuki.engine.host_buffers import upload
-from tasuki.engine.inputs import Wanted, wanted_logits
-from tasuki.engine.logprobs import Scores, score, to_host
-from tasuki.engine.mask_threads import MaskThreads
 from tasuki.engine.plan import StepOutcome, StepPlan
-from tasuki.engine.recorder import Recorder
 from tasuki.engine.request import SequenceState
-from tasuki.engine.sampler import NOT_FINITE, Sampler
-from tasuki.engine.step_builder import build_step
+from tasuki.execution.collective import ALONE, Collective
+from tasuki.execution.executor import Executor
+from tasuki.execution.followers import Followers, following
+from tasuki.execution.forward import ForwardModel
+from tasuki.execution.grammar_masks import StepMasks, make_masks
+from tasuki.execution.host_buffers import upload
+from tasuki.execution.inputs import Wanted, wanted_logits
+from tasuki.execution.logprobs import Scores, score, to_host
+from tasuki.execution.mask_threads import MaskThreads
+from tasuki.execution.recorder import Recorder
+from tasuki.execution.sampler import NOT_FINITE, Sampler
+from tasuki.execution.step_builder import build_step
 
 
 @dataclass(slots=True)

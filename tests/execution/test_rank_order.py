@@ -15,9 +15,9 @@ import torch
 from support.ranks import on_ranks
 
 from tasuki.attention.sdpa import SdpaAttention
-from tasuki.engine.collective import Collective
-from tasuki.engine.executor import Executor
-from tasuki.engine.step_header import StepHeader
+from tasuki.execution.collective import Collective
+from tasuki.execution.executor import Executor
+from tasuki.execution.step_header import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tasuki.engine.symmetric import SymmetricSum, make_symmetric_sum
+from tasuki.execution.symmetric import SymmetricSum, make_symmetric_sum
 
 log = logging.getLogger(__name__)
 

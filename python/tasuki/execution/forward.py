@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.batch import Batch
+from tasuki.attention.batch import Batch
 
 
 class Vocabulary(Protocol):

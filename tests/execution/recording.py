@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasuki.engine.recorder import Outputs, Replay
+from tasuki.execution.recorder import Outputs, Replay
 
 
 class Recorder:
-    """`tasuki.engine.recorder.Recorder` without CUDA: counts what it replays."""
+    """`tasuki.execution.recorder.Recorder` without CUDA: counts what it replays."""
 
     def __init__(self) -> None:
         self.replays = 0
