@@ -17,7 +17,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ import torch
 from tasuki.engine.api import Leg
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.plan import StepOutcome, StepPlan
-from tasuki.execution.inputs import Wanted, wanted_logits
+from tasuki.engine.grammar_masks import StepMasks
+from tasuki.engine.plan import Draw, StepOutcome, StepPlan
+from tasuki.execution.inputs import wanted_logits
 from tasuki.kv.clock import now_s
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.handoff import Handoffs
@@ -85,8 +86,9 @@ class Size:
 
 @dataclass(slots=True)
 class _Launched:
-    wanted: Wanted
+    draws: list[Draw]
     ends_s: float
+    constrained: Sequence[int] = ()  # it reads no masks
 
 
 class PacedRunner:
@@ -114,7 +116,7 @@ class PacedRunner:
             elif draw.position == 1:
                 self._note(name, "planned", started_s)
                 self._note(name, "second", ends_s)
-        return _Launched(wanted, ends_s)
+        return _Launched(wanted.draws, ends_s)
 
     def landed(self, launched: _Launched) -> bool:
         """Whether the device is done."""
@@ -123,10 +125,13 @@ class PacedRunner:
     def collect(self, launched: _Launched) -> StepOutcome:
         """Wait for the device; the same token for all."""
         time.sleep(max(0.0, launched.ends_s - now_s()))
-        for draw in launched.wanted.draws:
+        for draw in launched.draws:
             if draw.sequence.request.leg is Leg.PREFILL:
                 self._note(draw.sequence.request.request_id, "collected", now_s())
-        return StepOutcome(launched.wanted.draws, [_TOKEN] * len(launched.wanted.draws))
+        return StepOutcome(launched.draws, [_TOKEN] * len(launched.draws))
+
+    def sample(self, launched: _Launched, masks: StepMasks) -> None:
+        """Never called."""
 
     def scrub(self, blocks: list[int]) -> None:
         """Nothing was written."""

@@ -34,12 +34,12 @@ import torch
 from transformers import AutoTokenizer
 
 from tasuki.bench.header import header, own_command, write_result
+from tasuki.engine import isolation
 from tasuki.engine.api import FinishReason, Leg, LegEndReason, RequestSpec, SamplingParams
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
-from tasuki.execution import runner as engine_runner
 from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for
@@ -128,7 +128,7 @@ class MaskTimes:
 
     def __init__(self) -> None:
         self.seconds, self.rows = 0.0, 0
-        make = engine_runner.make_masks
+        make = isolation.make_masks
 
         def timed(draws: Any, constrained: Any, *rest: Any) -> Any:
             begin_s = time.perf_counter()
@@ -137,7 +137,7 @@ class MaskTimes:
             self.rows += len(constrained)
             return masks
 
-        engine_runner.make_masks = timed
+        isolation.make_masks = timed
 
 
 def answer_all(cases: Sequence[Case], engine: Engine, tokenizer: Any, max_tokens: int) -> float:

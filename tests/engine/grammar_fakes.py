@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import random
 import threading
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
+from engine_fakes import spec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tasuki.engine.api import RequestSpec
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
+from tasuki.engine.grammar_masks import StepMasks, make_masks
+from tasuki.engine.mask_threads import MaskThreads
+from tasuki.engine.plan import Draw
+from tasuki.engine.request import Request, SequenceState
 from tasuki.worker.grammar_pool import GrammarPool
 
 TOKENS = 320  # of the tokenizer
@@ -120,3 +128,26 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
                 "additionalProperties": False,
             }
     return {"type": kind}
+
+
+def sequence_of(
+    grammar: Grammar | None, outputs: Sequence[int] = (), **settings: Any
+) -> SequenceState:
+    """A sequence with a grammar and these output tokens."""
+    given = {"stop_token_ids": frozenset({EOS}), "max_tokens": 99, **settings}
+    made = spec("a", [5, 6], **given)
+    request = RequestSpec("a", made.leg, [5, 6], made.sampling, list(outputs), grammar=grammar)
+    return Request(request, 0, b"", 0.0).sequences[0]
+
+
+def masks_of(
+    draws: Sequence[Draw], constrained: Sequence[int], void: Collection[SequenceState] = ()
+) -> StepMasks:
+    """The bits of draws, made on one thread."""
+    return make_masks(draws, constrained, MaskThreads(threads=1), void)
+
+
+def allowed(masks: StepMasks, draw: int) -> list[int]:
+    """The tokens that a draw's bits allow."""
+    row = masks.bits[masks.rows[draw]]
+    return [t for t in range(VOCAB) if t >> 5 < len(row) and row[t >> 5] >> np.uint32(t & 31) & 1]

@@ -21,7 +21,7 @@ from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.grammar import Grammar, GrammarSource
-from tasuki.execution.grammar_masks import StepMasks
+from tasuki.execution import sampler
 
 STOPS = frozenset({EOS})
 LONGEST = 300
@@ -322,7 +322,7 @@ def test_a_grammar_that_cannot_be_compiled_is_rejected():
 
 def test_a_mask_that_is_not_applied_is_caught(monkeypatch: pytest.MonkeyPatch):
     """The planted fault: the sampler forgets the mask. No token that breaks the grammar is told."""
-    monkeypatch.setattr(StepMasks, "apply", lambda *_: None)
+    monkeypatch.setattr(sampler, "forbid", lambda *_: None)
     rig = rig_of()
     run(rig, [ask("a", regex("[a-z]{12}")), ask("b", None, max_tokens=12)])
     assert rig.ended["a"].reason is LegEndReason.FAILED

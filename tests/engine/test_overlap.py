@@ -51,6 +51,7 @@ class Launched:
     tokens: list[int]
     failed: list[SequenceState]
     touched: set[int]
+    constrained: Sequence[int] = ()
 
 
 @dataclass

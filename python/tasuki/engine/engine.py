@@ -14,6 +14,11 @@ it is collected, so that the device goes from one to the next without a gap:
 
     step()   plan n + 1 ▶ launch n + 1 ▶ wait for n ▶ book n ▶ result of n
 
+Where rows have grammars the device samples n + 1 only when it has their masks, which need
+the tokens of n. They are made, and n + 1 is sampled, while its forward pass runs:
+
+    step()   plan n + 1 ▶ launch n + 1 ▶ wait for n ▶ book n ▶ masks, sample n + 1 ▶ result of n
+
 `step(wait=False)` comes back instead of waiting, and goes on where it was when it is
 called again: requests, aborts and handoffs may come in between.
 
@@ -46,12 +51,13 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.inbound import Inbound
 from tasuki.engine.isolation import Flight, IsolatingRunner
 from tasuki.engine.legs import Legs
-from tasuki.engine.plan import Runner, StepPlan
+from tasuki.engine.plan import StepPlan
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates, StepSample
+from tasuki.engine.step_calls import Runner
 from tasuki.engine.validate import rejection
 
 log = logging.getLogger(__name__)
@@ -196,10 +202,14 @@ class Engine:
                 self._flight = self._launch(ahead=self._landing is not None)
             if not self.config.overlap:
                 self._landing, self._flight = self._flight, None
+                if self._landing is not None:
+                    self._runner.sample(self._landing)
         landing = self._landing
         if landing is not None and (wait or self._runner.landed(landing)):
             self._landing = None
             self._collect(landing)
+        if self._flight is not None and self._landing is None:
+            self._runner.sample(self._flight)
         return self._legs.take_pending()
 
     def load(self) -> EngineLoad:
@@ -361,11 +371,10 @@ class Engine:
         self._flight_limit_s = self._limit_s(plan, compiled=True)
         self.step_limit_s = max(landing_limit_s, self._flight_limit_s)
         launched_s = self._clock()
-        own_s = launched_s - started_s - flight.waited_s
-        self._rates.record_launch(own_s, bool(plan.prefill_tokens))
+        self._rates.record_launch(launched_s - started_s, bool(plan.prefill_tokens))
         if self.config.overlap:
             flight.began_s = launched_s
-        if self._landing is not None and not flight.waited_s:
+        if self._landing is not None:
             self._rates.record_lead(late=self._runner.landed(self._landing))
         return flight
 

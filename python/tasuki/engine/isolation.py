@@ -9,19 +9,23 @@ So does a worker whose logits are not finite, request after request.
 A step that runs out of memory is nobody's fault: it is computed in halves, as small as
 it takes, and the engine makes the next ones smaller (`relief.py`).
 
-A launch that raised is told apart at once (`Flight.error`) and taken care of at
+A launch or sampling that raised is told apart at once (`Flight.error`) and taken care of at
 its collection, when the step before is over and every token is known.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.engine.errors import DeviceMemoryError, GrammarError, NotFiniteError, OutOfStepError
-from tasuki.engine.plan import Row, Runner, StepOutcome, StepPlan
+from tasuki.engine.grammar_masks import StepMasks, make_masks
+from tasuki.engine.mask_threads import MaskThreads
+from tasuki.engine.plan import Row, StepOutcome, StepPlan
+from tasuki.engine.request import SequenceState
+from tasuki.engine.step_calls import LaunchedStep, Runner
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +40,23 @@ class Flight:
         plan: What was launched.
         began_s: When the device could begin with it, at the earliest.
         work: What the inner runner made of it.
-        error: What its launch raised; no step may be launched on top of it.
+        masks: What it was sampled with; None: it is not sampled, or has no need of any.
+        error: What launch or sampling raised; no step may be launched on top of it.
     """
 
     plan: StepPlan
     began_s: float
     work: Any = None
+    masks: StepMasks | None = None
     error: Exception | None = None
-
-    @property
-    def waited_s(self) -> float:
-        """How long its launch waited for the step before it."""
-        return getattr(self.work, "waited_s", 0.0)
 
 
 class IsolatingRunner:
-    """Launches and collects on a `Runner`, whose errors it pins on requests."""
+    """Steps of a `Runner`, whose errors it pins on requests; makes the masks for `sample`."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
+        self._mask_threads = MaskThreads()
         self._in_a_row = 0
         self._not_finite: set[str] = set()  # requests since the last finite logits
 
@@ -64,6 +66,19 @@ class IsolatingRunner:
             return Flight(plan, now_s, self._inner.launch(plan))
         except Exception as error:
             return Flight(plan, now_s, error=error)
+
+    def sample(self, flight: Flight) -> None:
+        """Make the masks of a launched step and have it sampled, if it waits for that.
+
+        The step before it is collected. What is raised waits for `collect`.
+        """
+        if flight.error is not None or flight.masks is not None or not flight.work.constrained:
+            return
+        void = {row.sequence for row in flight.plan.rows if row.void}
+        try:
+            flight.masks = self._sample(flight.work, void)
+        except Exception as error:
+            flight.error = error
 
     def landed(self, flight: Flight) -> bool:
         """Whether `collect` would not wait for the device."""
@@ -82,7 +97,7 @@ class IsolatingRunner:
 
     def _collect(self, flight: Flight) -> StepOutcome:
         if flight.error is None:
-            outcome = self._inner.collect(flight.work)
+            outcome = self._outcome(flight.work, flight.masks)
         else:
             if isinstance(flight.error, OutOfStepError):
                 raise flight.error  # the ranks cannot compute anything together any more
@@ -160,7 +175,20 @@ class IsolatingRunner:
     def _run(self, rows: list[Row], copies: list[tuple[int, int]] | None = None) -> StepOutcome:
         singles = sum(row.tokens == 1 for row in rows)
         plan = StepPlan(rows=rows, num_decodes=singles, copies=copies or [])
-        return self._inner.collect(self._inner.launch(plan))
+        launched = self._inner.launch(plan)
+        masks = self._sample(launched) if launched.constrained else None
+        return self._outcome(launched, masks)
+
+    def _sample(self, launched: LaunchedStep, void: Collection[SequenceState] = ()) -> StepMasks:
+        masks = make_masks(launched.draws, launched.constrained, self._mask_threads, void)
+        self._inner.sample(launched, masks)
+        return masks
+
+    def _outcome(self, launched: LaunchedStep, masks: StepMasks | None) -> StepOutcome:
+        outcome = self._inner.collect(launched)
+        if masks is not None:
+            outcome.raised |= masks.refused(outcome.draws, outcome.tokens)
+        return outcome
 
 
 def _halves(rows: list[Row]) -> list[list[Row]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from tasuki.engine.api import TokenLogprob
 from tasuki.engine.request import Request, SequenceState
@@ -107,29 +106,3 @@ class StepOutcome:
     failed: list[SequenceState] = field(default_factory=list)
     raised: dict[SequenceState, Exception] = field(default_factory=dict)
     in_parts: bool = False
-
-
-class Runner(Protocol):
-    """Computes plans. `runner.ModelRunner` is the real one."""
-
-    def launch(self, plan: StepPlan) -> Any:
-        """Have the device copy blocks, run the model and sample; do not wait for it.
-
-        At most one launched step may be uncollected. Rows that start one token
-        behind what is known of their sequence take that token from it.
-
-        Returns:
-            What `collect` wants.
-
-        Raises:
-            DeviceMemoryError: The step does not fit; nothing of it counts.
-        """
-
-    def landed(self, launched: Any) -> bool:
-        """Whether `collect` would not wait."""
-
-    def collect(self, launched: Any) -> StepOutcome:
-        """Wait for a launched step. All KV of its plan is final then."""
-
-    def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros, after all that is launched."""

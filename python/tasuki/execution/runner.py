@@ -1,12 +1,15 @@
 """Runs a plan: builds the batch, calls model and sampler. Charter: tensors, no decisions.
 
-    launch    copies of blocks ▶ inputs ▶ other ranks ▶ executor ▶ sampling ▶ tokens home
-    collect                                                            wait ──┘
+    launch    copies of blocks ▶ inputs ▶ other ranks ▶ executor ▶ sampling prepared
+    sample                                        masks ▶ sampling ▶ tokens home
+    collect                                                    wait ──┘
 
-`launch` only puts work into the device's stream, so that the next step can be
-launched while this one runs; where the host is the device, it is done when
-`launch` returns. A step's tokens stay on the device too: the next step takes
-its inputs from there, if the host has not seen them yet.
+`launch` and `sample` only put work into the device's stream, so that the next step can be
+launched while this one runs; where the host is the device, it is done when they return.
+A step without grammars is sampled by `launch`. Its tokens stay on the device too: the
+next step takes its inputs from there, if the host has not seen them yet. The logits of a
+step that waits for its masks stay where they are: nothing but the next step's launch,
+which comes after `sample`, writes there.
 
 What lies between a step's arrays and its logits is the executor's, which every
 rank has (executor.py); a runner, which plans and samples, only the first one.
@@ -14,28 +17,30 @@ rank has (executor.py); a runner, which plans and samples, only the first one.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.engine.errors import DeviceMemoryError
-from tasuki.engine.plan import StepOutcome, StepPlan
+from tasuki.engine.grammar_masks import StepMasks
+from tasuki.engine.plan import Draw, StepOutcome, StepPlan
 from tasuki.engine.request import SequenceState
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.executor import Executor
 from tasuki.execution.followers import Followers, following
 from tasuki.execution.forward import ForwardModel
-from tasuki.execution.grammar_masks import StepMasks, make_masks
 from tasuki.execution.host_buffers import upload
 from tasuki.execution.inputs import Wanted, wanted_logits
 from tasuki.execution.logprobs import Scores, score, to_host
-from tasuki.execution.mask_threads import MaskThreads
 from tasuki.execution.recorder import Recorder
-from tasuki.execution.sampler import NOT_FINITE, Sampler
+from tasuki.execution.sampler import NOT_FINITE, Prepared, Sampler
 from tasuki.execution.step_builder import build_step
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -44,21 +49,29 @@ class Launched:
 
     Attributes:
         wanted: What was to be sampled and scored.
+        prepared: The draws, until they are sampled; None: there are none any more.
         tokens: One for each draw; None: there is none.
         scores: Of the draws.
         prompt_scores: One for each of `wanted.scored`.
         event: After the last kernel; None where to launch is to compute.
-        masks: What grammars allow; None: no request has one.
-        waited_s: How long its launch waited for tokens in flight, which grammars need.
     """
 
     wanted: Wanted
+    prepared: Prepared | None = None
     tokens: torch.Tensor | None = None
     scores: Scores | None = None
     prompt_scores: list[_PromptScores] = field(default_factory=list)
     event: torch.cuda.Event | None = None
-    masks: StepMasks | None = None
-    waited_s: float = 0.0
+
+    @property
+    def draws(self) -> list[Draw]:
+        """What it samples."""
+        return self.wanted.draws
+
+    @property
+    def constrained(self) -> Sequence[int]:
+        """Draws with a grammar, by index."""
+        return self.wanted.constrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +108,6 @@ class ModelRunner:
         self._block_size = pool.shape[4]
         self._device = pool.device
         self._sampler = Sampler(pool.device)
-        self._mask_threads = MaskThreads()
-        self._last: Launched | None = None
-        self._waited_s = 0.0  # in all launches
         # Each thread has a current device of its own: whoever calls, it is the pool's.
         self._here: AbstractContextManager[object] = nullcontext()
         if pool.is_cuda:
@@ -127,27 +137,46 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Put a step into the stream: copy blocks, run the model, sample.
+        """Put a step into the stream: copy blocks, run the model; sample, without grammars.
 
         Raises:
             DeviceMemoryError: It does not fit; a smaller one may.
         """
         with self._here:
-            try:
-                return self._launch(plan)
-            except torch.OutOfMemoryError as error:
-                short = DeviceMemoryError(f"a step of {len(plan.rows)} rows: {error}")
-            # Outside of the handler: its traceback held the step's tensors.
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise short
+            return self._within_memory(
+                f"a step of {len(plan.rows)} rows", lambda: self._launch(plan)
+            )
+
+    @torch.inference_mode()
+    def sample(self, launched: Launched, masks: StepMasks) -> None:
+        """Put the sampling of a launched step with grammars into the stream.
+
+        Raises:
+            DeviceMemoryError: It does not fit; a smaller step may.
+        """
+        with self._here:
+            what = f"sampling {len(launched.draws)} tokens"
+            self._within_memory(what, lambda: self._finish(launched, masks))
+
+    def _within_memory(self, what: str, work: Callable[[], _T]) -> _T:
+        try:
+            return work()
+        except torch.OutOfMemoryError as error:
+            short = DeviceMemoryError(f"{what}: {error}")
+        # Outside of the handler: its traceback held the step's tensors.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise short
 
     def landed(self, launched: Launched) -> bool:
         """Whether a launched step is over."""
+        if launched.prepared is not None:
+            return False
         return launched.event is None or bool(launched.event.query())  # type: ignore[no-untyped-call]
 
     def collect(self, launched: Launched) -> StepOutcome:
-        """Wait for a launched step, and read what it brought."""
+        """Wait for a sampled step, and read what it brought."""
+        assert launched.prepared is None, "the step waits for its masks"
         if launched.event is not None:
             launched.event.synchronize()
         wanted = launched.wanted
@@ -158,8 +187,6 @@ class ModelRunner:
             for draw, token in zip(wanted.draws, tokens, strict=True)
             if token == NOT_FINITE
         )
-        if launched.masks is not None:
-            outcome.raised |= launched.masks.refused(wanted.draws, tokens)
         if launched.scores is not None:
             outcome.logprobs = launched.scores.entries(tokens)
         for (sequence, _, scored), given in zip(wanted.scored, launched.prompt_scores, strict=True):
@@ -191,42 +218,33 @@ class ModelRunner:
         wanted = wanted_logits(plan)
         launched = Launched(wanted)
         logits, best = self._forward(plan, wanted)
-        if wanted.constrained:  # while the device computes the logits
-            began_s = self._waited_s
-            launched.masks = make_masks(
-                wanted.draws, wanted.constrained, self._upcoming, self._mask_threads
-            )
-            launched.waited_s = self._waited_s - began_s
+        for sequence, first, tokens in wanted.scored:
+            assert logits is not None and best is not None
+            rows = slice(first, first + len(tokens))
+            launched.prompt_scores.append(_score(logits[rows], best[rows], sequence, tokens))
         if wanted.draws:
-            result = self._sampler.sample(
+            launched.prepared = self._sampler.prepare(
                 logits,
                 wanted.draw_rows,
                 wanted.draws,
                 best=best,
                 sampled=self._executor.sampled,
-                masks=launched.masks,
+                constrained=wanted.constrained,
             )
-            self._keep(result.tokens, wanted)
+        if not wanted.constrained:
+            self._finish(launched, None)
+        return launched
+
+    def _finish(self, launched: Launched, masks: StepMasks | None) -> None:
+        """Sample, and mark the step's end."""
+        prepared, launched.prepared = launched.prepared, None
+        if prepared is not None:
+            result = self._sampler.draw(prepared, masks)
+            self._keep(result.tokens, launched.wanted)
             launched.tokens, launched.scores = to_host(result.tokens), result.scores
-        for sequence, first, tokens in wanted.scored:
-            assert logits is not None and best is not None
-            rows = slice(first, first + len(tokens))
-            launched.prompt_scores.append(_score(logits[rows], best[rows], sequence, tokens))
         if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             launched.event.record()
-        self._last = launched
-        return launched
-
-    def _upcoming(self, sequence: SequenceState) -> int:
-        """The token of a sequence that the step in flight samples, once that step is over."""
-        last = self._last
-        assert last is not None and last.tokens is not None
-        if last.event is not None:
-            began_s = time.monotonic()
-            last.event.synchronize()
-            self._waited_s += time.monotonic() - began_s
-        return int(last.tokens[last.wanted.kept[sequence.drawn]])
 
     def _forward(
         self, plan: StepPlan, wanted: Wanted

@@ -18,16 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tasuki import _native
 from tasuki.engine.api import SamplingParams
+from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import Draw
 from tasuki.execution.draw_torch import draw
-from tasuki.execution.grammar_masks import StepMasks
 from tasuki.execution.host_buffers import upload
 from tasuki.execution.logprobs import Scores, score
 from tasuki.execution.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
 from tasuki.execution.randomness import uniforms
+from tasuki.execution.token_masks import forbid
 
 NOT_FINITE = -1
 """Stands for the token of a row whose logits are not finite."""
@@ -47,6 +49,28 @@ class Sampled:
 
     tokens: torch.Tensor
     scores: Scores | None = None
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch of draws of which only the masks are missing.
+
+    Attributes:
+        logits, rows, draws, best: See `Sampler.prepare`; `best` is known.
+        adjusted: [n, V] float32, copies of the logits that penalties or masks change.
+        changed: The draws of these, by index.
+        plain: The tokens are `best`.
+        table: What the GPU's kernel takes of each draw.
+    """
+
+    logits: torch.Tensor | None
+    rows: Sequence[int]
+    draws: Sequence[Draw]
+    best: torch.Tensor
+    adjusted: torch.Tensor | None = None
+    changed: Sequence[int] = ()
+    plain: bool = False
+    table: torch.Tensor | None = None
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -90,6 +114,66 @@ class Sampler:
     def __init__(self, device: torch.device) -> None:
         self._penalties = Penalties(device)
 
+    def prepare(
+        self,
+        logits: torch.Tensor | None,
+        rows: Sequence[int],
+        draws: Sequence[Draw],
+        *,
+        best: torch.Tensor | None = None,
+        sampled: torch.Tensor | None = None,
+        constrained: Sequence[int] = (),
+    ) -> Prepared:
+        """Do all but what masks decide; `draw` does the rest.
+
+        Args:
+            logits: [R, V] float32; not changed. None: all draws are of plain
+                requests, for which `best` is enough.
+            rows: Row of `logits` for each draw; several draws may share one.
+            draws: What to draw, with sequence and choice.
+            best: What `greedy` says of the logits, if that is known.
+            sampled: The tokens of the step in flight.
+            constrained: Draws that masks may change, by index.
+        """
+        if best is None:
+            assert logits is not None
+            best = greedy(logits)
+        prepared = Prepared(logits, rows, draws, best)
+        prepared.plain = all(each.sequence.request.plain for each in draws)
+        if prepared.plain:
+            return prepared
+        assert logits is not None
+        masked = set(constrained)
+        changed = [i for i, each in enumerate(draws) if i in masked or needs_adjusting(each)]
+        if changed:
+            own_rows = [rows[index] for index in changed]
+            own = [draws[index] for index in changed]
+            prepared.adjusted = self._penalties.adjust(logits, own_rows, own, sampled)
+            prepared.changed = changed
+        if logits.is_cuda:
+            prepared.table = upload(_table(prepared), torch.float64, logits.device)
+        return prepared
+
+    def draw(self, prepared: Prepared, masks: StepMasks | None = None) -> Sampled:
+        """Draw one token for each of the prepared draws.
+
+        Args:
+            prepared: See `prepare`; of no use afterwards.
+            masks: What grammars allow, if any draw has one.
+        """
+        logits, rows, draws = prepared.logits, prepared.rows, prepared.draws
+        if prepared.plain:
+            return Sampled(_take(prepared.best, rows))
+        assert logits is not None
+        if masks is not None and prepared.adjusted is not None:
+            forbid(prepared.adjusted, prepared.changed, masks)
+        tokens = _on_gpu(prepared) if logits.is_cuda else _on_cpu(prepared)
+        wants = [each.sequence.request.spec.sampling.logprobs for each in draws]
+        scores = None
+        if any(want is not None for want in wants):
+            scores = score(_take(logits, rows), tokens.clamp(min=0), wants)
+        return Sampled(tokens, scores)
+
     def sample(
         self,
         logits: torch.Tensor | None,
@@ -100,40 +184,12 @@ class Sampler:
         sampled: torch.Tensor | None = None,
         masks: StepMasks | None = None,
     ) -> Sampled:
-        """Draw one token for each of `draws`.
-
-        Args:
-            logits: [R, V] float32; not changed. None: all draws are of plain
-                requests, for which `best` is enough.
-            rows: Row of `logits` for each draw; several draws may share one.
-            draws: What to draw, with sequence and choice.
-            best: What `greedy` says of the logits, if that is known.
-            sampled: The tokens of the step in flight.
-            masks: What grammars allow, if any draw has one.
-        """
-        if best is None:
-            assert logits is not None
-            best = greedy(logits)
-        if all(each.sequence.request.plain for each in draws):
-            return Sampled(_take(best, rows))
-        assert logits is not None
-        masked = {} if masks is None else masks.rows
-        changed = [i for i, each in enumerate(draws) if i in masked or needs_adjusting(each)]
-        adjusted = None
-        if changed:
-            own_rows = [rows[index] for index in changed]
-            adjusted = self._penalties.adjust(
-                logits, own_rows, [draws[index] for index in changed], sampled
-            )
-            if masks is not None:
-                masks.apply(adjusted, changed)
-        make = _on_gpu if logits.is_cuda else _on_cpu
-        tokens = make(logits, rows, draws, adjusted, changed, best)
-        wants = [each.sequence.request.spec.sampling.logprobs for each in draws]
-        scores = None
-        if any(want is not None for want in wants):
-            scores = score(_take(logits, rows), tokens.clamp(min=0), wants)
-        return Sampled(tokens, scores)
+        """`prepare` and `draw` at once."""
+        constrained = list(masks.rows) if masks is not None else ()
+        return self.draw(
+            self.prepare(logits, rows, draws, best=best, sampled=sampled, constrained=constrained),
+            masks,
+        )
 
 
 def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -143,17 +199,12 @@ def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return x[upload(rows, torch.int64, x.device)]
 
 
-def _on_cpu(
-    logits: torch.Tensor,
-    rows: Sequence[int],
-    draws: Sequence[Draw],
-    adjusted: torch.Tensor | None,
-    changed: Sequence[int],
-    best: torch.Tensor,
-) -> torch.Tensor:
-    """Tokens [n] int64: one each of `draws`, those `changed` from the rows of `adjusted`."""
-    best = _take(best, rows)
-    work, tokens = _take(logits, rows), best.clamp(min=0)
+def _on_cpu(prepared: Prepared) -> torch.Tensor:
+    """Tokens [n] int64: one for each draw, those `changed` from the rows of `adjusted`."""
+    draws, adjusted, changed = prepared.draws, prepared.adjusted, prepared.changed
+    assert prepared.logits is not None
+    best = _take(prepared.best, prepared.rows)
+    work, tokens = _take(prepared.logits, prepared.rows), best.clamp(min=0)
     if adjusted is not None:
         if len(changed) == len(draws):
             work = adjusted
@@ -170,19 +221,23 @@ def _on_cpu(
     return tokens.masked_fill_(best == NOT_FINITE, NOT_FINITE)
 
 
-def _on_gpu(
-    logits: torch.Tensor,
-    rows: Sequence[int],
-    draws: Sequence[Draw],
-    adjusted: torch.Tensor | None,
-    changed: Sequence[int],
-    best: torch.Tensor,
-) -> torch.Tensor:
-    """As `_on_cpu`: one upload, one kernel."""
+def _on_gpu(prepared: Prepared) -> torch.Tensor:
+    """As `_on_cpu`: one kernel, whose table `prepare` sent."""
     from tasuki.execution import draw_kernel
 
+    assert prepared.logits is not None and prepared.table is not None
+    return draw_kernel.draw(
+        prepared.logits, prepared.adjusted, prepared.table, prepared.best, NOT_FINITE
+    )
+
+
+def _table(prepared: Prepared) -> NDArray[np.float64]:
+    """What the kernel takes of each draw: [fields, n]."""
+    from tasuki.execution import draw_kernel
+
+    draws, changed = prepared.draws, prepared.changed
     table = np.empty((len(draw_kernel.FIELDS), len(draws)))
-    table[0] = rows
+    table[0] = prepared.rows
     table[1] = -1
     table[1, changed] = range(len(changed))
     params = [each.sequence.request.spec.sampling for each in draws]
@@ -191,9 +246,7 @@ def _on_gpu(
         (p.seed, each.choice, each.position) for p, each in zip(params, draws, strict=True)
     )
     table[6] *= [p.temperature != 0.0 for p in params]
-    return draw_kernel.draw(
-        logits, adjusted, upload(table, torch.float64, logits.device), best, NOT_FINITE
-    )
+    return table
 
 
 def _filters(p: SamplingParams) -> tuple[float, float, float, float]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tasuki.engine.grammar import GrammarState
 from tasuki.engine.request import SequenceState
 
 
-def state_of(
-    sequence: SequenceState, upcoming: Sequence[int] = ()
-) -> tuple[GrammarState, list[int]]:
-    """The state of a sequence, and the tokens by which it is behind: known, then in flight.
+def state_of(sequence: SequenceState) -> tuple[GrammarState, list[int]]:
+    """The state of a sequence, and the tokens that it has not seen.
 
     Raises:
         GrammarError: The grammar is of no more use.
@@ -23,6 +19,5 @@ def state_of(
     state = sequence.grammar
     if state is None or state.epoch != sequence.epoch:
         state = sequence.grammar = grammar.start(sequence.epoch)
-    known = sequence.tokens[sequence.request.num_prompt_tokens + state.outputs :].tolist()
-    ahead = sequence.num_outputs + len(upcoming) - state.outputs - len(known)
-    return state, [*known, *(upcoming if ahead > 0 else ())]
+    first = sequence.request.num_prompt_tokens + state.outputs
+    return state, sequence.tokens[first:].tolist()

@@ -1,10 +1,10 @@
-"""The tokens that grammars allow at a step's draws: made on the host, applied to logits.
+"""The tokens that grammars allow at a step's draws: bits, made on the host. No torch.
 
-    forward (device) ───────────────────────▶ logits ─▶ apply ─▶ sample
-    host: the tokens so far ▶ states ▶ bits ─upload──────┘          └─▶ refused?
+    device   forward n ──▶ sample n ──▶ forward n + 1 ───────────────▶ sample n + 1
+    host                           └─▶ collect n ▶ states ▶ bits ──────┘
 
-The bits are made while the device computes the step, after the forward was launched. A row
-that starts from a token in flight needs that token first: the host waits for it.
+A step is launched before its bits are made, and sampled with them: they are made while the
+device computes its logits, once the step before is collected, so that every token is known.
 
 A row whose bits cannot be made is sampled without them. `refused` names it, as it does a
 token that the bits forbid, so neither is ever reported. Engine thread only.
@@ -12,23 +12,20 @@ token that the bits forbid, so neither is ever reported. Engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
 from tasuki.engine.grammar import Grammar, GrammarState
+from tasuki.engine.grammar_progress import state_of
+from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
-from tasuki.execution.grammar_progress import state_of
-from tasuki.execution.host_buffers import upload
-from tasuki.execution.mask_threads import MaskThreads, StuckError
 
 
 @dataclass(slots=True)
@@ -44,24 +41,6 @@ class StepMasks:
     rows: dict[int, int] = field(default_factory=dict)
     bits: NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.uint32))
     errors: dict[SequenceState, Exception] = field(default_factory=dict)
-
-    def apply(self, work: torch.Tensor, draws: Sequence[int]) -> None:
-        """Make the logits of forbidden tokens negative infinity.
-
-        Args:
-            work: [n, V] float32; changed.
-            draws: Index of the draw of each row.
-        """
-        own = [(row, self.rows[draw]) for row, draw in enumerate(draws) if draw in self.rows]
-        if not own:
-            return
-        places, sources = zip(*own, strict=True)
-        forbidden = _forbidden(self.bits[list(sources)], work.shape[1], work.device)
-        if len(own) == len(work):
-            work.masked_fill_(forbidden, -torch.inf)
-        else:
-            at = upload(places, torch.int64, work.device)
-            work[at] = work[at].masked_fill_(forbidden, -torch.inf)
 
     def refused(
         self, draws: Sequence[Draw], tokens: Sequence[int]
@@ -86,28 +65,27 @@ class StepMasks:
 def make_masks(
     draws: Sequence[Draw],
     constrained: Sequence[int],
-    upcoming: Callable[[SequenceState], int],
     threads: MaskThreads,
+    void: Collection[SequenceState] = (),
 ) -> StepMasks:
     """The bits of a step.
 
     Args:
-        draws: Of the step.
+        draws: Of the step. All tokens before them are known.
         constrained: Those with a grammar, by index.
-        upcoming: Gives the token of a sequence that is in flight, once it is known.
         threads: Compute them.
+        void: Sequences that have ended or given way since the step was planned; they get none.
     """
     masks = StepMasks()
     answers: dict[SequenceState, _Answer] = {}
     for index in constrained:
         sequence = draws[index].sequence
-        if sequence not in answers and sequence not in masks.errors:
-            ahead = draws[index].position > sequence.num_outputs
-            tokens = (upcoming(sequence),) if ahead else ()
-            try:
-                answers[sequence] = _Answer(sequence, tokens, *state_of(sequence, tokens))
-            except GrammarError as error:
-                masks.errors[sequence] = error
+        if sequence in answers or sequence in masks.errors or sequence in void:
+            continue
+        try:
+            answers[sequence] = _Answer(sequence, *state_of(sequence))
+        except GrammarError as error:
+            masks.errors[sequence] = error
     if not answers:
         return masks
     masks.bits = _make_together(answers, threads)
@@ -116,7 +94,8 @@ def make_masks(
             masks.errors[sequence] = answer.error
     rows = {sequence: row for row, sequence in enumerate(answers)}
     for index in constrained:
-        if (sequence := draws[index].sequence) not in masks.errors:
+        sequence = draws[index].sequence
+        if sequence in rows and sequence not in masks.errors:
             masks.rows[index] = rows[sequence]
     return masks
 
@@ -126,7 +105,6 @@ class _Answer:
     """A row to be made: of a state, and the tokens by which it is behind."""
 
     sequence: SequenceState
-    upcoming: tuple[int, ...]
     state: GrammarState
     behind: Sequence[int]
     error: Exception | None = None
@@ -157,7 +135,7 @@ class _Answer:
         """Take a new state: the library may still use the old one."""
         self.sequence.grammar = self.error = None
         try:
-            self.state, self.behind = state_of(self.sequence, self.upcoming)
+            self.state, self.behind = state_of(self.sequence)
         except GrammarError as error:
             self.error = error
 
@@ -220,13 +198,3 @@ def _make_rows(own: Sequence[tuple[_Answer, NDArray[np.uint32]]]) -> None:
         if answer.error is None:
             answer.state.fill(bits)
             answer.finish(bits)
-
-
-def _forbidden(bits: NDArray[np.uint32], vocab: int, device: torch.device) -> torch.Tensor:
-    """Whether each token is forbidden: [n, vocab] bool on the device, from bits [n, W]."""
-    raw: NDArray[Any] = np.ascontiguousarray(bits).view(np.uint8)
-    if raw.shape[1] * 8 < vocab:
-        raw = np.pad(raw, ((0, 0), (0, -(-vocab // 8) - raw.shape[1])))
-    each = upload([1 << i for i in range(8)], torch.uint8, device)
-    expanded = upload(raw, torch.uint8, device)[:, :, None] & each
-    return (expanded == 0).flatten(1)[:, :vocab]
