@@ -7,7 +7,8 @@
     python benchmarks/gpu/serve_w1_w2.py --tiny --device cpu     the same code on any machine
 
 Random weights (`--load-format dummy`) in the shape of a known model. `1p1d` has strict
-roles: every request is handed over. In the other topologies roles are preferences. `benchmarks/peers` loads vLLM in the same way.
+roles: every request is handed over. In the other topologies roles are preferences.
+`benchmarks/peers` loads vLLM in the same way.
 """
 
 from __future__ import annotations
