@@ -19,7 +19,7 @@ from grammar_fakes import (
 )
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import GrammarSource, GrammarState
+from tasuki.engine.grammar import Ending, GrammarSource, GrammarState
 from tasuki.engine.grammar_masks import make_masks
 from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
@@ -132,7 +132,7 @@ def test_true_is_any_value() -> None:
     state.advance(words('{"a": [1, null]}'))
     bits = grammar.rows(1)
     state.fill(bits[0])
-    state.finish_row(bits[0], [], banned=False)
+    GrammarState.finish_all([state], bits[:1], [Ending()])
     assert np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist() == [EOS]
 
 

@@ -140,6 +140,19 @@ class Grammar:
         return np.zeros((count, self._words), dtype=np.uint32)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer may end.
+
+    Attributes:
+        stops: Tokens that end it.
+        banned: It must not end here while it can go on (`min_tokens`).
+    """
+
+    stops: Collection[int] = ()
+    banned: bool = False
+
+
 class GrammarState:
     """Where one answer stands.
 
@@ -173,7 +186,7 @@ class GrammarState:
     def fill(self, bits: NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may follow: [W]. Not interrupted by anything.
 
-        A state that reaches a limit keeps the error for `finish_row`.
+        A state that reaches a limit keeps the error for `finish_all`.
         """
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
@@ -190,34 +203,53 @@ class GrammarState:
         """Whether the answer matches as it is."""
         return bool(self._matcher.is_accepting())
 
-    def finish_row(self, bits: NDArray[np.uint32], stops: Collection[int], banned: bool) -> None:
-        """Decide about the tokens that end an answer: allowed where it matches as it is.
+    @staticmethod
+    def finish_all(
+        states: Sequence[GrammarState], bits: NDArray[np.uint32], endings: Sequence[Ending]
+    ) -> list[GrammarError | None]:
+        """Decide about the tokens that end answers: allowed where an answer matches as it is.
 
-        Where nothing else can follow the answer ends, whatever was asked for: by one of
-        `stops`, or by the model's own if there are none.
+        Where nothing else can follow the answer ends, whatever was asked for: by one of its
+        stop tokens, or by the model's own if it has none.
 
         Args:
-            bits: [W], as `fill` leaves them; changed.
-            stops: Tokens that end this answer.
-            banned: It must not end here while it can go on (`min_tokens`).
+            states: Of one model; at least one.
+            bits: [n, W], as `fill` leaves them; changed.
+            endings: Of each state's answer.
 
-        Raises:
-            GrammarError: A limit was reached, or no token at all is allowed.
+        Returns:
+            For each state why it is of no more use, if a limit was reached or no token at all
+            is allowed.
         """
-        _check(self._matcher, f"after {self.outputs} output tokens")
-        eos = self._grammar.eos_tokens
+        eos = states[0]._grammar.eos_tokens
         _clear(bits, eos)
-        _clear(bits, stops)
-        if self.accepting:
-            if not banned:
-                _set(bits, stops)
-            if not bits.any():
-                _set(bits, stops or eos)
-        if not bits.any():
-            raise GrammarError(
-                f"after {self.outputs} output tokens the grammar allows no token of this model:"
-                " loosen it, or leave its text out of stop_token_ids"
-            )
+        for row, ending in zip(bits, endings, strict=True):
+            if not set(ending.stops).issubset(eos):
+                _clear(row, ending.stops)
+        goes_on = (bits.max(axis=1) != 0).tolist()
+        return [
+            state._finish_row(row, ending, more)
+            for state, row, ending, more in zip(states, bits, endings, goes_on, strict=True)
+        ]
+
+    def _finish_row(
+        self, bits: NDArray[np.uint32], ending: Ending, goes_on: bool
+    ) -> GrammarError | None:
+        if self._matcher.is_error():
+            return _error_of(self._matcher, f"after {self.outputs} output tokens")
+        if not self.accepting:
+            ends: Collection[int] = ()
+        elif goes_on:
+            ends = () if ending.banned else ending.stops
+        else:
+            ends = ending.stops or self._grammar.eos_tokens
+        _set(bits, ends)
+        if goes_on or (ends and bits.any()):
+            return None
+        return GrammarError(
+            f"after {self.outputs} output tokens the grammar allows no token of this model:"
+            " loosen it, or leave its text out of stop_token_ids"
+        )
 
 
 def _tokenizer(file: Path, vocab_size: int, eos: list[int]) -> LLTokenizer:
@@ -240,7 +272,11 @@ def _tokenizer(file: Path, vocab_size: int, eos: list[int]) -> LLTokenizer:
 
 def _check(matcher: LLMatcher, where: str) -> None:
     if matcher.is_error():
-        raise GrammarError(f"{where}: {_short(matcher.get_error())}")
+        raise _error_of(matcher, where)
+
+
+def _error_of(matcher: LLMatcher, where: str) -> GrammarError:
+    return GrammarError(f"{where}: {_short(matcher.get_error())}")
 
 
 def _short(message: str) -> str:
@@ -256,9 +292,10 @@ def _others(bits: NDArray[np.uint32], tokens: Iterable[int]) -> NDArray[np.uint3
 
 
 def _clear(bits: NDArray[np.uint32], tokens: Iterable[int]) -> None:
+    """Of one row, [W], or of several, [n, W]."""
     for token in tokens:
-        if token >> 5 < len(bits):
-            bits[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if token >> 5 < bits.shape[-1]:
+            bits[..., token >> 5] &= ~np.uint32(1 << (token & 31))
 
 
 def _set(bits: NDArray[np.uint32], tokens: Iterable[int]) -> None:

@@ -21,7 +21,7 @@ from llguidance import LLExecutor
 from numpy.typing import NDArray
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
-from tasuki.engine.grammar import Grammar, GrammarState
+from tasuki.engine.grammar import Ending, Grammar, GrammarState
 from tasuki.engine.grammar_progress import state_of
 from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
@@ -122,14 +122,11 @@ class _Answer:
         except GrammarError as error:
             self.error = error
 
-    def finish(self, bits: NDArray[np.uint32]) -> None:
-        """Decide about the tokens that end the answer."""
+    @property
+    def ending(self) -> Ending:
+        """How the answer may end here."""
         params = self.sequence.request.spec.sampling
-        banned = self.state.outputs < params.min_tokens
-        try:
-            self.state.finish_row(bits, params.stop_token_ids, banned)
-        except GrammarError as error:
-            self.error = error
+        return Ending(params.stop_token_ids, self.state.outputs < params.min_tokens)
 
     def begin_again(self) -> None:
         """Take a new state: the library may still use the old one."""
@@ -179,10 +176,9 @@ def _make_at_once(
         return
     made = bits if len(live) == len(answers) else np.zeros_like(bits[: len(live)])
     GrammarState.fill_all([answers[row].state for row in live], made, executor)
+    _finish([answers[row] for row in live], made)
     if made is not bits:
         bits[live] = made
-    for row in live:
-        answers[row].finish(bits[row])
 
 
 def _make_rows(own: Sequence[tuple[_Answer, NDArray[np.uint32]]]) -> None:
@@ -197,4 +193,11 @@ def _make_rows(own: Sequence[tuple[_Answer, NDArray[np.uint32]]]) -> None:
             answer.advance()
         if answer.error is None:
             answer.state.fill(bits)
-            answer.finish(bits)
+            _finish([answer], bits[None])
+
+
+def _finish(answers: Sequence[_Answer], bits: NDArray[np.uint32]) -> None:
+    endings = [answer.ending for answer in answers]
+    errors = GrammarState.finish_all([answer.state for answer in answers], bits, endings)
+    for answer, error in zip(answers, errors, strict=True):
+        answer.error = error
