@@ -185,3 +185,23 @@ def test_a_wrong_file_is_refused_by_name_value_and_remedy(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"none.yaml cannot be read: No such file"):
         read_sweep(tmp_path / "none.yaml", {})
+
+
+def test_transports_and_spreads_are_dimensions(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "topologies: [1p1d, {topology: 2p1d, serve: {tp-prefill: 2}}]\n"
+        "on: ray://10.0.0.1:6379\n"
+        "transport: [cuda_ipc, rdma, tcp]\n"
+        "spread: [pack, spread]\n"
+        "loads: [{name: chat, arguments: {request-rate: 1}}]\n"
+    )
+    plan = read_sweep(file, {})
+    assert len(plan.targets) == 12
+    assert [t.name for t in plan.targets[:2]] == ["1p1d-cuda_ipc-pack", "1p1d-cuda_ipc-spread"]
+    assert {t.options["on"] for t in plan.targets} == {"ray://10.0.0.1:6379"}
+    assert len({plan.fingerprint(point) for point in plan.all_points()}) == 12
+    by_name = {target["name"]: target for target in plan.describe()["topologies"]}
+    assert by_name["2p1d-tcp-spread"]["environment"]["UCX_TLS"].startswith("tcp,")
+    with pytest.raises(BenchError, match="serve: on is set by the sweep itself"):
+        read_sweep(file, {"serve": {"on": "ray"}})

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasuki.launch.parent_death import PARENT_VARIABLE
@@ -22,8 +22,10 @@ _TAIL_BYTES = 8192
 _TAIL_LINES = 12
 
 
-def start_child(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Run `tasuki ARGUMENTS`; its output is appended to `log`."""
+def start_child(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Run `tasuki ARGUMENTS`, with more variables; its output is appended to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         output.write(f"--- tasuki {' '.join(arguments)}\n".encode())
@@ -33,7 +35,12 @@ def start_child(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", PARENT_VARIABLE: str(os.getpid())},
+            env={
+                **os.environ,
+                **(environment or {}),
+                "PYTHONUNBUFFERED": "1",
+                PARENT_VARIABLE: str(os.getpid()),
+            },
             start_new_session=True,
         )
 

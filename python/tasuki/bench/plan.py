@@ -115,8 +115,10 @@ class Plan:
 
     def fingerprint(self, point: Point) -> str:
         """Equal for points that measure the same in the same way."""
+        environment = dict(point.target.environment)
         said = {
             "serve": self.serve_options(point.target),
+            **({"environment": environment} if environment else {}),
             "topology": topology_name(point.target.topology),
             "warmup_requests": self.warmup_requests,
             "work": asdict(point.work),
@@ -133,6 +135,7 @@ class Plan:
                     "name": target.name,
                     "topology": topology_name(target.topology),
                     "serve": target.options,
+                    **({"environment": dict(e)} if (e := target.environment) else {}),
                 }
                 for target in self.targets
             ],

@@ -30,13 +30,20 @@ class Serving:
         model: As requests call it.
     """
 
-    def __init__(self, topology: Topology, options: Mapping[str, Any], log: Path) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        options: Mapping[str, Any],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start, and wait until it serves.
 
         Args:
             topology: The workers.
             options: Of `tasuki serve`, by name.
             log: Gets its output.
+            environment: Variables besides those of this process.
 
         Raises:
             RunFailedError: It did not come up; says why.
@@ -45,7 +52,7 @@ class Serving:
         arguments = ["serve", *words(roles), "--port", "0", *words(options)]
         start = log.stat().st_size if log.exists() else 0
         self._log = log
-        self._process = start_child(arguments, log)
+        self._process = start_child(arguments, log, environment)
         try:
             self.model, self.url = self._await_banner(start, options)
         except BaseException:

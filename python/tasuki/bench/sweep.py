@@ -23,7 +23,6 @@ from tasuki.bench.plan import HOW_MUCH, WARMUP_SEED, Goal, Plan, Point
 from tasuki.bench.sweep_state import SweepState
 from tasuki.bench.sweep_table import one_line
 from tasuki.bench.topologies import Target
-from tasuki.launch.gpus import usable_gpus
 
 
 class Deployment(Protocol):
@@ -91,6 +90,7 @@ class Sweep:
         deploy: Starts a target.
         measure: Runs a load.
         say: Gets one line of news at a time.
+        gpus: Of the machine, or of the Ray cluster.
     """
 
     def __init__(
@@ -100,12 +100,14 @@ class Sweep:
         deploy: Deploy,
         measure: Measure,
         say: Callable[[str], None],
+        gpus: int = 0,
     ) -> None:
         self._plan = plan
         self._state = state
         self._deploy = deploy
         self._measure = measure
         self._say = say
+        self._gpus = gpus
         self._total = len(plan.all_points())
         self._number = 0
 
@@ -194,7 +196,7 @@ class Sweep:
         )
 
     def _describe(self, target: Target) -> dict[str, Any]:
-        return target.describe(len(usable_gpus()))
+        return target.describe(self._gpus)
 
     def _log(self, target: Target, name: str) -> Path:
         return self._state.folder / target.name / f"{name}.log"

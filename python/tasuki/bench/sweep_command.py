@@ -33,6 +33,26 @@ Topologies = Annotated[
 Workers = Annotated[
     int | None, _option("Colocated against every prefill:decode ratio of so many workers.")
 ]
+On = Annotated[
+    str | None,
+    _option("Where workers run: ray or ray://HOST:PORT [this machine].", "--on", metavar="PLACE"),
+]
+Transports = Annotated[
+    str | None,
+    _option(
+        "Every topology by each of these transports, such as cuda_ipc,rdma,tcp.",
+        "--transport",
+        metavar="NAMES",
+    ),
+]
+Spreads = Annotated[
+    str | None,
+    _option(
+        "Every topology with each spread over the nodes of the cluster, such as pack,spread.",
+        "--spread",
+        metavar="NAMES",
+    ),
+]
 Serve = Annotated[
     list[str] | None,
     _option("Option of `tasuki serve`; repeatable.", metavar="NAME=VALUE"),
@@ -78,6 +98,9 @@ def sweep(
     model: Model = None,
     topologies: Topologies = None,
     workers: Workers = None,
+    on: On = None,
+    transport: Transports = None,
+    spread: Spreads = None,
     serve: Serve = None,
     load: LoadWords = None,
     each: Each = None,
@@ -101,8 +124,15 @@ def sweep(
         flags["model"] = model
     if workers is not None:
         flags["workers"] = workers
-    if topologies is not None:
-        flags["topologies"] = [name.strip() for name in topologies.split(",")]
+    if on is not None:
+        flags["on"] = on
+    for setting, names in (
+        ("topologies", topologies),
+        ("transport", transport),
+        ("spread", spread),
+    ):
+        if names is not None:
+            flags[setting] = [name.strip() for name in names.split(",")]
     if serve:
         flags["serve"] = dict(split_pair(pair, "--serve") for pair in serve)
     if load:
@@ -181,14 +211,18 @@ def _measure(plan: Plan, state: SweepState, tokenizer: Path, say: Callable[[str]
     from tasuki.bench.serving import Serving
     from tasuki.bench.sweep import Sweep
     from tasuki.bench.topologies import Target
+    from tasuki.launch.config import LOCAL
+    from tasuki.launch.place import count_gpus
 
     def deploy(target: Target, log: Path) -> Serving:
-        return Serving(target.topology, plan.serve_options(target), log)
+        options = plan.serve_options(target)
+        return Serving(target.topology, options, log, dict(target.environment))
 
     def measure(run: LoadRun) -> dict[str, Any]:
         return run_load(run, {"tokenizer": tokenizer})
 
-    return Sweep(plan, state, deploy, measure, say).run()
+    gpus = count_gpus(plan.targets[0].options.get("on", LOCAL))
+    return Sweep(plan, state, deploy, measure, say, gpus).run()
 
 
 def _show(plan: Plan, state: SweepState) -> None:

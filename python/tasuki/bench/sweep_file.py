@@ -8,6 +8,9 @@ loads:
     arguments: {input-tokens: 512}    # options of `tasuki bench serve`
     each: {request-rate: [0.5, 1, 2]} # one load for every value
 goodput: {load: chat, slo: "ttft=2s,tpot=50ms"}
+on: ray                               # a cluster in place of this machine
+transport: [cuda_ipc, rdma, tcp]      # each topology by each of them,
+spread: [pack, spread]                # and with each of these
 """
 
 from __future__ import annotations
@@ -22,13 +25,25 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
+from tasuki.bench.kinds import each_way
 from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, load_seed, spread
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 from tasuki.bench.yaml12 import Yaml12
 
 # What the sweep says itself: to `tasuki serve`, to `tasuki bench serve`.
 _SERVE_ITSELF = frozenset(
-    ("model", "prefill", "decode", "mixed", "port", "log-dir", "quiet", "worker-base-port")
+    (
+        "model",
+        "prefill",
+        "decode",
+        "mixed",
+        "on",
+        "port",
+        "log-dir",
+        "quiet",
+        "worker-base-port",
+        "control-socket",
+    )
 )
 _LOAD_ITSELF = frozenset(("base-url", "model", "output", "topology", "label"))
 
@@ -88,6 +103,9 @@ class SweepFile(_Strict):
     serve: Options = {}
     workers: int | None = None
     topologies: list[str | TopologyEntry] | None = None
+    on: str | None = None
+    transport: list[str] | None = None
+    spread: list[str] | None = None
     loads: list[LoadEntry] = []
     goodput: GoodputEntry | None = None
     warmup_requests: int = Field(default=4, ge=0, le=10_000)
@@ -138,7 +156,11 @@ def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
         BenchError: Parts do not fit together.
     """
     serve = _options(sweep.serve, "serve", _SERVE_ITSELF)
-    targets = _targets(sweep, serve)
+    if sweep.on is not None:
+        serve["on"] = sweep.on
+    said = {"transport": sweep.transport, "spread": sweep.spread}
+    kinds = {kind: values for kind, values in said.items() if values is not None}
+    targets = each_way(_targets(sweep, serve), kinds)
     loads = _completed([load for entry in sweep.loads for load in _loads(entry)], slo)
     if not loads and sweep.goodput is None:
         raise BenchError("there is nothing to run: give loads, or goodput with an slo")

@@ -63,11 +63,15 @@ class Target:
         name: Of its folder and its line in plots.
         topology: The workers.
         serve: Options of `tasuki serve` besides the topology, by name, as given.
+        environment: Variables of `tasuki serve`.
+        kinds: What else tells it from others of its topology, such as (`spread`, `pack`).
     """
 
     name: str
     topology: Topology
     serve: tuple[tuple[str, Any], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    kinds: tuple[tuple[str, str], ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -82,8 +86,8 @@ class Target:
         """The block `topology` of a result file.
 
         Args:
-            machine_gpus: GPUs of the machine; the deployment uses one per rank unless
-                it is told to stay on the CPU.
+            machine_gpus: GPUs of the machine, or of the Ray cluster; the deployment uses one
+                per rank unless it is told to stay on the CPU.
         """
         options = self.options
         ranks = {role: int(options.get(f"tp-{role}", 1)) for role in _ROLES}
@@ -92,6 +96,7 @@ class Target:
         used = sum(counts[role] * ranks[role] for role in _ROLES)
         return {
             "name": self.name,
+            **dict(self.kinds),
             **counts,
             "tensor_parallel": ranks,
             "workers": self.topology.workers,
