@@ -30,14 +30,14 @@ GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 VLLM_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-instruct
 
 # What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
-QUICK_MARKERS := not (system or interpreter or slow or long or gpu)
+QUICK_MARKERS := not (system or interpreter or slow or long or gpu or cluster)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 # Features that are off by default; all commands have the same, else dependencies are compiled twice.
 RUST_FEATURES := --features tasuki-router/otel
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos fuzz fuzz-coverage test-all test-clients test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos fuzz fuzz-coverage test-all test-clients test-cluster test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -75,7 +75,7 @@ test-all: lint model
 	@mkdir -p target
 	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
 	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
-	@$(BIN)/python -m pytest -n 2 -m "not long" 2>&1 | tee target/pytest.log; \
+	@$(BIN)/python -m pytest -n 2 -m "not (long or cluster)" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
 
@@ -109,6 +109,9 @@ test-clients: setup model-files ## Clients that people use (langchain-openai, op
 	@tools/install_sglang_bench.sh target/clients/sglang $(VENV)
 	@cd target/clients && npm install --no-package-lock --no-audit --no-fund --silent
 	@$(BIN)/python tests/clients/run.py
+
+test-cluster: setup-dev ## A Ray cluster of three nodes and what befalls it, in a network namespace (root), its log kept
+	@PYTHON=$(BIN)/python tools/cluster_suite.sh ray
 
 test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and split (3 GB, 5 minutes)
 	@tools/install_vllm.sh target/vllm

@@ -19,7 +19,7 @@ OWNED_LIBRARIES = {
     "nixl_cu12": ("tasuki.kv.nixl_agent",),
     "nixl_cu13": ("tasuki.kv.nixl_agent",),
     "flashinfer": ("tasuki.attention.flashinfer", "tasuki.attention.flashinfer_kernels"),
-    "ray": ("tasuki.launch.ray",),
+    "ray": ("tasuki.launch.on_ray", "tasuki.launch.ray_child"),
     "matplotlib": ("tasuki.plot.labels", "tasuki.plot.png"),
     "plotly": ("tasuki.plot.html",),
 }
@@ -30,7 +30,7 @@ FORBIDDEN_LIBRARIES = {"engine": {"torch", "triton"}}
 # Modules that must not reach these, directly or through other modules of ours.
 FORBIDDEN_REACH = {
     # A command's imports are its own.
-    "tasuki.cli": ("torch", "transformers", "grpc", "matplotlib", "plotly"),
+    "tasuki.cli": ("torch", "transformers", "grpc", "matplotlib", "plotly", "ray"),
 }
 
 # What of ours a package may import, modules or whole packages; itself and the root always.

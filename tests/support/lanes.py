@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_SYSTEMS = {"bench", "e2e", "faults", "launch", "parity", "router", "worker"}
+_SYSTEMS = {"bench", "cluster", "e2e", "faults", "launch", "parity", "router", "worker"}
 _LOW_PRIORITY = 10
 
 

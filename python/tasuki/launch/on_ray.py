@@ -1,0 +1,333 @@
+"""Workers in actors of a Ray cluster; the router runs beside this launcher, the driver.
+
+Ray finds the places: each worker is a bundle of a placement group, and one that dies is
+started again in its bundle, which Ray moves to another node if its own is gone. Ray restarts
+no actor (`max_restarts=0`): the supervisor does, as on one machine. All ends with the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tasuki.launch import topology
+from tasuki.launch.config import ServeConfig
+from tasuki.launch.engine import Member
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.forking import Process, spawn
+from tasuki.launch.placement import (
+    STRATEGIES,
+    Bundle,
+    Group,
+    Node,
+    is_too_much,
+    make_groups,
+    no_room,
+    passed_on,
+)
+from tasuki.launch.ray_child import CALLS_AT_ONCE, Output, RayChild
+from tasuki.launch.settle import settle_dtype
+from tasuki.launch.supervisor import say
+from tasuki.launch.topology import ProcessSpec
+
+_LOOK_EVERY_S = 0.2
+_TELL_EVERY_S = 10.0
+_NODE_ID = "ray.io/node-id"  # a label that every node has
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A worker's bundle in its placement group."""
+
+    group: PlacementGroup
+    index: int
+    bundle: Bundle
+    spread: str
+
+
+class RayEngine:
+    """`Engine` of a Ray cluster. Joins it as a driver, in a job of its own."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Join the cluster.
+
+        Raises:
+            LaunchError: There is none at that address.
+        """
+        self._config = config
+        self._places: dict[str, _Place] = {}
+        self._interrupted = False
+        _join(config.on)
+        self._on_gpus = _is_on_gpus(config.device)
+        nodes = ", ".join(node.address for node in _nodes())
+        say(f"Ray cluster of {len(_nodes())} nodes: {nodes}")
+
+    def settle_dtype(self, model: Path) -> str:
+        """See `Engine`; on CPUs it is measured on this machine."""
+        if self._on_gpus and self._config.dtype == "auto":
+            return "bfloat16"
+        environment = {"OMP_NUM_THREADS": str(self._config.worker_cpus or 1)}
+        dtype, reason = settle_dtype(
+            model,
+            self._config.dtype,
+            environment,
+            on_measure=lambda: say("measuring dtypes on this machine …"),
+        )
+        say(f"dtype {reason}")
+        return dtype
+
+    def place(
+        self, model: Path, dtype: str, members: Sequence[Member] | None
+    ) -> tuple[ProcessSpec, ...]:
+        """See `Engine`."""
+        config = self._config
+        workers = list(config.topology.members()) if members is None else list(members)
+        groups = make_groups(config, workers, self._on_gpus)
+        self._places |= self._reserve(groups)
+        base_port = config.worker_base_port if members is None else None
+        specs = []
+        for index, member in enumerate(workers):
+            port = 0 if base_port is None else base_port + index
+            words = topology.worker_words(config, self._model_name(model), dtype, member, port)
+            words += ["--device", "cuda" if self._on_gpus else "cpu"]
+            bundle = self._places[member[0]].bundle
+            machine = topology.Machine(cores=bundle.cpus, free_bytes=0)
+            ranks = config.ranks_of(member[1])
+            threads = topology.threads_per_rank(machine.cores, ranks)
+            environment = topology.worker_environment(config, machine)
+            assigned = {"OMP_NUM_THREADS": str(threads), **passed_on(os.environ)}
+            specs.append(
+                ProcessSpec(
+                    member[0],
+                    tuple(words),
+                    tuple(environment.items()),
+                    "ready ",
+                    assigned=tuple(assigned.items()),
+                )
+            )
+        return tuple(specs)
+
+    def start(self, spec: ProcessSpec, output: int) -> Process:
+        """See `Engine`."""
+        place = self._places.get(spec.name)
+        if place is None:
+            return spawn(spec, output)
+        if self._interrupted:
+            raise OSError("the launcher ends")
+        strategy = PlacementGroupSchedulingStrategy(
+            place.group, placement_group_bundle_index=place.index
+        )
+        actor = (
+            ray.remote(RayChild)
+            .options(
+                num_cpus=place.bundle.cpus,
+                num_gpus=place.bundle.gpus,
+                max_restarts=0,
+                max_concurrency=CALLS_AT_ONCE,
+                scheduling_strategy=strategy,
+            )
+            .remote(spec.name, spec.arguments, spec.environment, spec.assigned)
+        )
+        return _RayProcess(actor, place, os.dup(output))
+
+    def release(self, names: Collection[str]) -> None:
+        """See `Engine`."""
+        for name in names:
+            place = self._places.pop(name, None)
+            if place is None:
+                continue
+            left = [p for p in self._places.values() if p.group.id == place.group.id]
+            if not left:  # a placement group is given back whole
+                remove_placement_group(place.group)
+
+    def interrupt(self) -> None:
+        """See `Engine`."""
+        self._interrupted = True
+
+    def close(self) -> None:
+        """See `Engine`."""
+        ray.shutdown()
+
+    def _model_name(self, model: Path) -> str:
+        """How workers name the model: a folder must be there on every node, the rest they fetch."""
+        is_folder = Path(self._config.model).expanduser().exists()
+        return str(model) if is_folder else self._config.model
+
+    def _reserve(self, groups: Sequence[Group]) -> dict[str, _Place]:
+        """Places for groups of workers.
+
+        Raises:
+            LaunchError: There is no room; nothing is held then.
+        """
+        held: list[PlacementGroup] = []
+        places: dict[str, _Place] = {}
+        try:
+            for group in groups:
+                made = placement_group(
+                    [bundle.resources() for bundle in group.bundles],
+                    strategy=STRATEGIES[group.spread],
+                    bundle_label_selector=self._selectors(group),
+                )
+                held.append(made)
+                for index, bundle in enumerate(group.bundles):
+                    places[bundle.name] = _Place(made, index, bundle, group.spread)
+            self._await(held, groups)
+        except BaseException:
+            for made in held:
+                remove_placement_group(made)
+            raise
+        return places
+
+    def _selectors(self, group: Group) -> list[dict[str, str]] | None:
+        """Nodes that bundles may have: not those of earlier workers that want a node each."""
+        if group.spread != "strict-spread" or not self._places:
+            return None
+        nodes: set[str] = set()
+        for place in self._places.values():
+            if place.spread == group.spread:
+                nodes.update(placement_group_table(place.group)["bundles_to_node_id"].values())
+        return [{_NODE_ID: f"!in({','.join(sorted(nodes))})"} for _ in group.bundles]
+
+    def _await(self, made: Sequence[PlacementGroup], groups: Sequence[Group]) -> None:
+        begun_s = told_s = time.monotonic()
+        while waiting := [g for g in made if not g.wait(0)]:
+            states = [placement_group_table(group) for group in waiting]
+            nodes = _nodes()
+            found = [s.get("stats", {}).get("scheduling_state") == "INFEASIBLE" for s in states]
+            if any(found) or is_too_much(groups, nodes):
+                raise LaunchError(no_room(groups, nodes))
+            now_s = time.monotonic()
+            if now_s - begun_s > self._config.startup_timeout_s:
+                asked = no_room(groups, nodes)
+                raise LaunchError(f"others have what this deployment asks for; {asked}")
+            if now_s - told_s > _TELL_EVERY_S:
+                told_s = now_s
+                say("waiting until others give back what this deployment asks of the Ray cluster")
+            time.sleep(_LOOK_EVERY_S)
+
+
+class _RayProcess:
+    """`Process` in an actor.
+
+    Args:
+        actor: A `RayChild`.
+        place: Where it is to run.
+        output: Handle that gets what the process says; owned.
+    """
+
+    where = "in a Ray actor"
+
+    def __init__(self, actor: Any, place: _Place, output: int) -> None:
+        self._actor, self._place, self._output = actor, place, output
+
+    def signal(self, number: signal.Signals) -> None:
+        """See `Process`."""
+        if number == signal.SIGKILL:
+            ray.kill(self._actor)  # wherever it is; the kernel ends its process
+        else:
+            self._actor.signal.remote(int(number))
+
+    def wait(self) -> int:
+        """See `Process`. An actor that died counts as killed."""
+        try:
+            self._await_place()
+            while True:
+                said: Output = ray.get(self._actor.read.remote())
+                os.write(self._output, said.text)
+                if said.code is not None:
+                    ray.kill(self._actor)  # its bundle is free for the next one
+                    return said.code
+        except RayError as error:
+            reason = " ".join(str(error).split())
+            self._say(f"its Ray actor is gone: {type(error).__name__}: {reason}")
+            return -signal.SIGKILL
+        finally:
+            os.close(self._output)
+
+    def _await_place(self) -> None:
+        placed = self._actor.where.remote()
+        while not ray.wait([placed], timeout=_TELL_EVERY_S)[0]:
+            if placement_group_table(self._place.group)["state"] == "CREATED":
+                self._say("its Ray actor starts")
+            else:
+                asked = Group(self._place.spread, (self._place.bundle,))
+                self._say(f"it waits for a place: {no_room([asked], _nodes())}")
+        self._say(f"on {ray.get(placed)}")
+
+    def _say(self, text: str) -> None:
+        os.write(self._output, f"tasuki: {text}\n".encode())
+
+
+def count_gpus(on: str) -> int:
+    """GPUs of a cluster, which is left again.
+
+    Raises:
+        LaunchError: There is none at that address.
+    """
+    _join(on)
+    try:
+        return int(sum(node.gpus for node in _nodes()))
+    finally:
+        ray.shutdown()
+
+
+def _join(on: str) -> None:
+    address = on.partition("://")[2]
+    host = address.rpartition(":")[0].strip("[]")
+    # Else Ray puts the machine's own address in place of a loopback one, and waits for it.
+    own = {"_node_ip_address": host} if host.startswith("127.") or host == "::1" else {}
+    try:
+        ray.init(
+            address=address or "auto",
+            namespace="tasuki",
+            log_to_driver=False,
+            logging_level="warning",
+            **own,
+        )
+    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        at = f"ray://{address}" if address else "RAY_ADDRESS or on this machine"
+        raise LaunchError(
+            f"no Ray cluster can be joined ({at}): {' '.join(str(error).split())}; this machine"
+            " must be one of its nodes: ray start --head, or ray start --address HOST:PORT"
+        ) from error
+
+
+def _nodes() -> list[Node]:
+    alive: Iterable[dict[str, Any]] = (node for node in ray.nodes() if node["Alive"])
+    return [
+        Node(
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+        )
+        for node in alive
+    ]
+
+
+def _is_on_gpus(device: str) -> bool:
+    """Whether workers told `device` run on GPUs of the cluster.
+
+    Raises:
+        LaunchError: They are told to, and it has none.
+    """
+    there_are = any(node.gpus for node in _nodes())
+    if ":" in device:
+        raise LaunchError(f"--device is {device}: Ray chooses the GPUs, use cuda, cpu or auto")
+    if device == "cuda" and not there_are:
+        raise LaunchError("--device is cuda, and no node of the Ray cluster has GPUs: use cpu")
+    return there_are and device != "cpu"

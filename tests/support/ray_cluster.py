@@ -1,0 +1,67 @@
+"""A Ray cluster of several nodes on this machine, as a process that tests command.
+
+    python tests/support/ray_cluster.py FOLDER CPUS...
+
+Prints `cluster HOST:PORT` once it is up: a head without CPUs, and a node for each of CPUS.
+Then it obeys lines on stdin, each answered by a line `looks JSON` about the cluster:
+`look`, `kill ID`. It ends, with every node, at the end of stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_worker_niceness": "0",
+}
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+_NODE = {
+    "object_store_memory": 80 * 1024**2,
+    "node_ip_address": "127.0.0.1",
+    "include_log_monitor": False,
+}
+
+
+def main(folder: str, *cpus: str) -> None:
+    """Keep a cluster until stdin ends."""
+    head = {"num_cpus": 0, "include_dashboard": False, "no_monitor": True, "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, head_node_args={**head, **_NODE})
+    nodes = {}
+    for each in cpus:
+        node = cluster.add_node(num_cpus=int(each), **_NODE)
+        nodes[node.node_id] = node
+    ray.init(address=cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False)
+    print(f"cluster {cluster.address}", flush=True)
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "kill":
+            cluster.remove_node(nodes[rest[0]], allow_graceful=False)
+        print(f"looks {json.dumps(_look())}", flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def _look() -> dict[str, Any]:
+    """Nodes that live, CPUs that are free, and the nodes of each group that has its places."""
+    groups = placement_group_table().values()
+    return {
+        "alive": [node["NodeID"] for node in ray.nodes() if node["Alive"]],
+        "free_cpus": ray.available_resources().get("CPU", 0),
+        "groups": [
+            list(group["bundles_to_node_id"].values())
+            for group in groups
+            if group["state"] == "CREATED"
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
