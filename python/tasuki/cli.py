@@ -55,6 +55,9 @@ def serve(
     prefill: opt.Prefill = None,
     decode: opt.Decode = None,
     mixed: opt.Mixed = None,
+    on: opt.On = "local",
+    spread: opt.Spread = None,
+    worker_cpus: opt.WorkerCpus = None,
     tp_prefill: opt.TpPrefill = 1,
     tp_decode: opt.TpDecode = 1,
     tp_mixed: opt.TpMixed = 1,
@@ -114,22 +117,27 @@ def serve(
     request_timeout_s: opt.RequestTimeout = None,
     client_stall_s: opt.ClientStall = None,
     drain_s: opt.Drain = 30.0,
+    control_socket: opt.ControlSocket = None,
     log_dir: opt.LogDir = None,
     quiet: opt.Quiet = False,
     startup_timeout_s: opt.StartupTimeout = 600.0,
 ) -> None:
-    """Serve a model on this machine until Ctrl-C: workers and router, one command."""
+    """Serve a model until Ctrl-C: workers here or on a Ray cluster, and the router."""
     from tasuki.launch.config import RouterOptions, ServeConfig, WorkerOptions
-    from tasuki.launch.local import serve as run
     from tasuki.launch.machine import choose_topology
     from tasuki.launch.role_options import parse_role_options
+    from tasuki.launch.serve import serve as run
 
     by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))
+    workers = choose_topology(prefill, decode, mixed, device, dict(ranks), on)
     config = ServeConfig(
         model=model,
-        topology=choose_topology(prefill, decode, mixed, device, dict(ranks)),
+        topology=workers.spread_as(spread or ()),
         tensor_parallel=ranks,
+        on=on,
+        worker_cpus=worker_cpus,
+        control_socket=control_socket,
         host=host,
         port=port,
         served_names=tuple(served_model_name or ()),
@@ -214,9 +222,9 @@ def demo(
     """Serve, ask one question, show the answer and where the time went, and stop."""
     from tasuki.launch.config import RouterOptions, ServeConfig
     from tasuki.launch.demo import QUESTION, ask
-    from tasuki.launch.local import Deployment
-    from tasuki.launch.local import serve as run
     from tasuki.launch.machine import choose_topology
+    from tasuki.launch.serve import Deployment
+    from tasuki.launch.serve import serve as run
 
     config = ServeConfig(
         model=model,
@@ -321,6 +329,16 @@ def router(context: typer.Context) -> None:
     from tasuki import _native
 
     raise typer.Exit(_native.run_router(list(context.args)))
+
+
+@app.command()
+def scale(
+    role: opt.ScaleRole, count: opt.ScaleCount, control_socket: opt.ScaleSocket = None
+) -> None:
+    """Start or drain workers of a running `tasuki serve`, until there are COUNT of ROLE."""
+    from tasuki.launch.control import send_order
+
+    print(send_order(control_socket, role, count))
 
 
 @app.command("api-key")

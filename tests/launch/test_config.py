@@ -144,3 +144,44 @@ def test_bad_settings_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(TasukiError, match=message):
         ServeConfig(model="m", **settings)
+
+
+def test_workers_are_spread_together_or_by_role() -> None:
+    assert Topology().spread_of("decode") == ("all", "pack")
+    topology = Topology(1, 2).spread_as(["spread", "decode=strict-spread"])
+    assert topology.spread_of("prefill") == ("all", "spread")
+    assert topology.spread_of("decode") == ("decode", "strict-spread")
+    assert Topology(1, 2).spread_as(["decode=spread"]).spread_of("prefill") == ("all", "pack")
+    for bad in ("near", "both=pack", "decode="):
+        with pytest.raises(TopologyError, match="use one of pack, spread, strict-spread"):
+            Topology().spread_as([bad])
+    with pytest.raises(TopologyError, match="twice"):
+        Topology().spread_as(["decode=pack", "decode=spread"])
+
+
+def test_another_number_of_workers() -> None:
+    assert Topology(1, 1).with_count("decode", 3) == Topology(1, 3)
+    for role, count, says in (
+        ("decode", 0, "use 1 or more"),
+        ("both", 1, "is no role"),
+        ("decode", 64, "use 1 to 64"),
+    ):
+        with pytest.raises(TopologyError, match=says):
+            Topology(1, 1).with_count(role, count)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"on": "slurm"}, "use local, ray or ray://HOST:PORT"),
+        ({"on": "ray://head"}, "use ray, or ray://HOST:PORT"),
+        ({"on": "ray", "worker_host": "0.0.0.0"}, "leave it out"),
+        ({"worker_cpus": 2}, "give --on ray"),
+        ({"topology": Topology().spread_as(["spread"])}, "give --on ray"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(LaunchError, match=says):
+        ServeConfig(model="m", **settings)
+    assert ServeConfig(model="m", on="ray://10.0.0.1:6379", worker_cpus=2).on
+    assert ServeConfig(model="m", on="ray://[::1]:6379").on

@@ -11,7 +11,7 @@ import pytest
 
 from tasuki.launch.demo import ask, report
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.local import Deployment
+from tasuki.launch.serve import Deployment
 
 TIMINGS = {
     "queue_ms": 1.5,

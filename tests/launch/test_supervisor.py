@@ -15,7 +15,7 @@ import pytest
 
 from tasuki.launch.backoff import BackoffPolicy
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.supervisor import Stop, StoppedError, Supervisor, last_words
+from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, last_words
 from tasuki.launch.topology import ProcessSpec
 
 pytestmark = pytest.mark.system
@@ -122,7 +122,7 @@ def test_stop_ends_even_the_stubborn_and_the_stopped(supervisor: Supervisor) -> 
     supervisor.start([spec("mixed-0", STUBBORN), spec("mixed-1", STUBBORN)])
     supervisor.await_ready(["mixed-0", "mixed-1"], DEADLINE_S)
     children = [m.child for m in supervisor._members.values()]
-    pids = [c.pid for c in children if c is not None]
+    pids = [int(c.where.removeprefix("pid ")) for c in children if c is not None]
     os.kill(pids[1], signal.SIGSTOP)
     supervisor.stop(supervisor.names(), grace_s=0.2)
     assert not any(is_alive(pid) for pid in pids)
@@ -201,3 +201,46 @@ def test_children_die_with_a_killed_launcher() -> None:
 )
 def test_the_last_words_are_the_error_if_there_is_one(tail: list[str], words: list[str]) -> None:
     assert last_words(tail) == words
+
+
+def test_calls_are_made_between_events(supervisor: Supervisor) -> None:
+    made: list[int] = []
+    supervisor.post(Call(lambda: made.append(threading.get_ident())))
+    supervisor.post(Call(lambda: supervisor.post(Stop(5))))
+    assert supervisor.run() == 5
+    assert made == [threading.get_ident()]
+
+
+def test_who_joins_and_fails_is_told_while_others_are_restarted(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    supervisor.start([spec("decode-0", SERVE, str(pids))])
+    supervisor.await_ready(["decode-0"], DEADLINE_S)
+    os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+    supervisor.start([spec("decode-1", "import sys; sys.stdin.read(); sys.exit('no room')")])
+    with pytest.raises(LaunchError, match=r"decode-1 ended(.|\n)*no room"):
+        supervisor.await_ready(["decode-1"], DEADLINE_S, restart=True)
+    supervisor.start([spec("decode-2", SERVE, str(pids))])
+    supervisor.await_ready(["decode-2"], DEADLINE_S, restart=True)
+    supervisor.retire(["decode-1"], grace_s=DEADLINE_S)
+    assert supervisor.names() == ["decode-0", "decode-2"]
+
+
+def test_who_is_retired_ends_for_good(tmp_path: Path) -> None:
+    ready: list[tuple[str, str]] = []
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    supervisor = Supervisor(
+        logs, echo=False, policy=BackoffPolicy(first_s=0.05), on_ready=lambda *at: ready.append(at)
+    )
+    pids = tmp_path / "pids"
+    supervisor.start([spec("decode-0", SERVE, str(pids)), spec("decode-1", STUBBORN)])
+    supervisor.await_ready(["decode-0", "decode-1"], DEADLINE_S)
+    assert sorted(ready) == [("decode-0", "127.0.0.1:4711"), ("decode-1", "127.0.0.1:1")]
+    supervisor.retire(["decode-1"], grace_s=0.2)
+    assert supervisor.names() == ["decode-0"]
+    supervisor.retire(["decode-0"], grace_s=DEADLINE_S)
+    assert not is_alive(int(pids.read_text().split()[0]))
+    assert supervisor.names() == []
+    assert not supervisor.died

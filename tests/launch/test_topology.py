@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.launch import topology
 from tasuki.launch.config import ServeConfig, Topology, WorkerOptions
-from tasuki.launch.errors import LaunchError
+from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.launch.topology import Machine
 
 MODEL = Path("/models/smollm2-135m-instruct")
@@ -116,10 +116,21 @@ def test_gpus_are_left_alone_when_told_so() -> None:
     assert all(s.assigned == () for s in specs)
 
 
-def test_the_router_gets_every_worker_and_name() -> None:
+def test_workers_that_join_get_free_gpus_and_ports() -> None:
+    machine = Machine(cores=8, free_bytes=10**9, gpus=("0", "1", "2"))
+    config = ServeConfig(model="m", device="cuda:1", worker_base_port=7000)
+    new = [("decode-1", "decode")]
+    (spec,) = topology.worker_specs(config, MODEL, "bfloat16", machine, new, taken=["1"])
+    assert (spec.name, spec.assigned) == ("decode-1", (("CUDA_VISIBLE_DEVICES", "2"),))
+    assert words_after(spec, "--port") == ["0"]
+    with pytest.raises(TopologyError, match=r"decode-1 needs 1 GPUs, there are 0 from number 1 on"):
+        topology.worker_specs(config, MODEL, "bfloat16", machine, new, taken=["1", "2"])
+
+
+def test_the_router_gets_the_workers_file_and_every_name() -> None:
     config = ServeConfig(model="smollm2-135m")
-    spec = topology.router_spec(config, MODEL, ["127.0.0.1:1", "127.0.0.1:2"], 8000)
-    assert words_after(spec, "--worker") == ["127.0.0.1:1", "127.0.0.1:2"]
+    spec = topology.router_spec(config, MODEL, Path("/logs/workers.txt"), 8000)
+    assert words_after(spec, "--workers-file") == ["/logs/workers.txt"]
     assert words_after(spec, "--served-model-name") == ["smollm2-135m-instruct", "smollm2-135m"]
 
 
@@ -144,5 +155,5 @@ def test_a_restart_keeps_the_address() -> None:
     (spec, _) = topology.worker_specs(ServeConfig(model="m"), MODEL, "float32", MACHINE)
     again = topology.with_port(spec, "127.0.0.1:4321")
     assert words_after(again, "--port") == ["4321"]
-    router = topology.router_spec(ServeConfig(model="m"), MODEL, [], 0)
+    router = topology.router_spec(ServeConfig(model="m"), MODEL, Path("w"), 0)
     assert words_after(topology.with_port(router, "http://127.0.0.1:9/"), "--port") == ["9"]

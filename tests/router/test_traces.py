@@ -17,7 +17,7 @@ from support.waiting import until
 from tasuki import _native
 from tasuki.errors import TasukiError
 from tasuki.launch.config import RouterOptions, ServeConfig
-from tasuki.launch.local import serve
+from tasuki.launch.serve import serve
 
 DEADLINE_S = 30.0
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

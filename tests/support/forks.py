@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 from unittest import mock
 
-from tasuki.launch.forking import ForkServer, Process
+from tasuki.launch.forking import ForkServer, LocalProcess
 from tasuki.launch.topology import PRELOAD, ProcessSpec
 
 # A process reads variables that begin so once, as it starts or imports torch.
@@ -27,7 +27,7 @@ _READ_ONCE = ("KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", 
 class Forked:
     """A child of this process that the server has forked; the part of `Popen` that tests use."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: LocalProcess) -> None:
         self._process = process  # kept: its end is waited for here
         self.pid = process.pid
         self._lock = threading.Lock()

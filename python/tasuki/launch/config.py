@@ -7,7 +7,8 @@ the router's command line).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
+# How workers are spread over the nodes of a cluster, as Ray's placement groups have it.
+SPREADS = ("pack", "spread", "strict-spread")
+ALL_ROLES = "all"
 # What the router takes for options that are words, checked before anything is started.
 ROUTER_WORDS = {
     "on_kv_loss": ("recompute", "fail"),
@@ -34,19 +38,29 @@ ROUTER_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How many workers of which role.
+    """How many workers of which role, and how they lie on the nodes of a cluster.
 
     Attributes:
         prefill: Workers that prefer prefill.
         decode: Workers that prefer decode.
         mixed: Workers that do both.
+        spread: One of `SPREADS` for all workers together (`ALL_ROLES`), or by role; means
+            nothing on one machine.
     """
 
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
+    spread: tuple[tuple[str, str], ...] = ((ALL_ROLES, "pack"),)
 
     def __post_init__(self) -> None:
+        for role, how in self.spread:
+            if how not in SPREADS or role not in (ALL_ROLES, *ROLES):
+                said = how if role == ALL_ROLES else f"{role}={how}"
+                raise TopologyError(
+                    f"--spread is {said!r}: use one of {', '.join(SPREADS)}, or by role, such as"
+                    " decode=spread"
+                )
         for role in ROLES:
             if getattr(self, role) < 0:
                 raise TopologyError(f"--{role} is {getattr(self, role)}: use 0 or more")
@@ -58,7 +72,7 @@ class Topology:
 
     @classmethod
     def of(cls, prefill: int | None, decode: int | None, mixed: int | None) -> Topology:
-        """Fill in what was not said.
+        """Fill in what was not said; spread as by default.
 
         Nothing said means 1 prefill + 1 decode. One half of a split said means
         one worker for the other half, unless there are mixed workers to do it.
@@ -69,6 +83,18 @@ class Topology:
             decode=other if decode is None else decode,
             mixed=mixed or 0,
         )
+
+    def spread_as(self, texts: Iterable[str]) -> Topology:
+        """The same with another spread: of words such as `spread` and `decode=strict-spread`.
+
+        Raises:
+            TopologyError: One is no such word, or a role's is given twice.
+        """
+        pairs = [text.rpartition("=") for text in texts]
+        spread = tuple((role if equals else ALL_ROLES, how) for role, equals, how in pairs)
+        if len(dict(spread)) < len(spread):
+            raise TopologyError(f"--spread is given twice for one role: {spread}; keep one")
+        return replace(self, spread=spread or self.spread)
 
     @property
     def workers(self) -> int:
@@ -81,10 +107,29 @@ class Topology:
             for index in range(getattr(self, role)):
                 yield f"{role}-{index}", role
 
+    def spread_of(self, role: str) -> tuple[str, str]:
+        """The group that workers of a role are spread with, a role or `ALL_ROLES`, and how."""
+        spread = {ALL_ROLES: "pack", **dict(self.spread)}
+        group = role if role in spread else ALL_ROLES
+        return group, spread[group]
+
+    def with_count(self, role: str, count: int) -> Topology:
+        """The same with `count` workers of a role.
+
+        Raises:
+            TopologyError: The role does not exist, or there would be too few or too many.
+        """
+        if role not in ROLES:
+            raise TopologyError(f"{role!r} is no role: use one of {', '.join(ROLES)}")
+        if count < 1:
+            raise TopologyError(f"{role} {count}: use 1 or more workers")
+        return replace(self, **{role: count})  # type: ignore[arg-type]
+
     def __str__(self) -> str:
         return " + ".join(f"{getattr(self, r)} {r}" for r in ROLES if getattr(self, r))
 
 
+LOCAL = "local"
 # Of the time that a token may take: the rest is for what lies between steps.
 STEP_SHARE = 0.8
 
@@ -196,6 +241,9 @@ class ServeConfig:
         log_dir: Keeps all logs there; None: a folder that is removed after a clean end.
         echo_logs: Show the processes' output, prefixed, on stderr.
         startup_timeout_s: Until every worker is ready.
+        on: Where workers run: `local`, `ray` or `ray://HOST:PORT`.
+        worker_cpus: CPUs that Ray sets aside for each worker; None: one for each rank.
+        control_socket: Where `tasuki scale` reaches the launcher; None: see `control.py`.
     """
 
     model: str
@@ -214,6 +262,9 @@ class ServeConfig:
     log_dir: Path | None = None
     echo_logs: bool = True
     startup_timeout_s: float = 600.0
+    on: str = LOCAL
+    worker_cpus: int | None = None
+    control_socket: Path | None = None
 
     def worker_options(self, role: str) -> WorkerOptions:
         """Of the workers of a role. Unless it is said, steps follow from the time per token."""
@@ -225,8 +276,11 @@ class ServeConfig:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Of each worker, in the order of `Topology.members`."""
-        by_role = dict(self.tensor_parallel)
-        return tuple(by_role.get(role, 1) for _, role in self.topology.members())
+        return tuple(self.ranks_of(role) for _, role in self.topology.members())
+
+    def ranks_of(self, role: str) -> int:
+        """Of each worker of a role."""
+        return dict(self.tensor_parallel).get(role, 1)
 
     def __post_init__(self) -> None:
         for role, ranks in self.tensor_parallel:
@@ -252,6 +306,7 @@ class ServeConfig:
             if said not in (None, *words):
                 flag = f"--{name.replace('_', '-')}"
                 raise LaunchError(f"{flag} is {said!r}: use one of {', '.join(words)}")
+        self._check_place()
         last_worker = self.topology.workers - 1
         for flag, port, more in (
             ("--port", self.port, 0),
@@ -259,6 +314,22 @@ class ServeConfig:
         ):
             if port is not None and not 0 <= port <= 65_535 - more:
                 raise LaunchError(f"{flag} is {port}: use a value from 0 to {65_535 - more}")
+
+    def _check_place(self) -> None:
+        where, _, address = self.on.partition("://")
+        if where == "ray":
+            if address and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:/\s]+):\d+", address):
+                raise LaunchError(f"--on is {self.on!r}: use ray, or ray://HOST:PORT")
+            if self.worker_host != "127.0.0.1":
+                raise LaunchError(
+                    f"--worker-host is {self.worker_host} with --on {self.on}: leave it out,"
+                    " each worker binds the address of its Ray node"
+                )
+            return
+        if self.on != LOCAL:
+            raise LaunchError(f"--on is {self.on!r}: use local, ray or ray://HOST:PORT")
+        if self.worker_cpus is not None or self.topology.spread != Topology().spread:
+            raise LaunchError("--spread and --worker-cpus divide a Ray cluster: give --on ray too")
 
 
 def _arguments(options: WorkerOptions | RouterOptions) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.local import Deployment
+from tasuki.launch.serve import Deployment
 
 QUESTION = "What is the capital of France, and what is it known for?"
 _ANSWER_TOKENS = 96

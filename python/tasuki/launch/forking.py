@@ -6,9 +6,11 @@ others of a `ForkServer` belong to the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,9 +27,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(Protocol):
-    """A child of this process, in a session of its own."""
+    """A started process, in a session of its own."""
 
-    pid: int
+    @property
+    def where(self) -> str:
+        """Its place, for the log: `pid 4711`, `node 10.0.0.1, pid 4711`."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process group; nothing happens if it is gone. Never waits."""
 
     def wait(self) -> int:
         """Its exit code, once it has ended; negative for a signal."""
@@ -41,7 +48,43 @@ class _EndedError(Exception):
     """The fork server has not forked; says why."""
 
 
-def spawn(spec: ProcessSpec, output: int) -> Process:
+class LocalProcess:
+    """A child of this process.
+
+    Args:
+        pid: Its process id, which is its process group's too.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    @property
+    def where(self) -> str:
+        """See `Process`."""
+        return f"pid {self.pid}"
+
+    def signal(self, number: signal.Signals) -> None:
+        """See `Process`."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def wait(self) -> int:
+        """See `Process`."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class _Spawned(LocalProcess):
+    """As subprocess made it: that one keeps its exit code."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(process.pid)
+        self._process = process
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+
+def spawn(spec: ProcessSpec, output: int) -> LocalProcess:
     """Start a process anew. Must be called by a thread that outlives it: see `follow_parent`.
 
     Args:
@@ -53,7 +96,7 @@ def spawn(spec: ProcessSpec, output: int) -> Process:
     """
     environment = merged_environment(os.environ, spec)
     environment[PARENT_VARIABLE] = str(os.getpid())
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*spec.program, *spec.arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -61,16 +104,7 @@ def spawn(spec: ProcessSpec, output: int) -> Process:
         env=environment,
         start_new_session=True,
     )
-
-
-class _Forked:
-    """A process that the fork server made; a child of this one all the same."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    return _Spawned(process)
 
 
 class ForkServer:
@@ -111,7 +145,7 @@ class ForkServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, spec: ProcessSpec, output: int) -> Process:
+    def start(self, spec: ProcessSpec, output: int) -> LocalProcess:
         """Fork a process, or start it anew where it cannot be forked.
 
         Waits until the modules are imported.
@@ -126,7 +160,7 @@ class ForkServer:
         if (spec.preload, dict(spec.environment)) != (self._preload, self._environment):
             return spawn(spec, output)
         try:
-            return _Forked(self._fork(spec, output))
+            return LocalProcess(self._fork(spec, output))
         except _EndedError as error:
             if self._closed:
                 raise OSError("the launcher ends") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tasuki.launch.config import MAX_WORKERS, ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
@@ -96,23 +96,32 @@ def default_topology(
     )
 
 
-def assign_gpus(config: ServeConfig, gpus: Sequence[str]) -> list[tuple[str, ...]]:
-    """Each worker's GPUs, one for each of its ranks, in the order of `Topology.members`.
+def assign_gpus(
+    config: ServeConfig,
+    gpus: Sequence[str],
+    members: Sequence[tuple[str, str]] | None = None,
+    taken: Collection[str] = (),
+) -> list[tuple[str, ...]]:
+    """Each worker's GPUs, one for each of its ranks.
 
     Args:
         config: Topology, ranks, and the device: with `cuda:N` the N-th GPU is the first.
         gpus: The usable ones.
+        members: The workers, see `Topology.members`; None: all of the topology.
+        taken: What other workers have of these GPUs.
 
     Raises:
         TopologyError: There are too few; says how many are needed.
     """
-    left = list(_from(config.device, gpus))
-    needed = config.ranks
+    left = [gpu for gpu in _from(config.device, gpus) if gpu not in taken]
+    workers = config.topology.members() if members is None else members
+    needed = [config.ranks_of(role) for _, role in workers]
     if sum(needed) > len(left):
         _, _, first = config.device.partition(":")
         which = f" from number {first} on" if first else ""
+        who = str(config.topology) if members is None else ", ".join(name for name, _ in members)
         raise TopologyError(
-            f"{config.topology} needs {sum(needed)} GPUs, there are {len(left)}{which}: start"
+            f"{who} needs {sum(needed)} GPUs, there are {len(left)}{which}: start"
             f" fewer workers (one GPU is enough for --mixed 1), lower --tp-* or use --device cpu"
         )
     assigned = []

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasuki.launch.config import Topology
+from tasuki.launch.config import LOCAL, Topology
 from tasuki.launch.gpus import default_topology, read_one_another, usable_gpus
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
@@ -34,6 +34,7 @@ def choose_topology(
     mixed: int | None,
     device: str = "auto",
     ranks: Mapping[str, int] | None = None,
+    on: str = LOCAL,
 ) -> Topology:
     """The workers that were asked for; where no role was, those that suit the machine.
 
@@ -41,11 +42,12 @@ def choose_topology(
         prefill, decode, mixed: Workers of each role; None: not given.
         device: As in `ServeConfig`.
         ranks: Of one worker, by role.
+        on: As in `ServeConfig`; elsewhere than on this machine, its GPUs do not count.
 
     Raises:
         TasukiError: The device or the numbers are refused.
     """
-    if not (prefill is decode is mixed is None):
+    if on != LOCAL or not (prefill is decode is mixed is None):
         return Topology.of(prefill, decode, mixed)
     check_device(device)
     topology, reason = default_topology(device, ranks or {}, usable_gpus())

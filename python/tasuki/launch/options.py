@@ -161,6 +161,51 @@ Mixed = Annotated[
     int | None,
     _option("Workers that do both [CPU 0; on GPUs without a role given one for each GPU]."),
 ]
+On = Annotated[
+    str,
+    _option(
+        "Where workers run: local, ray (the cluster of RAY_ADDRESS or of this machine) or"
+        " ray://HOST:PORT [local].",
+        "--on",
+        metavar="PLACE",
+    ),
+]
+Spread = Annotated[
+    list[str] | None,
+    _option(
+        "How workers lie on the nodes of a Ray cluster: pack, spread or strict-spread, of all"
+        " workers together, or of a role apart, such as decode=spread; repeatable [pack].",
+        "--spread",
+        metavar="[ROLE=]HOW",
+    ),
+]
+WorkerCpus = Annotated[
+    int | None,
+    _option(
+        "CPUs that Ray sets aside for each worker [one for each rank].",
+        "--worker-cpus",
+        min=1,
+    ),
+]
+ControlSocket = Annotated[
+    Path | None,
+    _option(
+        "Unix socket at which `tasuki scale` reaches the launcher [of this process, in"
+        " $XDG_RUNTIME_DIR/tasuki].",
+        "--control-socket",
+        metavar="PATH",
+    ),
+]
+ScaleSocket = Annotated[
+    Path | None,
+    _option(
+        "Socket of the `tasuki serve` that is meant [the only one of this user].",
+        "--control-socket",
+        metavar="PATH",
+    ),
+]
+ScaleRole = Annotated[str, typer.Argument(help="prefill, decode or mixed.", metavar="ROLE")]
+ScaleCount = Annotated[int, typer.Argument(help="Workers of that role, 1 or more.", min=1)]
 TpPrefill = Annotated[int, _option("Ranks (GPUs) of a prefill worker [1].")]
 TpDecode = Annotated[int, _option("Ranks (GPUs) of a decode worker [1].")]
 TpMixed = Annotated[int, _option("Ranks (GPUs) of a mixed worker [1].")]

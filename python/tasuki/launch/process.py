@@ -82,10 +82,9 @@ class Child:
         threading.Thread(target=self._run, args=(write,), name=name, daemon=True).start()
 
     @property
-    def pid(self) -> int:
-        """Its process id, which is its process group's too; it must have been started."""
-        assert self._process is not None, f"{self.spec.name} is not started yet"
-        return self._process.pid
+    def where(self) -> str:
+        """See `Process`; empty before it is started."""
+        return "" if self._process is None else self._process.where
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole process group; nothing happens if it is gone."""
@@ -93,17 +92,14 @@ class Child:
             if self._process is None:
                 self._pending = number
                 return
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return
+        self._process.signal(number)
 
     def _copy(self) -> None:
         ready = False
         with self._output, self._io.log_path.open("a", encoding="utf-8") as log:
             self._begun.wait()
             if self._process is not None:
-                log.write(f"--- {self.spec.name} started, pid {self.pid}\n")
+                log.write(f"--- {self.spec.name} started, {self.where}\n")
             for raw in self._output:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 log.write(line + "\n")

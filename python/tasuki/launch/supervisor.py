@@ -9,6 +9,7 @@ import queue
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,16 @@ class Stop:
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Something to do on the main thread, between other events, while `run` runs."""
+
+    function: Callable[[], None]
+
+
+Event = Ready | Exited | Stop | Call
+
+
 class StoppedError(Exception):
     """A `Stop` came while something else was awaited."""
 
@@ -51,6 +62,7 @@ class _Member:
     child: Child | None = None
     address: str = ""
     restart_at_s: float | None = None
+    retiring: bool = False
 
 
 def say(message: str) -> None:
@@ -81,15 +93,26 @@ class Supervisor:
         echo: bool,
         policy: BackoffPolicy | None = None,
         starter: Starter = spawn,
+        on_ready: Callable[[str, str], None] = lambda name, address: None,
     ) -> None:
-        """Own no child yet; logs go to `log_dir`, which must exist."""
+        """Own no child yet.
+
+        Args:
+            log_dir: Gets the logs; it must exist.
+            echo: Show the children's output on stderr.
+            policy: When the dead are started again.
+            starter: Starts a process.
+            on_ready: Called with a child's name and address whenever it is ready.
+        """
         self._starter = starter
+        self._on_ready_hook = on_ready
         self._log_dir = log_dir
         self._echo = echo
         self._policy = policy or BackoffPolicy()
         self._members: dict[str, _Member] = {}
-        self._events: queue.SimpleQueue[Ready | Exited | Stop] = queue.SimpleQueue()
-        self.post: Callable[[Ready | Exited | Stop], None] = self._events.put
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._calls: deque[Call] = deque()
+        self.post: Callable[[Event], None] = self._events.put
         self.died = False
 
     def start(self, specs: Iterable[ProcessSpec]) -> None:
@@ -99,14 +122,22 @@ class Supervisor:
             self._members[spec.name] = member
             member.child = self._spawn(spec)
 
-    def await_ready(self, names: Collection[str], timeout_s: float) -> list[str]:
+    def await_ready(
+        self, names: Collection[str], timeout_s: float, restart: bool = False
+    ) -> list[str]:
         """Wait until all of `names` are ready, and give their addresses in that order.
+
+        Args:
+            names: Children that were started.
+            timeout_s: For all of them.
+            restart: Whether others that die are started again; else their end is an error, too.
 
         Raises:
             LaunchError: One of the children ended, with its own last words, or
                 the time is over.
             StoppedError: A `Stop` came.
         """
+        required = set(names) if restart else None
         begun_s = time.monotonic()
         told_s = begun_s
         while waiting := [n for n in names if not self._members[n].address]:
@@ -119,7 +150,7 @@ class Supervisor:
             if now_s - told_s >= _PROGRESS_EVERY_S:
                 told_s = now_s
                 say(f"loading: {', '.join(waiting)} ({now_s - begun_s:.0f} s)")
-            self._take(timeout_s=0.5, restart=False)
+            self._take(timeout_s=0.5, required=required)
         return [self._members[n].address for n in names]
 
     def await_condition(self, holds: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -128,15 +159,40 @@ class Supervisor:
         while not holds():
             if time.monotonic() - begun_s > timeout_s:
                 raise LaunchError(f"{what}: not so after {timeout_s:g} s; see {self._log_dir}")
-            self._take(timeout_s=0.05, restart=False)
+            self._take(timeout_s=0.05)
 
     def run(self) -> int:
-        """Restart what dies, until a `Stop`; gives its exit code."""
+        """Restart what dies and make the calls that come, until a `Stop`; gives its exit code."""
         while True:
             try:
-                self._take(timeout_s=self._restart_due(), restart=True)
+                self._take(timeout_s=self._restart_due(), required=())
+                while self._calls:
+                    self._calls.popleft().function()
             except StoppedError as stopped:
                 return stopped.code
+
+    def retire(self, names: Collection[str], grace_s: float) -> None:
+        """End some children for good, while the others are kept running.
+
+        Args:
+            names: Whom; they are told by SIGTERM to end when their work is done.
+            grace_s: Then they are killed.
+
+        Raises:
+            StoppedError: A `Stop` came; the children are still there.
+        """
+        for name in names:
+            self._members[name].retiring = True
+            self._members[name].restart_at_s = None
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_GRACE_S)):
+            self._signal(names, number)
+            deadline_s = time.monotonic() + patience_s
+            while self._alive(names) and (left_s := deadline_s - time.monotonic()) > 0:
+                self._take(timeout_s=min(left_s, 0.5), required=())
+        if left := self._alive(names):
+            say(f"could not end {', '.join(left)}")
+        for name in names:
+            del self._members[name]
 
     def stop(self, names: Collection[str], grace_s: float) -> None:
         """End the named children: SIGTERM, and SIGKILL after `grace_s` or on another `Stop`."""
@@ -164,7 +220,13 @@ class Supervisor:
             spec, ChildIo(self._log_dir / f"{spec.name}.log", echo, self.post), self._starter
         )
 
-    def _take(self, timeout_s: float | None, restart: bool) -> None:
+    def _take(self, timeout_s: float | None, required: Collection[str] | None = None) -> None:
+        """Handle one event, if one comes in time.
+
+        Args:
+            timeout_s: None: wait for it.
+            required: Whose end is an error, others are restarted; None: everybody's.
+        """
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -175,29 +237,35 @@ class Supervisor:
             case Ready():
                 self._on_ready(event)
             case Exited():
-                self._on_exit(event, restart)
+                self._on_exit(event, required)
+            case Call():
+                self._calls.append(event)
             case None:
                 pass
         self._restart_what_is_due()
 
     def _on_ready(self, event: Ready) -> None:
-        member = self._members[event.child.spec.name]
-        if member.child is not event.child:
+        member = self._member(event.child)
+        if member is None:
             return
         if member.address:
             say(f"{member.spec.name} is back")
         member.address = event.address
         member.spec = with_port(member.spec, event.address)
+        if not member.retiring:
+            self._on_ready_hook(member.spec.name, event.address)
 
-    def _on_exit(self, event: Exited, restart: bool) -> None:
-        member = self._members[event.child.spec.name]
-        if member.child is not event.child:
+    def _on_exit(self, event: Exited, required: Collection[str] | None) -> None:
+        member = self._member(event.child)
+        if member is None:
             return
         member.child = None
+        if member.retiring:
+            return
         self.died = True
         log = self._log_dir / f"{member.spec.name}.log"
         how = describe_exit(event.code)
-        if not restart:
+        if required is None or member.spec.name in required:
             words = "\n".join(f"  {line}" for line in last_words(event.child.tail))
             raise LaunchError(
                 f"{member.spec.name} ended during start-up ({how}); it said:\n{words}\n"
@@ -207,6 +275,11 @@ class Supervisor:
         delay_s = member.backoff.next_delay_s(now_s - event.child.started_s)
         member.restart_at_s = now_s + delay_s
         say(f"{member.spec.name} died ({how}); starting it again in {delay_s:g} s; its log: {log}")
+
+    def _member(self, child: Child) -> _Member | None:
+        """Whose present process `child` is; None: it has been replaced or given up."""
+        member = self._members.get(child.spec.name)
+        return member if member is not None and member.child is child else None
 
     def _restart_due(self) -> float | None:
         due = [m.restart_at_s for m in self._members.values() if m.restart_at_s is not None]
@@ -241,7 +314,7 @@ class Supervisor:
                 say("ending at once")
                 return False
             if isinstance(event, Exited):
-                member = self._members[event.child.spec.name]
-                if member.child is event.child:
+                member = self._member(event.child)
+                if member is not None:
                     member.child = None
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,16 +76,45 @@ def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
     }
 
 
+def worker_words(
+    config: ServeConfig, model: str, dtype: str, member: tuple[str, str], port: int = 0
+) -> list[str]:
+    """The arguments of a worker, but for its device and its share of a machine.
+
+    Args:
+        config: The settings.
+        model: As the worker finds it.
+        dtype: Settled for all workers; KV moves only within one dtype.
+        member: Name and role.
+        port: 0 lets it choose.
+    """
+    name, role = member
+    words = ["worker", "--model", model, "--name", name, "--role", role]
+    words += ["--served-name", served_names(config, Path(model))[0]]
+    if config.ranks_of(role) > 1:
+        words += ["--tp", str(config.ranks_of(role))]
+    words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
+    return words + config.worker_options(role).arguments()
+
+
 def worker_specs(
-    config: ServeConfig, model: Path, dtype: str, machine: Machine
+    config: ServeConfig,
+    model: Path,
+    dtype: str,
+    machine: Machine,
+    members: Sequence[tuple[str, str]] | None = None,
+    taken: Collection[str] = (),
 ) -> tuple[ProcessSpec, ...]:
-    """The workers' processes, in the order of their names.
+    """The workers' processes on one machine, in the order of their names.
 
     Args:
         config: The settings.
         model: The model's local folder.
-        dtype: Settled for all workers; KV moves only within one dtype.
+        dtype: Settled for all workers.
         machine: Divided among the workers.
+        members: Workers that join those that run, with ports of their own; None: all of the
+            topology.
+        taken: GPUs of those that run.
 
     Raises:
         LaunchError: The pools that were asked for do not fit beside one another, or
@@ -93,25 +122,22 @@ def worker_specs(
     """
     environment = tuple(worker_environment(config, machine).items())
     on_gpus = is_on_gpus(config.device, machine.gpus)
-    gpus = assign_gpus(config, machine.gpus) if on_gpus else []
+    gpus = assign_gpus(config, machine.gpus, members, taken) if on_gpus else []
+    base_port = config.worker_base_port if members is None else None
+    workers = list(config.topology.members()) if members is None else members
     options = ["--device", "cuda" if on_gpus else "cpu"]
     if not on_gpus:  # else each has a GPU's memory to itself
-        options += _kv_memory(config, machine)
+        options += _kv_memory(config, machine, len(workers))
     if stages_in_host(config, machine):
         options += ["--transport", "host-staged"]
     specs = []
-    for index, (name, role) in enumerate(config.topology.members()):
-        port = 0 if config.worker_base_port is None else config.worker_base_port + index
-        words = ["worker", "--model", str(model), "--name", name, "--role", role]
-        words += ["--served-name", served_names(config, model)[0]]
-        if config.ranks[index] > 1:
-            words += ["--tp", str(config.ranks[index])]
-        words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
-        words += config.worker_options(role).arguments()
+    for index, member in enumerate(workers):
+        port = 0 if base_port is None else base_port + index
+        words = worker_words(config, str(model), dtype, member, port)
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(
             ProcessSpec(
-                name,
+                member[0],
                 (*words, *options),
                 environment,
                 "ready ",
@@ -132,9 +158,9 @@ def stages_in_host(config: ServeConfig, machine: Machine) -> bool:
     )
 
 
-def _kv_memory(config: ServeConfig, machine: Machine) -> list[str]:
+def _kv_memory(config: ServeConfig, machine: Machine, workers: int) -> list[str]:
     """What keeps all pools together within the free memory; a worker knows of its own only."""
-    workers, free_bytes = config.topology.workers, machine.free_bytes
+    free_bytes = machine.free_bytes
     each_bytes = config.worker.kv_memory
     if each_bytes is None:
         many = workers > _MANY_WORKERS
@@ -147,21 +173,19 @@ def _kv_memory(config: ServeConfig, machine: Machine) -> list[str]:
     return []
 
 
-def router_spec(config: ServeConfig, model: Path, workers: Sequence[str], port: int) -> ProcessSpec:
+def router_spec(config: ServeConfig, model: Path, workers: Path, port: int) -> ProcessSpec:
     """The router's process.
 
     Args:
         config: The settings.
         model: The model's local folder (tokenizer, chat template).
-        workers: The workers' addresses, `host:port`.
+        workers: The file of the workers' addresses, which the router watches.
         port: 0 lets it choose.
     """
     words = ["router", "--host", config.host, "--port", str(port), "--model", str(model)]
     for name in served_names(config, model):
         words += ["--served-model-name", name]
-    for address in workers:
-        words += ["--worker", address]
-    words += config.router.arguments()
+    words += ["--workers-file", str(workers), *config.router.arguments()]
     return ProcessSpec("router", tuple(words), (), "listening on ")
 
 

@@ -1,0 +1,183 @@
+"""How `tasuki scale` reaches the launcher: a Unix socket that its own user alone can open.
+
+One connection is one order: a line of JSON there, `{"role": "decode", "count": 3}`, and a
+line back when it is done, `{"done": TEXT}` or `{"error": TEXT}`.
+
+Threads: one accepts connections, one serves each; the launcher's main thread obeys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tasuki.errors import TasukiError
+from tasuki.launch.errors import LaunchError
+
+_MAX_PATH_BYTES = 107  # of a Unix socket's path (Linux)
+_MAX_ORDER_BYTES = 4096
+_ORDER_S = 10.0  # for an order to come over an open connection
+_SUFFIX = ".sock"
+
+Obey = Callable[[str, int], str]
+"""Carries out an order, on the main thread: role, count; gives what was done."""
+
+
+class ControlError(TasukiError):
+    """The launcher cannot be reached, or refuses an order."""
+
+
+def runtime_folder() -> Path:
+    """Where launchers have their sockets unless they are told another place."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/tasuki-{os.getuid()}"
+    return Path(base, "tasuki")
+
+
+class ControlServer:
+    """Listens from construction to `close`.
+
+    Args:
+        path: Of the socket; None: one named after this process in `runtime_folder`.
+        obey: Carries out an order.
+        call: Has a function called on the main thread.
+    """
+
+    def __init__(
+        self, path: Path | None, obey: Obey, call: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self.path = path or runtime_folder() / f"{os.getpid()}{_SUFFIX}"
+        self._obey, self._call = obey, call
+        self._socket = _listen(self.path)
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more orders."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_ORDER_S)
+            with connection.makefile("rb") as lines:
+                answer = self._answer(lines.readline(_MAX_ORDER_BYTES))
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _answer(self, line: bytes) -> dict[str, str]:
+        try:
+            order = json.loads(line)
+            role, count = str(order["role"]), int(order["count"])
+        except (ValueError, KeyError, TypeError):
+            return {"error": 'an order is {"role": "decode", "count": 3}'}
+        answers: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+
+        def run() -> None:
+            answer = {"error": "the launcher ends"}  # unless it gets further
+            try:
+                answer = {"done": self._obey(role, count)}
+            except TasukiError as error:
+                answer = {"error": str(error)}
+            finally:
+                answers.put(answer)
+
+        self._call(run)
+        return answers.get()
+
+
+def send_order(path: Path | None, role: str, count: int) -> str:
+    """Have a launcher scale a role, and wait until that is done; says what was done.
+
+    Args:
+        path: Of its socket; None: that of the only launcher of this user.
+        role: prefill, decode or mixed.
+        count: Workers of that role.
+
+    Raises:
+        ControlError: There is no such launcher, there are several, or it refuses.
+    """
+    path = path or _only_socket(runtime_folder())
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+            connection.sendall(json.dumps({"role": role, "count": count}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                line = lines.readline()
+        except OSError as error:
+            raise ControlError(
+                f"no `tasuki serve` answers at {path} ({error.strerror}): is it running?"
+            ) from error
+    if not line:
+        raise ControlError("`tasuki serve` ended before that was done")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise ControlError(answer["error"])
+    return str(answer["done"])
+
+
+def _only_socket(folder: Path) -> Path:
+    found = [path for path in sorted(folder.glob(f"*{_SUFFIX}")) if _is_served(path)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ControlError(
+            f"no `tasuki serve` of this user runs (none listens in {folder}): start it first, or"
+            " give its --control-socket"
+        )
+    names = ", ".join(str(path) for path in found)
+    raise ControlError(f"several `tasuki serve` run: choose one by --control-socket: {names}")
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket at `path`, for this user alone.
+
+    Raises:
+        LaunchError: The path cannot be had.
+    """
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise LaunchError(
+            f"--control-socket {path} has {len(os.fsencode(path))} bytes, the limit is"
+            f" {_MAX_PATH_BYTES}: choose a shorter path"
+        )
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_served(path):
+            raise LaunchError(f"another `tasuki serve` listens at {path}: choose another path")
+        path.unlink(missing_ok=True)  # left by one that was killed
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(before)
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise LaunchError(f"cannot listen at {path}: {error}; choose a --control-socket") from error
+    except LaunchError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,248 @@
+"""Runs a deployment: workers where the engine has places, the router here, until told to stop."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from urllib.parse import SplitResult, urlsplit
+
+from tasuki import _native
+from tasuki.errors import TasukiError
+from tasuki.kv.fleet import Fleet
+from tasuki.launch import topology
+from tasuki.launch.banner import banner
+from tasuki.launch.config import ServeConfig
+from tasuki.launch.control import ControlServer
+from tasuki.launch.engine import Engine
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.logs import log_folder
+from tasuki.launch.machine import router_port
+from tasuki.launch.place import make_engine
+from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, say
+from tasuki.launch.worker_set import WorkerSet
+from tasuki.launch.workers_file import WorkersFile
+from tasuki.models.fetch import resolve_model
+
+_ROUTER = "router"
+_HEALTH_TIMEOUT_S = 30.0
+_WORKER_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is up.
+
+    Attributes:
+        url: Of the router.
+        model: The served name.
+        summary: Topology, dtype and start-up time in one line.
+        key_variable: See `RouterOptions`.
+    """
+
+    url: str
+    model: str
+    summary: str
+    key_variable: str | None = None
+
+
+Job = Callable[[Deployment], int]
+
+
+def serve(config: ServeConfig, job: Job | None = None) -> int:
+    """Serve until SIGINT or SIGTERM, or until `job` returns.
+
+    Args:
+        config: The settings.
+        job: Runs in a thread once everything is ready; its result is the exit
+            code. None: print the banner and serve.
+
+    Returns:
+        The exit code: 0 after a signal once everything was ready, 130 before.
+
+    Raises:
+        TasukiError: It cannot start; a worker's own error is in the message.
+    """
+    begun_s = time.monotonic()
+    _check_features(config)
+    engine = make_engine(config)
+    try:
+        return _serve(config, engine, job, begun_s)
+    finally:
+        engine.close()
+
+
+def _check_features(config: ServeConfig) -> None:
+    """Refuse now what the router and the workers would refuse after a long start."""
+    router = config.router
+    for option, given, feature, is_there in (
+        ("--tls-cert", router.tls_cert, "tls", _native.HAS_TLS),
+        ("--fleet-cert", router.fleet_cert, "tls", _native.HAS_TLS),
+        ("--otlp-endpoint", router.otlp_endpoint, "otel", _native.HAS_OTEL),
+    ):
+        if given is not None and not is_there:
+            raise LaunchError(
+                f"{option} requires the feature `{feature}`, which this build leaves out:"
+                f" `make setup FEATURES={feature}` adds it"
+            )
+    fleet = Fleet.of(router.fleet_cert, router.fleet_key, router.fleet_ca)
+    if fleet is not None:
+        fleet.check()
+
+
+def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float) -> int:
+    model = resolve_model(config.model)
+    dtype = _dtype(config, engine, model)
+    with log_folder(config.log_dir) as logs:
+        file = WorkersFile(logs.path / "workers.txt")
+
+        def on_ready(name: str, address: str) -> None:
+            if name != _ROUTER:
+                file.put(name, address)
+
+        supervisor = Supervisor(
+            logs.path, config.echo_logs, starter=engine.start, on_ready=on_ready
+        )
+        workers = WorkerSet(config, engine, supervisor, file)
+        orderly = False
+        with _signals(supervisor):
+            try:
+                workers.start(model, dtype)
+                url = _start_router(config, model, file, supervisor)
+                took_s = time.monotonic() - begun_s
+                deployment = _describe(config, model, url, f"{dtype}, ready after {took_s:.1f} s")
+                with _control(config, workers, supervisor):
+                    _begin(deployment, job, supervisor)
+                    code = supervisor.run()
+                orderly = True
+                return code
+            except StoppedError as stopped:
+                orderly = True
+                return stopped.code or 130
+            finally:
+                engine.interrupt()
+                _end(supervisor, config.router.drain_s)
+                logs.keep = supervisor.died or not orderly
+                if logs.keep or config.log_dir:
+                    say(f"logs kept in {logs.path}")
+
+
+def _dtype(config: ServeConfig, engine: Engine, model: Path) -> str:
+    """The one dtype of all workers."""
+    if config.dtype == "auto" and config.worker.quantization not in (None, "none"):
+        return "bfloat16"  # of everything but the quantized weights
+    return engine.settle_dtype(model)
+
+
+def _start_router(
+    config: ServeConfig, model: Path, file: WorkersFile, supervisor: Supervisor
+) -> str:
+    """Start the router, and wait until it serves; gives its URL."""
+    port = router_port(config.host, config.port)
+    supervisor.start([topology.router_spec(config, model, file.path, port)])
+    (url,) = supervisor.await_ready([_ROUTER], config.startup_timeout_s)
+    url = _reachable(url)
+    supervisor.await_condition(
+        lambda: _is_ready(url), f"the router at {url} is ready", _HEALTH_TIMEOUT_S
+    )
+    return url
+
+
+def _describe(config: ServeConfig, model: Path, url: str, how: str) -> Deployment:
+    summary = f"{config.topology}, {how}"
+    if config.router.admin_port:
+        summary += f"; dashboard: http://127.0.0.1:{config.router.admin_port}/dashboard"
+    served = topology.served_names(config, model)[0]
+    return Deployment(url, served, summary, config.router.key_variable)
+
+
+@contextmanager
+def _control(config: ServeConfig, workers: WorkerSet, supervisor: Supervisor) -> Iterator[None]:
+    """Obey `tasuki scale` meanwhile."""
+    control = ControlServer(
+        config.control_socket, workers.scale, lambda function: supervisor.post(Call(function))
+    )
+    try:
+        yield
+    finally:
+        control.close()
+
+
+def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
+    if job is None:
+        text = banner(deployment.url, deployment.model, deployment.summary, deployment.key_variable)
+        print(text, flush=True)
+        return
+    work = job
+
+    def run() -> None:
+        code = 1
+        try:
+            code = work(deployment)
+        except (OSError, http.client.HTTPException, TasukiError) as error:
+            say(f"error: {error}")
+        finally:
+            supervisor.post(Stop(code))
+
+    threading.Thread(target=run, name="job", daemon=True).start()
+
+
+def _end(supervisor: Supervisor, drain_s: float) -> None:
+    workers = [name for name in supervisor.names() if name != _ROUTER]
+    if len(workers) < len(supervisor.names()):
+        say("stopping: the router drains …")
+        supervisor.stop([_ROUTER], drain_s + 2.0)
+    supervisor.stop(workers, _WORKER_GRACE_S)
+    say("stopped")
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.post(Stop(0))
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reachable(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.port is None:
+        raise LaunchError(f"the router says that it listens on {url!r}, which has no port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(parts.hostname or "", parts.hostname or "")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+
+
+def _connection(parts: SplitResult) -> http.client.HTTPConnection:
+    host = parts.hostname or ""
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(host, parts.port, timeout=2.0)
+    # Our own child at an address of this machine, which its certificate need not name.
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, parts.port, timeout=2.0, context=unverified)
+
+
+def _is_ready(url: str) -> bool:
+    parts = urlsplit(url)
+    connection = _connection(parts)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

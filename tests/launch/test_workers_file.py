@@ -1,0 +1,30 @@
+"""The file that the router watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasuki.launch.workers_file import WorkersFile
+
+
+def addresses(path: Path) -> list[str]:
+    return [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+
+
+def test_it_has_every_workers_newest_address(tmp_path: Path) -> None:
+    file = WorkersFile(tmp_path / "workers.txt")
+    file.put("prefill-0", "10.0.0.1:7001")
+    file.put("decode-0", "10.0.0.2:7001")
+    file.put("decode-0", "10.0.0.3:7002")
+    assert addresses(file.path) == ["10.0.0.3:7002", "10.0.0.1:7001"]
+    file.remove(["prefill-0", "unknown"])
+    assert addresses(file.path) == ["10.0.0.3:7002"]
+
+
+def test_it_is_replaced_whole(tmp_path: Path) -> None:
+    file = WorkersFile(tmp_path / "workers.txt")
+    file.put("mixed-0", "a:1")
+    with file.path.open() as opened:
+        file.put("mixed-0", "b:1")
+        assert opened.read().startswith("a:1")  # the old file, complete
+    assert addresses(file.path) == ["b:1"]
