@@ -57,9 +57,11 @@ ALLOWED_PACKAGES = {
         "launch.parent_death",
         "models",
         "nvidia_driver",
+        "preflight",
         "processor",
         "v1",
     },
+    "preflight": {"kv", "nvidia_driver", "v1"},
     "launch": {
         "kv.fleet",
         "models",

@@ -22,6 +22,7 @@ PARTS = {
     "models": "The model folder",
     "attention": "Attention",
     "kv": "The KV transport",
+    "preflight": "Preflight",
 }
 # The meaning of each kind of failure, and whether the router retries.
 CONTRACT = CHECKOUT / "proto" / "tasuki" / "v1" / "worker.proto"

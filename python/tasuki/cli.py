@@ -13,6 +13,7 @@ from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch import options as opt
 from tasuki.launch.parent_death import follow_parent
 from tasuki.plot.command import plot
+from tasuki.preflight.command import preflight as preflight_command
 
 app = typer.Typer(
     name="tasuki",
@@ -26,6 +27,7 @@ model_app = typer.Typer(help="Fetch and list models.", no_args_is_help=True, ric
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.command("plot")(plot)
+app.command("preflight")(preflight_command)
 
 ModelName = Annotated[
     str, typer.Argument(help="smollm2-135m, a folder, or a hub id owner/model[@revision].")
@@ -83,6 +85,9 @@ def serve(
     all_reduce: opt.AllReduce = None,
     dispatch: opt.Dispatch = None,
     transport: opt.Transport = None,
+    require_transport: opt.RequireTransport = None,
+    rdma_devices: opt.RdmaDevices = None,
+    preflight: opt.Preflight = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     worker_host: opt.WorkersHost = "127.0.0.1",
     worker_base_port: opt.WorkersPort = None,
@@ -166,6 +171,9 @@ def serve(
             all_reduce=all_reduce,
             dispatch=dispatch,
             transport=transport,
+            require_transport=require_transport,
+            rdma_devices=rdma_devices,
+            preflight=preflight,
             trust_remote_code=trust_remote_code,
             fleet_cert=fleet_cert,
             fleet_key=fleet_key,
@@ -270,6 +278,13 @@ def worker(
     all_reduce: opt.AllReduce = None,
     dispatch: opt.Dispatch = None,
     transport: opt.Transport = None,
+    require_transport: opt.RequireTransport = None,
+    rdma_devices: opt.RdmaDevices = None,
+    preflight: opt.Preflight = None,
+    pause: opt.Pause = False,
+    pause_host: opt.PauseHost = "127.0.0.1",
+    pause_port: opt.PausePort = 0,
+    termination_log: opt.TerminationLog = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     fleet_cert: opt.FleetCert = None,
     fleet_key: opt.FleetKey = None,
@@ -297,6 +312,9 @@ def worker(
         "all_reduce": all_reduce,
         "dispatch": dispatch,
         "transport": transport,
+        "require_transport": require_transport,
+        "rdma_devices": rdma_devices,
+        "preflight": preflight,
     }
     config = WorkerConfig(
         model=resolve_model(model),
@@ -308,6 +326,10 @@ def worker(
         tensor_parallel=tp,
         device=device,
         dtype=dtype,
+        pause=pause,
+        pause_host=pause_host,
+        pause_port=pause_port,
+        termination_log=termination_log,
         trust_remote_code=trust_remote_code,
         fleet_cert=fleet_cert,
         fleet_key=fleet_key,
@@ -387,4 +409,4 @@ def main() -> None:
         app()
     except TasukiError as error:
         print(f"{ERROR_PREFIX}{error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code)

@@ -9,4 +9,9 @@ class TasukiError(Exception):
 
     The message is one line and names the actual value, the limit and the
     remedy. Anything else that escapes is a defect.
+
+    Attributes:
+        exit_code: Of a process that ends by it.
     """
+
+    exit_code = 1

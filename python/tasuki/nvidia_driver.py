@@ -1,4 +1,7 @@
-"""Whether the NVIDIA driver is new enough for the installed PyTorch; neither is loaded for it."""
+"""What the NVIDIA driver says, and whether it is new enough for the installed PyTorch.
+
+PyTorch is not loaded for it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 # The least driver for each major version of CUDA, on Linux.
 # Source: CUDA Toolkit release notes, "CUDA minor version compatibility".
 _LEAST_DRIVER = {12: "525.60.13", 13: "580.65.06"}
+
+_PCI_ADDRESS_BYTES = 32
 
 
 def driver_problem() -> str | None:
@@ -36,6 +41,26 @@ def driver_cuda() -> tuple[int, int] | None:
     except (OSError, AttributeError):
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+def pci_address(index: int) -> str:
+    """Where a GPU is, for example `0000:18:00.0`; empty where the driver does not say.
+
+    Args:
+        index: Among the GPUs that this process sees.
+    """
+    name = ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+    device = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        failed = (
+            driver.cuInit(0)
+            or driver.cuDeviceGet(ctypes.byref(device), index)
+            or driver.cuDeviceGetPCIBusId(name, len(name), device)
+        )
+    except (OSError, AttributeError):
+        return ""
+    return "" if failed else name.value.decode().lower()
 
 
 def torch_cuda_version() -> tuple[int, int] | None:

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.sysfs import eight_rails, gpu_address
 
-from tasuki.kv.net_devices import net_devices
+from tasuki.kv.net_devices import Network, NetworkError, net_devices
 
 Address = namedtuple("Address", "address")
 
 
 @pytest.fixture
-def infiniband(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with two networks; the folder of its RDMA devices, of which it has none."""
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two networks and no RDMA device."""
     interfaces = {
         "lo": [Address("127.0.0.1"), Address("::1")],
         "eth0": [Address("10.1.2.3"), Address("fe80::1%eth0")],
@@ -40,14 +41,34 @@ def infiniband(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("10.9.9.9", "all"),
     ],
 )
-def test_the_device_is_that_of_the_address(host: str, devices: str, infiniband: Path) -> None:
-    chosen, why = net_devices(host, infiniband)
+def test_the_device_is_that_of_the_address(host: str, devices: str, sysfs: Path) -> None:
+    chosen, why = net_devices(Network(host), sysfs)
     assert chosen == devices
     assert host in why
 
 
-def test_rdma_devices_go_with_every_network_but_loopback(infiniband: Path) -> None:
-    for name in ("mlx5_1", "mlx5_0"):
-        (infiniband / name).mkdir()
-    assert net_devices("10.1.2.3", infiniband)[0] == "eth0,mlx5_0:1,mlx5_1:1"
-    assert net_devices("127.0.0.1", infiniband)[0] == "lo"
+def test_rdma_devices_go_with_every_network_but_loopback(sysfs: Path) -> None:
+    eight_rails(sysfs)
+    chosen, _ = net_devices(Network("10.1.2.3"), sysfs)
+    assert chosen == ",".join(["eth0", *(f"mlx5_{rail}:1" for rail in range(9))])
+    assert net_devices(Network("127.0.0.1"), sysfs)[0] == "lo"
+
+
+def test_a_rank_uses_the_rdma_device_of_its_gpu(sysfs: Path) -> None:
+    eight_rails(sysfs)
+    for rail in range(8):
+        chosen, why = net_devices(Network("10.1.2.3", gpu=gpu_address(rail)), sysfs)
+        assert chosen == f"eth0,mlx5_{rail}:1"
+        assert "of 10: same switch as the GPU" in why
+    everywhere, _ = net_devices(Network("0.0.0.0", gpu=gpu_address(2)), sysfs)
+    assert everywhere == "eth0,eth1,mlx5_2:1"
+
+
+def test_the_operator_chooses_others(sysfs: Path) -> None:
+    eight_rails(sysfs)
+    gpu = gpu_address(0)
+    chosen, why = net_devices(Network("10.1.2.3", gpu, rdma="mlx5_1,mlx5_2:1"), sysfs)
+    assert (chosen, "--rdma-devices" in why) == ("eth0,mlx5_1:1,mlx5_2:1", True)
+    assert net_devices(Network("10.1.2.3", gpu, rdma="all"), sysfs)[0].count("mlx5") == 9
+    with pytest.raises(NetworkError, match="names mlx5_77:1, this machine has mlx5_0:1, "):
+        net_devices(Network("10.1.2.3", gpu, rdma="mlx5_77"), sysfs)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tasuki.kv.net_devices import Network
 from tasuki.kv.nixl_agent import environment_for
 from tasuki.kv.transport import TransportError, UnknownTransportError, create_transport
 
@@ -24,19 +25,17 @@ def test_a_backend_whose_libraries_are_missing_is_refused_at_start() -> None:
 
 def test_transfers_use_the_network_that_the_worker_is_bound_to() -> None:
     for host, devices in (("127.0.0.1", "lo"), ("0.0.0.0", "all")):
-        variables, _ = environment_for(host, {})
+        variables, _ = environment_for(Network(host), {})
         assert (variables["UCX_NET_DEVICES"], variables["UCX_DEBUG_SIGNO"]) == (devices, "0")
 
 
 def test_settings_of_the_operator_are_kept() -> None:
-    variables, why = environment_for(
-        "127.0.0.1", {"UCX_NET_DEVICES": "all", "UCX_LOG_LEVEL": "info"}
-    )
+    variables, why = environment_for(Network(), {"UCX_NET_DEVICES": "all", "UCX_LOG_LEVEL": "info"})
     assert variables and not {"UCX_NET_DEVICES", "UCX_LOG_LEVEL"} & set(variables)
     assert "UCX_NET_DEVICES" in why
 
 
 def test_the_environment_is_set_when_an_agent_is_made() -> None:
     create_transport("nixl")
-    variables, _ = environment_for("127.0.0.1", os.environ)
+    variables, _ = environment_for(Network(), os.environ)
     assert not variables

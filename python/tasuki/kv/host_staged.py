@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.nixl_agent import Agent, NixlRead, RemoteAgent, describe
+from tasuki.kv.net_devices import LOCAL, Network
+from tasuki.kv.nixl_agent import Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies, Rows
 from tasuki.kv.repack import Repack
 from tasuki.kv.staging import (
@@ -43,6 +44,7 @@ from tasuki.kv.staging import (
 from tasuki.kv.staging_server import StagingServer
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import TransportError
+from tasuki.kv.ways import Way
 from tasuki.v1 import kv_pb2
 
 log = logging.getLogger(__name__)
@@ -50,21 +52,22 @@ log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<Q")  # address of the slots, before the agent's metadata
 _REPLY_S = 10.0  # for a source to welcome, or to stage a part
 _POLL_S = 1e-3  # between looks for a welcome
+_PROBE_BYTES = 4096  # what is read of a peer to see how its slots are read
 
 
 class HostStagedTransport:
     """Reads through host memory; see the module.
 
     Args:
-        host: Address that this worker binds; its network device is used, no other.
+        network: What transfers may use.
         backend: NIXL plugin that reads the slots.
 
     Raises:
         TransportError: NIXL or the backend is not there.
     """
 
-    def __init__(self, host: str = "127.0.0.1", backend: str = "UCX") -> None:
-        self._agent = Agent(host, backend)
+    def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
+        self._agent = Agent(network, backend)
         self._layout = kv_pb2.Layout()
         self._metadata = b""
         self._peers: dict[str, _Peer] = {}  # transfer thread only
@@ -110,8 +113,11 @@ class HostStagedTransport:
             target=server.run, args=(self._stopping,), name="kv-staging", daemon=True
         ).start()
 
-    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Make ourselves known to `peer`, which gives us a set of its slots.
+
+        Returns:
+            How its slots are read, where that is known.
 
         Raises:
             TransportError: It cannot be reached, or has no set left.
@@ -121,7 +127,11 @@ class HostStagedTransport:
         (address,) = _HEADER.unpack_from(metadata)
         with self._agent.connecting(peer, metadata[_HEADER.size :]) as remote:
             set_there = self._greet(remote)
+            here = Piece(self._slots.slot(self._own_sets[-1], 0).data_ptr(), _PROBE_BYTES)
+            there = Piece(address + slot_offset(set_there, 0), _PROBE_BYTES)
+            way = self._agent.check_way(peer, metadata[_HEADER.size :], remote, here, there)
         self._peers[peer] = _Peer(remote, plan, address, set_there, self._own_sets.pop())
+        return way
 
     def disconnect(self, peer: str) -> None:
         """Forget `peer`; nothing is under way from it."""

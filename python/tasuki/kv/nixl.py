@@ -20,12 +20,14 @@ import torch
 
 from tasuki.kv.cuda_ipc import TICKET_BYTES, Mapping, ticket
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, RemoteAgent, describe
+from tasuki.kv.net_devices import LOCAL, Network
+from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.nixl_staging import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.pool_copies import PoolCopies
 from tasuki.kv.repack import Repack
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError
+from tasuki.kv.ways import Way
 from tasuki.v1 import kv_pb2
 
 # More than this under way over TCP, and the death of the reader can take the source with it.
@@ -33,21 +35,22 @@ _MAX_INFLIGHT_DRAM_BYTES = 16 << 20
 # Over CUDA IPC the reader's own copy engines do the work: enough that NVLink (390 GB/s) is
 # busy for milliseconds, far longer than it takes to see that a piece has ended.
 _MAX_INFLIGHT_VRAM_BYTES = 1 << 30
+_PROBE_BYTES = 4096  # what is read of a peer to see how its blocks travel
 
 
 class NixlTransport:
     """One-sided reads by NIXL.
 
     Args:
-        host: Address that this worker binds; its network device is used, no other.
+        network: What transfers may use.
         backend: NIXL plugin that moves the bytes.
 
     Raises:
         TransportError: NIXL or the backend is not there; says what is.
     """
 
-    def __init__(self, host: str = "127.0.0.1", backend: str = "UCX") -> None:
-        self._agent = Agent(host, backend)
+    def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
+        self._agent = Agent(network, backend)
         self._peers: dict[str, _Peer] = {}
         self._layout = kv_pb2.Layout()
         self._local: dict[tuple[Region, int], Any] = {}  # prepared slices of our blocks
@@ -88,11 +91,17 @@ class NixlTransport:
         self._metadata = ticket(pool) + self._agent.metadata
         self._staging = StagingMemory(self._agent, pool)
         self._copies = PoolCopies(pool)  # of the transfer thread
+        self._scratch = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=pool.device)
+        scratch = (self._scratch.data_ptr(), _PROBE_BYTES, place.device)
+        self._agent.register(scratch, place.memory, self._scratch)
         self._memory = place.memory
         self._device = pool.device
 
-    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Load a peer's metadata (its digest is checked by now) and prepare its blocks.
+
+        Returns:
+            How its blocks will travel, where that is known.
 
         Raises:
             TransportError: NIXL refuses it, or the peer cannot be reached.
@@ -102,6 +111,7 @@ class NixlTransport:
         mapping = Mapping(metadata[:TICKET_BYTES])
         try:
             with self._agent.connecting(peer, metadata[TICKET_BYTES:]) as remote:
+                way = self._way(peer, metadata[TICKET_BYTES:], remote, plan)
                 theirs = self._agent.prepare(remote, plan.remote, plan.slice_bytes)
                 if plan.alike:
                     ours, staged = self._prepared(plan.local, plan.slice_bytes), None
@@ -112,6 +122,15 @@ class NixlTransport:
         except TransportError:
             mapping.close()
             raise
+        return way
+
+    def _way(
+        self, peer: str, metadata: bytes, remote: RemoteAgent, plan: TransferPlan
+    ) -> Way | None:
+        size, theirs = min(_PROBE_BYTES, plan.slice_bytes), plan.remote
+        here = Piece(self._scratch.data_ptr(), size, plan.local.device, self._memory)
+        there = Piece(theirs.address, size, theirs.device, theirs.memory)
+        return self._agent.check_way(peer, metadata, remote, here, there)
 
     def disconnect(self, peer: str) -> None:
         """Forget a peer's metadata; nothing is under way from it."""

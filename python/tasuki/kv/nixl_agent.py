@@ -14,15 +14,19 @@ import importlib
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tasuki.kv.net_devices import net_devices
+from tasuki.kv import ucx_log
+from tasuki.kv.net_devices import LOCAL, Network, net_devices
 from tasuki.kv.transfer_plan import Region
 from tasuki.kv.transport import TransportError
+from tasuki.kv.ways import REMEDIES, REQUIREMENTS, Way
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,9 @@ _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "ERROR",
 }
 
+_PROBE_S = 2.0  # for the few bytes that show a way: the transfer thread waits for them
+_PROBE_POLL_S = 1e-4
+
 # Registered memory and its agents live to the end of the process, also without their transport.
 _KEPT: list[object] = []
 
@@ -57,24 +64,37 @@ OWN = "NIXL_INIT_AGENT"  # the owner of our side's descriptors, as NIXL names it
 RemoteAgent = Any  # a loaded peer's name, as NIXL gives it
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Registered memory that one descriptor reads or writes."""
+
+    address: int
+    size_bytes: int
+    device: int = 0
+    memory: str = "DRAM"
+
+
 class Agent:
     """An agent with one network backend.
 
     Args:
-        host: Address that this worker binds; its network device is used, no other.
+        network: What transfers may use.
         backend: NIXL plugin that moves the bytes.
 
     Raises:
         TransportError: NIXL or the backend is not there; says what is.
+        NetworkError: A device that was asked for is not there.
     """
 
-    def __init__(self, host: str, backend: str) -> None:
-        variables, why = environment_for(host, os.environ)
+    def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
+        variables, why = environment_for(network, os.environ)
         os.environ.update(variables)
         log.info("KV transfers between machines use %s", why)
         self.backend = backend
+        self._network = network
         self._backends = [backend]
-        self._agent = _make_agent(_import_nixl(), f"tasuki-{uuid.uuid4().hex}")
+        self._name = f"tasuki-{uuid.uuid4().hex}"
+        self._agent = _make_agent(_import_nixl(), self._name)
         _create_backend(self._agent, backend)
 
     @property
@@ -132,6 +152,59 @@ class Agent:
         except Exception as error:  # it may be gone already
             log.debug("removing %r: %s", remote, describe(error))
 
+    def check_way(
+        self, peer: str, metadata: bytes, remote: RemoteAgent, here: Piece, there: Piece
+    ) -> Way | None:
+        """Read a few bytes of a connected peer, and name the way that they took.
+
+        Args:
+            peer: For messages.
+            metadata: The peer's, as `connecting` got it.
+            remote: The peer's loaded agent.
+            here: Memory of ours that is overwritten.
+            there: The peer's, of the same size.
+
+        Returns:
+            None where UCX does not say: the operator directs its output, it is not UCX, or the
+            peer does not answer.
+
+        Raises:
+            TransportError: The read fails, or the way is not what the operator requires.
+        """
+        before = ucx_log.ways(self._name)
+        ended = _ends(self._read(remote, here, there))
+        ways = ucx_log.ways(self._name) if ended else []
+        found = ways[len(before) :] or ways
+        # Connections with one configuration are described once: of several earlier ones it is
+        # not known which one this is. An agent of its own has no earlier ones.
+        way = found[0] if len(found) == 1 else None
+        if len(found) > 1:
+            way = Agent(self._network, self.backend)._way_apart(peer, metadata, here, there)
+        self._require(way, peer)
+        return way
+
+    def _require(self, way: Way | None, peer: str) -> None:
+        wanted = self._network.require
+        if not wanted or (way is not None and way.kind in REQUIREMENTS[wanted]):
+            return
+        if way is None:
+            raise TransportError(
+                f"how KV from {peer} travels is not known, --require-transport is {wanted}: unset"
+                " UCX_LOG_FILE, UCX_LOG_LEVEL and UCX_PROTO_INFO"
+            )
+        raise TransportError(
+            f"KV from {peer} travels by {way}, --require-transport is {wanted}: {REMEDIES[wanted]}"
+        )
+
+    def _way_apart(self, peer: str, metadata: bytes, here: Piece, there: Piece) -> Way | None:
+        memory = [(here.address, here.size_bytes, here.device, "")]
+        registered = self._agent.register_memory(memory, here.memory, backends=self._backends)
+        with self.connecting(peer, metadata) as remote:
+            _ends(self._read(remote, here, there))
+        self.forget(remote)
+        self._agent.deregister_memory(registered)
+        return next(iter(ucx_log.ways(self._name)), None)
+
     def prepare(self, owner: RemoteAgent, region: Region, slice_bytes: int) -> Any:
         """A descriptor list in which index i is the slice of block i."""
         row = (
@@ -158,9 +231,12 @@ class Agent:
 
     def read(self, remote: RemoteAgent, here: int, there: int, size_bytes: int) -> NixlRead:
         """Begin to read host memory, from one address to another."""
+        return self._read(remote, Piece(here, size_bytes), Piece(there, size_bytes))
+
+    def _read(self, remote: RemoteAgent, here: Piece, there: Piece) -> NixlRead:
         lists = [
-            self._agent.get_xfer_descs([(address, size_bytes, 0)], "DRAM")
-            for address in (here, there)
+            self._agent.get_xfer_descs([(p.address, p.size_bytes, p.device)], p.memory)
+            for p in (here, there)
         ]
         handle = self._agent.initialize_xfer("READ", *lists, remote, backends=self._backends)
         return NixlRead(self._agent, handle, self._agent.transfer(handle))
@@ -222,23 +298,39 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def environment_for(host: str, own: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def environment_for(network: Network, own: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """What UCX is told, as far as the operator has not: it reads that once, as it loads.
 
     Args:
-        host: Address that this worker binds.
+        network: What transfers may use.
         own: The environment as it is.
 
     Returns:
         Variables to set, and which network is used and why.
+
+    Raises:
+        NetworkError: A device that was asked for is not there.
     """
     devices = own.get("UCX_NET_DEVICES")
     if devices is None:
-        devices, why = net_devices(host)
+        devices, why = net_devices(network)
     else:
         why = f"{devices}: as UCX_NET_DEVICES says"
     wanted = {**_ENVIRONMENT, "UCX_NET_DEVICES": devices}
-    return {name: value for name, value in wanted.items() if name not in own}, why
+    variables = {name: value for name, value in wanted.items() if name not in own}
+    captured = ucx_log.capture(own)
+    variables |= {name: value for name, value in captured.items() if own.get(name) != value}
+    return variables, why
+
+
+def _ends(read: NixlRead) -> bool:
+    """Whether a small read ends soon."""
+    deadline_s = time.monotonic() + _PROBE_S
+    while not read.done():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_PROBE_POLL_S)
+    return True
 
 
 def _import_nixl() -> Any:

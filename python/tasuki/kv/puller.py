@@ -24,6 +24,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.effects import CancelPull, Pull, PullDone, PullProgress
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import Transfer, Transport, check_metadata
+from tasuki.kv.ways import Way
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,9 @@ class Puller(threading.Thread):
         transport: registered, and this thread's alone from now on.
         report: called from this thread with what happens to orders and peers.
         clock: the handoff's clock.
+
+    Attributes:
+        ways: how KV of each peer travels, where that is known; written by the thread.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Puller(threading.Thread):
         clock: Callable[[], float] = now_s,
     ) -> None:
         super().__init__(name="kv-transfer", daemon=True)
+        self.ways: dict[str, Way] = {}
         self._transport = transport
         self._report = report
         self._clock = clock
@@ -201,8 +206,11 @@ class Puller(threading.Thread):
             self._transport.disconnect(name)
             peer.connected = peer.broken = False
         if not peer.connected:
-            self._transport.connect(name, peer.metadata, peer.plan)
+            way = self._transport.connect(name, peer.metadata, peer.plan)
             peer.connected = True
+            if way is not None and self.ways.get(name) != way:
+                self.ways[name] = way
+                log.info("KV from %s travels by %s", name, way)
 
     def _forget(self, name: str) -> None:
         peer = self._peers.get(name)
@@ -214,6 +222,7 @@ class Puller(threading.Thread):
     def _leave(self, name: str, peer: _Peer) -> None:
         if peer.leaving and not peer.inflight and not peer.orders:
             del self._peers[name]
+            self.ways.pop(name, None)
             self._transport.disconnect(name)
 
     def _enqueue(self, pull: Pull) -> None:

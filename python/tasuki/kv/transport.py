@@ -17,7 +17,9 @@ import torch
 
 from tasuki.errors import TasukiError
 from tasuki.kv.layout import CacheLayout
+from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.transfer_plan import Run, TransferPlan
+from tasuki.kv.ways import Way
 from tasuki.v1 import kv_pb2
 
 _BUILT_IN = {
@@ -50,7 +52,7 @@ class Transfer(Protocol):
 
 
 class Transport(Protocol):
-    """One-sided reads between pools. Constructed with the worker's host and a backend's name."""
+    """One-sided reads between pools. Constructed with a `Network` and a backend's name."""
 
     @property
     def name(self) -> str:
@@ -75,8 +77,11 @@ class Transport(Protocol):
     def metadata(self) -> bytes:
         """What a peer's `connect` takes."""
 
-    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> None:
+    def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Make `peer` readable; may block for a while.
+
+        Returns:
+            How its blocks will travel; None: not known.
 
         Raises:
             TransportError: it cannot be reached.
@@ -125,13 +130,13 @@ def check_metadata(metadata: bytes, digest: bytes) -> None:
         )
 
 
-def create_transport(name: str, backend: str | None = None, host: str = "127.0.0.1") -> Transport:
+def create_transport(name: str, backend: str | None = None, network: Network = LOCAL) -> Transport:
     """Make the transport called `name`, optionally with one of its backends.
 
     Args:
         name: As in the registry.
         backend: One of the transport's; None: its default.
-        host: Address that this worker binds; transfers use its network and no other.
+        network: What transfers may use.
 
     Raises:
         UnknownTransportError: there is none by that name; says which there are.
@@ -145,5 +150,5 @@ def create_transport(name: str, backend: str | None = None, host: str = "127.0.0
     module, attribute = target.split(":")
     factory = getattr(importlib.import_module(module), attribute)
     options = {"backend": backend} if backend else {}
-    transport: Transport = factory(host=host, **options)
+    transport: Transport = factory(network=network, **options)
     return transport

@@ -155,6 +155,9 @@ class WorkerOptions:
     all_reduce: str | None = None
     dispatch: str | None = None
     transport: str | None = None
+    require_transport: str | None = None
+    rdma_devices: str | None = None
+    preflight: str | None = None
     trust_remote_code: bool = False
     fleet_cert: Path | None = None
     fleet_key: Path | None = None

@@ -134,6 +134,56 @@ Transport = Annotated[
         metavar="WAY",
     ),
 ]
+RequireTransport = Annotated[
+    str | None,
+    _option(
+        "rdma or cuda_ipc: refuse a worker whose KV would travel by TCP; with cuda_ipc, by anything"
+        " else. rdma allows what stays inside a machine [nothing is refused].",
+        "--require-transport",
+        metavar="WAY",
+    ),
+]
+RdmaDevices = Annotated[
+    str | None,
+    _option(
+        "nearest, all, or names such as mlx5_0:1,mlx5_1:1: the RDMA devices of a worker [nearest"
+        " to the GPU of each rank].",
+        "--rdma-devices",
+        metavar="NAMES",
+    ),
+]
+Preflight = Annotated[
+    str | None,
+    _option(
+        "off, warn or strict: check the machine before a worker loads anything; with strict a"
+        " failure ends it with exit status 78 [warn].",
+        metavar="MODE",
+    ),
+]
+Pause = Annotated[
+    bool,
+    _option("Wait, before anything is loaded, until POST /exit: for tests by hand.", "--pause"),
+]
+PauseHost = Annotated[
+    str,
+    _option(
+        "Address that answers during --pause; beyond loopback it requires the token in"
+        " TASUKI_PAUSE_TOKEN [127.0.0.1].",
+        "--pause-host",
+    ),
+]
+PausePort = Annotated[
+    int, _option("Its port [0: any free one, which the log names].", "--pause-port")
+]
+TerminationLog = Annotated[
+    Path | None,
+    _option(
+        "File that gets what preflight found, if that ends the start [/dev/termination-log, where"
+        " it exists].",
+        "--termination-log",
+        metavar="PATH",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, _option("Run code that comes with the model folder.", "--trust-remote-code")
 ]

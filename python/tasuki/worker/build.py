@@ -32,7 +32,7 @@ from tasuki.models.spec_reader import read_spec
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.convert import role_at_start
-from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name
+from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name, network_of
 from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.rank_messages import PoolShape, RankPlan
@@ -99,7 +99,7 @@ def _build(
 ) -> Built:
     limits = config.limits(on_cuda=device.type == "cuda")
     with phases.phase("transport"):
-        transport = create_transport(config.transport, host=config.host)
+        transport = create_transport(config.transport, network=network_of(config, device))
     dtypes = choose_dtypes(config, spec, device)
     plan = RankPlan(config, limits, dtypes, device.type)
     one = layout_of(spec, plan)

@@ -16,6 +16,8 @@ KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("none", "int8")
 ALL_REDUCES = ("auto", "nccl", "symmetric")
+REQUIRED_TRANSPORTS = ("rdma", "cuda_ipc")
+PREFLIGHTS = ("off", "warn", "strict")
 MAX_RANKS = 64
 
 
@@ -93,6 +95,14 @@ class WorkerConfig:
         state_log_s: Between lines of the log that say what the worker does; 0: none.
         transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
             another.
+        require_transport: One of `REQUIRED_TRANSPORTS`: a peer whose KV would travel by a slower
+            way is refused. Empty: none is.
+        rdma_devices: `nearest` to the GPU of each rank, `all`, or names with commas.
+        preflight: One of `PREFLIGHTS`: whether the machine is checked first, and whether a
+            failure ends the start.
+        pause: Wait, before anything is loaded, until told by HTTP to go on.
+        pause_host, pause_port: Where; a host that is no loopback address requires a token.
+        termination_log: Gets what ends the start; None: /dev/termination-log where it exists.
         trust_remote_code: Run code that came with the model folder.
         fleet_cert, fleet_key, fleet_ca: See `tasuki.kv.fleet.Fleet`; all of them, or none.
     """
@@ -123,6 +133,13 @@ class WorkerConfig:
     pull_timeout_s: float = 30.0
     state_log_s: float = 10.0
     transport: str = "nixl"
+    require_transport: str = ""
+    rdma_devices: str = "nearest"
+    preflight: str = "warn"
+    pause: bool = False
+    pause_host: str = "127.0.0.1"
+    pause_port: int = 0
+    termination_log: Path | None = None
     trust_remote_code: bool = False
     fleet_cert: Path | None = None
     fleet_key: Path | None = None
@@ -141,7 +158,10 @@ class WorkerConfig:
         if self.quantization == "int8" and self.tensor_parallel > 1:
             raise ConfigError(f"quantization is int8, tp is {self.tensor_parallel}: use tp 1")
         _one_of("all-reduce", self.all_reduce, ALL_REDUCES)
+        _one_of("require-transport", self.require_transport, ("", *REQUIRED_TRANSPORTS))
+        _one_of("preflight", self.preflight, PREFLIGHTS)
         _in_range("port", self.port, 0, 65_535)
+        _in_range("pause-port", self.pause_port, 0, 65_535)
         _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
         _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _in_range("max-model-len", self.max_model_len, 1, 1 << 30)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from tasuki.kv.net_devices import Network
 from tasuki.models.loader import choose_dtype
 from tasuki.models.spec import ModelSpec
-from tasuki.nvidia_driver import driver_problem
+from tasuki.nvidia_driver import driver_problem, pci_address
 from tasuki.processor import cpu_name
 from tasuki.worker.config import ConfigError, WorkerConfig
+from tasuki.worker.numa import stay_near
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,23 @@ def use_device(device: torch.device) -> torch.device:
         torch.cuda.set_device(device)
         torch.cuda.synchronize(device)  # makes the context: the transport must find it
         log.info("device %s: %s", device, torch.cuda.get_device_name(device))
+        log.info("%s", stay_near(gpu_address(device)))
     return device
+
+
+def gpu_address(device: torch.device) -> str:
+    """The PCI address of a GPU; empty: it is none."""
+    return pci_address(device.index or 0) if device.type == "cuda" else ""
+
+
+def network_of(config: WorkerConfig, device: torch.device) -> Network:
+    """What the transfers of the rank on `device` may use."""
+    return Network(
+        host=config.host,
+        gpu=gpu_address(device),
+        rdma=config.rdma_devices,
+        require=config.require_transport,
+    )
 
 
 def _see_only(wanted: str, ranks: int) -> None:

@@ -26,6 +26,7 @@ from tasuki.kv.handoff import HandoffConfig, Handoffs
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from tasuki.worker.build import Built, build
+from tasuki.worker.checked import check_first
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.failures import Failures
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
@@ -56,6 +57,8 @@ def run(config: WorkerConfig) -> int:
         config.fleet.check()
     phases = Phases(process_begun_s())
     phases.until_now("imports")
+    with phases.phase("preflight"):
+        check_first(config)
     keep_compiled()
     failures = Failures()
     failures.catch_threads()

@@ -28,7 +28,7 @@ from tasuki.kv.rank_channel import KvRank
 from tasuki.kv.transport import create_transport
 from tasuki.launch.parent_death import follow_parent
 from tasuki.models.spec_reader import read_spec
-from tasuki.worker.device import use_device
+from tasuki.worker.device import network_of, use_device
 from tasuki.worker.rank_messages import (
     CopyOrder,
     Failed,
@@ -98,8 +98,8 @@ def _build(plan: RankPlan, pipe: Connection, kv_pipe: Connection) -> tuple[Execu
     phases.until_now("imports")
     keep_compiled()
     config = plan.config
-    use_device(rank_device(plan))
-    transport = create_transport(config.transport, host=config.host)
+    device = use_device(rank_device(plan))
+    transport = create_transport(config.transport, network=network_of(config, device))
     spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     with phases.phase("ranks"):
         collective = meet(plan)

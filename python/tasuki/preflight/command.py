@@ -1,0 +1,132 @@
+"""The command `tasuki preflight`: checks a machine, and its way to others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasuki.preflight import termination
+from tasuki.preflight.result import (
+    EXIT_CODE,
+    Check,
+    PreflightError,
+    as_json,
+    as_table,
+    failures,
+)
+
+_MB = 1_000_000
+
+
+def _option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **more)
+
+
+def preflight(
+    *,
+    peer: Annotated[
+        list[str] | None,
+        _option(
+            "HOST:PORT of a worker, or of `tasuki preflight --listen`: blocks are read from it;"
+            " repeatable.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    listen: Annotated[bool, _option("Check, then answer peers until Ctrl-C.", "--listen")] = False,
+    expect: Annotated[
+        str | None,
+        _option(
+            "What each peer must reach: a rate such as 20GB/s or 100Gb/s, or a file that --json"
+            " wrote, of which 0.8 is enough [nothing].",
+            metavar="RATE|FILE",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None, _option("Model folder: is it whole?", "--model", metavar="FOLDER")
+    ] = None,
+    hashes: Annotated[
+        bool, _option("Compare it with the SHA-256 that came with it: reads all.", "--hashes")
+    ] = False,
+    host: Annotated[str, _option("Address that a worker here would bind [127.0.0.1].")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[
+        int, _option("Its port; with --listen the one to bind [0: any free one].", min=0, max=65535)
+    ] = 0,
+    device: Annotated[
+        str, _option("auto, cpu or cuda:N: where blocks are read from and to [auto].")
+    ] = "auto",
+    require_transport: Annotated[
+        str, _option("rdma or cuda_ipc: fail a peer that is read otherwise.", metavar="WAY")
+    ] = "",
+    rdma_devices: Annotated[
+        str, _option("nearest, all, or names with commas [nearest].", metavar="NAMES")
+    ] = "nearest",
+    payload_mb: Annotated[
+        int, _option("Of the largest read of a peer [64].", "--payload-mb", min=1, max=8000)
+    ] = 64,
+    timeout_s: Annotated[
+        float, _option("For a peer's answer, and for each read [5].", "--timeout-s", min=0.1)
+    ] = 5.0,
+    fleet_cert: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    fleet_key: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    fleet_ca: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    json: Annotated[bool, _option("Print JSON instead of a table.", "--json")] = False,
+    termination_log: Annotated[
+        Path, _option("File that gets what failed [/dev/termination-log, where it exists].")
+    ] = termination.DEFAULT,
+) -> None:
+    """Check this machine, and the way to others, before anything serves; exit 78 on a failure."""
+    from tasuki.kv.fleet import Fleet
+    from tasuki.kv.net_devices import Network
+    from tasuki.kv.ways import REQUIREMENTS
+    from tasuki.nvidia_driver import pci_address
+    from tasuki.preflight.expect import Expectation
+    from tasuki.preflight.local import Subject, local_checks
+    from tasuki.preflight.network import resolves
+
+    if require_transport not in ("", *REQUIREMENTS):
+        raise PreflightError(
+            f"--require-transport is {require_transport!r}: use one of {', '.join(REQUIREMENTS)}"
+        )
+    expected = Expectation.of(expect)
+    fleet = Fleet.of(fleet_cert, fleet_key, fleet_ca)
+    subject = Subject(
+        host=host,
+        port=port,
+        model=model,
+        hashes=hashes,
+        device=device,
+        require=require_transport,
+    )
+    checks = local_checks(subject)
+    peers = peer or []
+    checks += [resolves(each) for each in dict.fromkeys(name.rpartition(":")[0] for name in peers)]
+
+    from tasuki.preflight import transfers  # torch: only now
+
+    where = transfers.device_of(device)
+    gpu = pci_address(where.index or 0) if where.type == "cuda" else ""
+    network = Network(host, gpu, rdma_devices, require_transport)
+    plan = transfers.Plan(network, where, payload_mb * _MB, timeout_s, fleet)
+    checks.append(transfers.self_transfer(plan))
+    for name in dict.fromkeys(peers):
+        checks.append(transfers.peer_transfer(name, plan, expected.of_peer(name)))
+    _tell(checks, json, termination_log)
+    if listen:
+        from tasuki.preflight.listen import listen_until_signal
+
+        def say(address: str) -> None:
+            print(f"listening on {address}", flush=True)
+
+        asyncio.run(listen_until_signal(plan, port, say))
+    raise typer.Exit(EXIT_CODE if failures(checks) else 0)
+
+
+def _tell(checks: list[Check], json: bool, termination_log: Path) -> None:
+    print(as_json(checks) if json else as_table(checks), flush=True)
+    if failed := failures(checks):
+        termination.tell(failed, termination_log)

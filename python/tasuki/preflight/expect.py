@@ -1,0 +1,60 @@
+"""How quick a transfer must be: a rate, or a file of what was measured before."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasuki.preflight.result import PreflightError
+
+_RATE = re.compile(r"([\d.]+) *([kMGT]?)(i?)(B|b|bit)/s")
+_POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+_SHARE_OF_BEFORE = 0.8  # of an earlier measurement; two of one link differ by less
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Bytes a second that each peer must reach.
+
+    Attributes:
+        default: For peers that `by_peer` has not; 0: nothing is expected.
+        by_peer: For each peer of an earlier report.
+    """
+
+    default: float = 0.0
+    by_peer: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: str | None) -> Expectation:
+        """From `20GB/s`, `100Gb/s`, or a file that `tasuki preflight --json` wrote.
+
+        Raises:
+            PreflightError: It is neither.
+        """
+        if said is None:
+            return cls()
+        found = _RATE.fullmatch(said.strip())
+        if found:
+            number, power, binary, unit = found.groups()
+            base = 1024 if binary else 1000
+            scale = base ** _POWERS[power] / (1 if unit == "B" else 8)
+            return cls(float(number) * scale)
+        try:
+            checks = json.loads(Path(said).read_text())["checks"]
+            before = {
+                check["name"].removeprefix("transfer "): float(check["figures"]["bytes_per_s"])
+                for check in checks
+                if "bytes_per_s" in check["figures"]
+            }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PreflightError(
+                f"--expect is {said!r} ({error!r}): give a rate such as 20GB/s or 100Gb/s, or a"
+                " file that `tasuki preflight --json` wrote"
+            ) from error
+        return cls(0.0, {peer: _SHARE_OF_BEFORE * rate for peer, rate in before.items()})
+
+    def of_peer(self, peer: str) -> float:
+        """Bytes a second; 0: nothing is expected."""
+        return self.by_peer.get(peer, self.default)
