@@ -16,8 +16,8 @@ import torch
 from kv_source_process import DEADLINE_S, Source, block_value, fill, layout, start_source
 from support.waiting import idle_shares
 
-from tasuki.kv.effects import Pull, PullDone
-from tasuki.kv.puller import Connect, PeerFailed, Puller
+from tasuki.kv.effects import Pull, PullDone, PullProgress
+from tasuki.kv.puller import Connect, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import make_plans
 from tasuki.kv.transport import create_transport
 
@@ -59,7 +59,7 @@ class Reader:
         self.pool = shape.allocate()
         self.transport = create_transport(case.transport)
         self.transport.register(self.pool, shape)
-        self.reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
+        self.reports: queue.Queue[PullerReport] = queue.Queue()
         self.puller = Puller(self.transport, self.reports.put)
         self.puller.start()
         self._orders = 0
@@ -80,7 +80,10 @@ class Reader:
         return self._orders
 
     def report(self) -> PullDone | PeerFailed:
-        return self.reports.get(timeout=DEADLINE_S)
+        """The next one; what takes more than a second reports its progress too."""
+        while isinstance(report := self.reports.get(timeout=DEADLINE_S), PullProgress):
+            continue
+        return report
 
     def pull(self, pairs: Pairs, name: str) -> PullDone:
         order_id, done = self.order(pairs, name), self.report()

@@ -31,7 +31,6 @@ def test_a_strict_worker_waits_and_then_ends_with_78(folder: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tasuki", *words, "--termination-log", str(message)],
         stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         address = re.search(r"POST (http://127.0.0.1:\d+)/exit", _until(process, "paused: "))
@@ -42,7 +41,7 @@ def test_a_strict_worker_waits_and_then_ends_with_78(folder: Path) -> None:
         assert process.poll() is None and not message.exists()
         request = urllib.request.Request(f"{address[1]}/exit", method="POST")
         urllib.request.urlopen(request, timeout=DEADLINE_S).close()
-        _, words_left = process.communicate(timeout=DEADLINE_S)
+        words_left = process.communicate(timeout=DEADLINE_S)[1].decode()
     finally:
         process.kill()
         process.wait()
@@ -51,16 +50,18 @@ def test_a_strict_worker_waits_and_then_ends_with_78(folder: Path) -> None:
     assert message.read_text().startswith("model weights: neither")
 
 
-def _until(process: subprocess.Popen[str], begins: str) -> str:
+def _until(process: subprocess.Popen[bytes], begins: str) -> str:
     """The first line of its output that has `begins`."""
     assert process.stderr is not None
-    deadline_s, seen = time.monotonic() + DEADLINE_S, ""
-    os.set_blocking(process.stderr.fileno(), False)
-    while time.monotonic() < deadline_s and process.poll() is None:
-        select.select([process.stderr], [], [], 1.0)
-        seen += process.stderr.read() or ""
-        for line in seen.splitlines(keepends=True):
+    deadline_s, seen = time.monotonic() + DEADLINE_S, b""
+    while time.monotonic() < deadline_s:
+        if not select.select([process.stderr], [], [], 1.0)[0]:
+            continue
+        piece = os.read(process.stderr.fileno(), 4096)
+        seen += piece
+        for line in seen.decode(errors="replace").splitlines(keepends=True):
             if begins in line and line.endswith("\n"):
-                os.set_blocking(process.stderr.fileno(), True)
                 return line
-    raise AssertionError(f"no line with {begins!r}: {seen}")
+        if not piece:
+            break
+    raise AssertionError(f"no line with {begins!r}: {seen.decode()}")
