@@ -46,10 +46,12 @@ class Hosts:
         """
         return str(self._start(_listen, self.peer, {"UCX_TLS": "tcp"}, port, damage).recv())
 
-    def read(self, peer: str, expected: float = 0.0, **environment: str) -> Check:
+    def read(
+        self, peer: str, expected: float = 0.0, timeout_s: float = 20.0, **environment: str
+    ) -> Check:
         """What the reader finds."""
         variables = {"UCX_TLS": "tcp", **environment}
-        pipe = self._start(_read, self.reader, variables, peer, expected)
+        pipe = self._start(_read, self.reader, variables, peer, expected, timeout_s)
         check: Check = pipe.recv()
         return check
 
@@ -123,6 +125,8 @@ def _inside(
     _call("unshare", _NEW_MOUNTS)
     _call("mount", b"", b"/", b"none", _SLAVE_AND_BELOW, None)
     _call("mount", namespace.encode(), b"/sys", b"sysfs", 0, None)
+    for name in [name for name in os.environ if name.startswith(("UCX_", "NIXL_"))]:
+        del os.environ[name]  # what an agent in the test's process has set
     os.environ.update(variables)
     target(pipe, *more)
 
@@ -147,5 +151,5 @@ def _listen(pipe: Connection, port: int, damage: int | None) -> None:
     asyncio.run(serve())
 
 
-def _read(pipe: Connection, peer: str, expected: float) -> None:
-    pipe.send(peer_transfer(peer, Plan(Network(READER), timeout_s=3.0), expected))
+def _read(pipe: Connection, peer: str, expected: float, timeout_s: float) -> None:
+    pipe.send(peer_transfer(peer, Plan(Network(READER), timeout_s=timeout_s), expected))

@@ -57,7 +57,7 @@ def test_a_slow_cable_is_slower_than_expected(hosts: Hosts, peer: str) -> None:
 def test_a_blocked_port_is_no_answer(hosts: Hosts) -> None:
     rule = ("ipproto", "tcp", "sport", str(BLOCKED_PORT), "blackhole")
     run("ip", "-n", hosts.peer, "rule", "add", *rule)  # its answers get lost
-    check = hosts.read(hosts.listen(BLOCKED_PORT))
+    check = hosts.read(hosts.listen(BLOCKED_PORT), timeout_s=3.0)
     assert (check.status, check.found) == ("fail", "no answer within 3 s"), check
     assert check.remedy.startswith("open the port")
     run("ip", "-n", hosts.peer, "rule", "del", *rule)
@@ -65,7 +65,7 @@ def test_a_blocked_port_is_no_answer(hosts: Hosts) -> None:
 
 
 def test_the_wrong_interface_moves_no_bytes(hosts: Hosts, peer: str) -> None:
-    check = hosts.read(peer, UCX_NET_DEVICES="lo")
+    check = hosts.read(peer, timeout_s=5.0, UCX_NET_DEVICES="lo")
     assert check.status == "fail" and "--host" in check.remedy, check
 
 
