@@ -16,6 +16,9 @@ Median of --repeats pulls, each of other blocks: `wire` is from the first post
 to the last byte seen to be there, `total` from the order to its report, `post`
 what the transfer thread spent handing descriptors to NIXL. 904 tokens is the
 last chunk of a prompt of 5,000 in chunks of 2,048: what prefill cannot hide.
+With --digests each prompt is pulled again with digests of all that came (`--kv-digest all`):
+`checked` is the time from the order to its report then, `digests` what computing them alone
+takes, from the call to the values on the host; a source takes as long, beside the transfer.
 The product tells UCX to keep no mappings (kv/cuda_ipc.py); a second run lets it,
 and shows what that gains and what a dead source then keeps of its GPU.
 """
@@ -41,6 +44,7 @@ import torch
 from worn_pools import TOKEN_BYTES, UNIT_TOKENS, Wear, layout_of, units_of
 
 from tasuki.bench.header import header, write_result
+from tasuki.kv.digester import Digester
 from tasuki.kv.effects import Pull, PullDone, PullProgress
 from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import Run, make_plans
@@ -71,6 +75,7 @@ class Settings:
     prompts: tuple[int, ...]
     ages: int
     repeats: int
+    digests: bool = False
 
 
 class Timed:
@@ -163,16 +168,21 @@ class Reader:
         rows = []
         with self.connected(block_size, wire, metadata) as (puller, transport, reports):
 
-            def pull(pairs: list[tuple[int, int]]) -> dict[str, float]:
+            def pull(pairs: list[tuple[int, int]], check: bool = False) -> dict[str, float]:
                 self._orders += 1
                 transport.post_s = 0.0
+                units = [local for _, local in pairs] if check else []
                 begin_s = time.perf_counter()
-                puller.put(Pull(self._orders, "source", pairs))
+                puller.put(Pull(self._orders, "source", pairs, units))
                 done = reports.get(timeout=DEADLINE_S)
                 total_s = time.perf_counter() - begin_s
                 if isinstance(done, PeerFailed) or done.error:
                     raise SystemExit(f"the pull failed: {done}")
+                if sum(len(part.units) for part in done.digests) != len(units):
+                    raise SystemExit("not every unit has a digest")
                 self._check(pairs, block_size)
+                if check:
+                    return {"checked_ms": 1e3 * total_s}
                 return {
                     "bytes": done.moved_bytes,
                     "descriptors": done.descriptors,
@@ -182,11 +192,29 @@ class Reader:
                 }
 
             first = pull([(0, 0)])  # the source's memory is mapped by the first read
+            digester = Digester(transport.pool)
+
+            def digest(units: list[int]) -> dict[str, float]:
+                begin_s = time.perf_counter()
+                job = digester.start(units, block_size)
+                while job() is None:
+                    pass
+                return {"digests_ms": 1e3 * (time.perf_counter() - begin_s)}
+
+            def measured(pairs: list[tuple[int, int]]) -> dict[str, float]:
+                if not self._settings.digests:
+                    return pull(pairs)
+                units = [local for _, local in pairs]
+                return pull(pairs) | pull(pairs, check=True) | digest(units)
+
+            if self._settings.digests:
+                pull([(0, 0)], check=True)  # the kernel is compiled
+                digest([0])
             for state in ("aged", "scattered"):
                 for tokens in self._settings.prompts:
                     count = -(-tokens // block_size)
                     runs = [
-                        pull(
+                        measured(
                             list(
                                 zip(
                                     getattr(source, state)(count),
@@ -336,7 +364,12 @@ def show(row: dict[str, Any], limit: dict[str, float]) -> None:
     print(
         f"{row['block_size']:>6} {row['state']:<10}{row['tokens']:>7}{row['bytes'] / 1e6:>9.1f} MB"
         f"{row['descriptors']:>7.0f} desc{row['post_ms']:>8.2f} post{row['wire_ms']:>8.2f} wire"
-        f"{row['total_ms']:>8.2f} total ms{row['gb_per_s']:>8.1f} GB/s, {share:.0%} of a copy",
+        f"{row['total_ms']:>8.2f} total ms{row['gb_per_s']:>8.1f} GB/s, {share:.0%} of a copy"
+        + (
+            f"{row['checked_ms']:>8.2f} checked{row['digests_ms']:>8.2f} digests ms"
+            if "checked_ms" in row
+            else ""
+        ),
         flush=True,
     )
 
@@ -349,6 +382,7 @@ def main() -> int:
     parser.add_argument("--product-only", action="store_true", help="no UCX_CUDA_IPC_CACHE=y")
     parser.add_argument("--pool-gb", type=float, help="of each pool [110; cpu: 1]")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--digests", action="store_true", help="measure --kv-digest all, too")
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 904, 5000])
     parser.add_argument("--ages", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=9)
@@ -365,6 +399,7 @@ def main() -> int:
         prompts=tuple(arguments.tokens),
         ages=arguments.ages,
         repeats=arguments.repeats,
+        digests=arguments.digests,
     )
     begin_s = time.monotonic()
     with process(copy_limit, settings, None) as pipe:

@@ -60,7 +60,7 @@ def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
     tiny: Deployment, tiny_model: Path, tmp_path: Path, prefill: int, decode: int
 ) -> None:
     """With 4 ranks every KV head is on two of them, and read into both."""
-    degrees = {"tp-prefill": prefill, "tp-decode": decode}
+    degrees = {"tp-prefill": prefill, "tp-decode": decode, "kv-digest": "all"}
     with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **degrees) as client:
         blocks = 0
         for length in LENGTHS:
@@ -78,12 +78,17 @@ def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
         assert found.sum("tasuki_worker_kv_pulled_bytes_total", role="decode") == moved
         assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
         assert found.sum("tasuki_worker_kv_pull_failures_total", role="decode") == 0
+        digests = blocks * max(KV_HEADS, decode)
+        assert found.sum("tasuki_worker_kv_digests_total", role="decode") == digests
+        assert found.sum("tasuki_worker_kv_digest_mismatches_total", role="decode") == 0
+        assert found.sum("tasuki_kv_pair_bytes_total", role="decode") == moved
+        assert not found.find("tasuki_kv_pair_failures_total")
 
 
 def test_degrees_and_block_sizes_may_differ_at_once(
     tiny: Deployment, tiny_model: Path, tmp_path: Path
 ) -> None:
-    options = {"tp-prefill": 2, "decode-option": "block-size=24"}
+    options = {"tp-prefill": 2, "decode-option": "block-size=24", "kv-digest": "all"}
     with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **options) as client:
         for length in LENGTHS:
             answer = client.complete(prompt(length), max_tokens=24)
@@ -94,6 +99,9 @@ def test_degrees_and_block_sizes_may_differ_at_once(
         until(pulled, f"{blocks} blocks are pulled", deadline_s=20)
         found = totals(client)
         assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
+        digests = sum(-(-length // 8) for length in LENGTHS) * KV_HEADS
+        assert found.sum("tasuki_worker_kv_digests_total", role="decode") == digests
+        assert found.sum("tasuki_worker_kv_digest_mismatches_total", role="decode") == 0
 
 
 @pytest.mark.faults

@@ -54,7 +54,13 @@ _POOLS: dict[str, torch.Tensor] = {}  # what is reachable, by metadata
 
 
 class CopyTransport:
-    """Copies between pools of this process; `hold` and `dead` make it misbehave."""
+    """Copies between pools of this process; `hold` and `dead` make it misbehave.
+
+    Attributes:
+        before_read: called with the source's pool before a run of it is read.
+        torn: how many units at a run's end are reported as read and are not.
+        after_read: called with our pool after a run was read.
+    """
 
     max_inflight_bytes = 1 << 20
     name = "copy"
@@ -65,10 +71,13 @@ class CopyTransport:
         self.metadata = b""
         self.layout = kv_pb2.Layout()
         self._sources: dict[str, tuple[str, TransferPlan]] = {}
-        self._pool = torch.empty(0)
+        self.pool = torch.empty(0)
+        self.before_read: Callable[[torch.Tensor, Run], None] = lambda pool, run: None
+        self.torn: Callable[[Run], int] = lambda run: 0
+        self.after_read: Callable[[torch.Tensor, Run], None] = lambda pool, run: None
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
-        self._pool = pool
+        self.pool = pool
         self.metadata = uuid.uuid4().bytes
         self.layout = layout.to_wire(pool, transport=self.name)
         _POOLS[self.metadata.hex()] = pool
@@ -108,9 +117,11 @@ class CopyTransfer:
             return False
         tokens = self._plan.unit_tokens  # of a run; where sizes are equal it is a block
         for run in self._runs:
-            for index in range(run.count):
+            self._transport.before_read(pool, run)
+            for index in range(run.count - self._transport.torn(run)):
                 theirs = self._unit(pool, run.remote + index, tokens)
-                self._unit(self._transport._pool, run.local + index, tokens).copy_(theirs)
+                self._unit(self._transport.pool, run.local + index, tokens).copy_(theirs)
+            self._transport.after_read(self._transport.pool, run)
         return True
 
     @staticmethod
@@ -235,6 +246,7 @@ class Rig:
         port: int = 0,
         block_size: int = 4,
         ranks: int = 1,
+        digest_one_in: int = 0,
         groups: Sequence[CacheGroup] = ONE_GROUP,
         **settings: int | bool,
     ) -> Worker:
@@ -263,7 +275,7 @@ class Rig:
         engine_id = uuid.uuid4().hex
         handoffs = Handoffs(
             host=engine,
-            config=HandoffConfig(lease_s=lease_s),
+            config=HandoffConfig(lease_s=lease_s, digest_one_in=digest_one_in),
             transport=transport,
             layout=layout,
             identity=identity,

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from tasuki.kv.digester import Digester
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller
@@ -236,6 +237,7 @@ class DecodeEngine:
 
     def __init__(self, shape: Shape, degree: int, seed: int, others: list[RankProcess]) -> None:
         self.degree = degree
+        self.shape = shape
         self._seed = seed
         self._others = others
         self._own = RankPool(shape, degree, 0, seed)
@@ -257,7 +259,7 @@ class DecodeEngine:
     def begin(self, engine: str, pairs: Sequence[tuple[int, int]]) -> int:
         """Give an order; its id."""
         order_id = next(self._orders)
-        self.ranked.pull(Pull(order_id, engine, pairs))
+        self.ranked.pull(Pull(order_id, engine, pairs, [local for _, local in pairs]))
         return order_id
 
     def part(self) -> PullDone | None:
@@ -324,7 +326,28 @@ def check_pull(
     assert done.moved_bytes == len(pairs) * reader.rank_bytes
     blocks = {local: remote for remote, local in pairs}
     assert reader.differing(blocks, source_seed) == [[]] * reader.degree
+    check_digests(reader, done, reader.shape, source_seed, blocks)
     return done
+
+
+def check_digests(
+    reader: DecodeEngine, done: PullDone, source: Shape, source_seed: int, units: dict[int, int]
+) -> None:
+    """Every rank has the source's digests of its heads of `units` (local, remote)."""
+    layout = source.layout(1, 0)
+    pool = layout.allocate()
+    pool.view(torch.int32).flatten(2).copy_(source.contents(layout, source_seed))
+    tokens = math.gcd(source.block_size, reader.shape.block_size)
+    expected = Digester(pool).start(list(units.values()), tokens)()
+    assert expected is not None
+    of_unit = dict(zip(units, expected, strict=True))
+    compared = 0
+    for part in done.digests:
+        end = part.first_head + part.values.shape[1]
+        for unit, values in zip(part.units, part.values, strict=True):
+            assert values.tolist() == of_unit[unit][part.first_head : end].tolist()
+        compared += part.values.size
+    assert compared == len(units) * sum(each.pool.kv_heads for each in reader.ranked._layouts)
 
 
 def units_of(source: Shape, reader: Shape, seed: int = 1) -> list[tuple[int, int]]:
@@ -364,4 +387,5 @@ def check_units(
     assert done.moved_bytes >= blocks * reader.rank_bytes * source.block_size // own.block_size
     units = {ours: theirs for theirs, ours in pairs}
     assert reader.differing_units(units, source, source_seed) == [[]] * reader.degree
+    check_digests(reader, done, source, source_seed, units)
     return done

@@ -377,7 +377,7 @@ pub struct LegTimings {
     #[prost(double, tag = "11")]
     pub transfer_tail_s: f64,
 }
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Load {
     #[prost(uint32, tag = "2")]
     pub waiting_requests: u32,
@@ -423,6 +423,9 @@ pub struct Load {
     /// that will decode here and do not yet
     #[prost(uint32, tag = "17")]
     pub waiting_sequences: u32,
+    /// prefill engines that it pulled from lately
+    #[prost(message, repeated, tag = "18")]
+    pub kv_pairs: ::prost::alloc::vec::Vec<KvPair>,
 }
 /// What one step contained and how long it took: a cost model is fitted to many of these.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -444,6 +447,45 @@ pub struct StepSample {
     /// sum over prompts of end^2 - start^2, of the positions computed
     #[prost(double, tag = "6")]
     pub prefill_squares: f64,
+}
+/// What this worker has pulled from one prefill engine since it met it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct KvPair {
+    /// of the prefill worker
+    #[prost(string, tag = "1")]
+    pub engine_id: ::prost::alloc::string::String,
+    /// as the two name it, e.g. nixl/UCX
+    #[prost(string, tag = "2")]
+    pub transport: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// that ended well
+    #[prost(uint64, tag = "4")]
+    pub pulls: u64,
+    #[prost(uint64, tag = "5")]
+    pub descriptors: u64,
+    /// handing descriptors to the transport
+    #[prost(double, tag = "6")]
+    pub post_s: f64,
+    /// of each pull from its first post to its last byte, added up
+    #[prost(double, tag = "7")]
+    pub wire_s: f64,
+    /// of each request, added up: see LegTimings
+    #[prost(double, tag = "8")]
+    pub exposed_s: f64,
+    /// connections made anew after a failed transfer
+    #[prost(uint64, tag = "9")]
+    pub reconnects: u64,
+    /// handoffs that ended here without their KV, by cause
+    #[prost(message, repeated, tag = "10")]
+    pub failures: ::prost::alloc::vec::Vec<KvFailure>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvFailure {
+    #[prost(string, tag = "1")]
+    pub cause: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
 }
 /// Since the worker's start.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -473,6 +515,12 @@ pub struct Counters {
     /// handoffs given up: a pull made no progress
     #[prost(uint64, tag = "12")]
     pub kv_pull_timeouts: u64,
+    /// digests of KV that were compared
+    #[prost(uint64, tag = "13")]
+    pub kv_digests: u64,
+    /// handoffs whose KV was not what was announced
+    #[prost(uint64, tag = "14")]
+    pub kv_digest_mismatches: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -17,7 +17,7 @@ import torch
 
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.steps import StepPoint, TransferPoint
-from tasuki.kv.effects import Pull, PullProgress
+from tasuki.kv.effects import Pull, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller, PullerReport
 from tasuki.kv.ranked import RankedPuller
@@ -88,6 +88,7 @@ class TransferTimer:
             ) from None
         if isinstance(part, PeerFailed):
             raise RunFailedError(f"the other process cannot be read: {part.message}")
+        assert isinstance(part, PullDone), "none was asked for"
         report = self._ranks.ended(part)
         assert report is not None, "there is one rank"
         if report.error or report.moved_bytes != point.blocks * self._layout.block_bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tasuki.errors import TasukiError
 from tasuki.kv.fleet import Fleet
+from tasuki.kv.pairs import Pairs
 
 LEASE_RANGE_S = (0.1, 3_600.0)
+DIGESTS = {"off": 0, "sample": 16, "all": 1}  # --kv-digest: one unit in how many is compared
 
 
 class HandoffConfigError(TasukiError):
@@ -34,6 +36,8 @@ class HandoffConfig:
         pull_timeout_s: how long a pull may make no progress while its peer lives;
             at least 0.1. Then the KV is lost.
         fleet: certificates of the streams; None: they are plain.
+        digest_one_in: what is pulled is compared with digests of what was announced, one
+            unit in so many; 0: none.
     """
 
     lease_s: float = 10.0
@@ -44,6 +48,7 @@ class HandoffConfig:
     machine: bytes = b""
     pull_timeout_s: float = 30.0
     fleet: Fleet | None = None
+    digest_one_in: int = 0
 
     def __post_init__(self) -> None:
         limits = (
@@ -53,6 +58,7 @@ class HandoffConfig:
             ("park_leases", self.park_leases, 0.1, 1_000.0),
             ("ask_leases", self.ask_leases, 0.01, 1_000.0),
             ("pull_timeout_s", self.pull_timeout_s, 0.1, 86_400.0),
+            ("digest_one_in", self.digest_one_in, 0, 1 << 20),
         )
         for name, value, low, high in limits:
             if not low <= value <= high:
@@ -70,6 +76,9 @@ class HandoffCounters:
     Attributes:
         kv_pull_timeouts: handoffs given up because a pull made no progress.
         stuck_blocks: now in quarantine because of it, not since the start.
+        kv_digests: digests that were compared, one for each unit and head.
+        kv_digest_mismatches: handoffs whose KV was not what was announced.
+        pairs: by prefill engine.
     """
 
     kv_pulled_bytes: int = 0
@@ -78,5 +87,8 @@ class HandoffCounters:
     kv_pull_failures: int = 0
     kv_pull_timeouts: int = 0
     stuck_blocks: int = 0
+    kv_digests: int = 0
+    kv_digest_mismatches: int = 0
     leases_granted: int = 0
     leases_expired: int = 0
+    pairs: Pairs = field(default_factory=Pairs, compare=False, repr=False)

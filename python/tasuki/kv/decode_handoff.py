@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.api import Assignment, LegTimings
+from tasuki.kv.digest_check import DigestCheck
 from tasuki.kv.flaws import announce_flaw
 from tasuki.v1 import kv_pb2 as pb
 
@@ -52,6 +53,7 @@ class DecodeHandoff:
         last_done_s: when the latest pull was seen complete.
         acked_s: send time of the last want or renewal that was answered.
         ask_until_s: complete but not proven: how long an answer is waited for.
+        check: compares what is read with digests of what was announced; None: nothing is.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class DecodeHandoff:
     last_done_s: float = NEVER_S
     acked_s: float = NEVER_S
     ask_until_s: float | None = None
+    check: DigestCheck | None = None
     timings: LegTimings = field(default_factory=LegTimings)
 
     def assigned(self, assignment: Assignment, peer_block_tokens: int) -> None:
@@ -83,6 +86,19 @@ class DecodeHandoff:
         self.peer_block_tokens = peer_block_tokens
         self.posted = assignment.prefix_tokens
         self.timings.prefix_blocks = assignment.prefix_tokens // assignment.block_size
+
+    def account(self, now_s: float, machine: bytes) -> None:
+        """It may decode now: what its client waited for the transfer.
+
+        Args:
+            machine: Ours; clocks of one machine can be compared.
+        """
+        heard_s, end = self.prefilled_s, self.prefilled
+        assert end is not None
+        one_clock = end.machine and end.machine == machine
+        computed_s = min(end.computed_s, heard_s) if one_clock else heard_s
+        self.timings.transfer_tail_s = max(0.0, self.last_done_s - heard_s)
+        self.timings.transfer_exposed_s = now_s - computed_s
 
     def flaw(self, announce: pb.Announce) -> str:
         """Why an announcement that leaves no gap cannot be read; empty: it can."""
@@ -118,11 +134,12 @@ class DecodeHandoff:
             known.blocks.extend(part.blocks[len(known.blocks) - ahead :])
         self.announced = max(self.announced, announce.end_token)
 
-    def take_unread(self) -> tuple[list[tuple[int, int]], list[int]]:
+    def take_unread(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
         """What is announced, has a place and is not pulled yet, up to the last whole local block.
 
         Returns:
-            (remote, local) units, and the local blocks that they are in.
+            (remote, local) units, the local blocks that they are in, and the local units whose
+            digests are compared.
         """
         place = self.assignment
         assert place is not None
@@ -132,6 +149,7 @@ class DecodeHandoff:
             end -= end % size
         pairs: list[tuple[int, int]] = []
         blocks: list[int] = []
+        check: list[int] = []
         for part in place.parts:
             begin = max(self.posted, part.first_token)
             theirs = self.remote.get(part.group)
@@ -141,15 +159,15 @@ class DecodeHandoff:
             if begin < end and theirs is not None:
                 count = -(-(end - begin) // unit)
                 ours_at, theirs_at = begin - part.first_token, begin - theirs.first_token
-                pairs += zip(
-                    _units(theirs.blocks, theirs_at // unit, count, theirs_size // unit),
-                    _units(part.blocks, ours_at // unit, count, size // unit),
-                    strict=True,
-                )
+                remote = _units(theirs.blocks, theirs_at // unit, count, theirs_size // unit)
+                local = _units(part.blocks, ours_at // unit, count, size // unit)
+                pairs += zip(remote, local, strict=True)
+                if self.check is not None:
+                    check += self.check.choose(part.group, begin, end, local)
                 first = ours_at // size
                 blocks += part.blocks[first : -(-(end - part.first_token) // size)]
         self.posted = max(self.posted, end)
-        return pairs, blocks
+        return pairs, blocks, check
 
 
 def _units(blocks: Sequence[int], first: int, count: int, per_block: int) -> Sequence[int]:

@@ -39,6 +39,12 @@ class DecodePeers:
         announce = announce_to_wire(handoff.request_id, items, handoff.heard)
         self._say(handoff, pb.FromPrefill(announce=announce))
 
+    def say_digests(self, handoff: PrefillHandoff, heard_tokens: int) -> None:
+        """Tell digests to the target, which has heard those of the first tokens."""
+        for digests in handoff.digests:
+            if digests.end_token > heard_tokens:
+                self._say(handoff, pb.FromPrefill(digests=digests))
+
     def say_prefilled(self, handoff: PrefillHandoff) -> None:
         """All is computed; the first tokens go along."""
         self._say(handoff, pb.FromPrefill(prefilled=handoff.prefilled))
@@ -49,6 +55,7 @@ class DecodePeers:
             self.say_scheduled(handoff)
         if handoff.tokens > heard.announced_tokens:
             self.say_blocks(handoff, heard.announced_tokens)
+        self.say_digests(handoff, heard.digested_tokens)
         if handoff.prefilled is not None and not heard.prefilled:
             self.say_prefilled(handoff)
 

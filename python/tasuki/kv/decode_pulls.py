@@ -55,14 +55,19 @@ class DecodePulls:
         handoff: DecodeHandoff,
         pairs: Sequence[tuple[int, int]],
         local: list[int],
+        check: list[int],
         now_s: float,
     ) -> None:
-        """Order a pull of (remote, local) units into our blocks `local`."""
+        """Order a pull of (remote, local) units into our blocks `local`.
+
+        Args:
+            check: Local units whose digests are to be computed.
+        """
         order_id = self._next_id
         self._next_id += 1
         self.orders[order_id] = PullOrder(handoff, local, now_s)
         handoff.orders.add(order_id)
-        self._effects.append(Pull(order_id, handoff.peer, list(pairs)))
+        self._effects.append(Pull(order_id, handoff.peer, list(pairs), check))
 
     def cancel(self, handoff: DecodeHandoff) -> list[int]:
         """Begin nothing more of a handoff's pulls. Returns the blocks that they may write to."""

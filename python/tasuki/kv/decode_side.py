@@ -15,12 +15,14 @@ pull is valid. One that is complete but not proven is asked about (a renewal now
 bounded time; no answer, and the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
-and freed one order at a time as the pulls end.
+and freed one order at a time as the pulls end. Long because each state's events are judged
+in one place.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -29,8 +31,11 @@ from tasuki.errors import TasukiError
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_handoff import DecodeHandoff
 from tasuki.kv.decode_pulls import DecodePulls
+from tasuki.kv.digest import Seal
+from tasuki.kv.digest_check import DigestCheck
 from tasuki.kv.effects import Effect, PullDone, Redial
 from tasuki.kv.flaws import prefilled_flaw
+from tasuki.kv.pairs import LossCause
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.wire import first_tokens_from_wire
 from tasuki.v1 import kv_pb2 as pb
@@ -45,10 +50,18 @@ class DecodeSide:
         host: the engine.
         config: times; the lease of a peer comes with its handshake.
         counters: pulls are counted here.
+        identity: of the model, which digests are bound to.
     """
 
-    def __init__(self, host: KvHost, config: HandoffConfig, counters: HandoffCounters) -> None:
+    def __init__(
+        self,
+        host: KvHost,
+        config: HandoffConfig,
+        counters: HandoffCounters,
+        identity: bytes = b"",
+    ) -> None:
         self._host = host
+        self._identity = identity
         self._config = config
         self._counters = counters
         self._handoffs: dict[str, DecodeHandoff] = {}
@@ -113,18 +126,21 @@ class DecodeSide:
 
     # Events of the stream to a prefill engine.
 
-    def on_connected(self, peer: str, lease_s: float, block_tokens: int, now_s: float) -> None:
+    def on_connected(
+        self, peer: str, lease_s: float, block_tokens: int, now_s: float, digests: bool = False
+    ) -> None:
         """The handshake with `peer` is done, for the first time or again.
 
         Args:
             block_tokens: in a block of its own.
+            digests: whether it sends them.
         """
         for handoff in self._handoffs.values():
             if handoff.peer == peer and not handoff.greeted:
                 handoff.greeted = True
                 handoff.greeted_s = now_s
                 handoff.timings.handshake_s = now_s - handoff.submitted_s
-        self._peers.connect(peer, lease_s, block_tokens, now_s)
+        self._peers.connect(peer, lease_s, block_tokens, now_s, digests)
 
     def on_disconnected(self, peer: str) -> None:
         """The stream broke; it is being made anew."""
@@ -135,6 +151,7 @@ class DecodeSide:
     ) -> None:
         """`peer` is no more, or will never talk to us: its handoffs end at once."""
         for handoff in [h for h in self._handoffs.values() if h.peer == peer]:
+            self._counters.pairs.lost(peer, LossCause.PEER)
             self._end(handoff, reason, message, now_s, keep=False)
         self._peers.forget(peer)
 
@@ -157,12 +174,16 @@ class DecodeSide:
                 if handoff := self._of(peer, message.prefilled.request_id):
                     heard_s = now_s if heard_s is None else heard_s
                     self._prefilled(handoff, message.prefilled, now_s, heard_s)
+            case "digests":
+                if handoff := self._of(peer, message.digests.request_id):
+                    self._digests(handoff, message.digests, now_s)
             case "renewed":
                 self._renewed(peer, message.renewed, now_s)
             case "gone":
                 self._peers.released(peer, message.gone.request_id)
                 if handoff := self._of(peer, message.gone.request_id):
-                    self._lost(handoff, f"prefill worker {peer}: {message.gone.reason}", now_s)
+                    why = f"prefill worker {peer}: {message.gone.reason}"
+                    self._lost(handoff, LossCause.LEASE, why, now_s)
             case _:
                 pass  # a message of a later version
 
@@ -192,13 +213,17 @@ class DecodeSide:
         """A pull ended: nothing of it writes to our blocks any more."""
         order = self._pulls.end(done, now_s)
         handoff = order.handoff
+        self._counters.pairs.pulled(handoff.peer, done)
         if self._handoffs.get(handoff.request_id) is not handoff:
             self._host.free_quarantined(order.local)
             return
         handoff.orders.discard(done.order_id)
         if done.error:
-            self._lost(handoff, f"pull from {handoff.peer} failed: {done.error}", now_s)
+            why = f"pull from {handoff.peer} failed: {done.error}"
+            self._lost(handoff, LossCause.TRANSFER, why, now_s)
             return
+        if handoff.check is not None:
+            handoff.check.arrived(done.digests)
         self._check(handoff, now_s)
 
     def tick(self, now_s: float) -> None:
@@ -209,7 +234,7 @@ class DecodeSide:
             if due_s is not None and due_s <= now_s:
                 silent = f"prefill worker {handoff.peer} has not answered in time"
                 self._effects.append(Redial(handoff.peer))
-                self._lost(handoff, silent, now_s)
+                self._lost(handoff, LossCause.SILENT, silent, now_s)
         self._give_up_stuck(now_s)
 
     def beat(self, now_s: float) -> bool:
@@ -255,7 +280,13 @@ class DecodeSide:
             refused = LegEndReason.REFUSED
             self._end(handoff, refused, "no room for the request's KV", now_s, keep=True)
             return False
-        handoff.assigned(assignment, self._peers.block_tokens(handoff.peer))
+        block_tokens = self._peers.block_tokens(handoff.peer)
+        handoff.assigned(assignment, block_tokens)
+        one_in = self._config.digest_one_in
+        if one_in and self._peers.digests(handoff.peer):
+            unit = math.gcd(assignment.block_size, block_tokens)
+            seal = Seal.of(self._identity, handoff.request_id, unit, one_in)
+            handoff.check = DigestCheck(seal)
         return True
 
     def _announce(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> None:
@@ -266,9 +297,19 @@ class DecodeSide:
             self._peers.renew(handoff.peer, [handoff], now_s)
             return
         if flaw := handoff.flaw(announce):
-            self._lost(handoff, f"prefill worker {handoff.peer} announced {flaw}", now_s)
+            why = f"prefill worker {handoff.peer} announced {flaw}"
+            self._lost(handoff, LossCause.MESSAGE, why, now_s)
             return
         self._read(handoff, announce, now_s)
+        self._check(handoff, now_s)
+
+    def _digests(self, handoff: DecodeHandoff, digests: pb.Digests, now_s: float) -> None:
+        if not self._scheduled(handoff, now_s) or handoff.check is None:
+            return
+        if flaw := handoff.check.hear(digests):
+            why = f"prefill worker {handoff.peer} {flaw}"
+            self._lost(handoff, LossCause.MESSAGE, why, now_s)
+            return
         self._check(handoff, now_s)
 
     def _renewed(self, peer: str, renewed: pb.Renewed, now_s: float) -> None:
@@ -280,7 +321,8 @@ class DecodeSide:
                 self._peers.answered(handoff, renewed.seq)
                 self._check(handoff, now_s)
             elif handoff.request_id in gone:
-                self._lost(handoff, f"prefill worker {peer} has let its blocks go", now_s)
+                why = f"prefill worker {peer} has let its blocks go"
+                self._lost(handoff, LossCause.LEASE, why, now_s)
 
     def _prefilled(
         self, handoff: DecodeHandoff, prefilled: pb.Prefilled, now_s: float, heard_s: float
@@ -288,7 +330,8 @@ class DecodeSide:
         if handoff.prefilled is not None or handoff.credited_s is None:
             return
         if flaw := prefilled_flaw(prefilled):
-            self._lost(handoff, f"prefill worker {handoff.peer} {flaw}", now_s)
+            why = f"prefill worker {handoff.peer} {flaw}"
+            self._lost(handoff, LossCause.MESSAGE, why, now_s)
             return
         if all(token.finished for token in prefilled.first_tokens):
             self._end(handoff, LegEndReason.FINISHED, "", now_s, keep=False)
@@ -305,9 +348,9 @@ class DecodeSide:
         """Take in what follows on the tokens that are known. Returns whether any is pulled."""
         self._peers.answered(handoff, announce.heard)
         handoff.hear(announce)
-        pairs, blocks = handoff.take_unread()
+        pairs, blocks, check = handoff.take_unread()
         if pairs:
-            self._pulls.begin(handoff, pairs, blocks, now_s)
+            self._pulls.begin(handoff, pairs, blocks, check, now_s)
         return bool(pairs)
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
@@ -317,7 +360,8 @@ class DecodeSide:
         total = handoff.assignment.tokens
         if handoff.prefilled.tokens != total:
             said = handoff.prefilled.tokens
-            self._lost(handoff, f"prefill worker has {said} tokens, {total} are expected", now_s)
+            why = f"prefill worker has {said} tokens, {total} are expected"
+            self._lost(handoff, LossCause.MESSAGE, why, now_s)
             return
         if handoff.posted < total or handoff.orders:
             return
@@ -327,11 +371,10 @@ class DecodeSide:
                 handoff.ask_until_s = now_s + self._config.ask_leases * lease_s
                 self._peers.renew(handoff.peer, [handoff], now_s)
             return
-        heard_s, end = handoff.prefilled_s, handoff.prefilled
-        one_clock = end.machine and end.machine == self._config.machine
-        computed_s = min(end.computed_s, heard_s) if one_clock else heard_s
-        handoff.timings.transfer_tail_s = max(0.0, handoff.last_done_s - heard_s)
-        handoff.timings.transfer_exposed_s = now_s - computed_s
+        if handoff.check is not None and not self._matches(handoff, total, now_s):
+            return
+        handoff.account(now_s, self._config.machine)
+        self._counters.pairs.of(handoff.peer).exposed_s += handoff.timings.transfer_exposed_s
         del self._handoffs[handoff.request_id]
         self._peers.release(handoff, now_s, keep=False)
         first_tokens = first_tokens_from_wire(handoff.prefilled)
@@ -339,7 +382,27 @@ class DecodeSide:
             handoff.request_id, first_tokens, handoff.timings, sorted(handoff.hollow)
         )
 
-    def _lost(self, handoff: DecodeHandoff, message: str, now_s: float) -> None:
+    def _matches(self, handoff: DecodeHandoff, total: int, now_s: float) -> bool:
+        """Whether the digests are here and say that its KV is what was announced."""
+        check = handoff.check
+        assert check is not None
+        if check.told < total:
+            if handoff.ask_until_s is None:
+                lease_s = self._peers.lease_s(handoff.peer)
+                handoff.ask_until_s = now_s + lease_s * (1.0 + self._config.ask_leases)
+            return False
+        wrong = check.wrong()
+        self._counters.kv_digests += check.compared
+        if not wrong:
+            return True
+        self._counters.kv_digest_mismatches += 1
+        message = check.verdict(handoff.peer, wrong)
+        log.error("request_id=%s: %s", handoff.request_id, message)
+        self._lost(handoff, LossCause.DIGEST, message, now_s)
+        return False
+
+    def _lost(self, handoff: DecodeHandoff, cause: LossCause, message: str, now_s: float) -> None:
+        self._counters.pairs.lost(handoff.peer, cause)
         self._end(handoff, LegEndReason.KV_LOST, message, now_s, keep=False)
 
     def _end(
@@ -388,7 +451,7 @@ class DecodeSide:
                     " worker answers: check the network that carries KV"
                 )
                 log.warning("request_id=%s: %s", handoff.request_id, message)
-                self._lost(handoff, message, now_s)
+                self._lost(handoff, LossCause.STUCK, message, now_s)
 
     def _deadlines(self) -> Iterator[float]:
         for handoff in self._handoffs.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasuki.kv.digest import UnitDigests
 from tasuki.v1 import kv_pb2
 
 
@@ -32,11 +33,13 @@ class Pull:
         order_id: names the order; unique for the life of this engine.
         pairs: (remote unit, local unit). A unit is a block where both sides' blocks have the same
             size, else a part of one (`transfer_plan.py`).
+        check: local units whose digests are computed once they are read.
     """
 
     order_id: int
     peer: str
     pairs: Sequence[tuple[int, int]]
+    check: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,16 @@ class Redial:
     peer: str
 
 
-Effect = ToPrefill | ToDecode | Pull | CancelPull | Redial
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Compute digests of units of our own pool; answered with one `Digested`."""
+
+    order_id: int
+    units: Sequence[int]
+    unit_tokens: int
+
+
+Effect = ToPrefill | ToDecode | Pull | CancelPull | Redial | Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,9 @@ class PullDone:
         moved_bytes: bytes that arrived.
         descriptors: runs of adjacent blocks that it took.
         error: empty, or why the blocks do not hold what was asked for.
+        digests: of the units to check, as they are here; a part for each piece and rank.
+        post_s: what handing its descriptors to the transport took.
+        reconnects: connections that were made anew for it.
     """
 
     order_id: int
@@ -80,4 +95,16 @@ class PullDone:
     finished_s: float
     moved_bytes: int
     descriptors: int
+    error: str = ""
+    digests: Sequence[UnitDigests] = ()
+    post_s: float = 0.0
+    reconnects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """The digests of a `Digest`, a part for each rank; `error`: why there are none."""
+
+    order_id: int
+    digests: Sequence[UnitDigests] = ()
     error: str = ""

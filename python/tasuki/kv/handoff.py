@@ -15,6 +15,8 @@ the engine thread, and tries a heartbeat again.
     inbox  ◀── streams (loop), puller ──┘                   │                  ▼
                   ├── wants, renewals, announced blocks ────┤          streams, puller
                   └── heartbeats ───────────────────────────┘
+
+Long because every event and every effect of the KV side passes here.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s as clock_now_s
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_side import DecodeSide
+from tasuki.kv.digests_sent import DigestSource
 from tasuki.kv.effects import (
     CancelPull,
+    Digest,
+    Digested,
     Effect,
     Pull,
     PullDone,
@@ -48,6 +53,7 @@ from tasuki.kv.link import (
     Disconnected,
     FromDecodeEngine,
     FromPrefillEngine,
+    Greeted,
     HandoffServicer,
     LinkEvent,
     Refused,
@@ -106,8 +112,10 @@ class Handoffs:
         ranks: Sequence[Connection] = (),
     ) -> None:
         self.counters = HandoffCounters()
-        self._prefill = PrefillSide(host, config, self.counters)
-        self._decode = DecodeSide(host, config, self.counters)
+        self._digests_asked: dict[str, kv_pb2.DigestRequest] = {}  # written by the loop's thread
+        digests = DigestSource(identity, layout.block_size, self._digests_asked)
+        self._prefill = PrefillSide(host, config, self.counters, digests)
+        self._decode = DecodeSide(host, config, self.counters, identity)
         self._engine_id = engine_id
         self._config = config
         self._loop = loop
@@ -121,8 +129,15 @@ class Handoffs:
         self._endpoints: dict[str, str] = {}  # prefill engines with a link
         self._connected: set[str] = set()
         self._closed = False
+        asked = kv_pb2.DigestRequest(block_size=layout.block_size, one_in=config.digest_one_in)
         self._streams = Streams(
-            loop, identity, engine_id, self._make_reply, self._hear, config.fleet
+            loop,
+            identity,
+            engine_id,
+            self._make_reply,
+            self._hear,
+            config.fleet,
+            asked if config.digest_one_in else None,
         )
         puller = Puller(transport, self._put, clock)
         remote = RemoteRanks(ranks, self._put)
@@ -256,7 +271,10 @@ class Handoffs:
 
     def _make_reply(self) -> kv_pb2.HelloReply:
         return kv_pb2.HelloReply(
-            engine_id=self._engine_id, lease_s=self._config.lease_s, pools=self._pools
+            engine_id=self._engine_id,
+            lease_s=self._config.lease_s,
+            pools=self._pools,
+            digests=True,
         )
 
     def _put(self, event: _Event) -> None:
@@ -273,6 +291,9 @@ class Handoffs:
             case PullDone():
                 if (whole := self._pullers.ended(event)) is not None:
                     self._decode.on_pull_done(whole, now_s)
+            case Digested():
+                if (digested := self._pullers.digested(event)) is not None:
+                    self._prefill.on_digested(digested)
             case PullProgress(part):
                 self._decode.on_pull_progress(self._pullers.whole(part), now_s)
             case Connected(peer, reply):
@@ -296,8 +317,15 @@ class Handoffs:
             self._on_peer_gone(peer, str(error), LegEndReason.FAILED, now_s)
             return
         self._connected.add(peer)
+        self.counters.pairs.of(peer).transport = reply.pools[0].layout.transport
         block_tokens = reply.pools[0].layout.block_size
-        self._decode.on_connected(peer, reply.lease_s, block_tokens, now_s)
+        if self._config.digest_one_in and not reply.digests:
+            log.warning(
+                "prefill worker %s sends no digests: its KV is not checked (--kv-digest); run the"
+                " same version of tasuki",
+                peer,
+            )
+        self._decode.on_connected(peer, reply.lease_s, block_tokens, now_s, reply.digests)
 
     def _on_peer_gone(self, peer: str, message: str, reason: LegEndReason, now_s: float) -> None:
         log.warning("prefill worker %s: %s", peer, message)
@@ -326,6 +354,8 @@ class Handoffs:
                     self._pullers.pull(effect)
                 case CancelPull(order_id):
                     self._pullers.cancel(order_id)
+                case Digest():
+                    self._pullers.digest(effect)
                 case Redial(peer):
                     self._redial(peer)
         if to_prefill or to_decode:
@@ -354,6 +384,12 @@ class Handoffs:
 
     def _hear(self, event: LinkEvent) -> None:
         """What came over a stream; what cannot be read ahead is for the engine thread."""
+        if isinstance(event, Greeted):  # before any message of that stream
+            if event.digests is None:
+                self._digests_asked.pop(event.peer, None)
+            else:
+                self._digests_asked[event.peer] = event.digests
+            return
         if isinstance(event, Connected):
             self._beat_s = min(self._beat_s, self._config.beat_s(event.reply.lease_s))
             self._keep_beating()

@@ -70,6 +70,7 @@ class HostStagedTransport:
         self._agent = Agent(network, backend)
         self._layout = kv_pb2.Layout()
         self._metadata = b""
+        self._pool = torch.empty(0)
         self._peers: dict[str, _Peer] = {}  # transfer thread only
         self._own_sets = list(range(MAX_PEERS, 2 * MAX_PEERS))
         self._next_id = 0
@@ -85,6 +86,11 @@ class HostStagedTransport:
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
         return LANES * SLOT_BYTES
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The registered pool."""
+        return self._pool
 
     @property
     def layout(self) -> kv_pb2.Layout:
@@ -107,6 +113,7 @@ class HostStagedTransport:
         address, size_bytes = self._slots.memory.data_ptr(), self._slots.memory.numel()
         self._agent.register((address, size_bytes, 0), "DRAM", (pool, self._slots))
         self._metadata = _HEADER.pack(address) + self._agent.metadata
+        self._pool = pool
         self._copies = PoolCopies(pool)  # of the transfer thread
         server = StagingServer(self._agent, pool, self._slots, self._replies)
         threading.Thread(

@@ -109,7 +109,15 @@ class FromDecodeEngine:
     message: kv_pb2.FromDecode
 
 
-LinkEvent = Connected | Disconnected | Refused | FromPrefillEngine | FromDecodeEngine
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """Decode engine `peer` has begun (or ended: None) a stream; what digests it asks for."""
+
+    peer: str
+    digests: kv_pb2.DigestRequest | None
+
+
+LinkEvent = Greeted | Connected | Disconnected | Refused | FromPrefillEngine | FromDecodeEngine
 OnEvent = Callable[[LinkEvent], None]
 
 
@@ -309,6 +317,7 @@ class HandoffServicer(KvServicer):
         if (older := self._streams.get(peer)) is not None:
             older.close()
         self._streams[peer] = outbox
+        self._on_event(Greeted(peer, hello.digests if hello.HasField("digests") else None))
         reading = self._read(peer, messages, outbox)
         expected = (*STREAM_BROKE, UnreadableMessageError)
         reader = background.start(reading, f"kv stream of {peer}", *expected)
@@ -321,6 +330,7 @@ class HandoffServicer(KvServicer):
             reader.cancel()
             if self._streams.get(peer) is outbox:
                 del self._streams[peer]
+                self._on_event(Greeted(peer, None))
 
     async def _read(
         self,

@@ -57,6 +57,7 @@ class NixlTransport:
         self._memory = "DRAM"
         self._device = torch.device("cpu")
         self._metadata = b""
+        self._pool = torch.empty(0)
 
     @property
     def name(self) -> str:
@@ -67,6 +68,11 @@ class NixlTransport:
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
         return _MAX_INFLIGHT_DRAM_BYTES if self._memory == "DRAM" else _MAX_INFLIGHT_VRAM_BYTES
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """The registered pool."""
+        return self._pool
 
     @property
     def layout(self) -> kv_pb2.Layout:
@@ -96,6 +102,7 @@ class NixlTransport:
         self._agent.register(scratch, place.memory, self._scratch)
         self._memory = place.memory
         self._device = pool.device
+        self._pool = pool
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Load a peer's metadata (its digest is checked by now) and prepare its blocks.

@@ -27,6 +27,8 @@ class PrefillHandoff:
         past: earlier targets whose renewals must not be answered "alive".
         ending: set once nothing more is computed and the blocks only wait.
         leg_over: the engine dropped the leg by itself; only what it said is kept.
+        digests: of announced blocks, for the target, in order; nothing if it asks for none.
+        digests_ordered: announcements whose digests are there or being computed.
     """
 
     request_id: str
@@ -42,6 +44,8 @@ class PrefillHandoff:
     past: set[str] = field(default_factory=set)
     ending: tuple[LegEndReason, str] | None = None
     leg_over: bool = False
+    digests: list[pb.Digests] = field(default_factory=list)
+    digests_ordered: int = 0
 
     @property
     def tokens(self) -> int:

@@ -41,6 +41,7 @@ class _Peer:
 
     lease_s: float
     block_tokens: int = 0
+    digests: bool = False
     connected: bool = False
     heartbeat_s: float = NEVER_S
     asked: dict[int, tuple[float, list[DecodeHandoff]]] = field(default_factory=dict)
@@ -90,6 +91,10 @@ class PrefillPeers:
         """Tokens in a block of `peer`, which was connected."""
         return self._peers[peer].block_tokens
 
+    def digests(self, peer: str) -> bool:
+        """Whether `peer` sends the digests that are asked for."""
+        return self._peers[peer].digests
+
     def fence_s(self, handoff: DecodeHandoff) -> float:
         """The fence: reads seen complete until then are valid."""
         return handoff.acked_s + self.lease_s(handoff.peer) * (1.0 - self._config.margin_fraction)
@@ -114,10 +119,13 @@ class PrefillPeers:
         known.releasing.pop(request_id, None)
         return known.connected
 
-    def connect(self, peer: str, lease_s: float, block_tokens: int, now_s: float) -> None:
+    def connect(
+        self, peer: str, lease_s: float, block_tokens: int, now_s: float, digests: bool = False
+    ) -> None:
         """The handshake with `peer` is done, for the first time or again: say everything."""
         known = self._peers.setdefault(peer, _Peer(lease_s))
         known.lease_s, known.block_tokens = lease_s, block_tokens
+        known.digests = digests
         known.connected = True
         self._beat(peer, known, now_s)
 
@@ -166,6 +174,7 @@ class PrefillPeers:
                 scheduled=h.scheduled,
                 announced_tokens=h.announced,
                 prefilled=h.prefilled is not None,
+                digested_tokens=h.check.told if h.check else 0,
             )
             for h in handoffs
         ]

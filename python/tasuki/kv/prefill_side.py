@@ -32,16 +32,20 @@ a read is argued, and tested, as a whole.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_peers import DecodePeers
-from tasuki.kv.effects import Effect
+from tasuki.kv.digests_sent import DigestSource, DigestsSent
+from tasuki.kv.effects import Digested, Effect
 from tasuki.kv.parked_wants import EndedRequests, ParkedWants
 from tasuki.kv.prefill_handoff import PrefillHandoff
 from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 
 class PrefillSide:
@@ -51,9 +55,16 @@ class PrefillSide:
         host: the engine.
         config: times.
         counters: leases are counted here.
+        digests: what digests for decode workers are made with; None: there are none.
     """
 
-    def __init__(self, host: KvHost, config: HandoffConfig, counters: HandoffCounters) -> None:
+    def __init__(
+        self,
+        host: KvHost,
+        config: HandoffConfig,
+        counters: HandoffCounters,
+        digests: DigestSource | None = None,
+    ) -> None:
         self._host = host
         self._machine = config.machine
         self._lease_s = config.lease_s
@@ -64,6 +75,7 @@ class PrefillSide:
         self._credited: list[str] = []  # wanted, and the engine is yet to be told
         self._effects: list[Effect] = []
         self._peers = DecodePeers(self._effects)
+        self._digests = DigestsSent(digests, self._effects)
 
     # What the engine thread reads.
 
@@ -170,6 +182,18 @@ class PrefillSide:
             self._peers.say_gone(handoff.target, request_id, "the prefill leg ended")
         self._bury(handoff, now_s)
 
+    def on_digested(self, digested: Digested) -> None:
+        """Digests of announced blocks were computed."""
+        done = self._digests.done(digested)
+        if done is None:
+            return
+        handoff, error = done
+        if error:
+            log.warning("request_id=%s: %s", handoff.request_id, error)
+            self._peers.say_gone(handoff.target, handoff.request_id, error)
+        else:
+            self._peers.say_digests(handoff, handoff.digests[-1].first_token)
+
     # Events of the streams.
 
     def on_message(self, decode_engine: str, message: pb.FromDecode, now_s: float) -> None:
@@ -257,6 +281,7 @@ class PrefillSide:
             if handoff.announced:  # computed ahead, announced now
                 self._grant(handoff, now_s)
         self._peers.say_again(handoff, pb.Renewal(request_id=handoff.request_id))
+        self._digests.order(handoff)
 
     def _admit(self) -> None:
         """Tell the engine of credits that have come."""
@@ -295,6 +320,7 @@ class PrefillSide:
         if not handoff.wanted:
             self._want(handoff, now_s)
         self._peers.say_again(handoff, renewal)
+        self._digests.order(handoff)
         return True
 
     def _on_release(self, decode_engine: str, request_id: str, keep: bool, now_s: float) -> None:
@@ -310,6 +336,7 @@ class PrefillSide:
         if handoff.leg_over:
             self._bury(handoff, now_s)
             return
+        self._digests.drop(handoff)
         handoff.target = ""
         handoff.wanted = False
         handoff.heard = 0
@@ -333,6 +360,7 @@ class PrefillSide:
         if handoff.expires_s is None and handoff.ending is None and handoff.admitted:
             self._grant(handoff, now_s)
         self._peers.say_blocks(handoff, known)
+        self._digests.order(handoff)
 
     def _prefilled(self, handoff: PrefillHandoff, end: Prefilled, now_s: float) -> None:
         handoff.prefilled = prefilled_to_wire(end, now_s, self._machine)
@@ -371,6 +399,7 @@ class PrefillSide:
             if handoff.expires_s is not None:
                 handoff.residual[handoff.target] = handoff.expires_s
             handoff.past.add(handoff.target)
+        self._digests.drop(handoff)
         handoff.target = ""
         handoff.wanted = False
         handoff.heard = 0

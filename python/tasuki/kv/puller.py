@@ -9,19 +9,25 @@ nothing under way it sleeps on its condition and costs nothing.
 
 An order that failed or was cancelled posts no more pieces, and is reported
 only when those already posted have ended: its blocks are written no more.
+
+The thread also computes digests (`digester.py`): of what a piece brought, while the next one
+is under way, and of our own blocks for a peer that reads them.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s
-from tasuki.kv.effects import CancelPull, Pull, PullDone, PullProgress
+from tasuki.kv.digest import UnitDigests
+from tasuki.kv.digest_jobs import DigestJobs
+from tasuki.kv.effects import CancelPull, Digest, Digested, Pull, PullDone, PullProgress
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import Transfer, Transport, check_metadata
 from tasuki.kv.ways import Way
@@ -53,7 +59,7 @@ class Forget:
     peer: str
 
 
-PullerCommand = Connect | Forget | Pull | CancelPull
+PullerCommand = Connect | Forget | Pull | CancelPull | Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +70,41 @@ class PeerFailed:
     message: str
 
 
-PullerReport = PullDone | PullProgress | PeerFailed
+PullerReport = PullDone | PullProgress | PeerFailed | Digested
 
 
 @dataclass(slots=True)
 class _Order:
-    """One order under way; `pieces` are yet to be posted."""
+    """One order under way; `pieces` are yet to be posted.
+
+    `jobs`: pieces that arrived and whose digests are not there yet; `ended_s`: when the last
+    piece so far was seen to have arrived.
+    """
 
     order_id: int
     pieces: deque[list[Run]] = field(default_factory=deque)
+    check: frozenset[int] = frozenset()
     inflight: int = 0
+    jobs: int = 0
     posted_s: float = 0.0
+    ended_s: float = 0.0
+    digests: list[UnitDigests] = field(default_factory=list)
     moved_bytes: int = 0
     descriptors: int = 0
+    post_s: float = 0.0
+    reconnects: int = 0
     reported_s: float = 0.0
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of an order under way."""
+
+    transfer: Transfer
+    order: _Order
+    size_bytes: int
+    runs: Sequence[Run]
 
 
 @dataclass(slots=True)
@@ -91,7 +117,7 @@ class _Peer:
     broken: bool = False
     leaving: bool = False
     orders: deque[_Order] = field(default_factory=deque)
-    inflight: list[tuple[Transfer, _Order, int]] = field(default_factory=list)
+    inflight: list[_Piece] = field(default_factory=list)
     inflight_bytes: int = 0
 
 
@@ -123,6 +149,7 @@ class Puller(threading.Thread):
         self._stopping = False
         self._peers: dict[str, _Peer] = {}
         self._orders: dict[int, _Order] = {}
+        self._digests = DigestJobs(transport)
 
     # Called from other threads.
 
@@ -146,8 +173,8 @@ class Puller(threading.Thread):
         moved_s = self._clock()
         while True:
             with self._condition:
-                if not self._commands and not self._stopping:
-                    busy = any(peer.inflight for peer in self._peers.values())
+                if not (self._commands or self._stopping or self._digests.waiting):
+                    busy = self._digests.busy or any(peer.inflight for peer in self._peers.values())
                     self._condition.wait(pause_s if busy else None)
                 if self._stopping:
                     break
@@ -157,6 +184,7 @@ class Puller(threading.Thread):
             moved = self._poll()
             for name in list(self._peers):
                 moved |= self._post(name)
+            moved |= self._digests.begin()
             if moved or commands:
                 moved_s = self._clock()
             waited_s = self._clock() - moved_s
@@ -173,6 +201,8 @@ class Puller(threading.Thread):
                 self._enqueue(command)
             case CancelPull(order_id):
                 self._cancel(order_id)
+            case Digest():
+                self._digests.own(command, self._report)
 
     def _connect(self, name: str, metadata: bytes, digest: bytes, plan: TransferPlan) -> None:
         known = self._peers.get(name)
@@ -227,7 +257,13 @@ class Puller(threading.Thread):
 
     def _enqueue(self, pull: Pull) -> None:
         now_s = self._clock()
-        order = _Order(pull.order_id, posted_s=now_s, reported_s=now_s)
+        order = _Order(
+            pull.order_id,
+            check=frozenset(pull.check),
+            posted_s=now_s,
+            ended_s=now_s,
+            reported_s=now_s,
+        )
         peer = self._peers.get(pull.peer)
         if peer is None:
             order.error = f"{pull.peer} is not connected"
@@ -253,7 +289,11 @@ class Puller(threading.Thread):
     def _fail(self, order: _Order, error: str) -> None:
         order.error = order.error or error
         order.pieces.clear()
-        if order.inflight == 0:
+        self._settle(order)
+
+    def _settle(self, order: _Order) -> None:
+        """Report an order if nothing of it is left to do."""
+        if not (order.inflight or order.jobs or order.pieces):
             self._finish(order)
 
     def _finish(self, order: _Order) -> None:
@@ -262,10 +302,13 @@ class Puller(threading.Thread):
             PullDone(
                 order_id=order.order_id,
                 posted_s=order.posted_s,
-                finished_s=self._clock(),
+                finished_s=order.ended_s,
                 moved_bytes=order.moved_bytes,
                 descriptors=order.descriptors,
                 error=order.error,
+                digests=tuple(order.digests),
+                post_s=order.post_s,
+                reconnects=order.reconnects,
             )
         )
 
@@ -273,34 +316,50 @@ class Puller(threading.Thread):
         """Look at every transfer under way. Returns whether one ended."""
         moved = False
         for name, peer in list(self._peers.items()):
-            still: list[tuple[Transfer, _Order, int]] = []
+            still: list[_Piece] = []
             inflight, peer.inflight = peer.inflight, []
-            for transfer, order, size_bytes in inflight:
+            for piece in inflight:
                 error = ""
                 try:
-                    if not transfer.done():
-                        still.append((transfer, order, size_bytes))
+                    if not piece.transfer.done():
+                        still.append(piece)
                         continue
-                    order.moved_bytes += size_bytes
+                    piece.order.moved_bytes += piece.size_bytes
                 except TasukiError as failure:
                     error = str(failure)
                     peer.broken = True
                 moved = True
-                peer.inflight_bytes -= size_bytes
-                self._piece_ended(order, error)
+                peer.inflight_bytes -= piece.size_bytes
+                if piece.order.check and not piece.order.error and not error:
+                    piece.order.jobs += 1
+                    deliver = functools.partial(self._digested, piece.order)
+                    self._digests.arrived(piece.runs, piece.order.check, peer.plan, deliver)
+                self._piece_ended(piece.order, error)
             peer.inflight = still
             self._leave(name, peer)
-        return moved
+        return self._digests.poll() or moved
 
     def _piece_ended(self, order: _Order, error: str) -> None:
         order.inflight -= 1
+        order.ended_s = self._clock()
         if error:
             self._fail(order, error)
-        elif order.inflight == 0 and not order.pieces:
-            self._finish(order)
-        elif not order.error and (now_s := self._clock()) > order.reported_s + _PROGRESS_S:
-            order.reported_s = now_s
-            self._report(PullProgress(order.order_id))
+        elif order.inflight or order.pieces:
+            if not order.error and order.ended_s > order.reported_s + _PROGRESS_S:
+                order.reported_s = order.ended_s
+                self._report(PullProgress(order.order_id))
+        else:
+            self._settle(order)
+
+    def _digested(self, order: _Order, digests: UnitDigests | None, error: str) -> None:
+        """Of a piece that arrived."""
+        order.jobs -= 1
+        if digests is not None:
+            order.digests.append(digests)
+        if error:
+            self._fail(order, error)
+        else:
+            self._settle(order)
 
     def _post(self, name: str) -> bool:
         """Post pieces of `name` while the bound allows. Returns whether any was."""
@@ -323,15 +382,18 @@ class Puller(threading.Thread):
             if order.descriptors == 0:
                 order.posted_s = self._clock()
             order.descriptors += len(runs)
+            order.reconnects += peer.broken
             try:
                 self._open(name, peer)
+                begin_s = self._clock()
                 transfer = self._transport.post(name, runs)
+                order.post_s += self._clock() - begin_s
             except TasukiError as error:
                 peer.broken = True
                 self._fail(order, str(error))
                 continue
             order.inflight += 1
             peer.inflight_bytes += size_bytes
-            peer.inflight.append((transfer, order, size_bytes))
+            peer.inflight.append(_Piece(transfer, order, size_bytes, runs))
         self._leave(name, peer)
         return moved

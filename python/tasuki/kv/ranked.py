@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tasuki.kv.effects import CancelPull, Pull, PullDone
+from tasuki.kv.effects import CancelPull, Digest, Digested, Pull, PullDone
 from tasuki.kv.puller import Connect, Forget, PullerCommand
 from tasuki.kv.transfer_plan import make_plans
 from tasuki.v1 import kv_pb2
@@ -65,6 +65,8 @@ class RankedPuller:
         self._engines: dict[str, str] = {}  # by the names of its ranks
         self._orders: dict[int, _Order] = {}
         self._parts: dict[int, _Order] = {}
+        self._digests: dict[int, list[Digested]] = {}  # those that came, by order
+        self._digest_parts: dict[int, int] = {}  # part to order
         self._next_part = itertools.count(1)
 
     def connect(self, engine: str, pools: Sequence[kv_pb2.RankPool]) -> None:
@@ -100,7 +102,7 @@ class RankedPuller:
             part = next(self._next_part)
             whole.parts[part] = rank
             self._parts[part] = whole
-            self._put[rank](Pull(part, name, order.pairs))
+            self._put[rank](Pull(part, name, order.pairs, order.check))
 
     def cancel(self, order_id: int) -> None:
         """Post no more of an order; it still ends."""
@@ -134,4 +136,33 @@ class RankedPuller:
             moved_bytes=sum(end.moved_bytes for end in whole.ended),
             descriptors=sum(end.descriptors for end in whole.ended),
             error=whole.error,
+            digests=tuple(each for end in whole.ended for each in end.digests),
+            post_s=sum(end.post_s for end in whole.ended),
+            reconnects=sum(end.reconnects for end in whole.ended),
+        )
+
+    def digest(self, order: Digest) -> None:
+        """Compute digests of our blocks on every rank, which has its heads of them."""
+        self._digests[order.order_id] = []
+        for put in self._put:
+            part = next(self._next_part)
+            self._digest_parts[part] = order.order_id
+            put(Digest(part, order.units, order.unit_tokens))
+
+    def digested(self, part: Digested) -> Digested | None:
+        """A transfer thread has digests of its rank.
+
+        Returns:
+            Those of all ranks; None while others are missing.
+        """
+        order_id = self._digest_parts.pop(part.order_id)
+        parts = self._digests[order_id]
+        parts.append(part)
+        if len(parts) < len(self._put):
+            return None
+        del self._digests[order_id]
+        return Digested(
+            order_id,
+            [each for one in parts for each in one.digests],
+            next((one.error for one in parts if one.error), ""),
         )

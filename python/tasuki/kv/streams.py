@@ -27,6 +27,7 @@ class Streams:
         identity: of the model (16 bytes); peers must have the same.
         engine_id: new at every start.
         make_reply: answers the handshake of a decode engine.
+        digests: asked for of prefill engines; None: none.
         on_event: what comes over any stream, in the loop's thread.
         fleet: certificates for streams that are dialled; None: they are plain.
 
@@ -42,8 +43,10 @@ class Streams:
         make_reply: Callable[[], kv_pb2.HelloReply],
         on_event: OnEvent,
         fleet: Fleet | None = None,
+        digests: kv_pb2.DigestRequest | None = None,
     ) -> None:
         self._loop = loop
+        self._digests = digests
         self._identity = identity
         self._engine_id = engine_id
         self._on_event = on_event
@@ -101,6 +104,7 @@ class Streams:
             identity=self._identity,
             engine_id=self._engine_id,
             expected_engine_id=peer,
+            digests=self._digests,
         )
         self._links[peer] = DialledLink(peer, endpoint, hello, self._on_event, fleet=self._fleet)
 

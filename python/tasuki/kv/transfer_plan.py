@@ -94,6 +94,8 @@ class TransferPlan:
         remote_tokens: in a remote block.
         readers: of our ranks, those that read the same remote one: they share what
             may be under way from it.
+        first_head: of the model, the first of the slice.
+        heads: in the slice.
     """
 
     slice_bytes: int
@@ -102,6 +104,8 @@ class TransferPlan:
     local_tokens: int = 1
     remote_tokens: int = 1
     readers: int = 1
+    first_head: int = 0
+    heads: int = 1
 
     @property
     def alike(self) -> bool:
@@ -274,6 +278,8 @@ def make_plans(
                 _region(theirs, head),
                 layout.block_size,
                 remote[source].block_size,
+                first_head=head,
+                heads=end - head,
             )
             found.append(PairPlan(rank, source, plan))
             head = end

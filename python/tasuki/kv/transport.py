@@ -70,6 +70,10 @@ class Transport(Protocol):
         """
 
     @property
+    def pool(self) -> torch.Tensor:
+        """The registered pool."""
+
+    @property
     def layout(self) -> kv_pb2.Layout:
         """What a peer must know of the registered pool."""
 

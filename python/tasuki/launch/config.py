@@ -151,6 +151,7 @@ class WorkerOptions:
     lease_s: float | None = None
     step_timeout_s: float | None = None
     pull_timeout_s: float | None = None
+    kv_digest: str | None = None
     state_log_s: float | None = None
     all_reduce: str | None = None
     dispatch: str | None = None

@@ -111,6 +111,15 @@ PullTimeout = Annotated[
         "--pull-timeout-s",
     ),
 ]
+KvDigest = Annotated[
+    str | None,
+    _option(
+        "off, sample or all: which KV that is pulled is compared with digests that the prefill"
+        " worker made of it; a mismatch counts as lost KV [off].",
+        "--kv-digest",
+        metavar="WHICH",
+    ),
+]
 StateLog = Annotated[
     float | None,
     _option(

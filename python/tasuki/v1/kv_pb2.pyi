@@ -22,7 +22,7 @@ class FromDecode(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., batch: _Optional[_Union[FromDecodeBatch, _Mapping]] = ...) -> None: ...
 
 class FromPrefill(_message.Message):
-    __slots__ = ("hello", "scheduled", "announce", "prefilled", "renewed", "gone", "batch")
+    __slots__ = ("hello", "scheduled", "announce", "prefilled", "renewed", "gone", "batch", "digests")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class FromPrefill(_message.Message):
     RENEWED_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     hello: HelloReply
     scheduled: Scheduled
     announce: Announce
@@ -37,7 +38,8 @@ class FromPrefill(_message.Message):
     renewed: Renewed
     gone: Gone
     batch: FromPrefillBatch
-    def __init__(self, hello: _Optional[_Union[HelloReply, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., batch: _Optional[_Union[FromPrefillBatch, _Mapping]] = ...) -> None: ...
+    digests: Digests
+    def __init__(self, hello: _Optional[_Union[HelloReply, _Mapping]] = ..., scheduled: _Optional[_Union[Scheduled, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., batch: _Optional[_Union[FromPrefillBatch, _Mapping]] = ..., digests: _Optional[_Union[Digests, _Mapping]] = ...) -> None: ...
 
 class FromDecodeBatch(_message.Message):
     __slots__ = ("messages",)
@@ -52,28 +54,40 @@ class FromPrefillBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[FromPrefill, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "identity", "engine_id", "expected_engine_id")
+    __slots__ = ("protocol_version", "identity", "engine_id", "expected_engine_id", "digests")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     identity: bytes
     engine_id: str
     expected_engine_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., engine_id: _Optional[str] = ..., expected_engine_id: _Optional[str] = ...) -> None: ...
+    digests: DigestRequest
+    def __init__(self, protocol_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., engine_id: _Optional[str] = ..., expected_engine_id: _Optional[str] = ..., digests: _Optional[_Union[DigestRequest, _Mapping]] = ...) -> None: ...
+
+class DigestRequest(_message.Message):
+    __slots__ = ("block_size", "one_in")
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ONE_IN_FIELD_NUMBER: _ClassVar[int]
+    block_size: int
+    one_in: int
+    def __init__(self, block_size: _Optional[int] = ..., one_in: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("engine_id", "refusal", "lease_s", "pools")
+    __slots__ = ("engine_id", "refusal", "lease_s", "pools", "digests")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     refusal: str
     lease_s: float
     pools: _containers.RepeatedCompositeFieldContainer[RankPool]
-    def __init__(self, engine_id: _Optional[str] = ..., refusal: _Optional[str] = ..., lease_s: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ...) -> None: ...
+    digests: bool
+    def __init__(self, engine_id: _Optional[str] = ..., refusal: _Optional[str] = ..., lease_s: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[RankPool, _Mapping]]] = ..., digests: bool = ...) -> None: ...
 
 class RankPool(_message.Message):
     __slots__ = ("layout", "transport_metadata", "transport_metadata_digest")
@@ -165,6 +179,28 @@ class GroupBlocks(_message.Message):
     blocks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, group: _Optional[int] = ..., first_token: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Digests(_message.Message):
+    __slots__ = ("request_id", "first_token", "end_token", "groups")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    END_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    first_token: int
+    end_token: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupDigests]
+    def __init__(self, request_id: _Optional[str] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupDigests, _Mapping]]] = ...) -> None: ...
+
+class GroupDigests(_message.Message):
+    __slots__ = ("group", "tokens", "values")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    values: bytes
+    def __init__(self, group: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., values: _Optional[bytes] = ...) -> None: ...
+
 class Prefilled(_message.Message):
     __slots__ = ("request_id", "tokens", "first_tokens", "computed_s", "machine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -200,16 +236,18 @@ class Renew(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., renewals: _Optional[_Iterable[_Union[Renewal, _Mapping]]] = ...) -> None: ...
 
 class Renewal(_message.Message):
-    __slots__ = ("request_id", "scheduled", "announced_tokens", "prefilled")
+    __slots__ = ("request_id", "scheduled", "announced_tokens", "prefilled", "digested_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    DIGESTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     scheduled: bool
     announced_tokens: int
     prefilled: bool
-    def __init__(self, request_id: _Optional[str] = ..., scheduled: bool = ..., announced_tokens: _Optional[int] = ..., prefilled: bool = ...) -> None: ...
+    digested_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., scheduled: bool = ..., announced_tokens: _Optional[int] = ..., prefilled: bool = ..., digested_tokens: _Optional[int] = ...) -> None: ...
 
 class Renewed(_message.Message):
     __slots__ = ("seq", "alive", "gone")

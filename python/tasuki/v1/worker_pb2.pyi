@@ -370,7 +370,7 @@ class LegTimings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences")
+    __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences", "kv_pairs")
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class Load(_message.Message):
     LAST_DECODE_FIELD_NUMBER: _ClassVar[int]
     LAST_PREFILL_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    KV_PAIRS_FIELD_NUMBER: _ClassVar[int]
     waiting_requests: int
     running_requests: int
     waiting_prefill_tokens: int
@@ -403,7 +404,8 @@ class Load(_message.Message):
     last_decode: StepSample
     last_prefill: StepSample
     waiting_sequences: int
-    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ..., running_kv_tokens: _Optional[int] = ..., last_decode: _Optional[_Union[StepSample, _Mapping]] = ..., last_prefill: _Optional[_Union[StepSample, _Mapping]] = ..., waiting_sequences: _Optional[int] = ...) -> None: ...
+    kv_pairs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, waiting_requests: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., leased_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., stuck_blocks: _Optional[int] = ..., running_sequences: _Optional[int] = ..., running_kv_tokens: _Optional[int] = ..., last_decode: _Optional[_Union[StepSample, _Mapping]] = ..., last_prefill: _Optional[_Union[StepSample, _Mapping]] = ..., waiting_sequences: _Optional[int] = ..., kv_pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
 
 class StepSample(_message.Message):
     __slots__ = ("number", "duration_s", "sequences", "kv_tokens", "prefill_tokens", "prefill_squares")
@@ -421,8 +423,40 @@ class StepSample(_message.Message):
     prefill_squares: float
     def __init__(self, number: _Optional[int] = ..., duration_s: _Optional[float] = ..., sequences: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_squares: _Optional[float] = ...) -> None: ...
 
+class KvPair(_message.Message):
+    __slots__ = ("engine_id", "transport", "bytes", "pulls", "descriptors", "post_s", "wire_s", "exposed_s", "reconnects", "failures")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    POST_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
+    RECONNECTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    transport: str
+    bytes: int
+    pulls: int
+    descriptors: int
+    post_s: float
+    wire_s: float
+    exposed_s: float
+    reconnects: int
+    failures: _containers.RepeatedCompositeFieldContainer[KvFailure]
+    def __init__(self, engine_id: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., pulls: _Optional[int] = ..., descriptors: _Optional[int] = ..., post_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., reconnects: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[KvFailure, _Mapping]]] = ...) -> None: ...
+
+class KvFailure(_message.Message):
+    __slots__ = ("cause", "count")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    count: int
+    def __init__(self, cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
 class Counters(_message.Message):
-    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts")
+    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts", "kv_digests", "kv_digest_mismatches")
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +469,8 @@ class Counters(_message.Message):
     LEASES_GRANTED_FIELD_NUMBER: _ClassVar[int]
     LEASES_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     KV_PULL_TIMEOUTS_FIELD_NUMBER: _ClassVar[int]
+    KV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    KV_DIGEST_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens_computed: int
     prompt_tokens_cached: int
     output_tokens: int
@@ -447,4 +483,6 @@ class Counters(_message.Message):
     leases_granted: int
     leases_expired: int
     kv_pull_timeouts: int
-    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ..., kv_pull_timeouts: _Optional[int] = ...) -> None: ...
+    kv_digests: int
+    kv_digest_mismatches: int
+    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ..., kv_pull_timeouts: _Optional[int] = ..., kv_digests: _Optional[int] = ..., kv_digest_mismatches: _Optional[int] = ...) -> None: ...

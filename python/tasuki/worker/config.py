@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.errors import TasukiError
-from tasuki.kv.config import LEASE_RANGE_S
+from tasuki.kv.config import DIGESTS, LEASE_RANGE_S
 from tasuki.kv.fleet import Fleet
 
 ROLES = ("prefill", "decode", "mixed")
@@ -92,6 +92,8 @@ class WorkerConfig:
             hung: the worker ends, and is started again by the launcher.
         pull_timeout_s: A pull without progress for so long is given up: its request is
             placed again, or fails (the router's `--on-kv-loss`).
+        kv_digest: One of `tasuki.kv.config.DIGESTS`: whether KV that is pulled is compared with
+            digests of what the prefill worker announced: never, one unit in 16, all.
         state_log_s: Between lines of the log that say what the worker does; 0: none.
         transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
             another.
@@ -131,6 +133,7 @@ class WorkerConfig:
     lease_s: float = 10.0
     step_timeout_s: float = 30.0
     pull_timeout_s: float = 30.0
+    kv_digest: str = "off"
     state_log_s: float = 10.0
     transport: str = "nixl"
     require_transport: str = ""
@@ -157,6 +160,7 @@ class WorkerConfig:
             raise ConfigError("quantization is int8, dtype is float32: use auto or bfloat16")
         if self.quantization == "int8" and self.tensor_parallel > 1:
             raise ConfigError(f"quantization is int8, tp is {self.tensor_parallel}: use tp 1")
+        _one_of("kv-digest", self.kv_digest, tuple(DIGESTS))
         _one_of("all-reduce", self.all_reduce, ALL_REDUCES)
         _one_of("require-transport", self.require_transport, ("", *REQUIRED_TRANSPORTS))
         _one_of("preflight", self.preflight, PREFLIGHTS)

@@ -17,6 +17,7 @@ from tasuki.engine.grammar import GrammarSource
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepSample
 from tasuki.errors import TasukiError
 from tasuki.kv.handoff import Handoffs
+from tasuki.kv.pairs import PairCounters
 from tasuki.kv.wire import logprob_to_wire
 from tasuki.v1 import worker_pb2 as pb
 
@@ -204,9 +205,27 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
             kv_pulls=kv.kv_pulls,
             kv_pull_failures=kv.kv_pull_failures,
             kv_pull_timeouts=kv.kv_pull_timeouts,
+            kv_digests=kv.kv_digests,
+            kv_digest_mismatches=kv.kv_digest_mismatches,
             leases_granted=kv.leases_granted,
             leases_expired=kv.leases_expired,
         ),
+        kv_pairs=[_pair_to_wire(engine_id, pair) for engine_id, pair in kv.pairs],
+    )
+
+
+def _pair_to_wire(engine_id: str, pair: PairCounters) -> pb.KvPair:
+    return pb.KvPair(
+        engine_id=engine_id,
+        transport=pair.transport,
+        bytes=pair.bytes,
+        pulls=pair.pulls,
+        descriptors=pair.descriptors,
+        post_s=pair.post_s,
+        wire_s=pair.wire_s,
+        exposed_s=pair.exposed_s,
+        reconnects=pair.reconnects,
+        failures=[pb.KvFailure(cause=cause, count=n) for cause, n in pair.failures.items()],
     )
 
 

@@ -22,6 +22,7 @@ from grpc_health.v1._async import HealthServicer
 
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import machine
+from tasuki.kv.config import DIGESTS
 from tasuki.kv.handoff import HandoffConfig, Handoffs
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import add_WorkerServicer_to_server
@@ -82,6 +83,7 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
             pull_timeout_s=config.pull_timeout_s,
             machine=machine(),
             fleet=config.fleet,
+            digest_one_in=DIGESTS[config.kv_digest],
         ),
         transport=built.transport,
         layout=built.layout,

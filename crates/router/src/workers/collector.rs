@@ -1,5 +1,8 @@
 //! What workers report of themselves, as metrics: read at every scrape.
 
+mod pairs;
+
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,7 +62,7 @@ const GAUGES: [Reading<v1::Load, f64>; 10] = [
     }),
 ];
 
-const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
+const COUNTERS: [Reading<v1::Counters, u64>; 14] = [
     ("prompt_tokens_computed", "Prompt tokens computed", |c| {
         c.prompt_tokens_computed
     }),
@@ -88,6 +91,16 @@ const COUNTERS: [Reading<v1::Counters, u64>; 12] = [
     ("leases_expired", "Leases that ran out", |c| {
         c.leases_expired
     }),
+    (
+        "kv_digests",
+        "Digests of KV that were compared (--kv-digest)",
+        |c| c.kv_digests,
+    ),
+    (
+        "kv_digest_mismatches",
+        "Handoffs whose KV was not what was announced",
+        |c| c.kv_digest_mismatches,
+    ),
 ];
 
 /// Exports every worker's last report, with the labels `worker` (its number, in the order in
@@ -106,9 +119,15 @@ impl Collector for WorkerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let workers = self.0.read(|worker| {
             let health = worker.state.view.health;
-            let load = worker.exported.map(|load| (load, worker.chunks));
+            let load = worker.exported.cloned().map(|load| (load, worker.chunks));
             (labels(worker.state), health, load)
         });
+        let engines = self.0.read(|worker| {
+            let info = worker.state.info.as_ref()?;
+            let number = worker.state.view.id.to_string();
+            Some((info.peer.engine_id.clone(), number))
+        });
+        let engines: HashMap<_, _> = engines.into_iter().flatten().collect();
         let up = |health: &Health| !matches!(health, Health::Suspect | Health::Down);
         let states: [Reading<Health, bool>; 3] = [
             ("up", "Whether the worker is connected and heard of", up),
@@ -170,7 +189,8 @@ impl Collector for WorkerCollector {
                 ConstCounter::new(read(&counters)).encode(family.encode_family(labels)?)?;
             }
         }
-        Ok(())
+        let loads = loads.iter().map(|(labels, (load, _))| (labels, load));
+        pairs::encode(&mut encoder, loads, &engines)
     }
 }
 

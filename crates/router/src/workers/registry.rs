@@ -49,7 +49,7 @@ pub struct Known<'a> {
     /// Chunks of prompts that it is taken to hold.
     pub chunks: usize,
     /// Its last load, for metrics.
-    pub exported: Option<v1::Load>,
+    pub exported: Option<&'a v1::Load>,
 }
 
 pub(super) struct State {
@@ -364,7 +364,7 @@ impl Registry {
                 state,
                 address: &member.address,
                 chunks: fleet.chunks_held(state.view.id),
-                exported: member.connection.as_ref().and_then(|c| c.exported),
+                exported: member.connection.as_ref().and_then(|c| c.exported.as_ref()),
             })
         });
         known.map(read).collect()

@@ -162,7 +162,8 @@ pub fn report(
     Report {
         load: report
             .load
-            .map(|reported| load(&reported, report.applied_submits)),
+            .as_ref()
+            .map(|reported| load(reported, report.applied_submits)),
         exported: report.load,
         cache: report.kv.map(cache::events),
         outputs: report.outputs.into_iter().map(output),
