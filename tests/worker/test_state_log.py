@@ -32,7 +32,13 @@ BUSY = State(
     replace(
         LOAD, running_requests=3, waiting_requests=2, waiting_prefill_tokens=640, free_blocks=75
     ),
-    EngineCounters(prompt_tokens_computed=300, prompt_tokens_cached=100, output_tokens=50),
+    EngineCounters(
+        prompt_tokens_computed=300,
+        prompt_tokens_cached=100,
+        output_tokens=50,
+        draft_tokens=20,
+        accepted_draft_tokens=15,
+    ),
     HandoffCounters(kv_pulled_bytes=40_000_000, kv_pulls=4, leases_granted=7),
 )
 
@@ -59,7 +65,7 @@ def test_a_line_tells_what_was_done_since_the_last(caplog: pytest.LogCaptureFixt
     assert script.lines(caplog, 105.0, 109.0, 110.0) == [
         "3 running, 2 waiting (640 prompt tokens), 30 prompt tok/s, 5 output tok/s, "
         "KV 25% of 100 blocks, 25% of prompt tokens cached, 7 handed over, 4 pulls, "
-        "4.0 MB/s of KV"
+        "4.0 MB/s of KV, 75% of 20 draft tokens accepted"
     ]
     [again] = script.lines(caplog, 115.0, 120.0)
     assert "0 prompt tok/s, 0 output tok/s" in again and "pulls" not in again

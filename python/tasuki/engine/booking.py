@@ -21,6 +21,7 @@ from tasuki.engine.api import (
     TokenLogprob,
 )
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.drafts import note, taken
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.failure import FailureKind, kind_of
 from tasuki.engine.legs import Legs
@@ -53,9 +54,11 @@ class Booking:
         """Book what a step computed, but for rows that are void."""
         stale = {row.sequence for row in rows if row.epoch != row.sequence.epoch}
         void = stale.union(outcome.failed, outcome.raised)
+        drafted = {row.sequence: row for row in rows if row.draft} if rows[-1].draft else {}
+        not_settled = void.union(drafted) if drafted else void
         for row in rows:
             sequence = row.sequence
-            if sequence not in void:
+            if sequence not in not_settled:
                 self._queues.settle(sequence, row.start + row.tokens)
                 if sequence.request.leg is Leg.PREFILL:
                     self._announce(sequence, row.end)
@@ -79,12 +82,16 @@ class Booking:
             while upto < count and draws[upto].sequence is sequence:
                 upto += 1
             entries = None if logprobs is None else logprobs[index:upto]
+            own = tokens[index:upto]
             if sequence in void:
                 pass
+            elif drafted and sequence in drafted:
+                if not self._drafted(drafted[sequence], own, entries, now_s):
+                    failures[sequence.request] = (FailureKind.MODEL, _not_finite(sequence))
             elif sequence.stage is Stage.DECODE:
-                self._decoded(sequence, tokens[index], entries[0] if entries else None, now_s)
+                self._decoded(sequence, own, entries, now_s)
             else:
-                self._prefilled(sequence, draws[index:upto], tokens[index:upto], entries, now_s)
+                self._prefilled(sequence, draws[index:upto], own, entries, now_s)
             index = upto
         for request, (failure, message) in failures.items():
             self._legs.fail(request, failure, message)
@@ -107,19 +114,57 @@ class Booking:
         )
         request.announced = final
 
+    def _drafted(
+        self,
+        row: Row,
+        tokens: list[int],
+        logprobs: list[TokenLogprob | None] | None,
+        now_s: float,
+    ) -> bool:
+        """A row has its first token and those that its draft guessed; False: not finite."""
+        sequence, count = row.sequence, taken(row.draft, tokens)
+        if tokens[count - 1] < 0:
+            return False
+        note(sequence, len(row.draft), count - 1)
+        self._counters.draft_tokens += len(row.draft)
+        self._counters.accepted_draft_tokens += count - 1
+        own = None if logprobs is None else logprobs[:count]
+        self._decoded(sequence, tokens[:count], own, now_s, row.start)
+        return True
+
     def _decoded(
-        self, sequence: SequenceState, token: int, logprob: TokenLogprob | None, now_s: float
+        self,
+        sequence: SequenceState,
+        tokens: list[int],
+        logprobs: Sequence[TokenLogprob | None] | None,
+        now_s: float,
+        start: int | None = None,
     ) -> None:
-        """A sequence of one choice has its next token."""
-        self._counters.output_tokens += 1
-        finish = self._finish(sequence, token)
-        self._report(sequence, sequence.choices[0], token, finish, logprob)
+        """A sequence of one choice has its next tokens; it may end before the last of them.
+
+        Args:
+            sequence: Whose.
+            tokens: One at least.
+            logprobs: Of the tokens.
+            now_s: The time.
+            start: Of the row, whose KV is not settled yet; None: it is.
+        """
         request = sequence.request
+        position = len(sequence.tokens) - request.num_prompt_tokens
+        for token in tokens:
+            finish = self._finish(sequence, token)
+            if finish is not None:
+                tokens = tokens[: sequence.num_outputs - position + 1]
+                break
+            sequence.tokens.append(token)
+        self._counters.output_tokens += len(tokens)
+        self._report(sequence, sequence.choices[0], position, tokens, finish, logprobs)
         if now_s != request.last_token_s:
             _note_time(request, now_s)
-        if finish is None:
-            sequence.tokens.append(token)
-        else:
+        if start is not None:
+            sequence.computed = start + len(tokens)
+            self._queues.settle(sequence, sequence.computed)
+        if finish is not None:
             self._legs.finished(sequence)
 
     def _prefilled(
@@ -164,11 +209,12 @@ class Booking:
         grammar = request.grammar
         if grammar is not None and (token in params.stop_token_ids or token in grammar.eos_tokens):
             return FinishReason.STOP  # it is allowed nowhere but at the end
+        length = len(sequence.tokens) + 1
         return finish_reason(
             params,
             token,
-            outputs=sequence.num_outputs + 1,
-            length=len(sequence.tokens) + 1,
+            outputs=length - request.num_prompt_tokens,
+            length=length,
             max_model_len=self._config.max_model_len,
         )
 
@@ -176,20 +222,23 @@ class Booking:
         self,
         sequence: SequenceState,
         choice: int,
-        token: int,
+        position: int,
+        tokens: list[int],
         finish: FinishReason | None,
-        logprob: TokenLogprob | None,
+        logprobs: Sequence[TokenLogprob | None] | None,
     ) -> None:
-        """One Output: the next token of a choice of a sequence."""
+        """One Output: the next tokens of a choice of a sequence, at `position` and after it."""
         request = sequence.request
-        position = len(sequence.tokens) - request.num_prompt_tokens
+        given = None
+        if logprobs is not None and logprobs[0] is not None:
+            given = [entry for entry in logprobs[: len(tokens)] if entry is not None]
         self._legs.pending.outputs.append(
             Output(
                 request.spec.request_id,
                 choice,
                 position,
-                [token],
-                None if logprob is None else [logprob],
+                tokens,
+                given,
                 finish,
                 request.prompt_logprobs,
                 request.cached_tokens or 0 if position == 0 else 0,
@@ -205,7 +254,9 @@ class Booking:
             if finish is None and first.finished:
                 stops = sequence.request.spec.sampling.stop_token_ids
                 finish = FinishReason.STOP if first.token in stops else FinishReason.LENGTH
-            self._report(sequence, first.choice, first.token, finish, first.logprob)
+            logprobs = None if first.logprob is None else [first.logprob]
+            position = sequence.num_outputs
+            self._report(sequence, first.choice, position, [first.token], finish, logprobs)
             if finish is None:
                 going.append(first)
         return going

@@ -39,6 +39,8 @@ class EngineConfig:
         overlap: Launch a step before the one before it is collected. Hides the
             host's work where a device computes; where the host itself does, a
             row that turns out void is wasted, and nothing is gained.
+        draft_tokens: Tokens of a row's prompt-lookup draft, at most (`drafts.py`); 0: no drafts.
+            A draft follows the last token, so there are none where steps overlap.
         step_timeout_s: After so long a step counts as hung, unless it is expected to
             take long (`StepRates.limit_s`).
     """
@@ -56,6 +58,7 @@ class EngineConfig:
     identity: bytes = bytes(IDENTITY_BYTES)
     prefix_caching: bool = True
     overlap: bool = False
+    draft_tokens: int = 0
     step_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
@@ -80,6 +83,11 @@ class EngineConfig:
             raise EngineConfigError(
                 f"max_model_len is {self.max_model_len}: one prompt token and one output token "
                 "need 2"
+            )
+        if self.draft_tokens < 0 or (self.draft_tokens and self.overlap):
+            raise EngineConfigError(
+                f"draft_tokens is {self.draft_tokens} and overlap {self.overlap}: drafts need steps"
+                " that do not overlap, as on the CPU; on a GPU leave out --speculate"
             )
         if self.growth_headroom_tokens < 0:
             raise EngineConfigError(

@@ -395,15 +395,19 @@ class Engine:
         self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1
-        began_s = max(flight.began_s, self._collected_s)
+        duration_s = now_s - max(flight.began_s, self._collected_s)
+        self._collected_s = now_s
+        if plan.draft_tokens:
+            base_s = self._rates.decode_s(len(plan.rows), plan.kv_tokens)
+            self._scheduler.drafter.learn(plan, duration_s, base_s)
+            return  # such steps say nothing about others
         self._rates.record(
             StepSample(
                 number=self._counters.steps,
-                duration_s=now_s - began_s,
+                duration_s=duration_s,
                 sequences=plan.num_decodes,
                 kv_tokens=plan.kv_tokens,
                 prefill_tokens=plan.prefill_tokens,
                 prefill_squares=plan.prefill_squares,
             )
         )
-        self._collected_s = now_s

@@ -192,13 +192,18 @@ class IsolatingRunner:
 
 
 def _halves(rows: list[Row]) -> list[list[Row]]:
-    """Two steps for one: of half of the rows, or of the tokens of a single row; [] if neither."""
+    """Two steps for one: of half of the rows, or of the tokens of a single row; [] if neither.
+
+    A draft is dropped.
+    """
     if len(rows) > 1:
         middle = len(rows) // 2
         return [rows[:middle], rows[middle:]]
     if not rows or rows[0].tokens == 1:
         return []
     [row] = rows
+    if row.draft:
+        return [[replace(row, tokens=1, draft=())]]
     half = row.tokens // 2
     second = replace(row, tokens=row.tokens - half, start=row.start + half)
     return [[replace(row, tokens=half)], [second]]

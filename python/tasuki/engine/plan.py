@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.api import TokenLogprob
@@ -19,16 +20,18 @@ class Row:
             it is what the step before samples, still on its way.
         epoch: The sequence's when the row was planned; when it is another one
             at the step's end, the row's result is void.
+        draft: Guesses of the tokens after its first one, part of `tokens` (drafts.py).
     """
 
     sequence: SequenceState
     tokens: int
     start: int
     epoch: int
+    draft: Sequence[int] = ()
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence that have KV after the step."""
+        """Tokens of the sequence that have KV after the step, the whole draft included."""
         return self.start + self.tokens
 
     @property
@@ -47,6 +50,7 @@ class StepPlan:
         prefill_tokens: Tokens of prefill chunks among the rows.
         prefill_squares: Sum over these chunks of end^2 - start^2: grows as their attention.
         kv_tokens: Tokens that the decodes attend to.
+        draft_tokens: Of drafts. Such a step has no prefill chunks.
         copies: Blocks (from, to) to copy before anything is written.
         sources: Blocks that copies take from, and that nobody else may hold any
             more: one reference each is the step's.
@@ -59,6 +63,7 @@ class StepPlan:
     prefill_tokens: int = 0
     prefill_squares: int = 0
     kv_tokens: int = 0
+    draft_tokens: int = 0
     copies: list[tuple[int, int]] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
@@ -73,11 +78,13 @@ class Draw:
         sequence: What it continues.
         choice: Which of its choices.
         position: Of the token in the output.
+        drafted: Its logits follow a draft, which may be wrong.
     """
 
     sequence: SequenceState
     choice: int
     position: int
+    drafted: bool = False
 
     @classmethod
     def next(cls, sequence: SequenceState, choice: int) -> Draw:
@@ -90,7 +97,7 @@ class StepOutcome:
     """What the model and the sampler made of a plan.
 
     Attributes:
-        draws: In the order of the plan's rows, then of choices.
+        draws: In the order of the plan's rows, then of choices, then of positions.
         tokens: One for each draw.
         logprobs: One for each draw; None for all when nobody asked.
         prompt_logprobs: New ones, in the order of positions, by sequence.

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tasuki.engine.grammar import Grammar, GrammarState
 
 
+ACCEPTANCE = 0.7
+"""What the acceptance of drafts is taken to be before there were any."""
+
+
 class Phase(enum.Enum):
     """Where a leg stands.
 
@@ -67,6 +71,7 @@ class SequenceState:
         flying: Launched steps that have a row of it and are not collected.
         drawn: The runner's own: where its sampled token is on the device.
         ticket: The sampler's own: names what it holds of this sequence on the device.
+        acceptance: `drafts.py`'s own: how likely a draft's next token is accepted.
         grammar: `grammar_masks.py`'s own: where the answer stands in the request's grammar.
     """
 
@@ -83,6 +88,7 @@ class SequenceState:
     flying: int = 0
     drawn: int = -1
     ticket: int = -1
+    acceptance: float = ACCEPTANCE
     grammar: GrammarState | None = None
 
     @property

@@ -27,6 +27,7 @@ from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.cache_groups import BlockTable, pages_of
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.drafts import Drafter
 from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.queues import Queues
 from tasuki.engine.relief import Relief
@@ -55,6 +56,9 @@ class Scheduler:
         budget: Which of them may be taken for what.
         queues: The sequences.
         counters: Preemptions and cached tokens are counted here.
+
+    Attributes:
+        drafter: Of steps that only decode.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Scheduler:
         self._counters = counters
         self._queues = queues
         self._relief = Relief()
+        self.drafter = Drafter(config, pool, budget)
 
     def plan(self, now_s: float, rates: StepRates, *, ahead: bool = False) -> StepPlan | None:
         """Choose the next step's work and give it its blocks.
@@ -107,6 +112,8 @@ class Scheduler:
             decodes = len(plan.rows)
             plan.rows += [row for row in chunks if row.tokens > 1]
         plan.num_decodes = decodes
+        if self._config.draft_tokens and not chunks:
+            self.drafter.extend(plan, rates.decode_s(decodes, plan.kv_tokens))
         if not plan.rows:
             self._pool.release(plan.sources)
         return plan

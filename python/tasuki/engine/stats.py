@@ -21,13 +21,18 @@ _FIRST = 10.0  # times the timeout: for the first step of a kind, which may comp
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Since the engine's start. Prompt tokens include resumed and recomputed ones."""
+    """Since the engine's start. Prompt tokens include resumed and recomputed ones.
+
+    Of `draft_tokens`, `accepted_draft_tokens` were part of the answers.
+    """
 
     prompt_tokens_computed: int = 0
     prompt_tokens_cached: int = 0
     output_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

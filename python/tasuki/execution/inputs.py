@@ -62,7 +62,13 @@ def wanted_logits(plan: StepPlan) -> Wanted:
                 scored = list(sequence.tokens[first + 1 : last + 1])
                 wanted.scored.append((sequence, len(rows), scored))
                 rows.extend(range(begin, begin + last - first))
-        if end >= len(sequence.tokens):
+        if row.draft:
+            position, choice = first + 1 - request.num_prompt_tokens, sequence.choices[0]
+            for index in range(row.tokens):
+                draws.append(Draw(sequence, choice, position + index, index > 0))
+                draw_rows.append(len(rows))
+                rows.append(begin + index)
+        elif end >= len(sequence.tokens):
             position = end - request.num_prompt_tokens
             choices = sequence.choices
             if len(choices) == 1 and request.spec.leg is not Leg.PREFILL:
@@ -121,7 +127,9 @@ def fill(places: Places, plan: StepPlan, block_size: int) -> bool:
     for index, row in enumerate(plan.rows[singles:], singles):
         sequence, first, count = row.sequence, row.start, row.tokens
         end = begin + count
-        places.tokens[begin:end] = np.frombuffer(sequence.tokens, dtype=np.uint32)[first:][:count]
+        known = np.frombuffer(sequence.tokens, dtype=np.uint32)[first:][:count]
+        places.tokens[begin : begin + len(known)] = known
+        places.tokens[begin + len(known) : end] = row.draft
         places.sources[begin:end] = -1
         at = np.arange(first, first + count)
         places.positions[begin:end] = at

@@ -185,7 +185,7 @@ class ModelRunner:
         failed = dict.fromkeys(
             draw.sequence
             for draw, token in zip(wanted.draws, tokens, strict=True)
-            if token == NOT_FINITE
+            if token == NOT_FINITE and not draw.drafted
         )
         if launched.scores is not None:
             outcome.logprobs = launched.scores.entries(tokens)

@@ -141,6 +141,7 @@ class WorkerOptions:
     kv_dtype: str | None = None
     load_format: str | None = None
     quantization: str | None = None
+    speculate: str | None = None
     kv_memory: int | None = None
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None

@@ -59,6 +59,14 @@ Quantization = Annotated[
         metavar="KIND",
     ),
 ]
+Speculate = Annotated[
+    str | None,
+    _option(
+        "none or prompt-lookup: drafts from a request's own tokens, answers stay the same; CPU"
+        " [none].",
+        metavar="KIND",
+    ),
+]
 GpuMemoryUtilization = Annotated[
     float | None, _option("Share of a GPU's memory that its worker may use [0.9].")
 ]

@@ -30,7 +30,7 @@ from tasuki.models.shard import check_ranks
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.config import WorkerConfig
+from tasuki.worker.config import DRAFT_TOKENS, WorkerConfig
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name, network_of
 from tasuki.worker.grammar_pool import GrammarPool
@@ -195,6 +195,7 @@ def _engine_config(
         identity=identity,
         vocab_size=spec.vocab_size,
         overlap=plan.device_type == "cuda",
+        draft_tokens=DRAFT_TOKENS if plan.config.speculate == "prompt-lookup" else 0,
         step_timeout_s=plan.config.step_timeout_s,
     )
 

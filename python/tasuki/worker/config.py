@@ -15,6 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("none", "int8")
+SPECULATE = ("none", "prompt-lookup")
 ALL_REDUCES = ("auto", "nccl", "symmetric")
 REQUIRED_TRANSPORTS = ("rdma", "cuda_ipc")
 PREFLIGHTS = ("off", "warn", "strict")
@@ -23,6 +24,10 @@ MAX_RANKS = 64
 
 class ConfigError(TasukiError):
     """A setting is out of its range."""
+
+
+DRAFT_TOKENS = 8
+"""Of a row's draft, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class WorkerConfig:
         load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
         quantization: One of `QUANTIZATIONS`; `int8`: weights of 8 bits, on the CPU; everything
             else, and the cache, is in bfloat16.
+        speculate: One of `SPECULATE`; `prompt-lookup`: rows draft what followed their last tokens
+            earlier in prompt or answer, where that pays (`engine/drafts.py`); on the CPU.
         kv_memory: Bytes for the block pool of all ranks; None: a share of what is free.
         gpu_memory_utilization: Share of a GPU's memory for weights, activations and
             pool; the rest is for CUDA graphs and what else runs there.
@@ -123,6 +130,7 @@ class WorkerConfig:
     kv_dtype: str = "auto"
     load_format: str = "auto"
     quantization: str = "none"
+    speculate: str = "none"
     kv_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
@@ -156,6 +164,7 @@ class WorkerConfig:
         _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
         _one_of("load-format", self.load_format, LOAD_FORMATS)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("speculate", self.speculate, SPECULATE)
         if self.quantization == "int8" and self.dtype == "float32":
             raise ConfigError("quantization is int8, dtype is float32: use auto or bfloat16")
         if self.quantization == "int8" and self.tensor_parallel > 1:

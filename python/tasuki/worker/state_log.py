@@ -85,6 +85,9 @@ def line(before: State, now: State, elapsed_s: float) -> str:
     if taken := handoffs.kv_pulls - before.handoffs.kv_pulls:
         pulled = handoffs.kv_pulled_bytes - before.handoffs.kv_pulled_bytes
         parts.append(f"{taken} pulls, {pulled / elapsed_s / 1e6:.1f} MB/s of KV")
+    if drafted := counters.draft_tokens - before.counters.draft_tokens:
+        accepted = counters.accepted_draft_tokens - before.counters.accepted_draft_tokens
+        parts.append(f"{accepted / drafted:.0%} of {drafted} draft tokens accepted")
     if preempted := counters.preemptions - before.counters.preemptions:
         parts.append(f"{preempted} preempted")
     return ("idle: " if now.idle else "") + ", ".join(parts)
