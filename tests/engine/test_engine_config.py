@@ -29,6 +29,7 @@ def test_pool_for_two_longest_requests_is_enough():
         ({"max_running_requests": -3}, ["-3"]),
         ({"growth_headroom_tokens": -1}, ["-1"]),
         ({"identity": b"short"}, ["5 bytes", "16"]),
+        ({"draft_tokens": 4, "overlap": True}, ["4", "overlap", "--speculate"]),
     ],
 )
 def test_refusals(settings, words):
