@@ -32,6 +32,7 @@ to the router; what it does not list can be set where those are started by hand.
 | `TASUKI_CACHE` | Folder of converted models and measured settings [~/.cache/tasuki] |
 | `TASUKI_LOG` | The router's log filter, for example `info` or `tasuki_router=debug` |
 | `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | As `huggingface_hub` reads them |
+| `TASUKI_NODES_KEY` | Secret of the hosts of a worker (`--nodes`), 16 characters or more |
 | `CUDA_VISIBLE_DEVICES` | The GPUs that `tasuki serve` may assign to workers |
 | `OMP_NUM_THREADS` | Threads of a worker on a CPU [cores / workers] |
 | `UCX_*`, `NIXL_*` | The transport's own; what is set wins over what Tasuki would set |

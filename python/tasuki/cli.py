@@ -263,6 +263,8 @@ def worker(
     host: opt.WorkerHost = "127.0.0.1",
     port: opt.WorkerPort = 0,
     tp: opt.Tp = 1,
+    nodes: opt.Nodes = None,
+    rank: opt.NodeRank = 0,
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     kv_dtype: opt.KvDtype = None,
@@ -324,6 +326,9 @@ def worker(
         "rdma_devices": rdma_devices,
         "preflight": preflight,
     }
+    hosts = tuple(each.strip() for each in nodes.split(",")) if nodes else ()
+    if rank < len(hosts) and host == "127.0.0.1":
+        host = hosts[rank].rpartition(":")[0] if rank == 0 else hosts[rank]
     config = WorkerConfig(
         model=resolve_model(model),
         role=role,
@@ -332,6 +337,8 @@ def worker(
         host=host,
         port=port,
         tensor_parallel=tp,
+        nodes=hosts,
+        rank=rank,
         device=device,
         dtype=dtype,
         pause=pause,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
-_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 
 
 class Namespace:
@@ -27,9 +27,13 @@ class Namespace:
     def __init__(self, *devices: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="namespace")
         if shutil.which("ip") is None or not self.run(_leave):
-            pytest.skip("network namespaces need `ip` and CAP_SYS_ADMIN")
+            pytest.skip("network namespaces need `ip`, `mount` and CAP_SYS_ADMIN")
         # Libraries look for an address of this machine by its route to the Internet.
-        for words in ("link set lo up", "route add default dev lo", *devices):
+        self.ip("link set lo up", "route add default dev lo", *devices)
+
+    def ip(self, *commands: str) -> None:
+        """Runs commands of `ip` in it."""
+        for words in commands:
             self.run(subprocess.run, ["ip", *words.split()], check=True)
 
     def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -45,8 +49,14 @@ class Namespace:
 
 
 def _leave() -> bool:
-    """Whether this thread is now in a namespace of its own."""
-    return ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) == 0
+    """Whether this thread is now in a namespace of its own, with a /sys that shows its devices."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET | _CLONE_NEWNS) != 0:
+        return False
+    os.chdir("/")  # this thread's alone; tests fork workers only from the repository's folder
+    for words in ("--make-rprivate /", "-t sysfs sysfs /sys"):
+        if subprocess.run(["mount", *words.split()], check=False).returncode != 0:
+            return False
+    return True
 
 
 def _thread_id() -> int:

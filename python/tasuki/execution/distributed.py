@@ -1,11 +1,11 @@
 """Several ranks as one: torch's process groups, and a shorter way for small messages on CUDA.
 
-    CPU    gloo, over the loopback device
+    CPU    gloo, over the loopback device, or that to the other hosts
     CUDA   NCCL; sums of at most `symmetric.MAX_BYTES` by reading the other ranks' memory
 
-The ranks of a worker are processes of one machine. Each sees all of the worker's
-GPUs, under the same numbers, and computes on that of its rank: symmetric memory
-asks for it.
+The ranks of a worker are processes of one machine, or of several (worker/hosts.py): then without
+symmetric memory, over the network device that is said. Each sees all of the worker's GPUs of its
+machine, under the same numbers, and computes on one of them: symmetric memory asks for it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",  # multicast: off or broken on many machines, and of no use here
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _MEET_S = 600.0  # for the slowest rank to load its weights
 
 
@@ -51,18 +52,25 @@ def make_store(size: int) -> TCPStore:
 
 
 def join(
-    rank: int, size: int, port: int, device: torch.device, all_reduce: str = "auto"
+    rank: int,
+    size: int,
+    port: int,
+    device: torch.device,
+    all_reduce: str = "auto",
+    interface: str | None = None,
 ) -> Distributed:
     """Meet the other ranks; returns when all are here.
 
     Args:
         rank: This one's number.
         size: How many there are.
-        port: Of the first rank's store.
+        port: Of the first rank's store, on the loopback device of this host.
         device: Where this rank computes.
         all_reduce: See `Distributed`.
+        interface: Network device to ranks on other hosts; None: all are here.
     """
-    for variable, value in _ENVIRONMENT.items():
+    between_hosts = dict.fromkeys(_INTERFACES, interface) if interface else {}
+    for variable, value in {**_ENVIRONMENT, **between_hosts}.items():
         os.environ.setdefault(variable, value)
     on_cuda = device.type == "cuda"
     patience = datetime.timedelta(seconds=_MEET_S)

@@ -115,6 +115,12 @@ def _rdma(network: Network, sysfs: Path) -> tuple[list[str], str]:
     return names, f"; with {len(names)} RDMA devices" if names else ""
 
 
+def interface_of_host(host: str) -> str | None:
+    """The interface of this machine that has the address of `host`; None: none has."""
+    address = _resolve(host)
+    return None if address is None else interface_of(str(address))
+
+
 def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

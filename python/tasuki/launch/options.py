@@ -208,6 +208,16 @@ Dtype = Annotated[
     str, _option("auto, float32 or bfloat16 [auto: the faster one here].", metavar="DTYPE")
 ]
 Tp = Annotated[int, _option("Ranks that divide the model, each with a GPU of its own [1].")]
+Nodes = Annotated[
+    str | None,
+    _option(
+        "Hosts that divide the model, with commas between them: HOST:PORT of the first, where the"
+        " others come to, then their addresses. Each runs this command with its own --rank and the"
+        " same secret in TASUKI_NODES_KEY [all ranks are here].",
+        metavar="HOST:PORT,HOST,...",
+    ),
+]
+NodeRank = Annotated[int, _option("Number of this host among --nodes, from 0 [0].", "--rank")]
 WorkerPort = Annotated[int, _option("Port to bind [0: any free one].")]
 WorkerHost = Annotated[str, _option("Address the worker binds and tells its peers [127.0.0.1].")]
 WorkerName = Annotated[str, _option("Name in logs.")]

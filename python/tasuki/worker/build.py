@@ -34,6 +34,7 @@ from tasuki.worker.config import DRAFT_TOKENS, WorkerConfig
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.device import choose_device, choose_dtypes, device_name, dtype_name, network_of
 from tasuki.worker.grammar_pool import GrammarPool
+from tasuki.worker.hosts import Meeting, nodes_key, split_first
 from tasuki.worker.memory import PoolSize, available_bytes, size_pool
 from tasuki.worker.rank_messages import PoolShape, RankPlan
 from tasuki.worker.rank_parts import RankParts, layout_of, meet
@@ -73,15 +74,19 @@ def build(
         TasukiError: Settings, device, model, memory or transport do not allow it.
     """
     size = config.tensor_parallel
-    device = choose_device(config.device, size)
+    device = choose_device(config.device, config.ranks_here)
     spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     check_ranks(spec, size)
     if size == 1:
         return _build(config, spec, device, phases, None)
-    threads = max(1, torch.get_num_threads() // size)
+    threads = max(1, torch.get_num_threads() // config.ranks_here)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    ranks = Ranks(size, threads, on_rank_failure)
+    meeting = None
+    if config.nodes:
+        meeting = Meeting(*split_first(config.nodes[0]), nodes_key())
+        log.info("waiting for the ranks of %s", ", ".join(config.nodes[1:]))
+    ranks = Ranks(size, threads, on_rank_failure, meeting, config.ranks_here)
     try:
         return _build(config, spec, device, phases, ranks)
     except Exception as error:

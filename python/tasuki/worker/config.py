@@ -73,6 +73,9 @@ class WorkerConfig:
         port: 0 picks a free one.
         tensor_parallel: Ranks that the model is divided among, each a process with a
             GPU of its own; on the CPU with a share of the cores.
+        nodes: Hosts that the ranks are divided among, in order: HOST:PORT, where the others come,
+            then their addresses; empty: all ranks are here.
+        rank: This host's number among them.
         all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
             memory for sums up to 10 MiB; `auto`: `symmetric`, and `nccl` where that does not work.
         dispatch: What computes GEMMs on a GPU: `default`; `measured`: what was the fastest on
@@ -123,6 +126,8 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     tensor_parallel: int = 1
+    nodes: tuple[str, ...] = ()
+    rank: int = 0
     all_reduce: str = "auto"
     dispatch: str = "default"
     device: str = "auto"
@@ -176,6 +181,7 @@ class WorkerConfig:
         _in_range("port", self.port, 0, 65_535)
         _in_range("pause-port", self.pause_port, 0, 65_535)
         _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
+        self._check_nodes()
         _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _in_range("max-model-len", self.max_model_len, 1, 1 << 30)
         _in_range("block-size", self.block_size, 1, 1_024)
@@ -186,6 +192,22 @@ class WorkerConfig:
         _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
         _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
         _in_range("state-log-s", self.state_log_s, 0.0, 86_400.0)
+
+    def _check_nodes(self) -> None:
+        count = len(self.nodes)
+        _in_range("rank", self.rank, 0, max(0, count - 1))
+        if count == 1 or (count and self.tensor_parallel % count):
+            raise ConfigError(
+                f"nodes has {count} hosts, tp is {self.tensor_parallel}: use 2 hosts or more, and a"
+                " tp that is a multiple of their number"
+            )
+        if count and self.all_reduce == "symmetric":
+            raise ConfigError("all-reduce is symmetric, which one host has: use nccl with --nodes")
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks on each host."""
+        return self.tensor_parallel // max(1, len(self.nodes))
 
     @property
     def fleet(self) -> Fleet | None:

@@ -30,6 +30,8 @@ from tasuki.worker.build import Built, build
 from tasuki.worker.checked import check_first
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.failures import Failures
+from tasuki.worker.host_process import run_host
+from tasuki.worker.hosts import nodes_key
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
 from tasuki.worker.startup import Phases, keep_compiled, process_begun_s
@@ -60,6 +62,8 @@ def run(config: WorkerConfig) -> int:
     phases.until_now("imports")
     with phases.phase("preflight"):
         check_first(config)
+    if config.rank:
+        return run_host(config.nodes, config.rank, config.tensor_parallel, nodes_key())
     keep_compiled()
     failures = Failures()
     failures.catch_threads()

@@ -1,4 +1,6 @@
-"""What the first rank of a worker and the others say to each other: pickled, over a local pipe.
+"""What the first rank of a worker and the others say to each other, pickled.
+
+Over a pipe, or from host to host over an authenticated connection (hosts.py).
 
     first rank ─▶ RankPlan, PoolShape, then orders until StopOrder or the pipe's end
     other rank ─▶ Fits, Ready; Failed at any time
@@ -21,12 +23,13 @@ class RankPlan:
     """What a rank is built from; the same for all but `rank`.
 
     Attributes:
-        config: The worker's settings.
+        config: The worker's settings; `host` is that of this rank.
         limits: What they come to on the device.
         dtypes: Settled by the first rank.
         device_type: `cpu` or `cuda`.
         rank: This one's number.
-        port: Where the ranks meet.
+        port: Where the ranks meet, on this host's loopback device.
+        device_index: This rank's GPU among those of its host.
     """
 
     config: WorkerConfig
@@ -35,6 +38,7 @@ class RankPlan:
     device_type: str
     rank: int = 0
     port: int = 0
+    device_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

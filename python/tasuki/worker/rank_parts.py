@@ -19,6 +19,7 @@ from tasuki.execution.executor import Executor
 from tasuki.execution.joint_logits import JointLogits
 from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
+from tasuki.kv.net_devices import interface_of_host
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.models.dispatch.settle import settle
@@ -36,7 +37,7 @@ def rank_device(plan: RankPlan) -> torch.device:
     """Where a rank computes."""
     if plan.device_type == "cpu":
         return torch.device("cpu")
-    return torch.device(plan.device_type, plan.rank)
+    return torch.device(plan.device_type, plan.device_index)
 
 
 def meet(plan: RankPlan) -> Collective:
@@ -46,7 +47,11 @@ def meet(plan: RankPlan) -> Collective:
         return ALONE
     from tasuki.execution.distributed import join
 
-    return join(plan.rank, size, plan.port, rank_device(plan), plan.config.all_reduce)
+    config = plan.config
+    if not config.nodes:
+        return join(plan.rank, size, plan.port, rank_device(plan), config.all_reduce)
+    interface = interface_of_host(config.host)
+    return join(plan.rank, size, plan.port, rank_device(plan), "nccl", interface)
 
 
 def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayout:

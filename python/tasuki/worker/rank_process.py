@@ -1,8 +1,9 @@
 """A rank other than the first: builds its parts, then does as it is told until the pipe ends.
 
-    python -m tasuki.worker.rank_process PIPE KV_PIPE
+    python -m tasuki.worker.rank_process PIPE KV_PIPE [HOST STORE_PORT DEVICE_INDEX]
 
-Started by the first rank (ranks.py), which alone plans, samples and serves. It
+Started by the first rank (ranks.py), which alone plans, samples and serves, or on another host
+by host_process.py, which says where it is. It
 never waits for the device: what it is told to compute goes into the stream, and
 the collectives keep the ranks together.
 
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
@@ -56,12 +58,12 @@ def main(arguments: list[str]) -> NoReturn:
     follow_parent()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the first rank, which then says Stop
-    pipe, kv_pipe = (Connection(int(handle)) for handle in arguments)
+    pipe, kv_pipe = (Connection(int(handle)) for handle in arguments[:2])
     threading.excepthook = functools.partial(_on_thread, pipe)
     code = 0
     try:
         with torch.inference_mode():
-            _serve(pipe, kv_pipe)
+            _serve(pipe, kv_pipe, *arguments[2:])
     except EOFError:
         pass  # the first rank is gone
     except Exception as error:
@@ -72,8 +74,12 @@ def main(arguments: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _serve(pipe: Connection, kv_pipe: Connection) -> None:
+def _serve(pipe: Connection, kv_pipe: Connection, *place: str) -> None:
     plan = _receive(pipe, RankPlan)
+    if place:
+        host, port, index = place
+        config = replace(plan.config, host=host)
+        plan = replace(plan, config=config, port=int(port), device_index=int(index))
     _configure_logging(plan)
     executor, kv = _build(plan, pipe, kv_pipe)
     pipe.send(Ready())

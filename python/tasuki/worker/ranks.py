@@ -3,6 +3,9 @@
     first rank's engine thread ── orders ──▶ pipe ──▶ rank r (rank_process.py)
     first rank's listener      ◀── reports ── pipe ◀──┘
 
+Ranks on other hosts are started there (host_process.py); in place of a pipe they have an
+authenticated connection (hosts.py).
+
 The others end with the first one, however it ends: the kernel kills them, and
 their pipe is closed. When one of them ends the worker is of no use: `on_failure`
 is told, with that rank's own error.
@@ -25,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from tasuki.errors import TasukiError
 from tasuki.execution.step_header import StepHeader
 from tasuki.launch.parent_death import PARENT_VARIABLE
+from tasuki.worker.hosts import Meeting
 from tasuki.worker.rank_messages import (
     CopyOrder,
     Failed,
@@ -56,13 +60,20 @@ class Ranks:
         threads: Of each, for computing on the CPU.
         on_failure: Called once, from the listener's thread, with the error of a rank
             that ended before `close`.
+        meeting: Where ranks of other hosts arrive; None: all are here.
+        here: Ranks on this host, the first one included; None: all.
 
     Attributes:
         kv: A pipe to the KV side of each, for `Handoffs`.
     """
 
     def __init__(
-        self, size: int, threads: int, on_failure: Callable[[RankError], None] = lambda _: None
+        self,
+        size: int,
+        threads: int,
+        on_failure: Callable[[RankError], None] = lambda _: None,
+        meeting: Meeting | None = None,
+        here: int | None = None,
     ) -> None:
         """Start the processes. Must be called by the main thread: see `follow_parent`."""
         self._on_failure = on_failure
@@ -71,10 +82,14 @@ class Ranks:
         self._failed = threading.Event()
         self._reports: list[queue.SimpleQueue[Report | RankError]] = []
         self._pipes: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []  # of the ranks on this host
+        self._meeting = meeting
         self.kv: list[Connection] = []
-        for _ in range(1, size):
-            self._start(threads)
+        for rank in range(1, size):
+            if here is None or rank < here:
+                self._start(threads)
+            else:
+                self._await(rank)
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self._listener.start()
 
@@ -87,8 +102,10 @@ class Ranks:
 
     def build(self, plan: RankPlan) -> None:
         """Have all ranks begin to build what this one builds."""
+        if self._meeting is not None:
+            self._meeting.store_port = plan.port
         for rank, pipe in enumerate(self._pipes, 1):
-            self._send(pipe, replace(plan, rank=rank))
+            self._send(pipe, replace(plan, rank=rank, device_index=rank))
 
     def least_available(self, own: int | None) -> int | None:
         """The least of what the ranks' pools may take, this one's included; None on the CPU.
@@ -144,6 +161,8 @@ class Ranks:
     def close(self, timeout_s: float = 1.0) -> None:
         """End the ranks; the engine thread is gone, or stuck."""
         self._closing = True
+        if self._meeting is not None:
+            self._meeting.close()
         for pipe in self._pipes:
             try:
                 pipe.send(StopOrder())
@@ -180,6 +199,13 @@ class Ranks:
         self.kv.append(kv)
         self._reports.append(queue.SimpleQueue())
 
+    def _await(self, rank: int) -> None:
+        assert self._meeting is not None
+        self._pipes.append(self._meeting.await_connection("orders", rank))
+        self.kv.append(self._meeting.await_connection("kv", rank))
+        self._reports.append(queue.SimpleQueue())
+        log.info("rank %d is here, on another host", rank)
+
     def _send(
         self, pipe: Connection, order: Order | RankPlan | PoolShape, slab: object = None
     ) -> None:
@@ -215,6 +241,8 @@ class Ranks:
                     self._fail(RankError(f"rank {rank}: {report.message}"))
 
     def _describe_end(self, rank: int) -> str:
+        if rank > len(self._processes):
+            return "it has ended, or its host is lost"
         try:
             code = self._processes[rank - 1].wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:

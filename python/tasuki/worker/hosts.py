@@ -1,0 +1,247 @@
+"""A worker over several hosts: how the ranks of the others reach the first one.
+
+    first host                                     another host (host_process.py)
+    Ranks    ◀── orders, KV: one connection each ── rank r
+    Meeting  ◀── alive ──────────────────────────── its host's process
+    TCPStore ◀── bytes, through Meeting ◀────────── Relay ◀── torch of rank r
+
+Every connection is made to the first host's port, and each side proves to the other that it
+has the key (an HMAC of a random challenge) before anything else is read. Torch's store has no
+such proof, so it listens on loopback devices alone, and its bytes go through such connections.
+What NCCL and gloo send between ranks is as private as the network between the hosts.
+
+Threads: one accepts, one for each connection until it is handed over, two for each relayed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+from tasuki.errors import TasukiError
+
+KEY_VARIABLE = "TASUKI_NODES_KEY"
+_READ_BYTES = 1 << 16
+_RETRY_S = 0.5
+_MEET_S = 600.0  # for the slowest host to start
+# A host that vanishes without a word is noticed after about this time.
+_LOST_S = 10
+
+
+class HostsError(TasukiError):
+    """The hosts of a worker cannot meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a connection.
+
+    Attributes:
+        kind: `orders`, `kv`, `alive` or `store`.
+        rank: Whose it is; of `alive`, the host's number.
+    """
+
+    kind: str
+    rank: int
+
+
+class Meeting:
+    """Where the first host takes connections of the others, until `close`.
+
+    Args:
+        host: Address to bind.
+        port: To bind.
+        key: That all hosts have.
+
+    Attributes:
+        store_port: Of torch's store here, once there is one.
+
+    Raises:
+        HostsError: The address cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int, key: bytes) -> None:
+        self._key = key
+        self.store_port = 0
+        self._arrived: dict[Hello, queue.SimpleQueue[Connection]] = defaultdict(queue.SimpleQueue)
+        self._lock = threading.Lock()  # guards `_arrived`
+        try:
+            self._socket = socket.create_server((host, port))
+        except OSError as error:
+            raise HostsError(
+                f"cannot listen on {host}:{port} ({error.strerror}): choose another port of the"
+                " first of --nodes"
+            ) from error
+        threading.Thread(target=self._accept, name="meeting", daemon=True).start()
+
+    def await_connection(self, kind: str, rank: int) -> Connection:
+        """The connection of this kind and rank, once it is there.
+
+        Raises:
+            HostsError: It does not come.
+        """
+        try:
+            return self._queue(Hello(kind, rank)).get(timeout=_MEET_S)
+        except queue.Empty:
+            raise HostsError(
+                f"rank {rank} has not come within {_MEET_S:g} s: start `tasuki worker` with the"
+                " same --nodes and key on every host"
+            ) from None
+
+    def close(self) -> None:
+        """Take no more connections."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _queue(self, hello: Hello) -> queue.SimpleQueue[Connection]:
+        with self._lock:
+            return self._arrived[hello]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+
+    def _greet(self, accepted: socket.socket) -> None:
+        connection = _connection(accepted)
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = connection.recv()
+        except (AuthenticationError, EOFError, OSError):
+            connection.close()  # the one that came says why, in its own log
+            return
+        if hello.kind == "store":
+            relay(connection, socket.create_connection(("127.0.0.1", self.store_port)))
+        else:
+            self._queue(hello).put(connection)
+
+
+def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:
+    """Connect with the first host; waits until it is there.
+
+    Raises:
+        HostsError: It is not there in time, or has another key.
+    """
+    deadline_s = time.monotonic() + _MEET_S
+    while True:
+        try:
+            connection = _connection(socket.create_connection((host, port), timeout=_LOST_S))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise HostsError(
+                    f"no first host at {host}:{port} within {_MEET_S:g} s ({error}): start"
+                    " `tasuki worker --rank 0` there"
+                ) from error
+            time.sleep(_RETRY_S)
+    try:
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+        connection.send(hello)
+    except (AuthenticationError, EOFError, OSError) as error:
+        raise HostsError(
+            f"{host}:{port} has another key ({error}): give all hosts the same {KEY_VARIABLE}"
+        ) from error
+    return connection
+
+
+class Relay:
+    """The first host's store, at a port of this host's loopback device.
+
+    Args:
+        host, port, key: Of the first host.
+
+    Attributes:
+        port: Where torch finds the store.
+    """
+
+    def __init__(self, host: str, port: int, key: bytes) -> None:
+        self._first = (host, port, key)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            accepted, _ = self._socket.accept()
+            relay(connect(*self._first, Hello("store", 0)), accepted)
+
+
+def relay(connection: Connection, plain: socket.socket) -> None:
+    """Copy bytes in both directions until one side ends, in two threads."""
+    far = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def end() -> None:  # wakes the other thread, too
+        for side in (far, plain):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def outward() -> None:
+        with contextlib.suppress(OSError):
+            while data := plain.recv(_READ_BYTES):
+                connection.send_bytes(data)
+        end()
+
+    def inward() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                plain.sendall(connection.recv_bytes())
+        end()
+
+    for copy in (outward, inward):
+        threading.Thread(target=copy, name="store", daemon=True).start()
+
+
+def _connection(made: socket.socket) -> Connection:
+    """A connection over a socket, which notices that the other host has vanished."""
+    made.settimeout(None)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, 2),
+        (socket.TCP_KEEPINTVL, 2),
+        (socket.TCP_KEEPCNT, 4),
+        (socket.TCP_USER_TIMEOUT, 1000 * _LOST_S),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Connection(made.detach())
+
+
+def split_first(node: str) -> tuple[str, int]:
+    """Host and port of the first node.
+
+    Raises:
+        HostsError: It has no port.
+    """
+    host, colon, port = node.rpartition(":")
+    if not colon or not port.isdigit() or not host:
+        raise HostsError(f"the first of --nodes is {node!r}: use HOST:PORT, the others are HOST")
+    return host.strip("[]"), int(port)
+
+
+def nodes_key() -> bytes:
+    """The key that the hosts of a worker have in common.
+
+    Raises:
+        HostsError: There is none, or it is short.
+    """
+    key = os.environ.get(KEY_VARIABLE, "")
+    if len(key) < 16:
+        raise HostsError(
+            f"{KEY_VARIABLE} has {len(key)} characters: give all hosts of --nodes the same secret"
+            " of at least 16, such as of `openssl rand -hex 32`"
+        )
+    return key.encode()

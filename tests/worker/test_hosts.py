@@ -1,0 +1,127 @@
+"""How the hosts of one worker meet: authenticated, and one hears of the other's end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+from support.waiting import free_port
+
+from tasuki.worker.hosts import (
+    KEY_VARIABLE,
+    Hello,
+    HostsError,
+    Meeting,
+    Relay,
+    connect,
+    nodes_key,
+    split_first,
+)
+
+KEY = b"a secret of many characters"
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def meeting(port: int) -> Iterator[Meeting]:
+    made = Meeting(HOST, port, KEY)
+    yield made
+    made.close()
+
+
+def meet(meeting: Meeting, port: int, rank: int) -> tuple[Connection, Connection]:
+    theirs = connect(HOST, port, KEY, Hello("orders", rank))
+    return meeting.await_connection("orders", rank), theirs
+
+
+def test_each_rank_gets_its_own_connection(meeting: Meeting, port: int) -> None:
+    for rank in (2, 1):
+        ours, theirs = meet(meeting, port, rank)
+        ours.send(("step", rank))
+        assert theirs.recv() == ("step", rank)
+        theirs.send_bytes(b"done")
+        assert ours.recv_bytes() == b"done"
+
+
+def test_an_end_is_noticed_on_the_other_side(meeting: Meeting, port: int) -> None:
+    ours, theirs = meet(meeting, port, 1)
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.recv()
+
+
+def test_without_the_key_nothing_is_read(meeting: Meeting, port: int) -> None:
+    with pytest.raises(HostsError, match="has another key"):
+        connect(HOST, port, b"another secret of many chars", Hello("orders", 1))
+    with socket.create_connection((HOST, port)) as stranger:
+        stranger.settimeout(30)
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):  # a challenge, and the end
+                pass
+    ours, theirs = meet(meeting, port, 1)  # only the one with the key has arrived
+    theirs.send("hello")
+    assert ours.recv() == "hello"
+
+
+def test_a_first_host_without_the_key_is_refused(port: int) -> None:
+    with FakeMeeting(port), pytest.raises(HostsError, match="has another key"):
+        connect(HOST, port, KEY, Hello("orders", 1))
+
+
+class FakeMeeting:
+    """Takes any answer to its challenge, and cannot answer one."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_server((HOST, port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _serve(self) -> None:
+        accepted, _ = self._socket.accept()
+        connection = Connection(accepted.detach())
+        connection.send_bytes(b"#CHALLENGE#" + bytes(20))
+        connection.recv_bytes()
+        connection.send_bytes(b"#WELCOME#")
+        connection.recv_bytes()
+        connection.send_bytes(b"I do not know")
+        connection.recv_bytes()
+
+
+def test_a_store_is_reached_through_the_meeting(meeting: Meeting, port: int) -> None:
+    with socket.create_server((HOST, 0)) as store:
+        meeting.store_port = store.getsockname()[1]
+        relay = Relay(HOST, port, KEY)
+        with socket.create_connection((HOST, relay.port)) as torch:
+            accepted, _ = store.accept()
+            with accepted:
+                torch.sendall(b"set")
+                assert accepted.recv(3) == b"set"
+                accepted.sendall(b"ok")
+                assert torch.recv(2) == b"ok"
+            assert torch.recv(1) == b""
+
+
+def test_settings_are_refused_by_name(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert split_first("10.0.0.1:7100") == ("10.0.0.1", 7100)
+    with pytest.raises(HostsError, match="use HOST:PORT"):
+        split_first("10.0.0.1")
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(HostsError, match="has 5 characters"):
+        nodes_key()
+    with socket.create_server((HOST, port)), pytest.raises(HostsError, match="another port"):
+        Meeting(HOST, port, KEY)
