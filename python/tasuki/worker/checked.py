@@ -5,7 +5,6 @@ from __future__ import annotations
 from tasuki.preflight import termination
 from tasuki.preflight.gate import gate
 from tasuki.preflight.local import Subject
-from tasuki.preflight.pause import hold
 from tasuki.preflight.result import Check
 from tasuki.worker.config import WorkerConfig
 
@@ -18,6 +17,8 @@ def check_first(config: WorkerConfig) -> None:
     """
 
     def pause(checks: list[Check]) -> None:
+        from tasuki.preflight.pause import hold  # an HTTP server, which few starts need
+
         hold(checks, config.pause_host, config.pause_port)
 
     if config.preflight == "off":
