@@ -81,6 +81,7 @@ ALLOWED_PACKAGES = {
         "v1",
         "worker",
     },
+    "linkbench": {"bench", "kv", "launch", "v1"},
     "plot": set(),
     "v1": {"v1"},
 }

@@ -12,6 +12,7 @@ from tasuki.bench.command import bench_app
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch import options as opt
 from tasuki.launch.parent_death import follow_parent
+from tasuki.linkbench.command import linkbench
 from tasuki.plot.command import plot
 from tasuki.preflight.command import preflight as preflight_command
 
@@ -27,6 +28,7 @@ model_app = typer.Typer(help="Fetch and list models.", no_args_is_help=True, ric
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.command("plot")(plot)
+app.command("linkbench")(linkbench)
 app.command("preflight")(preflight_command)
 
 ModelName = Annotated[

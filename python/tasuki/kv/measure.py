@@ -21,7 +21,7 @@ import torch
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
-from tasuki.kv.puller import Connect, PeerFailed, Puller, PullerReport
+from tasuki.kv.puller import Connect, Forget, PeerFailed, Puller, PullerReport
 from tasuki.kv.transfer_plan import Region, TransferPlan
 from tasuki.kv.transport import TransportError, create_transport, rank_pool
 from tasuki.kv.ways import Way
@@ -37,12 +37,14 @@ class Reading:
         payload_bytes: All of it.
         descriptors: That were posted.
         way: How it travelled; None: UCX does not say.
+        post_s: What handing the descriptors to the transport took.
     """
 
     seconds: float
     payload_bytes: int
     descriptors: int
     way: Way | None
+    post_s: float = 0.0
 
     @property
     def bytes_per_s(self) -> float:
@@ -111,21 +113,31 @@ class Link:
     """
 
     def __init__(self, blocks: Blocks, pool: kv_pb2.RankPool, peer: str) -> None:
-        theirs, ours = pool.layout.pool, blocks.transport.layout.pool
-        self._blocks, self._peer, self._orders = blocks, peer, 0
+        self._blocks, self._pool, self._peer, self._orders = blocks, pool, peer, 0
         self._reports: queue.SimpleQueue[PullerReport] = queue.SimpleQueue()
         self._puller = Puller(blocks.transport, self._reports.put)
         self._puller.start()
-        size = theirs.block_bytes
-        plan = TransferPlan(
-            slice_bytes=size,
-            local=Region(ours.base_address, size, blocks.num_blocks, ours.device, ours.memory),
-            remote=Region(
-                theirs.base_address, size, theirs.num_blocks, theirs.device, theirs.memory
-            ),
+        self._connect(pool.layout.pool.block_bytes)
+
+    def cut(self, block_bytes: int) -> None:
+        """From now on both memories count as blocks of `block_bytes`."""
+        self._puller.put(Forget(self._peer))
+        self._connect(block_bytes)
+
+    def _connect(self, size: int) -> None:
+        ours, theirs = (
+            Region(
+                place.base_address,
+                size,
+                place.num_blocks * place.block_bytes // size,
+                place.device,
+                place.memory,
+            )
+            for place in (self._blocks.transport.layout.pool, self._pool.layout.pool)
         )
-        digest = pool.transport_metadata_digest
-        self._puller.put(Connect(peer, pool.transport_metadata, digest, plan))
+        plan = TransferPlan(slice_bytes=size, local=ours, remote=theirs)
+        metadata, digest = self._pool.transport_metadata, self._pool.transport_metadata_digest
+        self._puller.put(Connect(self._peer, metadata, digest, plan))
 
     def read(self, blocks: Sequence[int], timeout_s: float) -> Reading:
         """Read blocks, and wait for them.
@@ -141,6 +153,7 @@ class Link:
             payload_bytes=done.moved_bytes,
             descriptors=done.descriptors,
             way=self._puller.ways.get(self._peer),
+            post_s=done.post_s,
         )
 
     def close(self) -> None:

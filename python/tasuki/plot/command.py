@@ -10,7 +10,7 @@ import typer
 from tasuki.plot.errors import PlotError
 from tasuki.plot.options import Against, Options, Statistic, Throughput, parse_slo
 
-FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft", "steps")
+FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft", "steps", "links")
 _LIBRARIES = ("matplotlib", "PIL", "plotly")  # the extra `plot`
 
 _HELP = """Draw results: PNGs to look at and one HTML page to explore.
@@ -34,6 +34,7 @@ Figures:
   timeline  one run request by request, throughput and requests in flight below
   ttft      TTFT against batch x input length
   steps     engine steps and KV transfers, of tasuki bench batch --steps
+  links     rate and posting by block size, of tasuki linkbench
 """
 
 

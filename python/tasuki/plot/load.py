@@ -10,9 +10,9 @@ from typing import Any
 
 from tasuki.plot.errors import PlotError, ResultFileError
 from tasuki.plot.readers import aiperf, genai_bench, openai_bench, tasuki
-from tasuki.plot.run import BatchTable, GoodputSearch, Results, Run, StepTables
+from tasuki.plot.run import BatchTable, GoodputSearch, LinkTable, Results, Run, StepTables
 
-_Item = Run | BatchTable | GoodputSearch | StepTables
+_Item = Run | BatchTable | GoodputSearch | StepTables | LinkTable
 _Read = Callable[[Path, list[dict[str, Any]], str], Iterator[_Item]]
 _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
     (reader.recognises, reader.read) for reader in (tasuki, openai_bench, genai_bench, aiperf)
@@ -80,6 +80,7 @@ def load(sources: Sequence[Source]) -> Results:
         batches=tuple(i for i in found if isinstance(i, BatchTable)),
         searches=tuple(i for i in found if isinstance(i, GoodputSearch)),
         steps=tuple(i for i in found if isinstance(i, StepTables)),
+        links=tuple(i for i in found if isinstance(i, LinkTable)),
         skipped=tuple(skipped),
     )
 
@@ -121,6 +122,6 @@ def _said(item: _Item, source: Source) -> _Item:
     """The item, under what the command line says of it."""
     if source.label:
         item = replace(item, label=source.label)
-    if source.gpus is not None:
+    if source.gpus is not None and not isinstance(item, LinkTable):
         item = replace(item, topology=replace(item.topology, gpus=source.gpus))
     return item

@@ -275,6 +275,35 @@ class StepTables:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRow:
+    """Reads of one payload in blocks of one size, by `tasuki linkbench`."""
+
+    payload_mb: float
+    block_kb: float
+    descriptors: int
+    gb_per_s: float
+    p50_ms: float
+    p99_ms: float
+    post_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """One link.
+
+    Attributes:
+        way: By which the reads travelled.
+        rivals: GB/s of what it is compared with, for the largest payload.
+    """
+
+    path: Path
+    label: str
+    way: str
+    rows: tuple[LinkRow, ...]
+    rivals: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Everything that was found.
 
@@ -286,6 +315,7 @@ class Results:
     batches: tuple[BatchTable, ...] = ()
     searches: tuple[GoodputSearch, ...] = ()
     steps: tuple[StepTables, ...] = ()
+    links: tuple[LinkTable, ...] = ()
     skipped: tuple[Path, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ from tasuki.plot.errors import PlotError
 from tasuki.plot.figures.batch import ttft
 from tasuki.plot.figures.cdf import cdf
 from tasuki.plot.figures.goodput import goodput
+from tasuki.plot.figures.links import links
 from tasuki.plot.figures.load import load
 from tasuki.plot.figures.marks import Figure
 from tasuki.plot.figures.pareto import pareto
@@ -29,6 +30,7 @@ _FIGURES: dict[str, tuple[_Make, str]] = {
     "timeline": (timeline, "runs whose files keep the requests' times"),
     "ttft": (ttft, "tables by `tasuki bench batch`"),
     "steps": (steps, "tables by `tasuki bench batch --steps`"),
+    "links": (links, "results of `tasuki linkbench`"),
 }
 
 NAMES = tuple(_FIGURES)

@@ -13,6 +13,8 @@ from tasuki.plot.run import (
     BatchTable,
     GoodputPoint,
     GoodputSearch,
+    LinkRow,
+    LinkTable,
     Load,
     Request,
     Run,
@@ -34,7 +36,7 @@ def recognises(first: dict[str, Any]) -> bool:
 
 def read(
     path: Path, objects: list[dict[str, Any]], label: str
-) -> Iterator[Run | BatchTable | GoodputSearch | StepTables]:
+) -> Iterator[Run | BatchTable | GoodputSearch | StepTables | LinkTable]:
     """What the file holds; nothing for kinds that have no picture.
 
     Args:
@@ -57,6 +59,8 @@ def read(
             yield _goodput(fields, label)
         elif data.get("kind") == "steps":
             yield _steps(fields, label)
+        elif data.get("kind") == "linkbench":
+            yield _link(fields, label)
 
 
 def _topology(fields: Fields) -> Topology:
@@ -217,3 +221,23 @@ def _steps(fields: Fields, label: str) -> StepTables:
         for name, (size, unit) in sizes.items()
     }
     return StepTables(fields.path, label, tables, fields.text("model"), _topology(fields))
+
+
+def _link(fields: Fields, label: str) -> LinkTable:
+    rows = tuple(
+        LinkRow(
+            payload_mb=row.need("payload_bytes") / 1e6,
+            block_kb=row.need("block_bytes") / 1e3,
+            descriptors=round(row.need("descriptors")),
+            gb_per_s=row.need("bytes_per_s") / 1e9,
+            p50_ms=row.need("p50_s") * 1e3,
+            p99_ms=row.need("p99_s") * 1e3,
+            post_ms=row.need("post_p50_s") * 1e3,
+        )
+        for row in fields.rows("rows")
+    )
+    rivals: dict[str, float] = {}
+    for beside in fields.rows("rivals"):  # in the order of payloads: the largest is last
+        found = beside.inner("bytes_per_s")
+        rivals = {name: found.need(name) / 1e9 for name in found.data}
+    return LinkTable(fields.path, label, fields.text("way") or "way unknown", rows, rivals)

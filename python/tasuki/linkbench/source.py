@@ -1,0 +1,176 @@
+"""The process whose memory is read, and the small protocol by which a reader finds it.
+
+    reader ── {"ask": "pool", "bytes": n} ──▶ source ── RankPool, its length before it ──▶ reader
+    reader ── {"ask": "stream", "bytes": n} ▶ source ── n bytes, as fast as a socket takes them
+
+One line of JSON is one request. The memory holds, in each 8 bytes, their number, so that a
+reader can check whatever it reads. Bound to the loopback unless told otherwise: it gives its
+memory to everybody who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from tasuki.errors import TasukiError
+from tasuki.kv.measure import Blocks
+from tasuki.kv.net_devices import Network
+from tasuki.linkbench.points import LinkbenchError
+from tasuki.v1 import kv_pb2
+
+GRANULE = 4096
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 20
+_BACKLOG = 4
+
+
+def make_memory(size_bytes: int, device: str, transport: str, host: str) -> Blocks:
+    """Registered memory of at least `size_bytes`.
+
+    Raises:
+        LinkbenchError: There is none.
+        TransportError: The transport does not start, or refuses it.
+    """
+    try:
+        return Blocks(GRANULE, -(-size_bytes // GRANULE), device, transport, Network(host))
+    except RuntimeError as error:
+        raise LinkbenchError(f"no {size_bytes} bytes of memory on {device}: {error}") from error
+
+
+def number_words(memory: torch.Tensor) -> None:
+    """Write into each 8 bytes of memory their number."""
+    words = memory.view(-1).view(torch.int64)
+    torch.arange(len(words), dtype=torch.int64, device=words.device, out=words)
+    if words.is_cuda:
+        torch.cuda.synchronize(words.device)
+
+
+class Source:
+    """Serves readers, one thread each.
+
+    Args:
+        host: Address to bind.
+        port: 0: a free one.
+        device: Where the memory is.
+        transport: As in `create_transport`.
+
+    Raises:
+        LinkbenchError: The address cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int, device: str, transport: str) -> None:
+        self._place = (device, transport, host)
+        self._blocks: Blocks | None = None
+        self._lock = threading.Lock()
+        try:
+            self._listener = socket.create_server((host, port), backlog=_BACKLOG)
+        except OSError as error:
+            raise LinkbenchError(f"cannot listen on {host}:{port}: {error}") from error
+        self.port: int = self._listener.getsockname()[1]
+
+    def serve(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError), connection.makefile("rb") as lines:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for line in lines:
+                asked: dict[str, Any] = json.loads(line)
+                size = int(asked["bytes"])
+                if asked["ask"] == "pool":
+                    pool = self._memory(size).pool.SerializeToString()
+                    connection.sendall(_LENGTH.pack(len(pool)) + pool)
+                else:
+                    _stream(connection, size)
+
+    def _memory(self, size_bytes: int) -> Blocks:
+        with self._lock:
+            if self._blocks is None or self._blocks.memory.numel() < size_bytes:
+                self._blocks = make_memory(size_bytes, *self._place)
+                number_words(self._blocks.memory)
+            return self._blocks
+
+
+def _stream(connection: socket.socket, size_bytes: int) -> None:
+    chunk = memoryview(bytearray(_CHUNK))
+    left = size_bytes
+    while left:
+        connection.sendall(chunk[: min(left, _CHUNK)])
+        left -= min(left, _CHUNK)
+
+
+class SourceClient:
+    """A reader's connection to a source.
+
+    Args:
+        address: host:port.
+
+    Raises:
+        LinkbenchError: Nobody answers there.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 60.0) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        except (OSError, ValueError) as error:
+            raise LinkbenchError(
+                f"no linkbench answers at {address} ({error}): start `tasuki linkbench --listen"
+                f" {address}` there"
+            ) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def pool(self, size_bytes: int) -> kv_pb2.RankPool:
+        """The source's memory, of at least `size_bytes`."""
+        self._ask("pool", size_bytes)
+        [length] = _LENGTH.unpack(self._receive(bytearray(_LENGTH.size)))
+        return kv_pb2.RankPool.FromString(bytes(self._receive(bytearray(length))))
+
+    def stream(self, into: bytearray) -> None:
+        """Receive as many bytes as `into` has, over this connection."""
+        self._ask("stream", len(into))
+        self._receive(into)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+    def _ask(self, what: str, size_bytes: int) -> None:
+        self._socket.sendall(json.dumps({"ask": what, "bytes": size_bytes}).encode() + b"\n")
+
+    def _receive(self, into: bytearray) -> bytearray:
+        view, at = memoryview(into), 0
+        while at < len(into):
+            got = self._socket.recv_into(view[at:])
+            if not got:
+                raise LinkbenchError("the source has ended: its own words say why")
+            at += got
+        return into
+
+
+def be_source(pipe: Connection, device: str, transport: str) -> None:
+    """The source of a measurement within one machine: a daemon process of its reader.
+
+    Args:
+        pipe: Is told the port, or why there is none.
+        device: Where its memory is.
+        transport: As in `create_transport`.
+    """
+    try:
+        source = Source("127.0.0.1", 0, device, transport)
+    except TasukiError as error:
+        pipe.send(str(error))
+        return
+    pipe.send(source.port)
+    source.serve()

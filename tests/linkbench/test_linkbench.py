@@ -1,0 +1,94 @@
+"""A link measured between two processes: numbers, checks, files and comparisons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasuki.bench.header import write_result
+from tasuki.kv.measure import Blocks
+from tasuki.kv.ways import Way
+from tasuki.linkbench import report, run
+from tasuki.linkbench.points import LinkbenchError, Point
+from tasuki.linkbench.run import Measured, Row, Setup, faster
+from tasuki.linkbench.source import SourceClient
+from tasuki.plot.figures.registry import figures
+from tasuki.plot.load import Source, load
+from tasuki.plot.options import Options
+
+pytestmark = pytest.mark.system
+
+POINTS = [Point(4096, 16), Point(65_536, 1), Point(65_536, 4)]
+SETUP = Setup(repeats=3)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[Measured]:
+    yield run.measure(POINTS, SETUP)
+
+
+def test_every_point_is_measured_beside_its_rivals(measured: Measured) -> None:
+    assert [row.point for row in measured.rows] == POINTS
+    for row in measured.rows:
+        assert len(row.seconds) == len(row.post_s) == 3
+        assert all(0 < post <= whole for post, whole in zip(row.post_s, row.seconds, strict=True))
+        assert report.line(row).split()[-5] == f"{row.bytes_per_s / 1e9:.2f}"
+    assert set(measured.rivals) == {65_536, 262_144}
+    assert all(found.keys() == {"memcpy", "socket"} for found in measured.rivals.values())
+    assert measured.way is not None
+    assert measured.way.kind in ("shm", "tcp")
+
+
+def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    write_result(path, report.result(measured, SETUP))
+    lines, lost = report.against(path, measured.rows)
+    assert (len(lines), lost) == (3, False)
+    slower = [replace(row, seconds=tuple(2 * s for s in row.seconds)) for row in measured.rows]
+    lines, lost = report.against(path, slower)
+    assert lost and all("slower than 0.9" in line for line in lines)
+    with pytest.raises(LinkbenchError, match="none of these"):
+        report.against(path, [Row(Point(64, 1), (1.0,), (0.1,))])
+    [figure] = figures(load([Source(path)]), Options(), "links")
+    rate, posting = figure.panels
+    assert [curve.name for curve in rate.curves][-2:] == ["memcpy", "socket"]
+    assert len(posting.curves) == 2, "two payloads"
+    saved = json.loads(path.read_text())
+    assert saved["way"] == str(measured.way)
+    assert [row["descriptors"] for row in saved["rows"]] == [16, 1, 4]
+
+
+def test_wrong_bytes_are_an_error_not_a_number(measured: Measured) -> None:
+    blocks = Blocks(4096, 32)
+    words = blocks.memory.view(-1).view(torch.int64)
+    words.copy_(torch.arange(len(words)))
+    words.view(16, 2, 512)[:, 1] = 0
+    run._check(Point(4096, 16), blocks)
+    for place in (5, 512 + 5):  # in a block that was read, and in one that was not
+        words[place] ^= 1 << 40
+        with pytest.raises(LinkbenchError, match="did not arrive"):
+            run._check(Point(4096, 16), blocks)
+        words[place] ^= 1 << 40
+
+
+def test_nobody_at_the_address_is_said_with_the_remedy() -> None:
+    with pytest.raises(LinkbenchError, match=r"tasuki linkbench --listen 127\.0\.0\.1:1"):
+        SourceClient("127.0.0.1:1", timeout_s=5.0)
+
+
+def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "rdma_devices", list)
+    tcp, cma, ipc = (Way.of(f"{lane}/x") for lane in ("tcp", "cma", "cuda_ipc"))
+    gpus = replace(SETUP, devices=("cuda:0", "cuda:1"))
+    assert "shared memory" in faster(tcp, SETUP)
+    assert faster(cma, SETUP) == faster(ipc, gpus) == faster(None, gpus) == ""
+    assert "CUDA IPC" in faster(tcp, gpus)
+    far = replace(SETUP, peer="10.0.0.1:7000")
+    assert faster(tcp, far) == ""
+    monkeypatch.setattr(run, "rdma_devices", lambda: ["mlx5_0:1"])
+    assert "tasuki preflight" in faster(tcp, far)
