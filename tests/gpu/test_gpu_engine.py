@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from tasuki.engine.api import Leg, LegEndReason, Output, RequestSpec, SamplingPa
 from tasuki.engine.cache_groups import layers_of_page
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
+from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import Draw, StepPlan
 from tasuki.engine.request import Request
 from tasuki.execution.inputs import wanted_logits
@@ -90,16 +93,26 @@ def make_model(name: str, folder: Path) -> CausalModel:
 
 
 class StrictRunner(ModelRunner):
-    """Raises when a decode step's launch waits for the device."""
+    """Raises when a decode step's launch or sampling waits for the device."""
 
     strict = False
+    samplings = 0
 
     def launch(self, plan: StepPlan) -> Launched:
-        if not self.strict:
+        with self._no_waiting():
             return super().launch(plan)
-        torch.cuda.set_sync_debug_mode("error")
+
+    def sample(self, launched: Launched, masks: StepMasks) -> None:
+        self.samplings += 1
+        with self._no_waiting():
+            super().sample(launched, masks)
+
+    @contextmanager
+    def _no_waiting(self) -> Iterator[None]:
+        if self.strict:
+            torch.cuda.set_sync_debug_mode("error")
         try:
-            return super().launch(plan)
+            yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
