@@ -302,6 +302,26 @@ def handoff() -> str:
     return source("handoff_nvlink") + rows(heads, lines)
 
 
+def speculation() -> str:
+    """Prompt-lookup drafts on the CPU: medians over the turns."""
+
+    def middle(turns: list[Result], way: str, rate: str) -> str:
+        return number(statistics.median(turn[way][rate] for turn in turns))
+
+    lines = [
+        [
+            name,
+            *(middle(each["turns"], way, "tokens_per_s") for way in ("without", "with")),
+            f"{each['ratio']:.2f}x",
+            f"{each['cpu_ratio']:.2f}x",
+            middle(each["turns"], "with", "tokens_per_step"),
+        ]
+        for name, each in load("speculation")["workloads"].items()
+    ]
+    heads = ("workload", "tok/s without", "with drafts", "ratio", "by processor time", "tok/step")
+    return source("speculation") + rows(heads, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "engines": engines("engine_vs_peers"),
     "engine-ratios": engine_ratios("engine_vs_peers"),
@@ -316,6 +336,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_vs_peers": router_vs_peers,
     "clients": clients,
     "clients-on-server": clients_on_server,
+    "speculation": speculation,
     "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode", "serve_roles"),
     "peers": peers,
     "steps": steps,
