@@ -13,6 +13,7 @@ from tasuki.engine.stats import EngineCounters
 from tasuki.kv import pairs as pairs_module
 from tasuki.kv.effects import PullDone
 from tasuki.kv.pairs import MAX_PAIRS, LossCause, PairCounters, Pairs
+from tasuki.kv.ways import Way, slowest
 from tasuki.worker.convert import load_to_wire
 
 
@@ -34,7 +35,7 @@ def test_a_handoff_is_counted_with_its_engine_and_told_to_the_router(rig: Rig) -
     rig.pump(lambda: "r.0" in decode.ended)
     load = load_to_wire(decode.engine.load(), EngineCounters(), decode.handoffs)
     [pair] = load.kv_pairs
-    assert (pair.engine_id, pair.transport) == (prefill.engine_id, "copy")
+    assert (pair.engine_id, pair.transport) == (prefill.engine_id, "copy")  # of no known way
     assert pair.bytes == 6 * decode.layout.block_bytes
     assert pair.pulls >= 1 and pair.descriptors >= 1
     assert pair.wire_s > 0 and pair.post_s > 0
@@ -106,3 +107,14 @@ def test_every_cause_says_what_it_means() -> None:
     text = Path(pairs_module.__file__).read_text()
     for cause in LossCause:
         assert re.search(rf'{cause.name} = "{cause}"  # \S', text)
+
+
+def test_the_transport_that_a_router_is_told_has_the_slowest_way_of_all_ranks(rig: Rig) -> None:
+    decode = rig.worker()
+    pairs = decode.handoffs.counters.pairs
+    pairs.of("e").transport = "nixl/UCX"
+    ways = [Way("rdma", ("rc/mlx5_0:1",)), None, Way("tcp", ("tcp/eth0",))]
+    pairs.pulled("e", PullDone(1, 0.0, 1.0, 10, 1, way=slowest(ways)))
+    told = load_to_wire(decode.engine.load(), EngineCounters(), decode.handoffs).kv_pairs
+    assert [pair.transport for pair in told] == ["nixl/UCX/tcp"]
+    assert slowest([None]) is None

@@ -454,7 +454,7 @@ pub struct KvPair {
     /// of the prefill worker
     #[prost(string, tag = "1")]
     pub engine_id: ::prost::alloc::string::String,
-    /// as the two name it, e.g. nixl/UCX
+    /// as the two name it, and the kind of way, e.g. nixl/UCX/tcp
     #[prost(string, tag = "2")]
     pub transport: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.kv.digest import UnitDigests
+from tasuki.kv.ways import Way
 from tasuki.v1 import kv_pb2
 
 
@@ -88,6 +89,7 @@ class PullDone:
         digests: of the units to check, as they are here; a part for each piece and rank.
         post_s: what handing its descriptors to the transport took.
         reconnects: connections that were made anew for it.
+        way: how it travelled, of several ways the slowest; None: not known.
     """
 
     order_id: int
@@ -99,6 +101,7 @@ class PullDone:
     digests: Sequence[UnitDigests] = ()
     post_s: float = 0.0
     reconnects: int = 0
+    way: Way | None = None
 
 
 @dataclass(frozen=True, slots=True)

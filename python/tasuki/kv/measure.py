@@ -152,7 +152,7 @@ class Link:
             seconds=done.finished_s - done.posted_s,
             payload_bytes=done.moved_bytes,
             descriptors=done.descriptors,
-            way=self._puller.ways.get(self._peer),
+            way=done.way,
             post_s=done.post_s,
         )
 

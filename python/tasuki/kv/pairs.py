@@ -35,6 +35,7 @@ class PairCounters:
 
     Attributes:
         transport: As both name it.
+        way: Kind of way by which the last pull travelled (`ways.KINDS`); empty: not known.
         bytes: Read.
         pulls: That ended well.
         descriptors: Of these.
@@ -46,6 +47,7 @@ class PairCounters:
     """
 
     transport: str = ""
+    way: str = ""
     bytes: int = 0
     pulls: int = 0
     descriptors: int = 0
@@ -79,6 +81,8 @@ class Pairs:
         pair.bytes += done.moved_bytes
         pair.post_s += done.post_s
         pair.reconnects += done.reconnects
+        if done.way is not None:
+            pair.way = done.way.kind
         if not done.error:
             pair.pulls += 1
             pair.descriptors += done.descriptors

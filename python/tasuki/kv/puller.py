@@ -95,6 +95,7 @@ class _Order:
     reconnects: int = 0
     reported_s: float = 0.0
     error: str = ""
+    way: Way | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class _Peer:
     connected: bool = False
     broken: bool = False
     leaving: bool = False
+    way: Way | None = None
     orders: deque[_Order] = field(default_factory=deque)
     inflight: list[_Piece] = field(default_factory=list)
     inflight_bytes: int = 0
@@ -128,9 +130,6 @@ class Puller(threading.Thread):
         transport: registered, and this thread's alone from now on.
         report: called from this thread with what happens to orders and peers.
         clock: the handoff's clock.
-
-    Attributes:
-        ways: how KV of each peer travels, where that is known; written by the thread.
     """
 
     def __init__(
@@ -140,7 +139,6 @@ class Puller(threading.Thread):
         clock: Callable[[], float] = now_s,
     ) -> None:
         super().__init__(name="kv-transfer", daemon=True)
-        self.ways: dict[str, Way] = {}
         self._transport = transport
         self._report = report
         self._clock = clock
@@ -238,8 +236,8 @@ class Puller(threading.Thread):
         if not peer.connected:
             way = self._transport.connect(name, peer.metadata, peer.plan)
             peer.connected = True
-            if way is not None and self.ways.get(name) != way:
-                self.ways[name] = way
+            if way is not None and peer.way != way:
+                peer.way = way
                 log.info("KV from %s travels by %s", name, way)
 
     def _forget(self, name: str) -> None:
@@ -252,7 +250,6 @@ class Puller(threading.Thread):
     def _leave(self, name: str, peer: _Peer) -> None:
         if peer.leaving and not peer.inflight and not peer.orders:
             del self._peers[name]
-            self.ways.pop(name, None)
             self._transport.disconnect(name)
 
     def _enqueue(self, pull: Pull) -> None:
@@ -309,6 +306,7 @@ class Puller(threading.Thread):
                 digests=tuple(order.digests),
                 post_s=order.post_s,
                 reconnects=order.reconnects,
+                way=order.way,
             )
         )
 
@@ -385,6 +383,7 @@ class Puller(threading.Thread):
             order.reconnects += peer.broken
             try:
                 self._open(name, peer)
+                order.way = peer.way
                 begin_s = self._clock()
                 transfer = self._transport.post(name, runs)
                 order.post_s += self._clock() - begin_s

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from tasuki.kv.effects import CancelPull, Digest, Digested, Pull, PullDone
 from tasuki.kv.puller import Connect, Forget, PullerCommand
 from tasuki.kv.transfer_plan import make_plans
+from tasuki.kv.ways import slowest
 from tasuki.v1 import kv_pb2
 
 
@@ -139,6 +140,7 @@ class RankedPuller:
             digests=tuple(each for end in whole.ended for each in end.digests),
             post_s=sum(end.post_s for end in whole.ended),
             reconnects=sum(end.reconnects for end in whole.ended),
+            way=slowest(end.way for end in whole.ended),
         )
 
     def digest(self, order: Digest) -> None:

@@ -7,6 +7,7 @@ not work. `--require-transport` refuses that. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # From the slowest: a read that uses several ways is called by the slowest of them.
@@ -52,6 +53,12 @@ class Way:
 
     def __str__(self) -> str:
         return f"{self.kind} ({', '.join(self.lanes)})"
+
+
+def slowest(ways: Iterable[Way | None]) -> Way | None:
+    """Of several; None: none of them is known."""
+    known = [way for way in ways if way is not None]
+    return min(known, key=lambda way: KINDS.index(way.kind), default=None)
 
 
 def _kind(transport: str) -> str:

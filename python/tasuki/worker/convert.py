@@ -217,7 +217,7 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
 def _pair_to_wire(engine_id: str, pair: PairCounters) -> pb.KvPair:
     return pb.KvPair(
         engine_id=engine_id,
-        transport=pair.transport,
+        transport=f"{pair.transport}/{pair.way}" if pair.way else pair.transport,
         bytes=pair.bytes,
         pulls=pair.pulls,
         descriptors=pair.descriptors,
