@@ -149,6 +149,8 @@ def test_what_was_measured_before_is_expected_again(tmp_path: Path) -> None:
     before.write_text(as_json([ok("transfer a:1", "10 GB/s", bytes_per_s=10e9), *CHECKS]))
     expected = Expectation.of(str(before))
     assert (expected.of_peer("a:1"), expected.of_peer("b:1")) == (8e9, 0.0)
+    before.write_text('{"rows": [{"bytes_per_s": 3e9}, {"bytes_per_s": 5e9}]}')  # of linkbench
+    assert Expectation.of(str(before)).of_peer("b:1") == 4e9
     assert Expectation.of(None).of_peer("a:1") == 0.0
     for wrong in ("20 apples/s", str(tmp_path)):
         with pytest.raises(PreflightError, match="--expect is"):

@@ -39,8 +39,8 @@ def preflight(
     expect: Annotated[
         str | None,
         _option(
-            "What each peer must reach: a rate such as 20GB/s or 100Gb/s, or a file that --json"
-            " wrote, of which 0.8 is enough [nothing].",
+            "What each peer must reach: a rate such as 20GB/s or 100Gb/s, or a file of --json"
+            " or of `tasuki linkbench --save`, of which 0.8 is enough [nothing].",
             metavar="RATE|FILE",
         ),
     ] = None,

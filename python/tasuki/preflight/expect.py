@@ -28,7 +28,10 @@ class Expectation:
 
     @classmethod
     def of(cls, said: str | None) -> Expectation:
-        """From `20GB/s`, `100Gb/s`, or a file that `tasuki preflight --json` wrote.
+        """From `20GB/s`, `100Gb/s`, or a file.
+
+        The file is what `tasuki preflight --json` wrote, or `tasuki linkbench --save`: then the
+        best of its rows counts for every peer.
 
         Raises:
             PreflightError: It is neither.
@@ -42,7 +45,11 @@ class Expectation:
             scale = base ** _POWERS[power] / (1 if unit == "B" else 8)
             return cls(float(number) * scale)
         try:
-            checks = json.loads(Path(said).read_text())["checks"]
+            file = json.loads(Path(said).read_text())
+            if "rows" in file:
+                best = max(float(row["bytes_per_s"]) for row in file["rows"])
+                return cls(_SHARE_OF_BEFORE * best)
+            checks = file["checks"]
             before = {
                 check["name"].removeprefix("transfer "): float(check["figures"]["bytes_per_s"])
                 for check in checks
@@ -51,7 +58,7 @@ class Expectation:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PreflightError(
                 f"--expect is {said!r} ({error!r}): give a rate such as 20GB/s or 100Gb/s, or a"
-                " file that `tasuki preflight --json` wrote"
+                " file of `tasuki preflight --json` or `tasuki linkbench --save`"
             ) from error
         return cls(0.0, {peer: _SHARE_OF_BEFORE * rate for peer, rate in before.items()})
 
