@@ -18,6 +18,7 @@ from pathlib import Path
 from table_parts import Result, load, number, rows, source
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import gpu_start, shape_load, shapes
+from tables_of_simulator import simulator, simulator_accuracy
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.S)
@@ -331,6 +332,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "split-on-cpu": split_on_cpu,
     "router": router,
     "placement": placement,
+    "simulator": simulator,
+    "simulator-accuracy": simulator_accuracy,
     "overload": overload,
     "fuzz": fuzz,
     "router_vs_peers": router_vs_peers,

@@ -94,10 +94,11 @@ ALLOWED_CRATES = {
     "policy": {"core", "searches"},
     "flow": {"core", "policy", "searches"},
     "sim": {"core", "flow", "policy"},
+    "plan": {"bench", "core", "flow", "policy", "sim"},
     "bench": {"core", "searches", "text"},
     "router": {"core", "flow", "policy", "searches", "text", "wire"},
     "cpu": set(),
-    "py": {"bench", "core", "cpu", "router"},
+    "py": {"bench", "core", "cpu", "plan", "router"},
 }
 
 

@@ -37,7 +37,7 @@ to the router; what it does not list can be set where those are started by hand.
 | `OMP_NUM_THREADS` | Threads of a worker on a CPU [cores / workers] |
 | `UCX_*`, `NIXL_*` | The transport's own; what is set wins over what Tasuki would set |
 """
-RUST = (("router",), ("bench", "serve"), ("bench", "fake-server"))
+RUST = (("router",), ("simulate",), ("plan",), ("bench", "serve"), ("bench", "fake-server"))
 
 
 def cell(text: str) -> str:

@@ -12,6 +12,12 @@ HAS_OTEL: bool  # the feature `otel`
 def run_router(args: list[str]) -> int:
     """Run the router's command line (without the program's name); gives its exit code."""
 
+def run_simulate(args: list[str]) -> int:
+    """Run `tasuki simulate` with these arguments; gives the exit code."""
+
+def run_plan(args: list[str]) -> int:
+    """Run `tasuki plan` with these arguments; gives the exit code."""
+
 def run_bench(args: list[str]) -> int:
     """Run a command of the load generator (its name comes first); gives its exit code."""
 

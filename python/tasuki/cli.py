@@ -380,6 +380,28 @@ def scale(
     print(send_order(control_socket, role, count))
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def simulate(context: typer.Context) -> None:
+    """Run a workload before a deployment in simulated time, and report as `bench serve` does."""
+    from tasuki import _native
+
+    raise typer.Exit(_native.run_simulate(list(context.args)))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def plan(context: typer.Context) -> None:
+    """Say which topology serves a workload best within objectives, by simulation."""
+    from tasuki import _native
+
+    raise typer.Exit(_native.run_plan(list(context.args)))
+
+
 @app.command("api-key")
 def api_key(name: opt.KeyName, max_requests: opt.KeyRequests = None) -> None:
     """Make an API key: the key on stderr, its line for --api-keys-file on stdout."""

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::tokens::Segment;
+
 /// Which of the two OpenAI calls a run makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
@@ -25,6 +27,9 @@ pub enum PromptForm {
     Text,
     /// One common word per token; the server counts.
     Words,
+    /// Lengths and what prompts share, without content: nothing is sent.
+    #[value(skip)]
+    Lengths,
 }
 
 impl fmt::Display for PromptForm {
@@ -33,6 +38,7 @@ impl fmt::Display for PromptForm {
             Self::Tokens => "token ids",
             Self::Text => "text",
             Self::Words => "words",
+            Self::Lengths => "lengths",
         })
     }
 }
@@ -46,6 +52,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
     /// For `/v1/chat/completions`: role and content of every message.
     Messages(Vec<(String, String)>),
+    /// Of a request that is simulated, not sent.
+    Segments(Vec<Segment>),
 }
 
 impl Prompt {
@@ -55,6 +63,7 @@ impl Prompt {
         match self {
             Self::Text(text) => text.len(),
             Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
+            Self::Segments(segments) => size_of_val(segments.as_slice()),
             Self::Messages(messages) => messages.iter().map(|(_, content)| content.len()).sum(),
         }
     }

@@ -51,6 +51,9 @@ pub struct RunResult<'a> {
     pub metrics: &'a Metrics,
     pub failures: &'a [FailureCount],
     pub client: ClientCost,
+    /// Of a run in simulated time: what was simulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<Value>,
     pub requests: Requests,
 }
 

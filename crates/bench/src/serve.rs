@@ -352,6 +352,7 @@ impl<'a> Run<'a> {
                 tokens_per_cpu_s: if cpu_s > 0.0 { tokens / cpu_s } else { 0.0 },
                 threads: self.args.measuring.threads.into(),
             },
+            simulated: None,
             requests: Requests::new(records, summary, !output.no_chunks),
         };
         result.write(&path)?;

@@ -59,6 +59,16 @@ impl Chunks {
         Self(schemes.iter().map(named).collect())
     }
 
+    /// Of a prompt whose names are known: a recorded one, for example.
+    pub fn named(schemes: &[ChunkScheme], names: &[u64]) -> Self {
+        Self(
+            schemes
+                .iter()
+                .map(|scheme| (*scheme, names.into()))
+                .collect(),
+        )
+    }
+
     /// From the first chunk on; empty for a scheme that was not known when the prompt came.
     pub fn by(&self, scheme: &ChunkScheme) -> &[u64] {
         let known = self.0.iter().find(|(known, _)| known == scheme);

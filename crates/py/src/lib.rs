@@ -21,6 +21,18 @@ fn run_bench(py: Python<'_>, args: Vec<String>) -> i32 {
     py.detach(|| tasuki_bench::run(args))
 }
 
+/// Runs `tasuki simulate` with these arguments; returns the exit code.
+#[pyfunction]
+fn run_simulate(py: Python<'_>, args: Vec<String>) -> i32 {
+    py.detach(|| tasuki_plan::run_simulate(args))
+}
+
+/// Runs `tasuki plan` with these arguments; returns the exit code.
+#[pyfunction]
+fn run_plan(py: Python<'_>, args: Vec<String>) -> i32 {
+    py.detach(|| tasuki_plan::run_plan(args))
+}
+
 /// Hashes of all full blocks of `tokens`, in order, 16 bytes each.
 #[pyfunction]
 fn block_hashes<'py>(
@@ -76,6 +88,8 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("HAS_OTEL", cfg!(feature = "otel"))?;
     m.add_function(wrap_pyfunction!(run_router, m)?)?;
     m.add_function(wrap_pyfunction!(run_bench, m)?)?;
+    m.add_function(wrap_pyfunction!(run_simulate, m)?)?;
+    m.add_function(wrap_pyfunction!(run_plan, m)?)?;
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::cpu_kernels, m)?)?;

@@ -38,6 +38,21 @@ impl WorkloadArgs {
         })
     }
 
+    /// The same for a simulation: requests have lengths and no content.
+    ///
+    /// # Errors
+    /// Options that do not belong together.
+    pub fn plan_lengths(&self) -> Result<WorkloadPlan, PlanError> {
+        let without_content = Self {
+            tokenizer: None,
+            prompt_as: None,
+            ..self.clone()
+        };
+        let plan = without_content.plan(Api::Completions)?;
+        let maker = PromptMaker::lengths(self.seed);
+        Ok(WorkloadPlan { maker, ..plan })
+    }
+
     fn shape(&self) -> Result<Shape, PlanError> {
         Ok(match self.workload {
             WorkloadKind::Random => Shape::Random(self.token_lengths()),
@@ -132,6 +147,7 @@ impl WorkloadArgs {
             Ok((ModelText::load(path)?, path))
         };
         match form {
+            PromptForm::Lengths => Ok(PromptMaker::lengths(self.seed)),
             PromptForm::Words => Ok(PromptMaker::words(api, self.seed)),
             PromptForm::Tokens => {
                 let (model, path) = load("--prompt-as tokens")?;

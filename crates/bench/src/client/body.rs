@@ -83,6 +83,7 @@ pub fn body(options: &RequestOptions, planned: &Planned) -> Bytes {
             let messages = messages.map(|(role, content)| Message { role, content });
             (None, Some(messages.collect()))
         }
+        Prompt::Segments(_) => unreachable!("requests without content are not sent"),
     };
     let body = Body {
         model: &options.model,

@@ -30,6 +30,9 @@ pub enum Failure {
     Empty,
     #[error("not answered after {limit_s} s")]
     Timeout { limit_s: f64 },
+    /// In simulated time.
+    #[error("{reason}")]
+    Simulated { reason: String },
     /// Not the server's fault: the run was stopped.
     #[error("the run was stopped")]
     Interrupted,
@@ -50,6 +53,7 @@ impl Failure {
             Self::Truncated { .. } => "truncated stream",
             Self::Empty => "empty answer",
             Self::Timeout { .. } => "timeout",
+            Self::Simulated { .. } => "failed",
             Self::Interrupted => "interrupted",
         })
     }

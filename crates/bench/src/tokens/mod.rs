@@ -51,6 +51,7 @@ enum Content {
     Ids { ids: Vec<u32>, model: ModelText },
     Text(TextMaker),
     Words,
+    Lengths,
 }
 
 impl PromptMaker {
@@ -100,6 +101,17 @@ impl PromptMaker {
         Self { api, seed, content }
     }
 
+    /// Prompts without content, for a simulation.
+    #[must_use]
+    pub fn lengths(seed: u64) -> Self {
+        let content = Content::Lengths;
+        Self {
+            api: Api::Completions,
+            seed,
+            content,
+        }
+    }
+
     /// Where prompts go.
     #[must_use]
     pub fn api(&self) -> Api {
@@ -113,6 +125,7 @@ impl PromptMaker {
             Content::Ids { .. } => PromptForm::Tokens,
             Content::Text(_) => PromptForm::Text,
             Content::Words => PromptForm::Words,
+            Content::Lengths => PromptForm::Lengths,
         }
     }
 
@@ -123,7 +136,7 @@ impl PromptMaker {
     pub fn check_length(&self, tokens: u32) -> Result<(), PlanError> {
         let least = match &self.content {
             Content::Text(text) => text.overhead(),
-            Content::Ids { .. } | Content::Words => 1,
+            Content::Ids { .. } | Content::Words | Content::Lengths => 1,
         };
         if tokens < least {
             let form = self.form();
@@ -153,6 +166,7 @@ impl PromptMaker {
                 (self.first(content), Some(count.max(text.overhead())))
             }
             Content::Words => (self.first(self.join_words(segments, count)), None),
+            Content::Lengths => (Prompt::Segments(segments.to_vec()), Some(count)),
         }
     }
 
@@ -180,6 +194,14 @@ impl PromptMaker {
                 let new = self.message(segment);
                 (Prompt::Text(format!("{text}{answer}\n{new}")), None)
             }
+            // A byte of the answer stands for a token.
+            (Prompt::Segments(mut asked), _) => {
+                let tokens = answer.len() as u32;
+                let stream = !segment.stream;
+                asked.extend([Segment { stream, tokens }, segment]);
+                let count = asked.iter().map(|segment| segment.tokens).sum();
+                (Prompt::Segments(asked), Some(count))
+            }
             (asked @ Prompt::Tokens(_), _) => (asked, None),
         }
     }
@@ -201,7 +223,7 @@ impl PromptMaker {
         #[allow(clippy::cast_possible_truncation)]
         let count = match (&prompt, &self.content) {
             (Prompt::Tokens(tokens), _) => Some(tokens.len() as u32),
-            (_, Content::Words) => None,
+            (_, Content::Words | Content::Lengths) => None,
             (_, Content::Ids { model, .. }) => text::count(model, &prompt),
             (_, Content::Text(text)) => text::count(text.model(), &prompt),
         };

@@ -110,6 +110,7 @@ pub fn count(model: &ModelText, prompt: &Prompt) -> Option<u32> {
 fn try_count(model: &ModelText, prompt: &Prompt) -> Result<u32, TextError> {
     let tokens = match prompt {
         Prompt::Tokens(tokens) => tokens.len(),
+        Prompt::Segments(segments) => segments.iter().map(|s| s.tokens as usize).sum(),
         Prompt::Text(text) => model.encode(text, true)?.len(),
         Prompt::Messages(messages) => {
             let message =

@@ -103,7 +103,7 @@ impl Admission {
         };
         let line = self.lines.entry(entrant.view.model).or_default();
         if line.queue.is_empty() {
-            let workers = fleet.ready_workers(entrant.view.model);
+            let workers = || fleet.ready_workers(entrant.view.model);
             line.pace.begin(workers, entrant.arrived);
         }
         line.queue.push(Waiting {

@@ -17,10 +17,10 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// From now on requests wait, before `workers` workers.
-    pub fn begin(&mut self, workers: usize, now: Duration) {
+    /// From now on requests wait, before so many workers, which are counted if need be.
+    pub fn begin(&mut self, workers: impl FnOnce() -> usize, now: Duration) {
         if self.time_s == 0.0 {
-            self.work_s = workers.max(1) as f64 * PRIOR_S;
+            self.work_s = workers().max(1) as f64 * PRIOR_S;
             self.time_s = PRIOR_S;
         }
         self.since = Some(now);

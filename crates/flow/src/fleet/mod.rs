@@ -15,11 +15,12 @@ mod running_leg;
 mod tests;
 mod worker;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tasuki_core::{ChunkScheme, CostModel, Health, ModelId, Payload, RequestView, WorkerId};
-use tasuki_policy::{NoPlacement, Policy, PolicyConfig};
+use tasuki_policy::{NoPlacement, Placement, Policy, PolicyConfig};
 
 pub use self::answers::{JoinError, NotReady, Silence};
 use self::machines::Machines;
@@ -57,6 +58,9 @@ pub struct FleetState {
     next_connection: u64,
     /// Rotates among equally good workers.
     tie: u64,
+    /// The last placement that was chosen, until anything changes: a request that does not wait
+    /// is forecast when it comes and when it is let in, and then placed.
+    chosen: RefCell<Option<(RequestView, Placement)>>,
 }
 
 impl FleetState {
@@ -74,6 +78,7 @@ impl FleetState {
             machines: Machines::default(),
             next_connection: 0,
             tie: config.seed,
+            chosen: RefCell::default(),
         }
     }
 
@@ -87,6 +92,7 @@ impl FleetState {
 
     /// Forgets a worker, and its connection and legs with it.
     pub fn remove(&mut self, worker: WorkerId) {
+        self.chosen.take();
         self.workers.remove(&worker);
         self.policy.remove(worker);
         self.prefixes.forget(worker);
@@ -188,6 +194,7 @@ impl FleetState {
     /// A worker reported what its prefix cache has stored and dropped, before the outputs of
     /// the same report. False: it is to be asked to begin again.
     pub fn on_cache_events(&mut self, key: WorkerKey, events: &CacheEvents) -> bool {
+        self.chosen.take();
         self.connected(key).is_none() || self.prefixes.on_events(key.worker, events)
     }
 
@@ -215,6 +222,7 @@ impl FleetState {
 
     /// A leg has output. `cached`: tokens of the prompt that were found cached, with the first.
     pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, cached: u32) {
+        self.chosen.take();
         if let Some(state) = self.connected(key)
             && let Some(placed) = state.on_output(slot)
         {
@@ -233,6 +241,7 @@ impl FleetState {
         let Some((handoff, placed)) = state.remove_leg(slot) else {
             return;
         };
+        self.chosen.take();
         if let Some(placed) = placed {
             self.prefixes.on_settled(key.worker, &placed, None);
         }
@@ -331,6 +340,7 @@ impl FleetState {
 
     /// Shows the policy what has changed of a worker.
     fn reindex(&mut self, worker: WorkerId) {
+        self.chosen.take();
         if let Some(state) = self.workers.get(&worker)
             && let Some(model) = state.model
         {

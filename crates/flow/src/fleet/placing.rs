@@ -33,7 +33,16 @@ impl FleetState {
     }
 
     pub(super) fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {
-        self.policy.place(&self.warmed(request), self.choosing())
+        let chosen = self.chosen.borrow();
+        if let Some((of, placement)) = &*chosen
+            && of == request
+        {
+            return Ok(*placement);
+        }
+        drop(chosen);
+        let placement = self.policy.place(&self.warmed(request), self.choosing())?;
+        self.chosen.replace(Some((request.clone(), placement)));
+        Ok(placement)
     }
 
     /// The request with the workers that hold most of its prompt.
@@ -68,6 +77,11 @@ impl FleetState {
         })
     }
 
+    fn next_tie(&mut self) {
+        self.tie = self.tie.wrapping_add(1);
+        self.chosen.take();
+    }
+
     /// How the next request's workers are chosen.
     pub(super) fn choosing(&self) -> Choosing<'_> {
         Choosing {
@@ -83,7 +97,7 @@ impl Fleet for FleetState {
         // A forecast before it chose by the same order.
         let placement = self.choose(request);
         let placement = placement.or_else(|reason| self.choose_failing(request, reason))?;
-        self.tie = self.tie.wrapping_add(1);
+        self.next_tie();
         let prefill = self.worker_ref(placement.prefill);
         let decode = self.worker_ref(placement.decode);
         let (prefill, decode) = prefill.zip(decode).ok_or(NoPlacement::NoWorker)?;
@@ -101,7 +115,7 @@ impl Fleet for FleetState {
         prefill: WorkerKey,
         tried: &[WorkerId],
     ) -> Option<WorkerRef> {
-        self.tie = self.tie.wrapping_add(1);
+        self.next_tie();
         let (request, prefill) = (self.warmed(request), prefill.worker);
         let choosing = self.choosing();
         let worker = self

@@ -1,0 +1,47 @@
+"""The tables of RESULTS.md about the simulator: its speed, and how far it is off."""
+
+from __future__ import annotations
+
+from table_parts import load, number, rows, source
+
+SHOWN = {
+    "output_throughput": "output tok/s",
+    "ttft_mean_ms": "TTFT mean",
+    "tpot_mean_ms": "TPOT mean",
+    "itl_p99_ms": "ITL p99",
+    "e2e_mean_ms": "E2E mean",
+}
+
+
+def simulator() -> str:
+    """Simulated requests for each second of a core."""
+    result = load("simulator")
+    lines = [
+        [
+            row["case"],
+            f"{row['requests']:,}",
+            number(row["requests_per_s"], 0),
+            number(row["cpu_s"], 2),
+            number(row["simulated_s"], 0),
+            f"{row['steps']:,}",
+            f"{row['events']:,}",
+        ]
+        for row in result["rows"]
+    ]
+    heads = ("workers", "requests", "requests/s", "seconds", "simulated s", "steps", "events")
+    return source("simulator") + rows(heads, lines)
+
+
+def simulator_accuracy() -> str:
+    """Errors of the simulator against measured runs."""
+    result = load("simulator_accuracy")
+    lines = []
+    for row in result["rows"]:
+        off = (row["error"].get(name) for name in SHOWN)
+        errors = ["" if error is None else f"{100 * error:+.0f}%" for error in off]
+        lines.append([row.get("measured_in", ""), row["topology"], row["load"], *errors])
+    for which in ("median", "worst"):
+        all_rows = (result["summary"].get(name, {}).get(which) for name in SHOWN)
+        errors = ["" if error is None else f"{100 * error:.0f}%" for error in all_rows]
+        lines.append([f"{which} of all", "", "", *errors])
+    return source("simulator_accuracy") + rows(("file", "topology", "load", *SHOWN.values()), lines)

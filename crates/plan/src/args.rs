@@ -1,0 +1,240 @@
+//! The command line of `tasuki simulate`; what is sent and when is that of `tasuki bench serve`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+use tasuki_bench::args::{ArrivalArgs, WorkloadArgs};
+use tasuki_bench::slo::Slo;
+use tasuki_policy::{PolicyKind, Rule};
+
+use crate::hardware::StepRates;
+
+/// Runs a workload before a deployment in simulated time, with the router's own placement,
+/// admission and retries, and reports what `tasuki bench serve` would report.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "tasuki simulate", version)]
+pub struct SimulateArgs {
+    #[command(flatten)]
+    pub topology: TopologyArgs,
+    #[command(flatten)]
+    pub hardware: HardwareArgs,
+    #[command(flatten)]
+    pub router: RouterArgs,
+    #[command(flatten)]
+    pub workload: WorkloadArgs,
+    #[command(flatten)]
+    pub arrival: ArrivalArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// How many workers there are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Topology")]
+pub struct TopologyArgs {
+    /// Workers that prefill.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub prefill: u32,
+
+    /// Workers that decode.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub decode: u32,
+
+    /// Workers that do both [default: 1 if there are no others].
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub mixed: u32,
+
+    /// A worker does nothing but what its role says.
+    #[arg(long)]
+    pub strict_roles: bool,
+
+    /// Workers on one machine, between which KV moves over --link-gb-s.
+    #[arg(long, value_name = "N", default_value_t = 8,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers_per_host: u32,
+}
+
+/// How fast they are.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Workers")]
+pub struct HardwareArgs {
+    /// Step times measured by `tasuki bench batch --steps`.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["rates", "gpu"])]
+    pub steps: Option<PathBuf>,
+
+    /// Step times by coefficients, such as
+    /// step-ms=5.5,sequence-us=20,kv-token-ns=45,prompt-step-ms=5.5,prompt-token-us=22,prompt-square-ns=0.3.
+    #[arg(long, value_name = "LIST", conflicts_with = "gpu")]
+    pub rates: Option<StepRates>,
+
+    /// Step times from this GPU's data sheet: an estimate, for --model.
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
+
+    /// With --gpu: the model's folder; its config.json is read.
+    #[arg(long, value_name = "PATH")]
+    pub model: Option<PathBuf>,
+
+    /// With --gpu: GPUs of a worker.
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tensor_parallel: u32,
+
+    /// Limits of a worker that the options below do not say [default: gpu; cpu for --steps that
+    /// were measured on one].
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceKind>,
+
+    /// Tokens in a block of KV.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub block_size: Option<u32>,
+
+    /// Blocks of a worker [default: as measured; with --gpu what the weights leave; else 12288].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub num_blocks: Option<u32>,
+
+    /// Prompt plus output of one request [default: half of the blocks, at most 131072].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+
+    /// Tokens in one step.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_batched_tokens: Option<u32>,
+
+    /// Requests that decode at once.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_running_requests: Option<u32>,
+
+    /// How long a step that decodes may take with prompts in it; 0: bounded in tokens only.
+    #[arg(long, value_name = "MS")]
+    pub itl_target_ms: Option<f64>,
+
+    /// Keep no prompts for requests that begin alike.
+    #[arg(long)]
+    pub no_prefix_caching: bool,
+
+    /// Bytes of KV for a token [default: as measured; with --gpu the model's; else 131072].
+    #[arg(long, value_name = "BYTES")]
+    pub kv_bytes_per_token: Option<f64>,
+
+    /// Between two workers of a machine [default: as measured; with --gpu the data sheet's; else
+    /// 150].
+    #[arg(long, value_name = "GB_PER_S")]
+    pub link_gb_s: Option<f64>,
+
+    /// Between workers of two machines.
+    #[arg(long, value_name = "GB_PER_S", default_value_t = 40.0)]
+    pub host_link_gb_s: f64,
+
+    /// From the order of a transfer to its first byte [default: as measured; else 0.5].
+    #[arg(long, value_name = "MS")]
+    pub link_latency_ms: Option<f64>,
+
+    /// From the last block there to the next token may be scheduled.
+    #[arg(long, value_name = "MS", default_value_t = 1.0)]
+    pub handoff_ms: f64,
+
+    /// Between client and worker, through the router, in one direction [default: 0.5; on a
+    /// processor 2].
+    #[arg(long, value_name = "MS")]
+    pub message_ms: Option<f64>,
+
+    /// What happens, such as crash:0@30+20 (worker 0 ends after 30 s and is back 20 s later),
+    /// slow:1@10=2.5 (steps take 2.5 times as long), links@60=0.1, drain:2@5, undrain:2@50; may
+    /// be repeated.
+    #[arg(long, value_name = "FAULT")]
+    pub fault: Vec<String>,
+}
+
+/// Limits of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    Gpu,
+    Cpu,
+}
+
+/// How the router decides.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Router")]
+pub struct RouterArgs {
+    /// How workers are chosen.
+    #[arg(long, value_enum, default_value_t = PolicyName::Cost)]
+    pub policy: PolicyName,
+
+    /// What half of a request costs more on a worker of another role, as a share.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
+    pub role_preference: f64,
+
+    /// A request whose first token would come later is refused.
+    #[arg(long, value_name = "MS")]
+    pub ttft_target_ms: Option<f64>,
+
+    /// A request that would make tokens come more slowly waits.
+    #[arg(long, value_name = "MS")]
+    pub tpot_target_ms: Option<f64>,
+
+    /// Place requests at once, whatever the load.
+    #[arg(long)]
+    pub no_admission: bool,
+
+    /// The router does not know which worker holds which prompt.
+    #[arg(long)]
+    pub no_prefix_index: bool,
+}
+
+/// The words for [`PolicyKind`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PolicyName {
+    Cost,
+    RoundRobin,
+    LeastLoaded,
+    PowerOfTwo,
+    ConsistentHash,
+    PrefixHash,
+}
+
+impl From<PolicyName> for PolicyKind {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Cost => Self::Cost,
+            PolicyName::RoundRobin => Self::Simple(Rule::RoundRobin),
+            PolicyName::LeastLoaded => Self::Simple(Rule::LeastLoaded),
+            PolicyName::PowerOfTwo => Self::Simple(Rule::PowerOfTwo),
+            PolicyName::ConsistentHash => Self::Simple(Rule::ConsistentHash),
+            PolicyName::PrefixHash => Self::Simple(Rule::PrefixHash),
+        }
+    }
+}
+
+/// What is shown and written.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Objectives for goodput, such as ttft=2s,tpot=50ms.
+    #[arg(long)]
+    pub slo: Option<Slo>,
+
+    /// Nothing new is sent after this time.
+    #[arg(long, value_name = "SECONDS")]
+    pub duration_s: Option<f64>,
+
+    /// Leave out the run's first seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub settle_s: Option<f64>,
+
+    /// The result file, as of `tasuki bench serve` [default: none].
+    #[arg(long, short, value_name = "PATH")]
+    pub output: Option<PathBuf>,
+
+    /// Leave the time of every token out of the result file.
+    #[arg(long)]
+    pub no_chunks: bool,
+
+    /// Names the run in plots.
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+
+    /// Print the metrics as JSON in place of the table.
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,146 @@
+//! The workloads and arrivals of `tasuki bench serve` as a source of simulated requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tasuki_bench::arrivals::{Arrival, Schedule};
+use tasuki_bench::plan::{Planned, Prompt, Workload};
+use tasuki_bench::tokens::Segment;
+use tasuki_sim::{Clients, Request, Time};
+
+/// Tokens of a chunk, as workers of 16 and of 32 tokens a block name them.
+const CHUNK_TOKENS: u32 = 128;
+
+/// See the module.
+pub struct BenchClients {
+    workload: Box<dyn Workload>,
+    arrival: Arrival,
+    schedule: Schedule,
+    /// Users of a closed loop that have not begun.
+    users: std::ops::Range<usize>,
+    /// Nothing is due after this time.
+    until: Time,
+    /// Output tokens of requests that others follow.
+    asked: HashMap<usize, u32>,
+    pub last_due: Time,
+}
+
+impl BenchClients {
+    pub fn new(
+        workload: Box<dyn Workload>,
+        arrival: Arrival,
+        seed: u64,
+        duration_s: Option<f64>,
+    ) -> Self {
+        let users = if arrival.is_closed() {
+            arrival.max_concurrency.unwrap_or(1)
+        } else {
+            0
+        };
+        Self {
+            workload,
+            schedule: Schedule::new(arrival, seed),
+            users: 0..users,
+            arrival,
+            until: duration_s.map_or(Time::NEVER, Time::from_s),
+            asked: HashMap::new(),
+            last_due: Time::ZERO,
+        }
+    }
+
+    fn request(&mut self, planned: &Planned, due: Time) -> Option<Request> {
+        if due >= self.until {
+            return None;
+        }
+        self.last_due = self.last_due.max(due);
+        self.asked.insert(planned.index, planned.output_tokens);
+        let segments = match &planned.prompt {
+            Prompt::Segments(segments) => segments.as_slice(),
+            _ => &[],
+        };
+        let prompt_tokens = planned.input_tokens.unwrap_or(1).max(1);
+        Some(Request {
+            chunks: chunks(segments),
+            ..Request::new(planned.index, due, prompt_tokens, planned.output_tokens)
+        })
+    }
+}
+
+impl Clients for BenchClients {
+    fn next(&mut self) -> Option<Request> {
+        if self.arrival.is_closed() {
+            let due = self.arrival.user_start(self.users.next()?);
+            let planned = self.workload.next()?;
+            return self.request(&planned, Time::ZERO.plus(due));
+        }
+        let planned = self.workload.next()?;
+        let due = self.schedule.due(&planned).unwrap_or_default();
+        self.request(&planned, Time::ZERO.plus(due))
+    }
+
+    fn over(&mut self, index: usize, at: Time) -> Option<Request> {
+        let tokens = self.asked.remove(&index).unwrap_or_default();
+        let answer = " ".repeat(tokens as usize);
+        match self.workload.answered(index, &answer) {
+            Some((thinking, planned)) => self.request(&planned, at.plus(thinking)),
+            None if self.arrival.is_closed() && at < self.until => {
+                let planned = self.workload.next()?;
+                self.request(&planned, at)
+            }
+            None => None,
+        }
+    }
+}
+
+/// Names of the whole chunks of a prompt; none if it is all its own, which nobody can share.
+fn chunks(segments: &[Segment]) -> Arc<[u64]> {
+    if segments.len() < 2 {
+        return Arc::default();
+    }
+    let (mut names, mut name, mut filled) = (Vec::new(), 0u64, 0);
+    for segment in segments {
+        let mut done = 0;
+        while done < segment.tokens {
+            let part = (CHUNK_TOKENS - filled).min(segment.tokens - done);
+            // Content is that of the stream from there on.
+            name = mix(name ^ mix(segment.stream ^ mix(u64::from(done))) ^ u64::from(part));
+            filled += part;
+            done += part;
+            if filled == CHUNK_TOKENS {
+                names.push(name);
+                filled = 0;
+            }
+        }
+    }
+    names.into()
+}
+
+/// Leaves no pattern (splitmix64's).
+fn mix(value: u64) -> u64 {
+    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(stream: u64, tokens: u32) -> Segment {
+        Segment { stream, tokens }
+    }
+
+    #[test]
+    fn prompts_share_the_names_of_what_they_begin_with_alike() {
+        let one = chunks(&[segment(7, 300), segment(1, 100)]);
+        let two = chunks(&[segment(7, 300), segment(2, 100)]);
+        assert_eq!((one.len(), two.len()), (3, 3));
+        assert_eq!(one[..2], two[..2]);
+        assert_ne!(one[2], two[2]);
+        // The same content behind another beginning is another prompt.
+        let three = chunks(&[segment(3, 128), segment(7, 300)]);
+        assert!(three.iter().all(|name| !one.contains(name)));
+        assert!(chunks(&[segment(1, 10_000)]).is_empty());
+    }
+}

@@ -1,0 +1,61 @@
+//! Why there is nothing to simulate.
+
+use std::path::PathBuf;
+
+use tasuki_bench::error::PlanError;
+use tasuki_bench::result::WriteError;
+use tasuki_sim::steps::TableError;
+
+/// Each names the value, its limit and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    #[error(transparent)]
+    Workload(#[from] PlanError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("cannot read {path}: {reason}")]
+    File { path: PathBuf, reason: String },
+    #[error("{path}: {source}")]
+    Table { path: PathBuf, source: TableError },
+    #[error(
+        "there is nothing that says how long steps take: give --steps FILE (from `tasuki bench \
+         batch --steps`), --rates, or --gpu with --model"
+    )]
+    NoSteps,
+    #[error("--gpu is {given}; known are {known}; others can be given with --rates")]
+    UnknownGpu { given: String, known: String },
+    #[error("--gpu needs --model FOLDER, whose config.json says what a step computes")]
+    NoModel,
+    #[error(
+        "the model's weights are {weights_gb:.0} GB, {gpus} x {gpu} leave no room for KV beside \
+         them: raise --tensor-parallel"
+    )]
+    TooLarge {
+        weights_gb: f64,
+        gpu: String,
+        gpus: u32,
+    },
+    #[error(
+        "--workload {0} cannot be simulated, as it has content: use random, fixed, prefill-only, \
+         shared-prefix, multi-turn or trace"
+    )]
+    Content(&'static str),
+    #[error(
+        "{workers} workers are not a deployment: give --mixed N, or both of --prefill N and \
+         --decode N, up to 20000 together"
+    )]
+    Workers { workers: u32 },
+    #[error("--slo must have both of ttft and tpot, such as ttft=1s,tpot=30ms")]
+    Objectives,
+    #[error("--fault {given:?}: {reason}")]
+    Fault { given: String, reason: String },
+    #[error(
+        "--num-blocks is {blocks}, but two requests of --max-model-len {tokens} tokens need \
+         {needed}: raise the one or lower the other"
+    )]
+    Pool {
+        blocks: u32,
+        tokens: u32,
+        needed: u32,
+    },
+}

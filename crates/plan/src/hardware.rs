@@ -1,0 +1,281 @@
+//! From the options to workers: how long their steps take, and how much they hold.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use tasuki_core::{Rates, Role};
+use tasuki_sim::steps::{Device, Roofline, StepModel, devices};
+use tasuki_sim::{Limits, LinkSpec, NetworkSpec, WorkerConfig};
+
+use crate::args::{DeviceKind, HardwareArgs, TopologyArgs};
+use crate::error::SimulateError;
+use crate::model_config::read_shape;
+use crate::steps_file::StepsFile;
+
+/// Longest request unless it is said: more is rarely asked for.
+const LONGEST: u32 = 131_072;
+const MOST_WORKERS: u32 = 20_000;
+/// Of a GPU's memory, for weights and KV.
+const UTILIZATION: f64 = 0.9;
+
+/// Step times as coefficients.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepRates(pub Rates);
+
+impl FromStr for StepRates {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let mut rates = Rates {
+            step_s: 0.0,
+            sequence_s: 0.0,
+            kv_token_s: 0.0,
+            prompt_step_s: 0.0,
+            prompt_token_s: 0.0,
+            prompt_square_s: 0.0,
+        };
+        for part in given.split(',') {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let (place, unit) = match name.trim() {
+                "step-ms" => (&mut rates.step_s, 1e-3),
+                "sequence-us" => (&mut rates.sequence_s, 1e-6),
+                "kv-token-ns" => (&mut rates.kv_token_s, 1e-9),
+                "prompt-step-ms" => (&mut rates.prompt_step_s, 1e-3),
+                "prompt-token-us" => (&mut rates.prompt_token_s, 1e-6),
+                "prompt-square-ns" => (&mut rates.prompt_square_s, 1e-9),
+                other => {
+                    return Err(format!(
+                        "{other:?} is unknown; it is a list of step-ms, sequence-us, kv-token-ns, \
+                         prompt-step-ms, prompt-token-us and prompt-square-ns"
+                    ));
+                }
+            };
+            let number: Result<f64, _> = value.trim().parse();
+            match number {
+                Ok(number) if number >= 0.0 && number.is_finite() => *place = number * unit,
+                _ => return Err(format!("{part:?} has no number of at least 0")),
+            }
+        }
+        if rates.step_s <= 0.0 || rates.prompt_token_s <= 0.0 {
+            return Err("step-ms and prompt-token-us must be above 0".to_owned());
+        }
+        Ok(Self(rates))
+    }
+}
+
+/// All that is known of the workers.
+#[derive(Debug, Clone)]
+pub struct Hardware {
+    pub steps: Arc<StepModel>,
+    pub limits: Limits,
+    pub kv_bytes_per_token: f64,
+    pub network: NetworkSpec,
+    pub message_s: f64,
+    /// In results.
+    pub name: String,
+    /// Where step times are from, for the reader.
+    pub source: String,
+}
+
+/// What a source of step times says besides.
+struct Source {
+    steps: StepModel,
+    name: String,
+    told: String,
+    cpu: bool,
+    block_size: Option<u32>,
+    num_blocks: Option<u32>,
+    kv_bytes_per_token: Option<f64>,
+    link: Option<LinkSpec>,
+}
+
+impl Hardware {
+    /// # Errors
+    ///
+    /// Nothing says how long steps take, or what says it cannot be used.
+    pub fn new(args: &HardwareArgs) -> Result<Self, SimulateError> {
+        let source = source(args)?;
+        let cpu = args
+            .device
+            .map_or(source.cpu, |kind| kind == DeviceKind::Cpu);
+        let kv_bytes_per_token = args
+            .kv_bytes_per_token
+            .or(source.kv_bytes_per_token)
+            .unwrap_or(131_072.0);
+        let default = if cpu {
+            Limits::cpu(2, 2)
+        } else {
+            Limits::gpu(2, 2)
+        };
+        let block_size = args
+            .block_size
+            .or(source.block_size)
+            .unwrap_or(default.block_size);
+        let measured = source.num_blocks.map(|blocks| {
+            let tokens = u64::from(blocks) * u64::from(source.block_size.unwrap_or(block_size));
+            u32::try_from(tokens / u64::from(block_size)).unwrap_or(u32::MAX)
+        });
+        let num_blocks = args.num_blocks.or(measured).unwrap_or(12_288);
+        let half = u64::from(num_blocks / 2) * u64::from(block_size);
+        let half = u32::try_from(half).unwrap_or(u32::MAX);
+        let max_model_len = args.max_model_len.unwrap_or(half.min(LONGEST));
+        let limits = Limits {
+            num_blocks,
+            block_size,
+            max_model_len,
+            max_batched_tokens: args
+                .max_batched_tokens
+                .unwrap_or(default.max_batched_tokens),
+            max_running_requests: args
+                .max_running_requests
+                .unwrap_or(default.max_running_requests),
+            itl_target_s: match args.itl_target_ms {
+                Some(ms) => (ms > 0.0).then_some(ms / 1e3),
+                None => default.itl_target_s,
+            },
+            prefix_caching: !args.no_prefix_caching,
+            ..default
+        };
+        let needed = 2 * limits.max_request_blocks();
+        if num_blocks < needed {
+            return Err(SimulateError::Pool {
+                blocks: num_blocks,
+                tokens: max_model_len,
+                needed,
+            });
+        }
+        let link = source.link.unwrap_or(NetworkSpec::default().within_host);
+        let within_host = LinkSpec {
+            bytes_per_s: args.link_gb_s.map_or(link.bytes_per_s, |gb| gb * 1e9),
+            latency_s: args.link_latency_ms.map_or(link.latency_s, |ms| ms / 1e3),
+        };
+        let between_hosts = LinkSpec {
+            bytes_per_s: args.host_link_gb_s * 1e9,
+            latency_s: within_host.latency_s + 0.2e-3,
+        };
+        let message_ms = args.message_ms.unwrap_or(if cpu { 2.0 } else { 0.5 });
+        Ok(Self {
+            steps: Arc::new(source.steps),
+            limits,
+            kv_bytes_per_token,
+            network: NetworkSpec {
+                within_host,
+                between_hosts,
+            },
+            message_s: message_ms / 1e3,
+            name: source.name,
+            source: source.told,
+        })
+    }
+
+    /// The workers of a topology, prefill workers first.
+    ///
+    /// # Errors
+    ///
+    /// They are too many, or cannot serve a request.
+    pub fn workers(&self, topology: &TopologyArgs) -> Result<Vec<WorkerConfig>, SimulateError> {
+        let TopologyArgs {
+            prefill,
+            decode,
+            mixed,
+            ..
+        } = *topology;
+        let none = prefill + decode + mixed == 0;
+        let mixed = if none { 1 } else { mixed };
+        let workers = prefill.saturating_add(decode).saturating_add(mixed);
+        let half = mixed == 0 && (prefill == 0 || decode == 0);
+        if workers > MOST_WORKERS || half {
+            return Err(SimulateError::Workers { workers });
+        }
+        let class: Arc<str> = self.name.as_str().into();
+        // A host has its part of every role, as launchers spread them.
+        let hosts = workers.div_ceil(topology.workers_per_host);
+        let mut configs = Vec::with_capacity(workers as usize);
+        for (role, count) in [
+            (Role::Prefill, prefill),
+            (Role::Decode, decode),
+            (Role::Mixed, mixed),
+        ] {
+            for index in 0..count {
+                configs.push(WorkerConfig {
+                    role,
+                    host: index % hosts,
+                    class: Arc::clone(&class),
+                    steps: Arc::clone(&self.steps),
+                    limits: self.limits,
+                });
+            }
+        }
+        Ok(configs)
+    }
+}
+
+fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
+    if let Some(path) = &args.steps {
+        let file = StepsFile::read(path)?;
+        return Ok(Source {
+            steps: StepModel::Table(file.table(path)?),
+            name: file.label.clone(),
+            told: format!("steps measured, {}", path.display()),
+            cpu: file.is_cpu(),
+            block_size: Some(file.block_size()),
+            num_blocks: Some(file.num_blocks()),
+            kv_bytes_per_token: Some(file.kv_bytes_per_token()),
+            link: file.link(),
+        });
+    }
+    if let Some(StepRates(rates)) = args.rates {
+        return Ok(Source {
+            steps: StepModel::Rates(rates),
+            name: "rates".to_owned(),
+            told: "steps by the coefficients of --rates".to_owned(),
+            cpu: false,
+            block_size: None,
+            num_blocks: None,
+            kv_bytes_per_token: None,
+            link: None,
+        });
+    }
+    let given = args.gpu.as_ref().ok_or(SimulateError::NoSteps)?;
+    let device = Device::named(given).ok_or_else(|| SimulateError::UnknownGpu {
+        given: given.clone(),
+        known: devices()
+            .map(|device| device.name)
+            .collect::<Vec<_>>()
+            .join(", "),
+    })?;
+    let folder = args.model.as_ref().ok_or(SimulateError::NoModel)?;
+    let roofline = Roofline {
+        device,
+        shape: read_shape(folder)?,
+        tensor_parallel: args.tensor_parallel,
+    };
+    let tokens = roofline.kv_tokens(UTILIZATION);
+    let block_size = args.block_size.unwrap_or(Limits::gpu(2, 2).block_size);
+    let blocks = (tokens / f64::from(block_size)) as u32;
+    if blocks < 16 {
+        return Err(SimulateError::TooLarge {
+            weights_gb: roofline.shape.weight_bytes() / 1e9,
+            gpu: device.name.to_owned(),
+            gpus: args.tensor_parallel,
+        });
+    }
+    let shape = roofline.shape;
+    Ok(Source {
+        steps: StepModel::Roofline(roofline),
+        name: format!("{} x{}", device.name, args.tensor_parallel),
+        told: format!(
+            "an estimate from the data sheet of {}; nothing was measured, and step times may be \
+             off by a half: `tasuki bench batch --steps` on the real one measures them",
+            device.name
+        ),
+        cpu: false,
+        block_size: Some(block_size),
+        num_blocks: Some(blocks),
+        kv_bytes_per_token: Some(shape.kv_bytes_per_token),
+        link: Some(LinkSpec {
+            bytes_per_s: 0.4 * device.peer_bytes_per_s,
+            ..NetworkSpec::default().within_host
+        }),
+    })
+}

@@ -1,0 +1,169 @@
+//! Designs: how GPUs are divided among workers, and all that there are.
+
+use std::fmt::Write;
+
+/// Workers of one role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct Part {
+    pub workers: u32,
+    pub tensor_parallel: u32,
+}
+
+impl Part {
+    pub fn gpus(self) -> u32 {
+        self.workers * self.tensor_parallel
+    }
+}
+
+/// A topology, and the largest step of its workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Design {
+    pub prefill: Part,
+    pub decode: Part,
+    pub mixed: Part,
+    pub max_batched_tokens: u32,
+}
+
+impl Design {
+    pub fn is_colocated(&self) -> bool {
+        self.prefill.workers + self.decode.workers == 0
+    }
+
+    /// Kinds of workers.
+    pub fn roles(&self) -> usize {
+        let parts = [self.prefill, self.decode, self.mixed];
+        parts.iter().filter(|part| part.workers > 0).count()
+    }
+
+    /// Such as `2 prefill x2 + 4 decode`.
+    pub fn name(&self) -> String {
+        let parts = [
+            (self.prefill, "prefill"),
+            (self.decode, "decode"),
+            (self.mixed, "mixed"),
+        ];
+        let mut name = String::new();
+        for (part, role) in parts.iter().filter(|(part, _)| part.workers > 0) {
+            let plus = if name.is_empty() { "" } else { " + " };
+            let _ = write!(name, "{plus}{} {role}", part.workers);
+            if part.tensor_parallel > 1 {
+                let _ = write!(name, " x{}", part.tensor_parallel);
+            }
+        }
+        name
+    }
+
+    /// What starts it.
+    pub fn command(&self) -> String {
+        let mut command = "tasuki serve".to_owned();
+        let parts = [
+            (self.prefill, "prefill"),
+            (self.decode, "decode"),
+            (self.mixed, "mixed"),
+        ];
+        for (part, role) in parts.iter().filter(|(part, _)| part.workers > 0) {
+            let _ = write!(command, " --{role} {}", part.workers);
+            if part.tensor_parallel > 1 {
+                let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
+            }
+        }
+        let _ = write!(command, " --max-batched-tokens {}", self.max_batched_tokens);
+        command
+    }
+}
+
+/// Every way to use all of so many GPUs: at most one degree of tensor parallelism a role.
+pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
+    let parts = |most: u32| {
+        let of = move |tensor_parallel: &u32| {
+            let tensor_parallel = *tensor_parallel;
+            (1..=most / tensor_parallel).map(move |workers| Part {
+                workers,
+                tensor_parallel,
+            })
+        };
+        let some = degrees.iter().flat_map(of);
+        std::iter::once(Part::default())
+            .chain(some)
+            .collect::<Vec<_>>()
+    };
+    let mut designs = Vec::new();
+    for mixed in parts(gpus) {
+        let rest = gpus - mixed.gpus();
+        if rest == 0 {
+            designs.push(Design {
+                prefill: Part::default(),
+                decode: Part::default(),
+                mixed,
+                max_batched_tokens,
+            });
+            continue;
+        }
+        for prefill in parts(rest) {
+            let rest = rest - prefill.gpus();
+            for &tensor_parallel in degrees.iter().filter(|degree| rest % **degree == 0) {
+                let workers = rest / tensor_parallel;
+                let decode = if workers == 0 {
+                    Part::default()
+                } else {
+                    Part {
+                        workers,
+                        tensor_parallel,
+                    }
+                };
+                let both = prefill.workers > 0 && decode.workers > 0;
+                let helped = mixed.workers > 0 && prefill.workers + decode.workers > 0;
+                if both || helped {
+                    designs.push(Design {
+                        prefill,
+                        decode,
+                        mixed,
+                        max_batched_tokens,
+                    });
+                }
+                if workers == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    designs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_design_uses_all_gpus_once() {
+        let designs = all(4, &[1, 2], 2_048);
+        for design in &designs {
+            let gpus = design.prefill.gpus() + design.decode.gpus() + design.mixed.gpus();
+            assert_eq!(gpus, 4, "{}", design.name());
+        }
+        let mut names: Vec<String> = designs.iter().map(Design::name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for name in [
+            "4 mixed",
+            "2 mixed x2",
+            "1 prefill x2 + 2 decode",
+            "1 decode + 3 mixed",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
+        }
+        assert!(!names.contains(&"4 prefill".to_owned()));
+    }
+
+    #[test]
+    fn the_command_says_the_roles_and_their_degrees() {
+        let design = all(3, &[1, 2], 1_024)
+            .into_iter()
+            .find(|d| d.name() == "1 prefill + 1 decode x2");
+        let command = design.unwrap().command();
+        let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --max-batched-tokens 1024";
+        assert_eq!(command, wanted);
+    }
+}

@@ -1,0 +1,144 @@
+//! `tasuki plan`: which topology serves a workload best within objectives.
+
+mod args;
+mod design;
+mod planner;
+mod probe;
+mod screen;
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use clap::Parser;
+
+use self::args::PlanArgs;
+use self::planner::{Plan, Planner};
+use self::probe::{Found, Seeing};
+use crate::error::SimulateError;
+
+/// Designs in the table.
+const SHOWN: usize = 16;
+
+/// Runs `tasuki plan` with these arguments; returns the exit code: 1 if there is no plan, or no
+/// design meets the objectives.
+pub fn run_plan(arguments: Vec<String>) -> i32 {
+    let program = std::iter::once("tasuki plan".to_owned());
+    let args = match PlanArgs::try_parse_from(program.chain(arguments)) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match run(&args) {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(error) => {
+            eprintln!("tasuki plan: {error}");
+            1
+        }
+    }
+}
+
+fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
+    let began = Instant::now();
+    let plan = Planner::new(args)?.plan()?;
+    print!("{}", text(&plan, began.elapsed().as_secs_f64()));
+    if let Some(path) = &args.goal.output {
+        let content = serde_json::to_string_pretty(&plan).unwrap_or_default();
+        std::fs::write(path, content + "\n").map_err(|error| SimulateError::File {
+            path: path.clone(),
+            reason: error.to_string(),
+        })?;
+        println!("plan: {}", path.display());
+    }
+    Ok(plan.best.rate > 0.0)
+}
+
+fn text(plan: &Plan, took_s: f64) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "{:<32} {:>7} {:>9} {:>9} {:>18} {:>18} {:>6}",
+        "design", "step", "estimate", "requests", "TTFT p50/p95 ms", "TPOT p50/p95 ms", "split"
+    );
+    for found in plan.simulated.iter().take(SHOWN) {
+        row(&mut text, found);
+    }
+    let _ = writeln!(
+        text,
+        "requests: the highest rate a second within the objectives; the other columns are at it. Rates \
+         within 6% count as equal, and the design with the fewest kinds of workers is taken."
+    );
+    let _ = writeln!(text, "\nbest: {}", plan.best.name);
+    let _ = writeln!(text, "  binds: {}", plan.best.binds);
+    expected(&mut text, "  expected", &plan.expected);
+    match (&plan.best_colocated, &plan.expected_colocated) {
+        (Some(found), Some(seen)) if found.design != plan.best.design => {
+            let _ = writeln!(text, "best colocated: {}", found.name);
+            let _ = writeln!(text, "  binds: {}", found.binds);
+            let more = 100.0 * (plan.best.rate / found.rate.max(1e-9) - 1.0);
+            let _ = writeln!(
+                text,
+                "  {:.2} requests/s; the best has {more:+.0}%",
+                found.rate
+            );
+            expected(&mut text, "  expected", seen);
+        }
+        _ => {
+            let _ = writeln!(text, "that is the best colocated one, too");
+        }
+    }
+    for variation in &plan.variations {
+        let same = if variation.changes {
+            "then"
+        } else {
+            "the same:"
+        };
+        let _ = writeln!(
+            text,
+            "{}: {same} {}, {:.2} requests/s",
+            variation.what, variation.best, variation.rate
+        );
+    }
+    let _ = writeln!(text, "start it: {}", plan.command);
+    let _ = writeln!(
+        text,
+        "{} designs estimated, {} simulated, in {took_s:.1} s. {}.",
+        plan.designs,
+        plan.simulated.len(),
+        plan.steps
+    );
+    text
+}
+
+fn row(text: &mut String, found: &Found) {
+    let at = &found.at;
+    let pair = |low: f64, high: f64| format!("{low:.1} / {high:.1}");
+    let _ = writeln!(
+        text,
+        "{:<32} {:>7} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
+        found.name,
+        found.design.max_batched_tokens,
+        found.estimated_rate,
+        found.rate,
+        pair(at.ttft_p50_ms, at.ttft_p95_ms),
+        pair(at.tpot_p50_ms, at.tpot_p95_ms),
+        100.0 * at.split,
+    );
+}
+
+fn expected(text: &mut String, what: &str, seen: &Seeing) {
+    let _ = writeln!(
+        text,
+        "{what} at {:.2} requests/s: {:.0}% meet the objectives, goodput {:.2}; TTFT p50 {:.1}, \
+         p95 {:.1} ms; TPOT p50 {:.2}, p95 {:.2} ms",
+        seen.rate,
+        100.0 * seen.attainment,
+        seen.goodput,
+        seen.ttft_p50_ms,
+        seen.ttft_p95_ms,
+        seen.tpot_p50_ms,
+        seen.tpot_p95_ms,
+    );
+}

@@ -1,0 +1,264 @@
+//! Designs in simulation: the highest rate that meets the objectives, and what binds there.
+
+use serde::Serialize;
+use tasuki_bench::arrivals::{Arrival, Process};
+use tasuki_bench::slo::{Seen, Slo};
+use tasuki_core::Role;
+use tasuki_sim::{Config, Outcome, Run, WorkerConfig, simulate};
+
+use super::design::Design;
+use super::planner::Planner;
+use crate::clients::BenchClients;
+use crate::error::SimulateError;
+use crate::hardware::Hardware;
+
+/// The rate is found within this factor.
+pub const PRECISION: f64 = 1.06;
+const MOST_PROBES: u32 = 14;
+/// A run takes so many times the TTFT objective, if that is not too many requests.
+const RUN_OF_TTFT: f64 = 20.0;
+const MOST_TIMES: u32 = 10;
+
+/// What requests saw at one rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Seeing {
+    pub rate: f64,
+    pub goodput: f64,
+    pub attainment: f64,
+    pub ttft_p50_ms: f64,
+    pub ttft_p95_ms: f64,
+    pub tpot_p50_ms: f64,
+    pub tpot_p95_ms: f64,
+    /// Of requests, that were split.
+    pub split: f64,
+}
+
+/// A design that was simulated.
+#[derive(Debug, Clone, Serialize)]
+pub struct Found {
+    pub name: String,
+    pub design: Design,
+    pub estimated_rate: f64,
+    /// The highest that meets the objectives; 0: none does.
+    pub rate: f64,
+    pub at: Seeing,
+    pub binds: String,
+}
+
+impl Planner<'_> {
+    /// Simulates a design at rising rates.
+    pub fn probe(&self, design: &Design, estimated: f64) -> Result<Found, SimulateError> {
+        let start = estimated.max(0.01);
+        let (mut good, mut bad): (Option<(Seeing, Run)>, Option<(f64, Seeing)>) = (None, None);
+        let mut rate = start;
+        for _ in 0..MOST_PROBES {
+            let run = self.run(design, rate)?;
+            let seen = self.seeing(&run, rate);
+            if seen.attainment >= self.attainment {
+                good = Some((seen, run));
+            } else {
+                bad = Some((rate, seen));
+            }
+            rate = match (&good, &bad) {
+                (Some((low, _)), Some((high, _))) if high / low.rate <= PRECISION => break,
+                (Some((low, _)), Some((high, _))) => (low.rate * high).sqrt(),
+                (Some((low, _)), None) => low.rate * 1.5,
+                (None, Some((high, _))) if *high < start / 200.0 => break,
+                (None, _) => rate / 1.8,
+            };
+        }
+        let name = design.name();
+        let (rate, at, binds) = match (good, bad) {
+            (Some((seen, run)), bad) => {
+                let breaks = bad.map(|(_, seen)| self.broken(&seen));
+                (seen.rate, seen, self.binds(design, &run, breaks))
+            }
+            (None, Some((_, seen))) => (0.0, seen, self.broken(&seen).to_owned()),
+            (None, None) => unreachable!("a probe is good or bad"),
+        };
+        Ok(Found {
+            name,
+            design: *design,
+            estimated_rate: estimated,
+            rate,
+            at,
+            binds,
+        })
+    }
+
+    /// What requests see at a rate.
+    pub fn see(&self, design: &Design, rate: f64) -> Result<Seeing, SimulateError> {
+        Ok(self.seeing(&self.run(design, rate)?, rate))
+    }
+
+    fn run(&self, design: &Design, rate: f64) -> Result<Run, SimulateError> {
+        let arrival = Arrival {
+            process: Process::Poisson { rate },
+            max_concurrency: None,
+            ramp_s: 0.0,
+        };
+        let mut workload = self.workload.clone();
+        let requests = self.requests(rate);
+        workload.num_requests.get_or_insert(requests);
+        let workload = workload.plan_lengths()?.build()?;
+        let mut clients = BenchClients::new(workload, arrival, self.workload.seed, None);
+        let mut workers = Vec::new();
+        let mut network = None;
+        let mut gpus = 0;
+        for (part, role) in [
+            (design.prefill, Role::Prefill),
+            (design.decode, Role::Decode),
+            (design.mixed, Role::Mixed),
+        ] {
+            for _ in 0..part.workers {
+                let hardware = self.hardware_of(part.tensor_parallel)?;
+                network.get_or_insert((
+                    hardware.network,
+                    hardware.message_s,
+                    hardware.kv_bytes_per_token,
+                ));
+                workers.push(self.worker(hardware, role, design, gpus / self.gpus_per_host));
+                gpus += part.tensor_parallel;
+            }
+        }
+        let (network, message_s, kv_bytes_per_token) = network.unwrap_or_default();
+        let config = Config {
+            workers,
+            network,
+            message_s,
+            kv_bytes_per_token,
+            handoff_s: self.handoff_s,
+            prefix_index: true,
+            warm_router: true,
+            ..Config::default()
+        };
+        Ok(simulate(config, &mut clients))
+    }
+
+    /// So many that a queue that grows is seen: it would break the objective within the run.
+    fn requests(&self, rate: f64) -> u32 {
+        let least = self.goal.probe_requests;
+        // That of the question, so that runs of variations are as long.
+        let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
+        let wanted = (rate * RUN_OF_TTFT * ttft_s) as u32;
+        wanted.clamp(least, MOST_TIMES * least)
+    }
+
+    fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {
+        let mut limits = hardware.limits;
+        limits.max_batched_tokens = design.max_batched_tokens;
+        WorkerConfig {
+            role,
+            host,
+            class: hardware.name.as_str().into(),
+            steps: std::sync::Arc::clone(&hardware.steps),
+            limits,
+        }
+    }
+
+    fn seeing(&self, run: &Run, rate: f64) -> Seeing {
+        let met = |outcome: &&Outcome| is_met(outcome, &self.slo);
+        let met = run.outcomes.iter().filter(met).count() as f64;
+        let count = run.outcomes.len().max(1) as f64;
+        let spread = |of: fn(&Outcome) -> Option<f64>| {
+            let mut all: Vec<f64> = run.outcomes.iter().filter_map(of).collect();
+            all.sort_by(f64::total_cmp);
+            let at = |share: f64| all.get((share * (all.len() as f64 - 1.0)).round() as usize);
+            [0.5, 0.95].map(|share| 1e3 * at(share).copied().unwrap_or(f64::NAN))
+        };
+        let (ttft, tpot) = (spread(Outcome::ttft_s), spread(Outcome::tpot_s));
+        let split = run
+            .outcomes
+            .iter()
+            .filter(|outcome| outcome.is_split())
+            .count() as f64;
+        Seeing {
+            rate,
+            goodput: rate * met / count,
+            attainment: met / count,
+            ttft_p50_ms: ttft[0],
+            ttft_p95_ms: ttft[1],
+            tpot_p50_ms: tpot[0],
+            tpot_p95_ms: tpot[1],
+            split: split / count,
+        }
+    }
+
+    /// The objective that fails.
+    fn broken(&self, seen: &Seeing) -> &'static str {
+        let ttft = seen.ttft_p95_ms / (1e3 * self.limits.ttft_s);
+        let tpot = seen.tpot_p95_ms / (1e3 * self.limits.tpot_s);
+        if ttft > tpot {
+            "TTFT breaks first"
+        } else {
+            "TPOT breaks first"
+        }
+    }
+
+    /// What is used up at the highest rate.
+    fn binds(&self, design: &Design, run: &Run, breaks: Option<&'static str>) -> String {
+        let over_s = run.ended.as_s().max(1e-9);
+        let mut from = 0;
+        let mut told = Vec::new();
+        let mut most = (0.0, "");
+        for (part, role) in [
+            (design.prefill, "prefill"),
+            (design.decode, "decode"),
+            (design.mixed, "mixed"),
+        ] {
+            let workers = &run.workers[from..from + part.workers as usize];
+            from += part.workers as usize;
+            let Some(count) = Some(workers.len() as f64).filter(|count| *count > 0.0) else {
+                continue;
+            };
+            let busy = workers.iter().map(|w| w.busy_s).sum::<f64>() / count / over_s;
+            let prompts = workers.iter().map(|w| w.prompt_steps_s).sum::<f64>() / count / over_s;
+            let blocks = self
+                .hardware_of(part.tensor_parallel)
+                .map_or(1, |h| h.limits.num_blocks);
+            let peak = workers.iter().map(|w| w.peak_blocks).max().unwrap_or(0);
+            let full = f64::from(peak) / f64::from(blocks.max(1));
+            told.push(format!(
+                "{role} busy {:.0}%, KV {:.0}%",
+                100.0 * busy,
+                100.0 * full
+            ));
+            let what = if prompts > busy / 2.0 {
+                "compute (prompts)"
+            } else {
+                "memory bandwidth (decode)"
+            };
+            for (share, what) in [(busy, what), (full, "KV memory")] {
+                if share > most.0 {
+                    most = (share, what);
+                }
+            }
+        }
+        if let Ok(hardware) = self.hardware_of(design.mixed.tensor_parallel.max(1))
+            && run.moved_bytes > 0.0
+        {
+            let senders = f64::from(design.prefill.workers + design.mixed.workers);
+            let way = hardware.network.within_host.bytes_per_s * senders * over_s;
+            let share = run.moved_bytes / way;
+            told.push(format!("links {:.0}%", 100.0 * share));
+            if share > most.0 {
+                most = (share, "link");
+            }
+        }
+        let breaks = breaks.map_or(String::new(), |breaks| format!("; {breaks}"));
+        format!("{}{breaks} ({})", most.1, told.join("; "))
+    }
+}
+
+fn is_met(outcome: &Outcome, slo: &Slo) -> bool {
+    let Some(ttft_s) = outcome.ttft_s().filter(|_| outcome.failure.is_none()) else {
+        return false;
+    };
+    slo.is_met(&Seen {
+        ttft_s,
+        ttst_s: outcome.second.map(|second| second.s_since(outcome.due)),
+        tpot_s: outcome.tpot_s(),
+        itl_max_s: None,
+        e2e_s: outcome.end.s_since(outcome.due),
+    })
+}

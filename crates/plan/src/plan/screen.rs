@@ -1,0 +1,131 @@
+//! A first estimate of the rate that a design can serve: steady state, no queues.
+//!
+//! With `p` the time of a prompt, `o` output tokens and `s(b)` a step of `b` sequences:
+//!
+//! ```text
+//!  mixed     a token every s(b) + p b / o, so b / (o s(b) + p b) requests a second
+//!  decode    b / (o s(b))
+//!  prefill   0.85 / p
+//! ```
+//!
+//! with the largest `b` for which KV fits and tokens come in time. A split is as fast as its
+//! slower half, and no faster than its links.
+
+use tasuki_sim::steps::{StepModel, Work};
+
+use super::design::{Design, Part};
+use crate::hardware::Hardware;
+
+/// Of its time that a worker that only prefills may be busy.
+const PREFILL_SHARE: f64 = 0.85;
+
+/// Of the requests, what estimates depend on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lengths {
+    pub prompt: f64,
+    pub output: f64,
+}
+
+/// Objectives in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    pub ttft_s: f64,
+    pub tpot_s: f64,
+}
+
+/// Requests a second that a design is estimated to serve.
+pub fn estimate(
+    design: &Design,
+    hardware: &dyn Fn(u32) -> Option<Hardware>,
+    lengths: Lengths,
+    limits: Limits,
+) -> f64 {
+    let of = |part: Part, rate: fn(&Hardware, Lengths, Limits) -> f64| {
+        if part.workers == 0 {
+            return 0.0;
+        }
+        let hardware = hardware(part.tensor_parallel);
+        f64::from(part.workers) * hardware.map_or(0.0, |known| rate(&known, lengths, limits))
+    };
+    let prefill = of(design.prefill, prefill_rate);
+    let decode = of(design.decode, decode_rate);
+    // Mixed workers do what is left of either half.
+    let (mixed, halves) = (of(design.mixed, mixed_rate), [prefill, decode]);
+    let split = prefill.min(decode);
+    let lonely = halves.iter().fold(0.0, |most: f64, half| most.max(*half)) - split;
+    let helped = if mixed > 0.0 {
+        lonely.min(mixed) * 0.5
+    } else {
+        0.0
+    };
+    split + mixed + helped
+}
+
+fn prompt_s(steps: &StepModel, lengths: Lengths, beside: bool) -> f64 {
+    let work = Work {
+        prompt_tokens: lengths.prompt,
+        prompt_squares: lengths.prompt * lengths.prompt,
+        ..Work::default()
+    };
+    if !beside {
+        return steps.step_s(&work);
+    }
+    let one = |prompt: Work| {
+        steps.step_s(&Work {
+            sequences: 8.0,
+            kv_tokens: 8.0 * lengths.prompt,
+            ..prompt
+        })
+    };
+    one(work) - one(Work::default())
+}
+
+fn link_rate(hardware: &Hardware, lengths: Lengths) -> f64 {
+    let bytes = lengths.prompt * hardware.kv_bytes_per_token;
+    hardware.network.within_host.bytes_per_s / bytes.max(1.0)
+}
+
+fn prefill_rate(hardware: &Hardware, lengths: Lengths, limits: Limits) -> f64 {
+    let own_s = prompt_s(&hardware.steps, lengths, false);
+    if own_s > limits.ttft_s {
+        return 0.0;
+    }
+    (PREFILL_SHARE / own_s).min(link_rate(hardware, lengths))
+}
+
+fn decode_rate(hardware: &Hardware, lengths: Lengths, limits: Limits) -> f64 {
+    best_batch(hardware, lengths, limits, 0.0).min(link_rate(hardware, lengths))
+}
+
+fn mixed_rate(hardware: &Hardware, lengths: Lengths, limits: Limits) -> f64 {
+    if prompt_s(&hardware.steps, lengths, false) > limits.ttft_s {
+        return 0.0;
+    }
+    best_batch(
+        hardware,
+        lengths,
+        limits,
+        prompt_s(&hardware.steps, lengths, true),
+    )
+}
+
+/// The highest rate of a worker whose sequences share their time with prompts of `own_s` each.
+fn best_batch(hardware: &Hardware, lengths: Lengths, limits: Limits, own_s: f64) -> f64 {
+    let pool = f64::from(hardware.limits.num_blocks) * f64::from(hardware.limits.block_size);
+    let context = lengths.prompt + lengths.output / 2.0;
+    let most = (pool / (lengths.prompt + lengths.output)).floor();
+    let most = most.min(f64::from(hardware.limits.max_running_requests)) as u32;
+    let mut best = 0.0f64;
+    let mut batch = 1;
+    while batch <= most {
+        let sequences = f64::from(batch);
+        let step_s = hardware.steps.decode_s(sequences, sequences * context);
+        let token_s = step_s + own_s * sequences / lengths.output;
+        if token_s > limits.tpot_s {
+            break;
+        }
+        best = best.max(sequences / (lengths.output * token_s));
+        batch = (batch + 1).max(batch * 9 / 8);
+    }
+    best
+}

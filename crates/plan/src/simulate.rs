@@ -1,0 +1,259 @@
+//! `tasuki simulate`, from its options to the report and the result file.
+
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use serde_json::{Value, json};
+use tasuki_bench::args::WorkloadKind;
+use tasuki_bench::machine::{Machine, git_revision};
+use tasuki_bench::report::{Heading, report};
+use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA};
+use tasuki_bench::summary::{Measuring, Summary, summarize};
+use tasuki_core::CostConfig;
+use tasuki_flow::AdmissionConfig;
+use tasuki_policy::PolicyConfig;
+use tasuki_sim::{Config, Run, simulate};
+
+use crate::args::{RouterArgs, SimulateArgs};
+use crate::clients::BenchClients;
+use crate::error::SimulateError;
+use crate::faults;
+use crate::hardware::Hardware;
+use crate::result::{records, told};
+
+/// Requests of a run that only time limits.
+const ENDLESS: u32 = 100_000_000;
+
+/// Runs `tasuki simulate` with these arguments; returns the exit code: 1 if nothing could be
+/// simulated or no request was answered.
+pub fn run_simulate(arguments: Vec<String>) -> i32 {
+    let words = ["tasuki", "simulate"].map(str::to_owned).into_iter();
+    let command: Vec<String> = words.chain(arguments.iter().cloned()).collect();
+    let program = std::iter::once("tasuki simulate".to_owned());
+    let args = match SimulateArgs::try_parse_from(program.chain(arguments)) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    match run(&args, &command) {
+        Ok(completed) if completed > 0 => 0,
+        Ok(_) => 1,
+        Err(error) => {
+            eprintln!("tasuki simulate: {error}");
+            1
+        }
+    }
+}
+
+/// Requests that were answered.
+fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> {
+    let began = Instant::now();
+    let created = chrono::Utc::now();
+    let hardware = Hardware::new(&args.hardware)?;
+    let workload = workload(args)?;
+    let arrival = args.arrival.arrival(workload.has_times())?;
+    let described = workload.describe();
+    let mut clients = BenchClients::new(
+        workload.build()?,
+        arrival,
+        args.workload.seed,
+        args.output.duration_s,
+    );
+    let limit = arrival.max_concurrency.filter(|_| !arrival.is_closed());
+    let run = simulate(config(args, &hardware, limit)?, &mut clients);
+    let records = records(&run);
+    let steady_s = args
+        .output
+        .settle_s
+        .map(|from_s| (from_s, clients.last_due.as_s()));
+    let measuring = Measuring {
+        steady_s,
+        slo: args.output.slo.as_ref(),
+        paced: false,
+    };
+    let summary = summarize(&records, measuring);
+    let told = told(&run, &hardware.source);
+    let cpu_s = began.elapsed().as_secs_f64();
+    if args.output.json {
+        println!("{}", json!({"metrics": summary.metrics, "simulated": told}));
+    } else {
+        let heading = Heading {
+            backend: "tasuki, simulated",
+            arrival: &arrival,
+            slo: args.output.slo.as_ref(),
+            cpu_s,
+            threads: 1,
+        };
+        print!("{}", report(&heading, &summary));
+        print!("{}", below(&run, &told, cpu_s));
+    }
+    if let Some(path) = &args.output.output {
+        let topology = topology(args);
+        let result = RunResult {
+            schema: SCHEMA,
+            kind: "serve",
+            created: created.to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
+            command,
+            label: args.output.label.as_deref(),
+            topology: Some(&topology),
+            model: &hardware.name,
+            base_url: "simulated",
+            endpoint: "/v1/completions",
+            git_revision: git_revision(),
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine::this(),
+            workload: described,
+            arrival: arrival.describe(),
+            slo: args.output.slo.as_ref(),
+            window: summary.window,
+            token_count_source: summary.token_count_source,
+            interrupted: false,
+            metrics: &summary.metrics,
+            failures: &summary.failures,
+            client: ClientCost {
+                cpu_s,
+                tokens_per_cpu_s: summary.metrics.output_tokens as f64 / cpu_s,
+                threads: 1,
+            },
+            simulated: Some(told),
+            requests: Requests::new(&records, &summary, !args.output.no_chunks),
+        };
+        result.write(path)?;
+        println!("result: {}", path.display());
+    }
+    Ok(completed(&summary))
+}
+
+fn completed(summary: &Summary) -> usize {
+    summary.metrics.completed
+}
+
+fn workload(args: &SimulateArgs) -> Result<tasuki_bench::workload::WorkloadPlan, SimulateError> {
+    let mut wanted = args.workload.clone();
+    match wanted.workload {
+        WorkloadKind::Prompts => return Err(SimulateError::Content("prompts")),
+        WorkloadKind::DecodeOnly => return Err(SimulateError::Content("decode-only")),
+        WorkloadKind::Trace => {}
+        _ if args.output.duration_s.is_some() => {
+            wanted.num_requests = wanted.num_requests.or(Some(ENDLESS));
+        }
+        _ => {}
+    }
+    Ok(wanted.plan_lengths()?)
+}
+
+fn config(
+    args: &SimulateArgs,
+    hardware: &Hardware,
+    max_in_flight: Option<usize>,
+) -> Result<Config, SimulateError> {
+    let workers = hardware.workers(&args.topology)?;
+    let count = workers.len() as u32;
+    let given = args.hardware.fault.iter();
+    let faults: Result<Vec<_>, _> = given.map(|fault| faults::parse(fault, count)).collect();
+    Ok(Config {
+        workers,
+        policy: policy(&args.router, args.topology.strict_roles),
+        admission: admission(&args.router),
+        network: hardware.network,
+        kv_bytes_per_token: hardware.kv_bytes_per_token,
+        message_s: hardware.message_s,
+        handoff_s: args.hardware.handoff_ms / 1e3,
+        prefix_index: !args.router.no_prefix_index,
+        warm_router: true,
+        max_in_flight,
+        faults: faults?,
+        token_times: true,
+        ..Config::default()
+    })
+}
+
+fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
+    PolicyConfig {
+        kind: router.policy.into(),
+        strict_roles,
+        cost: CostConfig {
+            role_preference: router.role_preference,
+            ..CostConfig::default()
+        },
+        seed: 0,
+    }
+}
+
+fn admission(router: &RouterArgs) -> AdmissionConfig {
+    let target = |ms: Option<f64>| ms.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
+    AdmissionConfig {
+        off: router.no_admission,
+        ttft: target(router.ttft_target_ms),
+        tpot: target(router.tpot_target_ms),
+        ..AdmissionConfig::default()
+    }
+}
+
+/// As `tasuki bench sweep` writes it.
+fn topology(args: &SimulateArgs) -> Value {
+    let (prefill, decode) = (args.topology.prefill, args.topology.decode);
+    let mixed = if prefill + decode + args.topology.mixed == 0 {
+        1
+    } else {
+        args.topology.mixed
+    };
+    let parts = [(prefill, 'p'), (decode, 'd'), (mixed, 'm')];
+    let name: String = parts
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, role)| format!("{count}{role}"))
+        .collect();
+    let workers = prefill + decode + mixed;
+    let gpus = args
+        .hardware
+        .gpu
+        .as_ref()
+        .map_or(workers, |_| workers * args.hardware.tensor_parallel);
+    json!({
+        "name": format!("{name} (simulated)"),
+        "prefill": prefill,
+        "decode": decode,
+        "mixed": mixed,
+        "strict_roles": args.topology.strict_roles,
+        "gpus": gpus,
+    })
+}
+
+/// What a server could not tell.
+fn below(run: &Run, told: &Value, took_s: f64) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let over_s = run.ended.as_s().max(1e-9);
+    let _ = writeln!(
+        text,
+        "Simulated: {}.",
+        told["steps"].as_str().unwrap_or_default()
+    );
+    let _ = writeln!(
+        text,
+        "{} of {} requests were split, {} retries; {:.2} s simulated in {:.2} s.",
+        told["split_requests"],
+        run.outcomes.len(),
+        told["retries"],
+        over_s,
+        took_s,
+    );
+    const SHOWN: usize = 16;
+    for (index, worker) in run.workers.iter().take(SHOWN).enumerate() {
+        let _ = writeln!(
+            text,
+            "worker {index}: busy {:.0}%, {:.0}% with prompts; {} steps, {} preemptions",
+            100.0 * worker.busy_s / over_s,
+            100.0 * worker.prompt_steps_s / over_s,
+            worker.steps,
+            worker.preemptions,
+        );
+    }
+    if run.workers.len() > SHOWN {
+        let _ = writeln!(text, "and {} workers more", run.workers.len() - SHOWN);
+    }
+    text
+}

@@ -1,0 +1,230 @@
+//! Step times between measured points, as `tasuki bench batch --steps` measures them.
+
+use super::Work;
+
+/// A measured step that computes `tokens` of a prompt, after `context` tokens of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillRow {
+    pub tokens: f64,
+    pub context: f64,
+    pub seconds: f64,
+}
+
+/// A measured step that decodes `batch` sequences of `context` tokens each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DecodeRow {
+    pub batch: f64,
+    pub context: f64,
+    pub seconds: f64,
+}
+
+/// Why a table cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    #[error(
+        "the step table has {points} {what} points with {what} sizes that differ; it needs 2: measure with two values of {option}"
+    )]
+    TooFew {
+        what: &'static str,
+        points: usize,
+        option: &'static str,
+    },
+    #[error("the step table has a {what} step that took no time")]
+    NoTime { what: &'static str },
+}
+
+/// Times between points are interpolated, beyond the last ones extrapolated, each linearly.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepTable {
+    prefill: Grid,
+    decode: Grid,
+    /// Of a step with prompts alone, what does not depend on them: not paid beside decodes.
+    prompt_step_s: f64,
+}
+
+impl StepTable {
+    /// # Errors
+    ///
+    /// [`TableError`]: too few points, or one without a time.
+    pub fn new(prefill: &[PrefillRow], decode: &[DecodeRow]) -> Result<Self, TableError> {
+        let points = prefill
+            .iter()
+            .map(|row| (row.context, row.tokens, row.seconds));
+        let prefill = Grid::new(points, "prefill", "--prefill-tokens")?;
+        let points = decode
+            .iter()
+            .map(|row| (row.context, row.batch, row.seconds));
+        let decode = Grid::new(points, "decode", "--decode-batch")?;
+        let prompt_step_s = prefill.at(0.0, 0.0).max(0.0);
+        Ok(Self {
+            prefill,
+            decode,
+            prompt_step_s,
+        })
+    }
+
+    pub fn step_s(&self, work: &Work) -> f64 {
+        let mut seconds = 0.0;
+        if work.sequences > 0.0 {
+            let context = work.kv_tokens / work.sequences;
+            seconds += self.decode.at(context, work.sequences);
+        }
+        if work.prompt_tokens > 0.0 {
+            // Several prompts count as one that attends to as much.
+            let tokens = work.prompt_tokens;
+            let context = ((work.prompt_squares / tokens - tokens) / 2.0).max(0.0);
+            let alone_s = self.prefill.at(context, tokens);
+            let shared_s = if work.sequences > 0.0 {
+                self.prompt_step_s
+            } else {
+                0.0
+            };
+            seconds += (alone_s - shared_s).max(0.0);
+        }
+        seconds.max(1e-9)
+    }
+}
+
+/// Values on lines: each line has a `y` and values by `x`.
+#[derive(Debug, Clone, PartialEq)]
+struct Grid {
+    ys: Vec<f64>,
+    /// Pairs of x and value.
+    lines: Vec<Vec<(f64, f64)>>,
+}
+
+impl Grid {
+    fn new(
+        points: impl Iterator<Item = (f64, f64, f64)>,
+        what: &'static str,
+        option: &'static str,
+    ) -> Result<Self, TableError> {
+        let mut points: Vec<_> = points.collect();
+        if points.iter().any(|point| point.2 <= 0.0) {
+            return Err(TableError::NoTime { what });
+        }
+        points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut grid = Self {
+            ys: Vec::new(),
+            lines: Vec::new(),
+        };
+        for (y, x, value) in points {
+            if grid.ys.last() != Some(&y) {
+                grid.ys.push(y);
+                grid.lines.push(Vec::new());
+            }
+            if let Some(line) = grid.lines.last_mut()
+                && line.last().is_none_or(|last| last.0 < x)
+            {
+                line.push((x, value));
+            }
+        }
+        // A line with one point has no slope.
+        let long: Vec<bool> = grid.lines.iter().map(|line| line.len() > 1).collect();
+        let mut keep = long.iter();
+        grid.ys.retain(|_| *keep.next().unwrap_or(&false));
+        grid.lines.retain(|line| line.len() > 1);
+        if grid.lines.is_empty() {
+            let points = long.len();
+            return Err(TableError::TooFew {
+                what,
+                points,
+                option,
+            });
+        }
+        Ok(grid)
+    }
+
+    fn at(&self, y: f64, x: f64) -> f64 {
+        let on = |line: usize| between(&self.lines[line], x);
+        if self.ys.len() == 1 {
+            return on(0);
+        }
+        let above = self.ys.partition_point(|known| *known < y);
+        let above = above.clamp(1, self.ys.len() - 1);
+        let (low, high) = (self.ys[above - 1], self.ys[above]);
+        let share = (y - low) / (high - low);
+        on(above - 1) * (1.0 - share) + on(above) * share
+    }
+}
+
+/// The value at `x` of a line of at least two points.
+fn between(line: &[(f64, f64)], x: f64) -> f64 {
+    let above = line.partition_point(|point| point.0 < x);
+    let above = above.clamp(1, line.len() - 1);
+    let ((x0, y0), (x1, y1)) = (line[above - 1], line[above]);
+    y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> StepTable {
+        let prefill = [
+            (100.0, 0.0, 2.0),
+            (200.0, 0.0, 3.0),
+            (100.0, 100.0, 2.5),
+            (200.0, 100.0, 4.0),
+        ];
+        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
+            tokens,
+            context,
+            seconds,
+        });
+        let decode = [
+            (1.0, 100.0, 1.0),
+            (3.0, 100.0, 2.0),
+            (1.0, 300.0, 2.0),
+            (3.0, 300.0, 6.0),
+        ];
+        let decode = decode.map(|(batch, context, seconds)| DecodeRow {
+            batch,
+            context,
+            seconds,
+        });
+        StepTable::new(&prefill, &decode).unwrap()
+    }
+
+    #[test]
+    fn measured_points_are_met_and_what_is_between_is_linear() {
+        let decode = |sequences: f64, context: f64| {
+            table().step_s(&Work {
+                sequences,
+                kv_tokens: sequences * context,
+                ..Work::default()
+            })
+        };
+        assert_eq!(decode(3.0, 300.0), 6.0);
+        assert_eq!(decode(2.0, 200.0), (1.5 + 4.0) / 2.0);
+        assert_eq!(decode(5.0, 100.0), 3.0);
+    }
+
+    #[test]
+    fn prompts_of_one_step_count_as_one_and_share_the_step_with_decodes() {
+        let prompt = Work {
+            prompt_tokens: 100.0,
+            prompt_squares: 200.0 * 200.0 - 100.0 * 100.0,
+            ..Work::default()
+        };
+        assert_eq!(table().step_s(&prompt), 2.5);
+        let beside = Work {
+            sequences: 1.0,
+            kv_tokens: 100.0,
+            ..prompt
+        };
+        // The step's own second is the intercept of the first line.
+        assert_eq!(table().step_s(&beside), 1.0 + 2.5 - 1.0);
+    }
+
+    #[test]
+    fn a_table_without_two_sizes_is_refused() {
+        let row = PrefillRow {
+            tokens: 1.0,
+            context: 0.0,
+            seconds: 1.0,
+        };
+        let error = StepTable::new(&[row], &[]).unwrap_err();
+        assert!(error.to_string().contains("--prefill-tokens"), "{error}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Workers alone: what a turn brings, checked against steps counted by hand.
+
+use std::sync::Arc;
+
+use tasuki_core::{Rates, Role};
+use tasuki_flow::LegKind;
+
+use super::{Limits, NewLeg, SeqId, Stage, Told, Worker, WorkerConfig};
+use crate::steps::StepModel;
+use crate::time::Time;
+
+/// A decode step takes 10 ms and a prompt token 0.1 ms.
+fn worker(limits: Limits) -> Worker {
+    let rates = Rates {
+        step_s: 0.01,
+        sequence_s: 0.0,
+        kv_token_s: 0.0,
+        prompt_step_s: 0.0,
+        prompt_token_s: 1e-4,
+        prompt_square_s: 0.0,
+    };
+    let config = WorkerConfig {
+        role: Role::Mixed,
+        host: 0,
+        class: "test".into(),
+        steps: Arc::new(StepModel::Rates(rates)),
+        limits,
+    };
+    Worker::new(config, true, false)
+}
+
+fn limits() -> Limits {
+    Limits {
+        itl_target_s: None,
+        launch_s: 0.0,
+        lead_s: 0.0,
+        block_size: 16,
+        max_batched_tokens: 512,
+        ..Limits::gpu(100, 640)
+    }
+}
+
+fn leg(tokens: u32, output_tokens: u32) -> NewLeg {
+    NewLeg {
+        request: 0,
+        attempt: 0,
+        kind: LegKind::Colocated,
+        number: 1,
+        tokens,
+        resumed: 0,
+        output_tokens,
+        chunks: Arc::default(),
+    }
+}
+
+/// Turns until nothing is due: what was told and when, in ms.
+fn told(worker: &mut Worker) -> Vec<(Told, u64)> {
+    let mut all = Vec::new();
+    while worker.next != Time::NEVER {
+        let now = worker.next;
+        worker.turn(now);
+        all.extend(
+            worker
+                .told
+                .iter()
+                .map(|told| (*told, (1e3 * now.as_s()).round() as u64)),
+        );
+        worker.forget_gone();
+        assert!(all.len() < 1_000, "it does not end");
+    }
+    all
+}
+
+#[test]
+fn a_request_takes_its_prompt_and_its_steps() {
+    let mut worker = worker(limits());
+    worker.submit(leg(100, 11), Time::ZERO);
+    assert_eq!(
+        told(&mut worker),
+        [(Told::First(0), 10), (Told::Finished(0), 110)]
+    );
+    assert_eq!(worker.pool.available(), 100);
+    assert_eq!(worker.counters.steps, 11);
+    assert_eq!(worker.counters.output_tokens, 11);
+}
+
+#[test]
+fn a_prompt_that_comes_while_others_decode_joins_the_next_step() {
+    let mut worker = worker(limits());
+    worker.submit(leg(100, 101), Time::ZERO);
+    worker.turn(worker.next);
+    worker.turn(worker.next); // the prompt is computed, a flight of many steps begins
+    assert!(worker.next > Time::from_s(0.05));
+    // In the middle of the third step after 10 ms.
+    worker.submit(leg(200, 2), Time::from_s(0.035));
+    assert_eq!(worker.next, Time::from_s(0.04));
+    let all = told(&mut worker);
+    // A step of 10 ms and 200 tokens of 0.1 ms, then a step of both.
+    assert_eq!(all[..2], [(Told::First(1), 70), (Told::Finished(1), 80)]);
+    assert_eq!(all[2], (Told::Finished(0), 1_030));
+}
+
+#[test]
+fn without_blocks_the_youngest_gives_way_and_is_computed_again() {
+    let limits = Limits {
+        max_model_len: 160,
+        ..Limits {
+            num_blocks: 20,
+            ..limits()
+        }
+    };
+    let mut worker = worker(limits);
+    for _ in 0..2 {
+        worker.submit(leg(144, 60), Time::ZERO);
+    }
+    let all = told(&mut worker);
+    assert!(worker.counters.preemptions > 0);
+    assert!(
+        all.iter().any(|(told, _)| *told == Told::Paused(1)),
+        "{all:?}"
+    );
+    let finished = all
+        .iter()
+        .filter(|(told, _)| matches!(told, Told::Finished(_)));
+    assert_eq!(finished.count(), 2);
+    assert_eq!(worker.pool.available(), 20);
+    // What it had produced counts.
+    assert_eq!(worker.counters.output_tokens, 120);
+}
+
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    let mut worker = worker(limits());
+    let chunks: Arc<[u64]> = [1, 2].into();
+    let alike = NewLeg {
+        chunks,
+        ..leg(300, 1)
+    };
+    worker.submit(alike.clone(), Time::ZERO);
+    told(&mut worker);
+    worker.submit(alike, Time::from_s(1.0));
+    told(&mut worker);
+    assert_eq!(
+        (worker.counters.prompt_tokens, worker.counters.cached_tokens),
+        (344, 256)
+    );
+}
+
+#[test]
+fn a_decode_leg_gets_room_or_waits_for_it() {
+    let limits = Limits {
+        num_blocks: 60,
+        max_model_len: 400,
+        ..limits()
+    };
+    let mut worker = worker(limits);
+    let pulled = NewLeg {
+        kind: LegKind::Decode,
+        ..leg(380, 11)
+    };
+    let first: SeqId = worker.submit(pulled.clone(), Time::ZERO);
+    let second = worker.submit(pulled, Time::ZERO);
+    assert!(worker.may_credit(first) && !worker.may_credit(second));
+    assert_eq!(worker.assign(first), 0);
+    worker.arrive(first, Time::from_s(0.1));
+    assert_eq!(worker.sequence(first).stage, Stage::Inbound);
+    assert_eq!(told(&mut worker), [(Told::Finished(first), 200)]);
+    assert_eq!(worker.denied(), [second]);
+    assert!(worker.may_credit(second) && worker.denied().is_empty());
+}
+
+#[test]
+fn a_slow_worker_takes_longer() {
+    let mut worker = worker(limits());
+    worker.slowness = 2.0;
+    worker.submit(leg(100, 11), Time::ZERO);
+    assert_eq!(told(&mut worker)[1], (Told::Finished(0), 220));
+}

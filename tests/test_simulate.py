@@ -1,0 +1,60 @@
+"""`tasuki simulate` and `tasuki plan` through the extension: what they print and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasuki import _native
+from tasuki.plot.load import Source, load
+
+RATES = "step-ms=5,sequence-us=20,kv-token-ns=45,prompt-step-ms=5,prompt-token-us=20"
+LOAD = ["--lengths", "500:50", "--num-requests", "60", "--request-rate", "8"]
+
+
+def test_a_run_is_reported_as_bench_serve_reports_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run.json"
+    arguments = ["--prefill", "1", "--decode", "1", "--strict-roles", "--rates", RATES, *LOAD]
+    assert _native.run_simulate([*arguments, "--output", str(output)]) == 0
+    printed = capfd.readouterr().out
+    assert "Successful requests:                     60" in printed
+    assert "60 of 60 requests were split" in printed
+    result = json.loads(output.read_text())
+    assert result["schema"] == "tasuki.bench/1"
+    assert result["metrics"]["completed"] == 60
+    assert result["metrics"]["ttft_ms"]["median"] > 15  # 500 tokens of 20 us, and a step
+    assert {len(times) for times in result["requests"]["chunk_s"]} == {50}
+
+
+def test_plot_reads_what_simulate_writes(tmp_path: Path) -> None:
+    output = tmp_path / "run.json"
+    assert _native.run_simulate(["--rates", RATES, *LOAD, "--output", str(output)]) == 0
+    (run,) = load([Source(output)]).runs
+    assert run.completed == 60
+
+
+def test_what_cannot_be_simulated_is_refused_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _native.run_simulate(LOAD) == 1
+    assert "--steps FILE" in capfd.readouterr().err
+    assert _native.run_simulate(["--rates", RATES, "--workload", "prompts"]) == 1
+    assert "cannot be simulated" in capfd.readouterr().err
+    assert _native.run_simulate(["--rates", "step-ms=x"]) == 2
+
+
+def test_a_plan_names_the_design_and_its_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    arguments = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES]
+    arguments += ["--lengths", "500:50", "--probe-requests", "60", "--no-variations"]
+    assert _native.run_plan([*arguments, "--output", str(output)]) == 0
+    assert "start it: tasuki serve --" in capfd.readouterr().out
+    plan = json.loads(output.read_text())
+    assert plan["best"]["rate"] > 0
+    assert plan["best"]["rate"] * 1.06 >= max(found["rate"] for found in plan["simulated"])
+    assert plan["best_colocated"]["name"] == "2 mixed"
+    assert plan["expected"]["attainment"] >= 0.9
