@@ -323,6 +323,33 @@ def speculation() -> str:
     return source("speculation") + rows(heads, lines)
 
 
+def linkbench() -> str:
+    """The link between two processes of one machine."""
+    lines, sources = [], []
+    for name in ("linkbench_cpu", "linkbench_cpu_tcp"):
+        result = load(name)
+        sources.append(source(name))
+        rivals = {row["payload_bytes"]: row["bytes_per_s"] for row in result["rivals"]}
+        for row in result["rows"]:
+            beside, rate = rivals[row["payload_bytes"]], row["bytes_per_s"]
+            lines.append(
+                [
+                    result["way"],
+                    f"{row['payload_bytes'] >> 20} MiB",
+                    f"{row['block_bytes'] >> 10} KiB",
+                    f"{row['descriptors']:,}",
+                    number(rate / 1e9, 2),
+                    number(1e3 * row["p50_s"], 2),
+                    number(1e3 * row["p99_s"], 2),
+                    number(1e3 * row["post_p50_s"], 2),
+                    number(rate / beside["memcpy"], 2),
+                    number(rate / beside["socket"], 2),
+                ]
+            )
+    heads = ("way", "payload", "block", "descriptors", "GB/s", "p50 ms", "p99 ms", "posting ms")
+    return "".join(sources) + rows((*heads, "of memcpy", "of a socket"), lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "engines": engines("engine_vs_peers"),
     "engine-ratios": engine_ratios("engine_vs_peers"),
@@ -351,6 +378,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "busy": busy,
     "mixed-steps": mixed_steps,
     "handoff": handoff,
+    "linkbench": linkbench,
     "shapes": shapes,
     "shape-load": lambda: shape_load("llama-3-8b"),
     "expert-load": lambda: shape_load("qwen3-30b-a3b"),
