@@ -44,7 +44,7 @@ def tasuki(model: str, dtype: str, threads: int) -> tuple[Run, str]:
     limits = WorkerConfig(model=Path(model)).limits(on_cuda=False)
     int8 = dtype == "int8"
     kind = torch.bfloat16 if int8 else getattr(torch, dtype)
-    loaded = load_model(model, dtype=kind, int8=int8)
+    loaded = load_model(model, dtype=kind, quantization="int8" if int8 else "none")
     spec = loaded.spec
     blocks = 4 * MAX_MODEL_LEN // limits.block_size
     layout = CacheLayout(

@@ -44,15 +44,22 @@ class Work:
 class Bench:
     """A model, memory for its cache, and the results so far."""
 
-    def __init__(self, model: CausalModel, device: torch.device, pool_tokens: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        device: torch.device,
+        pool_tokens: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.model, self.device = model, device
         spec = model.spec
         self.on_cuda = device.type == "cuda"
         self.dtype = torch.bfloat16 if self.on_cuda else torch.float32
+        self.kv_dtype = kv_dtype or self.dtype
         elements = pool_tokens * spec.num_layers * 2 * spec.num_kv_heads * spec.head_dim
-        self.memory = torch.empty(elements, dtype=self.dtype, device=device)
+        self.memory = torch.empty(elements, dtype=self.kv_dtype, device=device)
         for part in self.memory.split(1 << 28):
-            part.normal_()
+            part.copy_(torch.randn(part.shape, dtype=self.dtype, device=device))
         self.tokens = pool_tokens
         self.rows: list[dict[str, Any]] = []
         self.kernels: list[dict[str, Any]] = []
@@ -67,9 +74,9 @@ class Bench:
             spec.num_layers,
             block_size,
             spec.head_dim,
-            self.dtype,
+            self.kv_dtype,
         )
-        return self.memory[: layout.pool_bytes // self.dtype.itemsize].view(layout.shape)
+        return self.memory[: layout.pool_bytes // self.kv_dtype.itemsize].view(layout.shape)
 
     def attention(self, block_size: int, **options: Any) -> AttentionBackend:
         """The backend over a pool, FlashInfer with these options on CUDA."""

@@ -9,9 +9,13 @@ import torch.nn.functional as F  # noqa: N812
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from tasuki.device_limits import limits_of
+from tasuki.models.fp8_linear import Fp8Linear, rounded
 from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
+from tasuki.models.scheme_linear import linear_of
 from tasuki.models.weighted import Weighted
+from tasuki.models.weights import quantize
 
 DEVICE = torch.device("cuda")
 HIDDEN, INNER, QUERY, QKV = 2560, 9728, 4096, 6144
@@ -77,3 +81,30 @@ def test_a_graph_of_them_is_right_every_time(rows: int) -> None:
         first = hidden.clone() if first is None else first
         assert torch.equal(hidden, first)
     assert float((hidden.float() - want).norm() / want.norm()) < ERROR
+
+
+@pytest.mark.skipif(not limits_of(DEVICE).has_fp8, reason="fp8 needs compute capability 8.9")
+@pytest.mark.parametrize("rows", [1, 2, 17, 48, MAX_ROWS, 65, 96, 128, 300, 2048])
+@torch.inference_mode()
+def test_weights_of_fp8(rows: int) -> None:
+    """Each way to multiply by them, beside float32 of the same rounded numbers."""
+    torch.manual_seed(rows)
+    few = FewRows(EPS, DEVICE)
+    for out, size in ((QKV, HIDDEN), (HIDDEN, INNER), (2 * INNER, HIDDEN)):
+        weight = quantize(torch.randn(out, size, device=DEVICE).bfloat16() * size**-0.5)
+        gemm = linear_of(weight)
+        assert isinstance(gemm, Fp8Linear)
+        x = torch.randn(rows, size, device=DEVICE).bfloat16()
+        rows_seen = x if few.takes(gemm, rows) else rounded(x).dense()
+        want = rows_seen.float() @ weight.dense().float().t()
+        hidden = torch.randn(rows, out, device=DEVICE).bfloat16()
+        before = hidden.float()
+        if few.takes(gemm, rows):
+            few.add(gemm, x, hidden)
+        elif few.takes_rounded(gemm, rows):
+            few.add(gemm, rounded(x), hidden)
+        else:
+            hidden += gemm(x)
+        assert not few.refused
+        error = (hidden.float() - before - want).norm() / want.norm()
+        assert float(error) < ERROR, (rows, out, size)

@@ -222,6 +222,17 @@ def test_fp8_cache(folder: Folder) -> None:
     assert error(got, torch.cat([folder.expected(t) for t in tokens])) < 3 * BFLOAT16_ERROR
 
 
+@needs_fp8
+def test_fp8_weights(folder: Folder) -> None:
+    """Beside the same rounded weights in bfloat16: rows of more than 64 tokens are rounded too."""
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed (tasuki[gpu])")
+    exact = load_model(folder.path, dtype=torch.float32, quantization="fp8")
+    want, _ = steps(Paged(exact))
+    model = load_model(folder.path, dtype=torch.bfloat16, device="cuda", quantization="fp8")
+    got, _ = steps(Paged(model, torch.bfloat16, "cuda", flashinfer(model)))
+    assert error(got, want.to(got.device)) < 4 * BFLOAT16_ERROR
+
+
 def test_a_graph_of_decodes_gives_the_eager_logits(folder: Folder) -> None:
     """Recorded once, padded, and replayed for other sequences of other lengths."""
     model = load_model(folder.path, dtype=torch.bfloat16, device="cuda")

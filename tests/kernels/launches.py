@@ -35,9 +35,11 @@ from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention
 from tasuki.device_limits import CAPABILITY, limits_of
 from tasuki.execution import draw_kernel, penalty_kernel
-from tasuki.models import kernels, one_row_op
+from tasuki.models import fp8_linear, kernels, one_row_op
+from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.gemms import FewRows
 from tasuki.models.layers import PlainLinear
+from tasuki.models.weights import Fp8Weight
 
 CPU = torch.device("cpu")
 BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -153,6 +155,41 @@ def gemms(full: bool) -> None:
     assert one_row_op.gemm_with is not None  # registers the operator
 
 
+def fp8_gemms(full: bool) -> None:
+    """Weights of fp8, where kernels read them: rows of 16 bits, and rounded ones."""
+    if not LIMITS.has_fp8:
+        return
+    shapes = [(2560, 6144, 9728)]
+    if full:
+        shapes += [(4096, 6144, 14336), (2048, 3072, 4864)]
+    few = FewRows(1e-5, CPU)
+    few._programs = CORES[LIMITS.capability]
+    for (hidden, qkv, inner), rows, height in itertools.product(
+        shapes, (1, 2, 32, 48, 64) if full else (1, 64), (128, 32) if full else (128,)
+    ):
+        with label(f"{rows} rows of {hidden} by fp8, blocks of {height} rows"):
+            x, norm = rows_of(rows, hidden), rows_of(1, hidden)[0]
+            weighted = few.add(fp8(hidden, inner, height), rows_of(rows, inner), x, norm)
+            few.normed(fp8(qkv, hidden, height, biased=True), x, norm)
+            few.gated(fp8(2 * inner, hidden, height), x if weighted is None else weighted, norm)
+    for (hidden, qkv, inner), rows in itertools.product(
+        shapes, (65, 96, 128, 200) if full else (96, 200)
+    ):
+        with label(f"{rows} rounded rows of {hidden} by fp8"):
+            x = fp8_linear.rounded(rows_of(rows, hidden), rows_of(1, hidden)[0], 1e-5)
+            fp8(qkv, hidden, biased=True)(x)
+            if few.takes_rounded(fp8(qkv, hidden), rows):
+                few.plain(fp8(qkv, hidden, biased=True), x)
+                few.add(fp8(hidden, inner), fp8_linear.rounded(rows_of(rows, inner)), x.dense())
+                few.gated_rounded(fp8(2 * inner, hidden), x)
+
+
+def fp8(out: int, size: int, height: int = 128, *, biased: bool = False) -> Fp8Linear:
+    scales = rows_of(-(-out // height), size // 128, F32)
+    weight = Fp8Weight(rows_of(out, size, FP8), scales, height, 128, BF16)
+    return Fp8Linear(weight, rows_of(1, out)[0] if biased else None)
+
+
 def fused(full: bool) -> None:
     """Norms, gates, and what sampling takes."""
     for size in (2560, 8192, 16384) if full else (2560, 16384):
@@ -222,7 +259,7 @@ if __name__ == "__main__":
     assert os.environ[CAPABILITY] and "TRITON_INTERPRET" not in os.environ
     compile_only()
     every = sys.argv[1] == "full"
-    for part in (gemms, fused, attention):
+    for part in (gemms, fp8_gemms, fused, attention):
         part(every)
     print(
         json.dumps(

@@ -79,6 +79,15 @@ def test_quantized_weights_count(tmp_path: Path) -> None:
     assert model_identity(base, **dtypes, quantization="none") == identity(base, **dtypes)
 
 
+def test_scales_of_the_cache_count(tmp_path: Path) -> None:
+    base = model(tmp_path / "a")
+    dtypes = {"dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn}
+    scaled = model_identity(base, **dtypes, kv_scales=[(0, 1), (2, -1)])
+    assert scaled == model_identity(base, **dtypes, kv_scales=[(0, 1), (2, -1)])
+    others = [model_identity(base, **dtypes, kv_scales=s) for s in ([], [(0, 1), (1, -1)])]
+    assert scaled not in others and others[0] == model_identity(base, **dtypes)
+
+
 def test_damaged_folders_are_refused_by_file(tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
     weights = folder / "model.safetensors"

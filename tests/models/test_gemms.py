@@ -12,7 +12,8 @@ from support.kernels import DEVICE
 from triton.runtime.errors import OutOfResources
 
 from tasuki.models import gemms
-from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows, _stages, row_groups
+from tasuki.models.gemm_tiles import Device, Shape, row_groups, tiles_of_dense
+from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
 
 SIZE, OUT = 1024, 144
@@ -203,6 +204,10 @@ def test_row_groups_hold_the_rows_and_waste_little() -> None:
     ],
 )
 def test_what_is_being_loaded_fits(shared_bytes: int, plain: list[int], gated: list[int]) -> None:
-    rows = (16, 32, 48, 64)
-    assert [_stages(n, shared_bytes, gated=False) for n in rows] == plain
-    assert [_stages(n, shared_bytes, gated=True) for n in rows] == gated
+    device, rows = Device(shared_bytes, 132), (16, 32, 48, 64)
+
+    def stages(gated: bool) -> list[int]:
+        return [tiles_of_dense(Shape(n, 2560, 9728, gated), device).stages for n in rows]
+
+    assert stages(False) == plain
+    assert stages(True) == gated

@@ -143,7 +143,7 @@ def test_int8_weights_stay_close_and_change_no_bit_by_chunks(
     monkeypatch.setenv(cpu_kernels.VARIABLE, kernels)
     exact = run(load_model(tmp_path, dtype=torch.float32), WHOLE, torch.float32)
     plain = distance(run(load_model(tmp_path, dtype=BFLOAT16), WHOLE), exact)
-    int8 = load_model(tmp_path, dtype=BFLOAT16, int8=True)
+    int8 = load_model(tmp_path, dtype=BFLOAT16, quantization="int8")
     want = run(int8, WHOLE)
     # Random weights of few layers amplify 8 bits' rounding; a wrong scale is off by far more.
     assert plain < distance(want, exact) < 0.1
@@ -156,7 +156,7 @@ def test_int8_weights_stay_close_and_change_no_bit_by_chunks(
 def test_int8_weights_are_refused_where_the_kernels_do_not_run(tmp_path: Path) -> None:
     save("llama", tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"in one rank: the dtype is float32; leave"):
-        load_model(tmp_path, dtype=torch.float32, int8=True)
+        load_model(tmp_path, dtype=torch.float32, quantization="int8")
 
 
 def test_int8_weights_never_run_by_kernels_that_round_activations() -> None:

@@ -91,5 +91,8 @@ def test_the_cache_is_of_the_models_dtype_unless_told() -> None:
 
 
 def test_a_cache_of_another_dtype_is_refused_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"kv-dtype is fp8, on the CPU .*\(float32\): use auto"):
-        choose_dtypes(config(dtype="float32", kv_dtype="fp8"), SPEC, torch.device("cpu"))
+    given = config(dtype="float32", kv_dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"kv-dtype is bfloat16, .*\(float32\) or fp8: use auto"):
+        choose_dtypes(given, SPEC, torch.device("cpu"))
+    fp8 = choose_dtypes(config(dtype="float32", kv_dtype="fp8"), SPEC, torch.device("cpu"))
+    assert fp8 == Dtypes(torch.float32, torch.float8_e4m3fn)

@@ -18,7 +18,7 @@ from tasuki.worker.config import ROLES, ConfigError, WorkerConfig
         ({"kv_dtype": "float8"}, "kv-dtype is 'float8': use one of auto, bfloat16, fp8"),
         ({"load_format": "pt"}, "load-format is 'pt'"),
         ({"speculate": "eagle"}, "speculate is 'eagle': use one of none, prompt-lookup"),
-        ({"quantization": "int4"}, "quantization is 'int4': use one of none, int8"),
+        ({"quantization": "int4"}, "quantization is 'int4': use one of none, int8, fp8"),
         ({"quantization": "int8", "dtype": "float32"}, "quantization is int8, dtype is float32"),
         ({"quantization": "int8", "tensor_parallel": 2}, "quantization is int8, tp is 2"),
         ({"all_reduce": "fused"}, "all-reduce is 'fused': use one of auto, nccl, symmetric"),

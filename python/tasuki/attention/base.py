@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 
 from tasuki.attention.batch import Batch
+from tasuki.attention.kv_scales import KvScales
 
 
 class AttentionBackend(Protocol):
@@ -41,9 +42,12 @@ class AttentionBackend(Protocol):
             no batch has a `bucket`.
         captures_prompts: whether it may for steps with prompts too; if not, no batch
             has `limits`.
+        scales: of an fp8 pool's keys and values; a model whose kernels write them
+            themselves divides by them.
     """
 
     pool: torch.Tensor
+    scales: KvScales
     capturable: bool
     captures_prompts: bool
 

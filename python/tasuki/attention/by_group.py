@@ -24,7 +24,7 @@ class AttentionByGroup:
     """
 
     def __init__(self, groups: Sequence[CacheGroup], backends: Sequence[AttentionBackend]) -> None:
-        self.pool = backends[0].pool
+        self.pool, self.scales = backends[0].pool, backends[0].scales
         self.capturable = all(backend.capturable for backend in backends)
         self.captures_prompts = all(backend.captures_prompts for backend in backends)
         self._backends = backends

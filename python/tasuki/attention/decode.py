@@ -20,6 +20,7 @@ import triton
 from tasuki.attention import decode_kernels as kernels
 from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.device_limits import DeviceLimits, limits_of
 from tasuki.overlap import overlaps
 
@@ -68,6 +69,7 @@ class DecodeAttention:
         heads: int,
         programs: int | None = None,
         tile_elements: int = kernels.TILE_ELEMENTS,
+        scales: KvScales = UNSCALED,
     ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
@@ -77,6 +79,7 @@ class DecodeAttention:
             programs: for each KV head; None: as many as run together on the device.
             tile_elements: of a tile's keys; less where two programs of a multiprocessor
                 would not fit in its shared memory.
+            scales: of an fp8 pool.
 
         Raises:
             AttentionError: The pool is of fp8 and the device cannot convert it.
@@ -86,6 +89,7 @@ class DecodeAttention:
             raise AttentionError(no_fp8(limits))
         _, self._kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
         self._pools = [pool.select(2, layer) for layer in range(layers)]
+        self._scales = scales
         self._share = heads // self._kv_heads
         self._overlaps = overlaps(pool.device)
         self._just_planned = False
@@ -156,6 +160,7 @@ class DecodeAttention:
         if query.stride(1) != self._head_dim:
             query = query.contiguous()
         pool = self._pools[layer]
+        key_scale, value_scale = self._scales.of(layer)
         block_stride, head_stride, side_stride, _, _ = pool.stride()
         # A kernel that begins before the last one's end reads the plan at once: not the first
         # after the plan, which nothing may stand between.
@@ -176,7 +181,8 @@ class DecodeAttention:
             self._sums,
             self._weights,
             buffers.arrived,
-            scale * math.log2(math.e),
+            scale * key_scale * math.log2(math.e),
+            value_scale,
             window=plan.window or 0,
             kv_heads=self._kv_heads,
             share=self._share,

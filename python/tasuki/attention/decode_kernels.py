@@ -106,6 +106,7 @@ def _merge(  # type: ignore[no-untyped-def]
     weights,
     arrived,
     result,
+    value_scale,
     kv_heads: tl.constexpr,
     share: tl.constexpr,
     rows: tl.constexpr,
@@ -141,6 +142,7 @@ def _merge(  # type: ignore[no-untyped-def]
     weight = tl.where(query < share, weight, 1.0)
     target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
     target += query[:, None] * head_dim + at[None, :]
+    sum_ *= value_scale
     tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=mask)
     tl.store(arrived + row * kv_heads + head, 0)
 
@@ -207,6 +209,7 @@ def attend(  # type: ignore[no-untyped-def]
     weights,
     arrived,
     scale,
+    value_scale,
     window: tl.constexpr,
     kv_heads: tl.constexpr,
     share: tl.constexpr,
@@ -309,7 +312,8 @@ def attend(  # type: ignore[no-untyped-def]
             to_piece = group < tl.where(whole, 0, share)
             target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
             target += group[:, None] * head_dim + at[None, :]
-            tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=to_result)
+            mean = sum_ / weight[:, None] * value_scale
+            tl.store(target, mean.to(result.dtype.element_ty), mask=to_result)
             piece = ((program * 2 + has_first.to(tl.int32)) * kv_heads + head) * share + group
             tl.store(sums + piece[:, None] * head_dim + at[None, :], sum_, mask=to_piece[:, None])
             tl.store(weights + piece * 2, top, mask=to_piece)
@@ -328,5 +332,5 @@ def attend(  # type: ignore[no-untyped-def]
             row = tl.sum(tl.where(mine, ends_row, 0), axis=0)
             first = tl.sum(tl.where(mine, ends_first, 0), axis=0)
             last = tl.sum(tl.where(mine, ends_last, 0), axis=0)
-            _merge(row, head, first, last, sums, weights, arrived, result,
+            _merge(row, head, first, last, sums, weights, arrived, result, value_scale,
                    kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip

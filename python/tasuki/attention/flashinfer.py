@@ -45,6 +45,7 @@ from tasuki.attention.batch import Batch, StepLimits
 from tasuki.attention.decode import DecodeAttention, DecodePlan
 from tasuki.attention.errors import AttentionError
 from tasuki.attention.flashinfer_kernels import FlashInferOptions, Kernels, why_not
+from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.parts import Chunks, Divider, fixed_sequences
 from tasuki.attention.quick_call import QuickCall
 from tasuki.attention.write import write
@@ -104,6 +105,7 @@ class FlashInferAttention:
         dtype: torch.dtype,
         options: FlashInferOptions | None = None,
         windows: Iterable[int | None] = (None,),
+        scales: KvScales = UNSCALED,
     ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
@@ -116,6 +118,7 @@ class FlashInferAttention:
             windows: sliding windows of the model's layers, None for a layer
                 without: kernels that were never compiled on this machine are
                 compiled here, all at once.
+            scales: of an fp8 pool.
 
         Raises:
             AttentionError: FlashInfer has no kernels for this.
@@ -123,7 +126,7 @@ class FlashInferAttention:
         _, kv_heads, layers, _, self._block_size, self._head_dim = pool.shape
         if reason := why_not(heads, kv_heads, self._head_dim, dtype, pool.dtype):
             raise AttentionError(reason)
-        self.pool = pool
+        self.pool, self.scales = pool, scales
         self._heads, self._kv_heads, self._dtype = heads, kv_heads, dtype
         options = FlashInferOptions() if options is None else options
         self._options = options
@@ -141,7 +144,7 @@ class FlashInferAttention:
         self._divider = Divider(
             self._block_size, pool.device, joint=options.joint, exact=self._graphs_of_fa2
         )
-        self._decode = DecodeAttention(pool, heads)
+        self._decode = DecodeAttention(pool, heads, scales=scales)
         self._batch: Batch | None = None
         self._chunks: Chunks | None = None
         self._kinds: dict[tuple[float, int | None], _Kind] = {}
@@ -168,7 +171,8 @@ class FlashInferAttention:
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
         if not written:
-            write(key, value, self._slots, self.pool, layer)
+            key, value = self.scales.seen(layer, key, value, self.pool.dtype)
+            write(key, value, self._slots, self.pool, layer, self.scales.of(layer))
         kind = self._kinds.get((scale, sliding_window))
         if kind is None:
             kind = self._new_kind(scale, sliding_window)
@@ -202,10 +206,14 @@ class FlashInferAttention:
         if self._chunks is None or kind.call is None:
             return
         rows, call = self._chunks.rows, kind.call
-        if call.paged:
-            call.run(query[rows], *self._layers[layer], result[rows])
-        else:
+        if not call.paged:
             call.run(query[rows], key[rows], value[rows], result[rows])
+            return
+        key_scale, value_scale = self.scales.of(layer)
+        asked = query[rows] if key_scale == 1.0 else query[rows] * key_scale
+        call.run(asked, *self._layers[layer], result[rows])
+        if value_scale != 1.0:
+            result[rows] *= value_scale
 
     def _new_kind(self, scale: float, window: int | None) -> _Kind:
         """Learn of a kind of layer, and plan the current step for it."""

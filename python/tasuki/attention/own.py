@@ -11,6 +11,7 @@ import torch
 from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention, DecodePlan, no_fp8
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.attention.write import write
 from tasuki.device_limits import limits_of
@@ -22,22 +23,29 @@ class OwnAttention:
     capturable = True
     captures_prompts = False
 
-    def __init__(self, pool: torch.Tensor, heads: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        heads: int,
+        dtype: torch.dtype,
+        scales: KvScales = UNSCALED,
+    ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
         Args:
             pool: of `dtype`, or float8_e4m3fn.
             heads: query heads.
             dtype: of queries, keys and values: bfloat16 or float16.
+            scales: of an fp8 pool.
 
         Raises:
             AttentionError: `why_not` has a reason.
         """
         if reason := why_not(heads, pool, dtype):
             raise AttentionError(reason)
-        self.pool = pool
-        self._decode = DecodeAttention(pool, heads)
-        self._prompts = SdpaAttention(pool, dtype)
+        self.pool, self.scales = pool, scales
+        self._decode = DecodeAttention(pool, heads, scales=scales)
+        self._prompts = SdpaAttention(pool, dtype, scales)
         self._batch: Batch | None = None
         # By sliding window; windows become known at their first forward.
         self._plans: dict[int | None, DecodePlan] = {}
@@ -67,7 +75,8 @@ class OwnAttention:
         batch = self._batch
         assert batch is not None
         if not written:
-            write(key, value, batch.slots, self.pool, layer)
+            key, value = self.scales.seen(layer, key, value, self.pool.dtype)
+            write(key, value, batch.slots, self.pool, layer, self.scales.of(layer))
         result = out
         if result is None:
             result = torch.empty(query.shape, dtype=query.dtype, device=query.device)

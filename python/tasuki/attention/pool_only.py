@@ -6,6 +6,7 @@ import torch
 
 from tasuki.attention.batch import Batch
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.kv_scales import UNSCALED
 
 
 class PoolOnly:
@@ -16,7 +17,7 @@ class PoolOnly:
 
     def __init__(self, pool: torch.Tensor) -> None:
         """Carry `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
-        self.pool = pool
+        self.pool, self.scales = pool, UNSCALED
 
     def plan(self, batch: Batch) -> None:
         """Nothing: the model's kernels read the batch themselves."""

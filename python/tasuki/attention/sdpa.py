@@ -24,6 +24,7 @@ import torch
 
 from tasuki.attention.batch import Batch
 from tasuki.attention.grouped import additive, attend_chunk, attend_decodes, causal_mask
+from tasuki.attention.kv_scales import FP8, UNSCALED, KvScales, from_fp8, to_fp8
 
 _Masks = dict[int | None, torch.Tensor | None]
 """By sliding window; filled when a layer first needs one."""
@@ -72,21 +73,26 @@ class SdpaAttention:
     capturable = False
     captures_prompts = False
 
-    def __init__(self, pool: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        scales: KvScales = UNSCALED,
+    ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, planes, block_size, head_dim].
 
         Args:
             pool: with two planes, keys and values, or with one that is both; of any dtype
-                that PyTorch computes in; or float8_e4m3fn, if keys and values are written by
-                others.
+                that PyTorch computes in, or float8_e4m3fn.
             dtype: of the queries; None: the pool's.
+            scales: of an fp8 pool.
         """
-        self.pool = pool
+        self.pool, self.scales = pool, scales
         self._like = torch.empty(0, dtype=dtype or pool.dtype, device=pool.device)
         _, self._kv_heads, self._layers, count, self._block_size, self._head_dim = pool.shape
         self._num_planes = count
         # Bytes, where PyTorch does not copy the dtype by index.
-        raw = pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
+        raw = pool.view(torch.uint8) if pool.dtype == FP8 else pool
         self._slots = raw.view(-1, self._head_dim)
         self._planes = raw.view(-1, self._block_size * self._head_dim)
         device = pool.device
@@ -132,11 +138,12 @@ class SdpaAttention:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write key and value to their slots, then attend causally; see base.py."""
+        key_scale, value_scale = self.scales.of(layer)
         if not written:
-            self._slots.index_copy_(0, self._key_rows[layer], key.reshape(-1, self._head_dim))
+            self._write(self._key_rows[layer], key, key_scale)
             if self._num_planes == 2:
-                values = value.reshape(-1, self._head_dim)
-                self._slots.index_copy_(0, self._value_rows[layer], values)
+                self._write(self._value_rows[layer], value, value_scale)
+            key, value = self.scales.seen(layer, key, value, self.pool.dtype)
         decodes = self._decodes
         if decodes is not None and not self._chunks and out is None:
             return self._decode(decodes, layer, query, scale, sliding_window)
@@ -151,7 +158,8 @@ class SdpaAttention:
             keys, values = key[part].transpose(0, 1), value[part].transpose(0, 1)
             if chunk.gather is not None:
                 self._fetch(chunk.gather, layer)
-                keys, values = self._read(chunk.gather.keys[0]), self._read(chunk.gather.values[0])
+                keys = self._read(chunk.gather.keys[0], key_scale)
+                values = self._read(chunk.gather.values[0], value_scale)
             mask = self._chunk_mask(chunk, sliding_window)
             result[part] = attend_chunk(query[part], keys, values, mask, scale)
         return result
@@ -192,11 +200,17 @@ class SdpaAttention:
         rows = self._planes_of_layer[:, None] + pair
         return _Gather(rows.unbind(0), planes, keys, values)
 
-    def _read(self, gathered: torch.Tensor) -> torch.Tensor:
+    def _write(self, rows: torch.Tensor, x: torch.Tensor, scale: float) -> None:
+        """Copy keys or values, [T, kv_heads, head_dim], to rows of the pool."""
+        if self.pool.dtype == FP8:
+            x = to_fp8(x, scale).view(torch.uint8)
+        self._slots.index_copy_(0, rows, x.reshape(-1, self._head_dim))
+
+    def _read(self, gathered: torch.Tensor, scale: float) -> torch.Tensor:
         """What was gathered, in the queries' dtype."""
         if gathered.dtype == self._like.dtype:
             return gathered
-        return gathered.view(self.pool.dtype).to(self._like.dtype)
+        return from_fp8(gathered.view(self.pool.dtype), scale, self._like.dtype)
 
     def _fetch(self, gather: _Gather, layer: int) -> None:
         torch.index_select(self._planes, 0, gather.rows[layer], out=gather.planes)
@@ -212,7 +226,9 @@ class SdpaAttention:
         """[S, heads, head_dim] of the single-token sequences."""
         self._fetch(decodes.gather, layer)
         mask = self._decode_mask(decodes, window)
-        keys, values = self._read(decodes.gather.keys), self._read(decodes.gather.values)
+        key_scale, value_scale = self.scales.of(layer)
+        keys = self._read(decodes.gather.keys, key_scale)
+        values = self._read(decodes.gather.values, value_scale)
         return attend_decodes(query, keys, values, mask, scale)
 
     def _decode_mask(self, decodes: _Decodes, window: int | None) -> torch.Tensor | None:

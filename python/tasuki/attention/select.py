@@ -8,6 +8,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.errors import AttentionError
+from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.device_limits import NO_FLASHINFER, lacks_flashinfer
 
@@ -19,6 +20,7 @@ def make_attention(
     heads: int,
     dtype: torch.dtype,
     windows: Iterable[int | None] = (None,),
+    scales: KvScales = UNSCALED,
 ) -> tuple[AttentionBackend, str]:
     """The fastest backend for a pool.
 
@@ -27,6 +29,7 @@ def make_attention(
         heads: query heads.
         dtype: the model's.
         windows: sliding windows of its layers, as far as they are known.
+        scales: of an fp8 pool.
 
     Returns:
         The backend, and the choice in one line for the log.
@@ -36,7 +39,7 @@ def make_attention(
         torch.OutOfMemoryError: A backend's buffers do not fit.
     """
     if not pool.is_cuda:
-        return SdpaAttention(pool), f"attention: PyTorch's, on {pool.device.type}"
+        return SdpaAttention(pool, dtype, scales), f"attention: PyTorch's, on {pool.device.type}"
     if pool.shape[3] == 1:
         if pool.dtype != dtype:
             raise AttentionError(
@@ -44,14 +47,14 @@ def make_attention(
                 " leave out --kv-dtype"
             )
         return SdpaAttention(pool), "attention: PyTorch's, several times slower; of latents"
-    attention, reason = _flashinfer(pool, heads, dtype, windows)
+    attention, reason = _flashinfer(pool, heads, dtype, windows, scales)
     if attention is not None:
         return attention, "attention: FlashInfer for prompts, our own kernels for decodes"
     from tasuki.attention.own import OwnAttention, why_not  # imports Triton
 
     refusal = why_not(heads, pool, dtype)
     if refusal is None:
-        return OwnAttention(pool, heads, dtype), (
+        return OwnAttention(pool, heads, dtype, scales), (
             f"attention: our own kernels for decodes, PyTorch's for prompts, several times slower;"
             f" {reason}"
         )
@@ -63,7 +66,11 @@ def make_attention(
 
 
 def _flashinfer(
-    pool: torch.Tensor, heads: int, dtype: torch.dtype, windows: Iterable[int | None]
+    pool: torch.Tensor,
+    heads: int,
+    dtype: torch.dtype,
+    windows: Iterable[int | None],
+    scales: KvScales,
 ) -> tuple[AttentionBackend | None, str]:
     """FlashInfer's backend; or None and why it cannot be had.
 
@@ -79,7 +86,7 @@ def _flashinfer(
         refusal = why_not(heads, pool.shape[1], pool.shape[5], dtype, pool.dtype)
         if refusal is not None:
             return None, refusal
-        return FlashInferAttention(pool, heads, dtype, windows=windows), ""
+        return FlashInferAttention(pool, heads, dtype, windows=windows, scales=scales), ""
     except torch.OutOfMemoryError:
         raise
     except ImportError as error:

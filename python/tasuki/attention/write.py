@@ -8,8 +8,8 @@ launches a layer.
     program     one token x _TILE heads, of all: queries, keys, values
     a head      low | high: the halves that the rotation pairs
 
-Arithmetic is float32, rounded once. In an fp8 pool values are stored with scale
-1, beyond +-448 as the largest. A slot of -1 writes nothing. Triton's interpreter
+Arithmetic is float32, rounded once. An fp8 pool has numbers divided by their layer's scale
+(kv_scales.py), beyond +-448 as the largest. A slot of -1 writes nothing. Triton's interpreter
 runs the same code on the CPU (TRITON_INTERPRET=1). This file owns no state.
 """
 
@@ -27,9 +27,15 @@ _TILE = 16  # heads of a program
 
 @triton.jit
 def _store(target, x, mask):  # type: ignore[no-untyped-def]
+    tl.store(target, _kept(target, x), mask=mask)
+
+
+@triton.jit
+def _kept(target, x):  # type: ignore[no-untyped-def]
+    """Numbers as they are in memory; beyond the range of fp8 the largest, NaN as it is."""
     if target.dtype.element_ty == tl.float8e4nv:
-        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
-    tl.store(target, x.to(target.dtype.element_ty), mask=mask)
+        x = tl.where(x != x, x, tl.minimum(tl.maximum(x, -448.0), 448.0))
+    return x.to(target.dtype.element_ty)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,6 +53,8 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
     head_stride,
     side_stride,
     slot_stride,
+    key_scale,
+    value_scale,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     half: tl.constexpr,
@@ -90,14 +98,22 @@ def _rotate_and_write(  # type: ignore[no-untyped-def]
     _store(source, new_low, mask & is_turned)
     _store(source + half, new_high, mask & is_turned)
 
+    factor = tl.where(is_value, 1.0 / value_scale, 1.0 / key_scale)
+    kept_low = _kept(pool, new_low * factor)
+    kept_high = _kept(pool, new_high * factor)
+    if pool.dtype.element_ty == tl.float8e4nv:
+        # Attention sees what is in the cache, in this step as in any later one.
+        back = tl.where(is_value, value_scale, key_scale)
+        _store(source, kept_low.to(tl.float32) * back, mask & is_cached)
+        _store(source + half, kept_high.to(tl.float32) * back, mask & is_cached)
     slot = tl.load(slots + token + tl.zeros_like(head))  # the same for all heads
     kv_head = (head - heads) % kv_heads
     side = (head - heads) // kv_heads
     plane = (slot // block_size) * block_stride + kv_head * head_stride + side * side_stride
     target = pool + (plane + (slot % block_size) * slot_stride)[:, None] + at[None, :]
     mask = mask & is_cached & (slot >= 0)[:, None]
-    _store(target, new_low, mask)
-    _store(target + half, new_high, mask)
+    tl.store(target, kept_low, mask=mask)
+    tl.store(target + half, kept_high, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -114,6 +130,8 @@ def _write(  # type: ignore[no-untyped-def]
     head_stride,
     side_stride,
     slot_stride,
+    key_scale,
+    value_scale,
     head_dim: tl.constexpr,
     block_size: tl.constexpr,
     width: tl.constexpr,
@@ -126,8 +144,10 @@ def _write(  # type: ignore[no-untyped-def]
     target = pool + plane + (slot % block_size) * slot_stride + at
     key_at = key + token * key_token_stride + head * key_head_stride + at
     value_at = value + token * value_token_stride + head * value_head_stride + at
-    _store(target, tl.load(key_at, mask=mask, other=0.0).to(tl.float32), mask)
-    _store(target + side_stride, tl.load(value_at, mask=mask, other=0.0).to(tl.float32), mask)
+    keys = tl.load(key_at, mask=mask, other=0.0).to(tl.float32) / key_scale
+    values = tl.load(value_at, mask=mask, other=0.0).to(tl.float32) / value_scale
+    _store(target, keys, mask)
+    _store(target + side_stride, values, mask)
 
 
 def rotate_and_write(
@@ -139,8 +159,11 @@ def rotate_and_write(
     slots: torch.Tensor,
     pool: torch.Tensor,
     layer: int,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Norm and rotate queries and keys in place; write keys and values to their slots.
+
+    Of an fp8 pool keys and values in `qkv` become what the cache has.
 
     Args:
         qkv: [T, heads + 2 x kv_heads, head_dim] contiguous: queries, keys, values.
@@ -151,6 +174,7 @@ def rotate_and_write(
         slots: [T] int64; -1: not written.
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         layer: which layer of the pool.
+        scales: of the layer's keys and values; see kv_scales.py.
     """
     tokens, rows, head_dim = qkv.shape
     kv_heads = pool.shape[1]
@@ -169,6 +193,7 @@ def rotate_and_write(
         slots,
         pool.select(2, layer),
         *_strides(pool),
+        *scales,
         heads=rows - 2 * kv_heads,
         kv_heads=kv_heads,
         half=head_dim // 2,
@@ -182,7 +207,12 @@ def rotate_and_write(
 
 
 def write(
-    key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, layer: int
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Write `key` and `value`, [T, kv_heads, head_dim] with adjacent elements, to their slots.
 
@@ -190,6 +220,7 @@ def write(
         slots: [T] int64; -1: not written.
         pool: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         layer: which layer of the pool.
+        scales: of the layer's keys and values; see kv_scales.py.
     """
     tokens, kv_heads, head_dim = key.shape
     if key.stride(2) != 1 or value.stride(2) != 1:
@@ -206,6 +237,7 @@ def write(
         slots,
         pool.select(2, layer),
         *_strides(pool),
+        *scales,
         head_dim=head_dim,
         block_size=pool.shape[4],
         width=triton.next_power_of_2(head_dim),

@@ -2,8 +2,8 @@
 
 Covers what the numbers in a block depend on: the parts of the model's config
 that matter (rope among them), the weights and how they are quantized, the dtype
-they are computed in, the dtype they are kept in, and the protocol. Not the block size or the
-tensor-parallel degree: those are layout (`transfer_plan.py`).
+they are computed in, the dtype they are kept in with its scales, and the protocol.
+Not the block size or the tensor-parallel degree: those are layout (`transfer_plan.py`).
 
 Weights are fingerprinted from the safetensors headers and bytes sampled from
 every tensor, so a folder of many gigabytes takes well under a second, and
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def model_identity(
     kv_dtype: torch.dtype,
     weights: str = "auto",
     quantization: str = "none",
+    kv_scales: Sequence[tuple[int, int]] = (),
 ) -> bytes:
     """Identity of the KV that this model makes.
 
@@ -69,6 +70,7 @@ def model_identity(
         kv_dtype: of the cache.
         weights: `dummy`: random ones, a function of the config; no safetensors are read.
         quantization: How the weights are rounded when they are loaded; `none`: not at all.
+        kv_scales: Of an fp8 cache, by layer (attention/kv_scales.py).
 
     Returns:
         16 bytes.
@@ -85,6 +87,8 @@ def model_identity(
     }
     if quantization != "none":
         parts["quantization"] = quantization
+    if kv_scales:
+        parts["kv_scales"] = [list(scales) for scales in kv_scales]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16, person=_PERSON).digest()
 

@@ -55,7 +55,8 @@ LoadFormat = Annotated[
 Quantization = Annotated[
     str | None,
     _option(
-        "none or int8: weights of 8 bits, everything else bfloat16; Llama family, CPU [none].",
+        "none, int8 (Llama family on the CPU) or fp8 (Llama family), of the weights of GEMMs;"
+        " everything else is bfloat16. Folders with fp8 weights need no option [none].",
         metavar="KIND",
     ),
 ]

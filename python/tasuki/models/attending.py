@@ -6,6 +6,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.by_group import AttentionByGroup
+from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.pool_only import PoolOnly
 from tasuki.attention.select import make_attention
 from tasuki.engine.cache_groups import CacheGroup, group_layers
@@ -15,7 +16,10 @@ from tasuki.models.spec import ModelSpec
 
 
 def attention_for(
-    model: CausalModel, pool: torch.Tensor, dtype: torch.dtype
+    model: CausalModel,
+    pool: torch.Tensor,
+    dtype: torch.dtype,
+    scales: KvScales = UNSCALED,
 ) -> tuple[AttentionBackend, str]:
     """The fastest attention for a model.
 
@@ -23,6 +27,7 @@ def attention_for(
         model: What will call it; as much of the model as this rank has.
         pool: [num_blocks, kv_heads, layers, planes, block_size, head_dim].
         dtype: the model's.
+        scales: of an fp8 pool.
 
     Returns:
         The backend, and the choice in one line for the log.
@@ -34,7 +39,7 @@ def attention_for(
         return PoolOnly(pool), "attention: part of the model's kernels"
     spec, groups = model.spec, cache_groups(model.spec)
     if len(groups) == 1:
-        return make_attention(pool, spec.num_heads, dtype, spec.sliding_windows)
+        return make_attention(pool, spec.num_heads, dtype, spec.sliding_windows, scales)
     made = [make_attention(pool, spec.num_heads, dtype, [group.window]) for group in groups]
     return AttentionByGroup(groups, [backend for backend, _ in made]), made[0][1]
 

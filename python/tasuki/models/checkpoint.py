@@ -14,8 +14,11 @@ from safetensors import SafetensorError, safe_open
 
 from tasuki.models.errors import ModelError
 from tasuki.models.shard import Slice
+from tasuki.models.weights import BLOCK, FP8, Fp8Weight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SCALES = "_scale_inv"  # of the weight of this name: what its blocks are multiplied by
+_KV_SCALES = (".k_scale", ".v_scale")  # of a cache in fp8; worker/kv_calibration.py reads them
 _PROGRESS_EVERY_S = 2.0
 
 
@@ -65,6 +68,8 @@ class Checkpoint:
             name
             for name in self.names - wanted - frozenset(ignored)
             if not name.endswith(".rotary_emb.inv_freq")
+            and name.removesuffix(_SCALES) not in wanted
+            and not name.endswith(_KV_SCALES)
         )
         problems = [
             f"{len(names)} {what} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
@@ -102,7 +107,37 @@ class Checkpoint:
         else:
             tensor = stored[:, part.begin : part.end]
         self._progress()
+        if tensor.dtype == FP8:
+            raise ModelError(
+                f"{self._folder}: {name} is float8_e4m3fn: fp8 is supported for weights of GEMMs"
+                f" with {name}{_SCALES} and a quantization_config of blocks of {BLOCK} x {BLOCK}"
+            )
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> Fp8Weight | None:
+        """Read a weight in fp8 with its blocks' scales; None: it is not kept so.
+
+        Raises:
+            ModelError: A shape differs from what config.json implies, or the dtype.
+        """
+        if name + _SCALES not in self._file_of:
+            return None
+        blocks = tuple(-(-size // BLOCK) for size in shape)
+        values, scales = (
+            self._handles[self._file_of[each]].get_tensor(each) for each in (name, name + _SCALES)
+        )
+        if tuple(values.shape) != shape or tuple(scales.shape) != blocks or values.dtype != FP8:
+            raise ModelError(
+                f"{self._folder}: {name} is {tuple(values.shape)} {values.dtype} with scales"
+                f" {tuple(scales.shape)}, config.json implies {shape} float8_e4m3fn with {blocks}"
+            )
+        self._progress()
+        scales = scales.to(device=self._device, dtype=torch.float32)
+        return Fp8Weight(values.to(self._device), scales, BLOCK, BLOCK, self._dtype)
+
+    def scalar(self, name: str) -> float:
+        """Read a tensor of one number."""
+        return float(self._handles[self._file_of[name]].get_tensor(name).float())
 
     def _progress(self) -> None:
         self._read += 1

@@ -35,3 +35,6 @@ class DummyTensors:
         if part is None:
             return made
         return made.narrow(part.dim, part.begin, part.end - part.begin).clone()
+
+    def fp8(self, name: str, shape: tuple[int, ...]) -> None:
+        """None is: what is made is dense."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tasuki.attention.batch import Batch
+from tasuki.attention.kv_scales import UNSCALED
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import UnsupportedModelError, first_line
@@ -37,7 +38,7 @@ class _Recorder:
     captures_prompts = False
 
     def __init__(self, spec: ModelSpec, pool: torch.Tensor) -> None:
-        self.pool = pool
+        self.pool, self.scales = pool, UNSCALED
         self._inner = SdpaAttention(pool)
         self._spec = spec
         self.layers: set[int] = set()

@@ -34,9 +34,21 @@ from triton.errors import TritonError
 
 from tasuki.device_limits import limits_of
 from tasuki.models import kernels, library_gemm
+from tasuki.models.fp8_kernels import one_row_fp8
+from tasuki.models.fp8_linear import Fp8Linear, Rounded
 from tasuki.models.gemm_kernels import few_rows, one_row
+from tasuki.models.gemm_tiles import (
+    OUTS,
+    Device,
+    Shape,
+    held_rows,
+    row_groups,
+    tiles_of_dense,
+    tiles_of_fp8,
+)
 from tasuki.models.layers import PlainLinear
 from tasuki.models.weighted import Weighted
+from tasuki.models.weights import BLOCK, Fp8Weight
 from tasuki.overlap import overlaps
 
 log = logging.getLogger(__name__)
@@ -46,12 +58,15 @@ LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
 _OUTS_OF_ONE, _COLUMNS_OF_ONE, _EARLY_COLUMNS = 4, 512, 2048
-_OUTS, _COLUMNS, _COLUMNS_OF_GATED = 64, 128, 64
+_BLOCKS_OF_ONE, _STAGES_OF_ONE_FP8 = 4, 5
 _HALF = (torch.bfloat16, torch.float16)
-_MAX_TILES = 8192  # of a gemm: rows of the largest weight / _OUTS
+_MAX_TILES = 8192  # of a gemm: rows of the largest weight / OUTS
 _WEIGHTED = (torch.bfloat16,)  # float16 has no room for what is not normed
-_SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
 _MAX_STRETCHES = 128  # beyond these sums of squares would not stay in registers
+
+
+Gemm = PlainLinear | Fp8Linear
+"""What the kernels here compute."""
 
 
 class _Surroundings(TypedDict):
@@ -69,6 +84,9 @@ class FewRows:
 
     Owns the counters by which the programs of a divided GEMM find out who is last;
     they are 0 between kernels.
+
+    Attributes:
+        refused: Whether the device refused a kernel: none is launched any more.
     """
 
     def __init__(self, eps: float, device: torch.device, *, early: bool = False) -> None:
@@ -79,10 +97,10 @@ class FewRows:
         self._dependent = overlaps(device)
         self._shared_bytes = limits.shared_bytes
         self._counters = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-        self._refused = False
+        self.refused = False
         self._programs = limits.cores if device.type == "cuda" else 1
 
-    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[PlainLinear]:
+    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[Gemm]:
         """Whether the methods below take a GEMM of so many rows.
 
         Args:
@@ -90,23 +108,36 @@ class FewRows:
             rows: Of its input.
             most_rows: Up to `LIMIT_ROWS`; beyond `MAX_ROWS` they are rarely the fastest.
         """
-        if self._refused or not isinstance(gemm, PlainLinear) or not 0 < rows <= most_rows:
+        if self.refused or not isinstance(gemm, Gemm) or not 0 < rows <= most_rows:
             return False
+        if isinstance(gemm, Fp8Linear):
+            return _takes_fp8(gemm, rows)
         if rows == 1:
             return takes_one_row(gemm.weight)
         out, size = gemm.weight.shape
         half = gemm.weight.dtype in _HALF
-        return half and size % _COLUMNS == 0 and out <= _MAX_TILES * _OUTS
+        return half and size % BLOCK == 0 and out <= _MAX_TILES * OUTS
 
-    def plain(self, gemm: PlainLinear, x: torch.Tensor) -> torch.Tensor:
+    def takes_rounded(self, gemm: object, rows: int) -> TypeGuard[Fp8Linear]:
+        """Whether `plain`, `add` and `gated_rounded` take a GEMM of so many rounded rows."""
+        if self.refused or not isinstance(gemm, Fp8Linear):
+            return False
+        return MAX_ROWS < rows <= LIMIT_ROWS and gemm.outs <= _MAX_TILES * OUTS
+
+    def plain(self, gemm: Gemm, x: torch.Tensor | Rounded) -> torch.Tensor:
         """The GEMM of `x`, [rows, in] with adjacent elements."""
-        result = x.new_empty(x.shape[0], gemm.weight.shape[0])
+        result = torch.empty(x.shape[0], gemm.weight.shape[0], dtype=x.dtype, device=x.device)
         self._run(gemm, x, result)
         return result
 
-    def normed(
-        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor
-    ) -> torch.Tensor:
+    def gated_rounded(self, gemm: Fp8Linear, x: Rounded) -> Rounded:
+        """`kernels.gated` of the GEMM of `x`, rounded: [rows, in] to [rows, out / 2]; no bias."""
+        assert gemm.bias is None
+        result = Rounded.empty(x.shape[0], gemm.outs // 2, x)
+        self._run(gemm, x, result, gated=True)
+        return result
+
+    def normed(self, gemm: Gemm, x: torch.Tensor | Weighted, norm: torch.Tensor) -> torch.Tensor:
         """The GEMM of `x`, [rows, in] with adjacent elements, after `kernels.norm`.
 
         Where `x` is weighted, it is so with `norm`.
@@ -114,7 +145,7 @@ class FewRows:
         return self._normed(gemm, x, norm, gemm.weight.shape[0])
 
     def gated(
-        self, gemm: PlainLinear, x: torch.Tensor | Weighted, norm: torch.Tensor | None
+        self, gemm: Gemm, x: torch.Tensor | Weighted, norm: torch.Tensor | None
     ) -> torch.Tensor:
         """`kernels.gated` of `normed`: [rows, in] to [rows, out / 2]; no bias.
 
@@ -125,8 +156,8 @@ class FewRows:
 
     def add(
         self,
-        gemm: PlainLinear,
-        x: torch.Tensor,
+        gemm: Gemm,
+        x: torch.Tensor | Rounded,
         hidden: torch.Tensor,
         norm: torch.Tensor | None = None,
     ) -> Weighted | None:
@@ -141,7 +172,7 @@ class FewRows:
 
     def _normed(
         self,
-        gemm: PlainLinear,
+        gemm: Gemm,
         x: torch.Tensor | Weighted,
         norm: torch.Tensor | None,
         out: int,
@@ -161,9 +192,9 @@ class FewRows:
 
     def _run(
         self,
-        gemm: PlainLinear,
-        x: torch.Tensor,
-        result: torch.Tensor,
+        gemm: Gemm,
+        x: torch.Tensor | Rounded,
+        result: torch.Tensor | Rounded,
         *,
         norm: torch.Tensor | None = None,
         gated: bool = False,
@@ -179,12 +210,12 @@ class FewRows:
             "squares": squares,
             "left": left,
         }
-        if not self._refused:
+        if not self.refused:
             try:
                 return self._launch(gemm, x, result, **surroundings)
             except TritonError as error:  # before anything ran: it does not fit, or compile
-                self._refused = True
-                first = (str(error).splitlines() or [""])[0]
+                self.refused = True
+                first = " ".join(str(error).split())[-400:]
                 log.warning(
                     "our kernels of few rows do not run on this GPU (%s): %s; cuBLAS takes over",
                     type(error).__name__,
@@ -194,9 +225,9 @@ class FewRows:
 
     def _launch(
         self,
-        gemm: PlainLinear,
-        x: torch.Tensor,
-        result: torch.Tensor,
+        gemm: Gemm,
+        x: torch.Tensor | Rounded,
+        result: torch.Tensor | Rounded,
         *,
         norm: torch.Tensor | None = None,
         gated: bool = False,
@@ -206,73 +237,126 @@ class FewRows:
     ) -> None:
         rows, size = x.shape
         out = result.shape[1]
-        weight, bias = gemm.weight, gemm.bias
-        what = {"biased": bias is not None, "gated": gated, "added": added}
-        launch = {"dependent": self._dependent, "launch_pdl": self._dependent}
-        bias = weight if bias is None else bias
-        normed = norm is not None and not added
-        norm = weight if norm is None else norm
+        fp8 = gemm.weight if isinstance(gemm.weight, Fp8Weight) else None
+        weight = gemm.weight.values if isinstance(gemm.weight, Fp8Weight) else gemm.weight
+        shared = {
+            "biased": gemm.bias is not None,
+            "gated": gated,
+            "added": added,
+            "dependent": self._dependent,
+            "launch_pdl": self._dependent,
+        }
+        bias = weight if gemm.bias is None else gemm.bias
         if rows == 1:
-            one_row[(triton.cdiv(out, _OUTS_OF_ONE),)](
-                x,
-                norm,
-                weight,
-                bias,
-                result,
-                out,
-                self._eps,
-                size=size,
-                normed=normed,
-                outs=_OUTS_OF_ONE,
-                columns=_COLUMNS_OF_ONE,
-                early=_early_columns(size) if self._early else 0,
-                stages=1 if normed else 5,
-                num_warps=2,
-                **what,
-                **launch,
-            )
+            assert isinstance(x, torch.Tensor)
+            normed = norm is not None and not added
+            ends = (bias, result, out, self._eps)
+            self._launch_one(x, norm if normed else None, gemm.weight, ends, shared)
             return
+        none = self._counters  # what is not there, and not read
+        x, x_scales = _parts_of(x, none)
+        result, result_scales = _parts_of(result, none)
+        shape, device = Shape(rows, size, out, gated), Device(self._shared_bytes, self._programs)
+        if fp8 is None:
+            tiles = tiles_of_dense(shape, device)
+        else:
+            tiles = tiles_of_fp8(shape, device, rounded=x_scales is not none)
+        count = triton.cdiv(out, tiles.outs)
+        sums = count * tiles.split * tiles.outs * held_rows(rows) * (1 + gated)
         first, second = row_groups(rows)
-        tiles = triton.cdiv(out, _OUTS)
-        columns = _COLUMNS_OF_GATED if gated else _COLUMNS
-        split = self._split(tiles, size // columns)
-        sums = tiles * split * _OUTS * (first + second) * (1 + gated) if split > 1 else 0
-        few_rows[(tiles * split,)](
+        few_rows[(count * tiles.split,)](
             x,
             x.stride(0),
-            self._counters if squares is None else squares,
+            x_scales,
+            none if squares is None else squares,
             weight,
+            none if fp8 is None else fp8.scales,
+            *((0, 0) if fp8 is None else fp8.scales.stride()),
             bias,
             result,
             result.stride(0),
-            norm,
+            result_scales,
+            weight if norm is None else norm,
             x if left is None else left.x,
-            self._counters if left is None else left.squares,
-            x.new_empty(sums, dtype=torch.float32),
+            none if left is None else left.squares,
+            x.new_empty(sums if tiles.split > 1 else 0, dtype=torch.float32),
             self._counters,
             rows,
             out,
             self._eps,
             size=size,
-            split=split,
+            block_rows=0 if fp8 is None else fp8.rows,
+            block_columns=BLOCK,
+            rounded=x_scales is not none,
+            rounding=result_scales is not none,
+            split=tiles.split,
             stretches=0 if squares is None else squares.shape[0],
             weighing=left is not None,
             first=first,
             second=second,
-            outs=_OUTS,
-            columns=columns,
-            stages=_stages(first + second, self._shared_bytes, gated=gated),
-            num_warps=4,
-            **what,
-            **launch,
+            outs=tiles.outs,
+            columns=tiles.columns,
+            stages=tiles.stages,
+            num_warps=tiles.warps,
+            **shared,
         )
 
-    def _split(self, tiles: int, steps: int) -> int:
-        """Parts to divide the columns into: as many as leave one program a multiprocessor."""
-        split = 1
-        while tiles * split * 2 <= self._programs and steps % (split * 2) == 0:
-            split *= 2
-        return split
+    def _launch_one(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor | None,
+        weight: torch.Tensor | Fp8Weight,
+        ends: tuple[torch.Tensor, torch.Tensor | Rounded, int, float],
+        shared: dict[str, bool],
+    ) -> None:
+        """The kernel of one row; `ends`: bias, result, its columns, and the norm's eps."""
+        size, out = x.shape[1], ends[2]
+        normed = norm is not None
+        norm = x if norm is None else norm
+        if isinstance(weight, Fp8Weight):
+            one_row_fp8[(triton.cdiv(out, _OUTS_OF_ONE),)](
+                x,
+                norm,
+                weight.values,
+                weight.scales,
+                *weight.scales.stride(),
+                *ends,
+                size=size,
+                block_rows=weight.rows,
+                normed=normed,
+                outs=_OUTS_OF_ONE,
+                blocks=_BLOCKS_OF_ONE,
+                stages=1 if normed else _STAGES_OF_ONE_FP8,
+                num_warps=2,
+                **shared,
+            )
+            return
+        one_row[(triton.cdiv(out, _OUTS_OF_ONE),)](
+            x,
+            norm,
+            weight,
+            *ends,
+            size=size,
+            normed=normed,
+            outs=_OUTS_OF_ONE,
+            columns=_COLUMNS_OF_ONE,
+            early=_early_columns(size) if self._early else 0,
+            stages=1 if normed else 5,
+            num_warps=2,
+            **shared,
+        )
+
+
+def _takes_fp8(gemm: Fp8Linear, rows: int) -> bool:
+    out, size = gemm.weight.shape
+    if rows == 1:
+        return size % (BLOCK * _BLOCKS_OF_ONE) == 0
+    return rows <= MAX_ROWS and out <= _MAX_TILES * OUTS
+
+
+def _parts_of(x: torch.Tensor | Rounded, none: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers and scales of rows; `none`: they have no scales."""
+    return (x.values, x.scales) if isinstance(x, Rounded) else (x, none)
 
 
 def _early_columns(size: int) -> int:
@@ -285,27 +369,11 @@ def takes_one_row(weight: torch.Tensor) -> bool:
     return weight.shape[1] % _COLUMNS_OF_ONE == 0
 
 
-def _stages(rows: int, shared_bytes: int, *, gated: bool) -> int:
-    """Steps whose weights and rows, in 16 bits, are on their way at a time.
-
-    Triton keeps them in shared memory: as many steps as this, or one fewer before Hopper.
-    """
-    weights, columns, most = (2 * _OUTS, _COLUMNS_OF_GATED, 4) if gated else (_OUTS, _COLUMNS, 6)
-    return min(most, (shared_bytes - _SPARE_BYTES) // (2 * columns * (weights + rows)))
-
-
 def _room(hidden: torch.Tensor) -> Weighted | None:
     """For `hidden` weighted; None: it is better not, or cannot be."""
     rows, out = hidden.shape
-    tiles = triton.cdiv(out, _OUTS)
+    tiles = triton.cdiv(out, OUTS)
     if rows < MIN_ROWS_WEIGHTED or hidden.dtype not in _WEIGHTED or tiles > _MAX_STRETCHES:
         return None
     squares = hidden.new_empty(tiles, sum(row_groups(rows)), dtype=torch.float32)
     return Weighted(hidden.new_empty(rows, out), squares)
-
-
-def row_groups(rows: int) -> tuple[int, int]:
-    """Two powers of two, the second 0 or at least 16, that hold so many rows with little waste."""
-    whole = max(16, triton.next_power_of_2(rows))
-    rest = max(16, triton.next_power_of_2(rows - whole // 2))
-    return (whole // 2, rest) if whole >= 64 and rest < whole // 2 else (whole, 0)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -29,6 +30,21 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 """[T, in] to [T, out], T at least 1, in the weight's dtype."""
 
 
+@runtime_checkable
+class Placed(Protocol):
+    """A GEMM that can write where it is told."""
+
+    @property
+    def outs(self) -> int:
+        """Columns of the result."""
+
+    def __call__(self, x: Any) -> torch.Tensor:
+        """See `Linear`."""
+
+    def into(self, out: torch.Tensor, x: Any) -> torch.Tensor:
+        """Write the GEMM to `out`, [T, out], and return it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
     """A GEMM whose weight, [out, in], is as it was given, so that others may use it."""
@@ -36,12 +52,17 @@ class PlainLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
 
+    @property
+    def outs(self) -> int:
+        """See `Placed`."""
+        return self.weight.shape[0]
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Linear`."""
         return F.linear(x, self.weight, self.bias)
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Write the GEMM to `out`, [T, out], and return it."""
+        """See `Placed`."""
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
@@ -86,11 +107,11 @@ class SummedLinear:
     part: Linear
     collective: Collective
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Linear`; the result is valid until the next sum."""
+    def __call__(self, x: Any) -> torch.Tensor:
+        """See `Linear`, of rows that `part` takes; the result is valid until the next sum."""
         part = self.part
-        if isinstance(part, PlainLinear):
-            place = self.collective.place(x.shape[0], part.weight.shape[0], x.dtype)
+        if isinstance(part, Placed):
+            place = self.collective.place(x.shape[0], part.outs, x.dtype)
             if place is not None:
                 return self.collective.all_reduce(part.into(place, x))
         return self.collective.all_reduce(part(x))

@@ -22,12 +22,14 @@ from tasuki.attention.batch import Batch
 from tasuki.execution.collective import Collective
 from tasuki.execution.forward import Body
 from tasuki.models.experts import Experts, make_experts
-from tasuki.models.layers import Linear, make_head, make_linear, summed
+from tasuki.models.layers import Linear, make_head, summed
 from tasuki.models.llama_layer import DenseMlp, LlamaLayer
-from tasuki.models.llama_tensors import LayerTensors, LlamaTensors, MlpTensors
+from tasuki.models.llama_tensors import ExpertsTensors, LayerTensors, LlamaTensors, MlpTensors
 from tasuki.models.ops import Ops
 from tasuki.models.ops_select import make_ops
+from tasuki.models.scheme_linear import linear_of
 from tasuki.models.spec import ModelSpec
+from tasuki.models.weights import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,20 @@ def prepare(spec: ModelSpec, tensors: LlamaTensors, collective: Collective) -> L
 def _prepare_layer(spec: ModelSpec, tensors: LayerTensors, collective: Collective) -> LlamaLayer:
     return LlamaLayer(
         attention_norm=tensors.attention_norm,
-        qkv=make_linear(tensors.qkv, tensors.qkv_bias),
+        qkv=linear_of(tensors.qkv, tensors.qkv_bias),
         head_norms=tensors.head_norms,
-        output=summed(make_linear(tensors.output, tensors.output_bias), collective),
+        output=summed(linear_of(tensors.output, tensors.output_bias), collective),
         mlp_norm=tensors.mlp_norm,
         mlp=_prepare_mlp(spec, tensors.mlp, collective),
     )
 
 
 def _prepare_mlp(
-    spec: ModelSpec, tensors: MlpTensors, collective: Collective
+    spec: ModelSpec, tensors: MlpTensors | ExpertsTensors, collective: Collective
 ) -> DenseMlp | Experts:
-    if tensors.router is None:
-        gate_up = make_linear(torch.cat([tensors.gate, tensors.up]))
-        return DenseMlp(gate_up, summed(make_linear(tensors.down), collective))
+    if isinstance(tensors, MlpTensors):
+        gate_up = linear_of(join([tensors.gate, tensors.up]))
+        return DenseMlp(gate_up, summed(linear_of(tensors.down), collective))
     assert spec.experts is not None
     both = tensors.gate, tensors.up
     return make_experts(spec.experts, tensors.router, both, tensors.down, collective)

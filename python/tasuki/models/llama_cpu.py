@@ -17,7 +17,7 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
 from tasuki.models import cpu_kernels
 from tasuki.models.layers import Linear
-from tasuki.models.llama_tensors import LlamaTensors
+from tasuki.models.llama_tensors import LlamaTensors, MlpTensors
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 
@@ -75,18 +75,19 @@ class CpuLlamaModel:
             _bits(tensors.head),
         )
         for layer in tensors.layers:
-            norms = layer.head_norms
+            norms, mlp = layer.head_norms, layer.mlp
+            assert isinstance(mlp, MlpTensors)
             self._native.push_layer(
                 attention_norm=_bits(layer.attention_norm),
-                qkv=_bits(layer.qkv),
+                qkv=_bits(layer.qkv.dense()),
                 qkv_bias=None if layer.qkv_bias is None else _bits(layer.qkv_bias),
                 head_norms=None if norms is None else (_bits(norms[0]), _bits(norms[1])),
-                output=_bits(layer.output),
+                output=_bits(layer.output.dense()),
                 output_bias=None if layer.output_bias is None else _bits(layer.output_bias),
                 mlp_norm=_bits(layer.mlp_norm),
-                gate=_bits(layer.mlp.gate),
-                up=_bits(layer.mlp.up),
-                down=_bits(layer.mlp.down),
+                gate=_bits(mlp.gate.dense()),
+                up=_bits(mlp.up.dense()),
+                down=_bits(mlp.down.dense()),
             )
         self._rotations = self._make_rotations(min(_FIRST_POSITIONS, spec.max_position))
         self._pool: tuple[torch.Tensor, NDArray[np.int16]] | None = None

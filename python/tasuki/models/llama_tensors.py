@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -16,6 +15,7 @@ from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.llama_layer import Norms
 from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
+from tasuki.models.weights import Source, Weight, join
 
 _HEAD = "lm_head.weight"
 # Of a layer: gate, up and down. Of experts the folder and the names in it, by architecture.
@@ -24,22 +24,20 @@ _EXPERTS = {"MixtralForCausalLM": ("block_sparse_moe", "w1", "w3", "w2")}
 _EXPERTS_OF_MOST = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
-class Tensors(Protocol):
-    """Where a model's tensors come from."""
+@dataclass(frozen=True, slots=True)
+class MlpTensors:
+    """One layer's MLP, [out, in] each."""
 
-    def tensor(self, name: str, shape: tuple[int, ...], part: Slice | None = None) -> torch.Tensor:
-        """The tensor of this name and shape, or part of it; the model's dtype and device."""
+    gate: Weight
+    up: Weight
+    down: Weight
 
 
 @dataclass(frozen=True, slots=True)
-class MlpTensors:
-    """One layer's MLP, [out, in] each; of experts [experts, out, in].
+class ExpertsTensors:
+    """One layer's experts, [experts, out, in] each, and their router, [experts, hidden]."""
 
-    Attributes:
-        router: [experts, hidden]; None: there are no experts.
-    """
-
-    router: torch.Tensor | None
+    router: torch.Tensor
     gate: torch.Tensor
     up: torch.Tensor
     down: torch.Tensor
@@ -55,13 +53,13 @@ class LayerTensors:
     """
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None
     head_norms: Norms | None
-    output: torch.Tensor
+    output: Weight
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
-    mlp: MlpTensors
+    mlp: MlpTensors | ExpertsTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +95,9 @@ def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     checkpoint.require(wanted if spec.tied_head else [*wanted, _HEAD], ignored=[_HEAD])
 
 
-def read_llama(shard: Shard, tensors: Tensors) -> LlamaTensors:
+def read_llama(shard: Shard, source: Source) -> LlamaTensors:
     """Read this rank's part of a model."""
-    spec = shard.spec
+    spec, tensors = shard.spec, source.tensors
     vocab = (spec.vocab_size, spec.hidden_size)
     embedding = tensors.tensor("model.embed_tokens.weight", vocab)
     rows, padding = shard.vocab_rows()
@@ -109,7 +107,7 @@ def read_llama(shard: Shard, tensors: Tensors) -> LlamaTensors:
         head = torch.cat([head, head.new_zeros(padding, spec.hidden_size)])
     return LlamaTensors(
         embedding=embedding,
-        layers=(_read_layer(shard, tensors, i) for i in range(spec.num_layers)),
+        layers=(_read_layer(shard, source, i) for i in range(spec.num_layers)),
         norm=tensors.tensor("model.norm.weight", (spec.hidden_size,)),
         head=head,
     )
@@ -131,13 +129,16 @@ def _mlp_names(spec: ModelSpec, index: int) -> tuple[str | None, list[tuple[str,
     return f"{folder}.gate.weight", each
 
 
-def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
-    spec = shard.spec
+def _read_layer(shard: Shard, source: Source, index: int) -> LayerTensors:
+    spec, tensors = shard.spec, source.tensors
     hidden = spec.hidden_size
     query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def read(name: str, *shape: int, part: Slice | None = None) -> torch.Tensor:
         return tensors.tensor(f"model.layers.{index}.{name}", shape, part)
+
+    def weight(name: str, *shape: int, part: Slice) -> Weight:
+        return source.weight(f"model.layers.{index}.{name}", shape, part)
 
     heads, kv_heads = shard.even(0, query), shard.kv_rows()
     rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
@@ -147,8 +148,8 @@ def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
         output_bias = added if shard.rank == 0 else None
     return LayerTensors(
         attention_norm=read("input_layernorm.weight", hidden),
-        qkv=torch.cat(
-            [read(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
+        qkv=join(
+            [weight(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
         ),
         qkv_bias=torch.cat(
             [read(f"self_attn.{n}_proj.bias", r, part=p) for n, (r, p) in rows.items()]
@@ -161,30 +162,29 @@ def _read_layer(shard: Shard, tensors: Tensors, index: int) -> LayerTensors:
         )
         if spec.qk_norm
         else None,
-        output=read("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query)),
+        output=weight("self_attn.o_proj.weight", hidden, query, part=shard.even(1, query)),
         output_bias=output_bias,
         mlp_norm=read("post_attention_layernorm.weight", hidden),
-        mlp=_read_mlp(shard, tensors, index),
+        mlp=_read_mlp(shard, source, index),
     )
 
 
-def _read_mlp(shard: Shard, tensors: Tensors, index: int) -> MlpTensors:
+def _read_mlp(shard: Shard, source: Source, index: int) -> MlpTensors | ExpertsTensors:
     spec = shard.spec
     router, mlps = _mlp_names(spec, index)
     hidden, inner = spec.hidden_size, spec.intermediate_size
     if router is not None and spec.experts is not None:
         inner = spec.experts.inner_size
 
-    def read(part: int, *shape: int, dim: int) -> torch.Tensor:
+    def read(part: int, *shape: int, dim: int) -> list[Weight]:
         names = (f"model.layers.{index}.{parts[part]}" for parts in mlps)
-        found = [tensors.tensor(name, shape, shard.even(dim, inner)) for name in names]
-        return found[0] if router is None else torch.stack(found)
+        return [source.weight(name, shape, shard.even(dim, inner)) for name in names]
 
-    return MlpTensors(
-        None
-        if router is None
-        else tensors.tensor(f"model.layers.{index}.{router}", (len(mlps), hidden)),
-        gate=read(0, inner, hidden, dim=0),
-        up=read(1, inner, hidden, dim=0),
-        down=read(2, hidden, inner, dim=1),
+    gate, up = read(0, inner, hidden, dim=0), read(1, inner, hidden, dim=0)
+    down = read(2, hidden, inner, dim=1)
+    if router is None:
+        return MlpTensors(gate[0], up[0], down[0])
+    return ExpertsTensors(
+        source.tensors.tensor(f"model.layers.{index}.{router}", (len(mlps), hidden)),
+        *(torch.stack([each.dense() for each in weights]) for weights in (gate, up, down)),
     )

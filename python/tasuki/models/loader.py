@@ -19,10 +19,11 @@ from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.layers import Linear, make_linear
 from tasuki.models.llama import LlamaModel, prepare
 from tasuki.models.llama_cpu import CpuLlamaModel, make_native_linear, why_not
-from tasuki.models.llama_tensors import Tensors, read_llama, require_llama
+from tasuki.models.llama_tensors import read_llama, require_llama
 from tasuki.models.shard import Shard, check_ranks
 from tasuki.models.spec import ModelSpec
 from tasuki.models.spec_reader import read_spec
+from tasuki.models.weights import Source, Tensors
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ _TRIAL_REPEATS = 3
 _WORTH = 1.1  # bfloat16 must be this much faster: float32 is exact
 
 WEIGHTS = ("auto", "dummy")
+QUANTIZATIONS = ("none", "int8", "fp8")
 _LEAST_POSITIONS = 4_096  # of the rotation's table, for steps that are only measured
 
 
@@ -43,7 +45,8 @@ def load_model(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     weights: str = "auto",
-    int8: bool = False,
+    quantization: str = "none",
+    kv_dtype: torch.dtype | None = None,
     collective: Collective = ALONE,
     longest: int | None = None,
 ) -> CausalModel:
@@ -56,26 +59,35 @@ def load_model(
         trust_remote_code: Whether code that comes with the folder may run.
         weights: One of WEIGHTS: "auto" reads the folder's; "dummy" makes random
             ones of the config's shape on the device, for benchmarks.
-        int8: Round the weights of GEMMs to 8 bits; requires that the native CPU kernels
-            run the model in bfloat16.
+        quantization: One of QUANTIZATIONS, how the weights of GEMMs are rounded: `int8`, which
+            requires that the native CPU kernels run the model in bfloat16, or `fp8`, in blocks
+            of 128 x 128. Weights that are fp8 in the folder stay so.
+        kv_dtype: Of the cache; None: `dtype`.
         collective: Joins the ranks that the model is divided among; each loads its part.
         longest: Tokens of the longest sequence that will run; None: the model's context.
             Memory for rotations is bounded by it.
 
     Raises:
         ModelError: The folder is not complete, or its weights do not fit its config,
-            or `weights` is not one of WEIGHTS.
+            or `weights` or `quantization` is not one of those.
         UnsupportedModelError: Neither path runs this model; says why. Or it cannot be
             divided among the ranks, or not be quantized.
     """
-    if weights not in WEIGHTS:
-        raise ModelError(f"weights is {weights!r}, must be one of {', '.join(WEIGHTS)}")
+    for name, value, known in (
+        ("weights", weights, WEIGHTS),
+        ("quantization", quantization, QUANTIZATIONS),
+    ):
+        if value not in known:
+            raise ModelError(f"{name} is {value!r}, must be one of {', '.join(known)}")
     folder, device = Path(path), torch.device(device)
     dummy = weights == "dummy"
     spec = read_spec(folder, trust_remote_code=trust_remote_code)
     check_ranks(spec, collective.size)
+    int8 = quantization == "int8"
     if int8:
-        _require_int8(spec, dtype, device, collective)
+        _require_int8(spec, _why_not_own_kernels(spec, dtype, device, collective, kv_dtype))
+    if quantization == "fp8":
+        _require_fp8(spec)
     if not spec.native:
         from tasuki.models.fallback import load_fallback
 
@@ -92,8 +104,8 @@ def load_model(
             tensors = checkpoint = Checkpoint(folder, dtype, device)
             require_llama(spec, checkpoint)
         shard = Shard(spec, collective.rank, collective.size)
-        read = read_llama(shard, tensors)
-        reason = _why_not_own_kernels(spec, dtype, device, collective)
+        read = read_llama(shard, Source(tensors, quantized=quantization == "fp8"))
+        reason = _why_not_own_kernels(spec, dtype, device, collective, kv_dtype)
         if reason is None:
             native = CpuLlamaModel(spec, read, int8=int8)
             kept = ", int8 weights" if int8 else ""
@@ -104,22 +116,38 @@ def load_model(
         return LlamaModel(shard.local, prepare(spec, read, collective))
 
 
-def _require_int8(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, collective: Collective
-) -> None:
-    reason = f"{spec.architecture} runs through transformers"
-    if spec.native:
-        reason = _why_not_own_kernels(spec, dtype, device, collective) or ""
-    if reason:
+def _require_int8(spec: ModelSpec, reason: str | None) -> None:
+    if not spec.native:
+        reason = f"{spec.architecture} runs through transformers"
+    if reason is not None:
         raise UnsupportedModelError(
             f"int8 weights require the Llama family in bfloat16 on the CPU, in one rank: {reason};"
             " leave out --quantization"
         )
 
 
+def _require_fp8(spec: ModelSpec) -> None:
+    reason = None
+    if not spec.native:
+        reason = f"{spec.architecture} runs through transformers"
+    elif spec.experts is not None:
+        reason = "the model has experts"
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"fp8 weights require the Llama family without experts: {reason}; leave out"
+            " --quantization"
+        )
+
+
 def _why_not_own_kernels(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, collective: Collective
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    collective: Collective,
+    kv_dtype: torch.dtype | None,
 ) -> str | None:
+    if kv_dtype not in (None, dtype):
+        return f"the KV cache is {str(kv_dtype).removeprefix('torch.')}"
     if collective.size > 1:
         return f"the model is divided among {collective.size} ranks"
     return why_not(spec, dtype, device)
@@ -193,4 +221,4 @@ def _trial(spec: ModelSpec, dtype: torch.dtype) -> list[float]:
     return result
 
 
-__all__ = ["WEIGHTS", "ModelError", "choose_dtype", "compile_model", "load_model"]
+__all__ = ["QUANTIZATIONS", "WEIGHTS", "ModelError", "choose_dtype", "compile_model", "load_model"]

@@ -17,12 +17,14 @@ from tasuki.attention.write import rotate_and_write
 from tasuki.models import kernels
 from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
 from tasuki.models.experts import Experts
-from tasuki.models.gemms import LIMIT_ROWS, FewRows
+from tasuki.models.fp8_linear import Fp8Linear, Rounded, rounded
+from tasuki.models.gemms import LIMIT_ROWS, FewRows, Gemm
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
 from tasuki.models.llama_layer import DenseMlp, LlamaLayer, Norms
 from tasuki.models.ops import Ahead, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
+from tasuki.models.weights import BLOCK
 
 
 class CudaOps(Ops):
@@ -47,6 +49,9 @@ class CudaOps(Ops):
 
     def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """See `Ops.qkv`."""
+        if self._few.takes_rounded(layer.qkv, hidden.shape[0]):
+            x = rounded(hidden, layer.attention_norm, self._spec.norm_eps)
+            return self._few.plain(layer.qkv, x)
         return self.use_qkv(self._choice("attention", layer, hidden), layer, hidden, ahead)
 
     def rest(
@@ -56,10 +61,38 @@ class CudaOps(Ops):
         mlp = layer.mlp
         if isinstance(mlp, Experts):
             return super().rest(layer, hidden, attended, norm)
+        if self._takes_rounded(layer, hidden.shape[0]):
+            self._rest_rounded(layer, mlp, hidden, attended)
+            return None
         choice = self._choice("mlp", layer, hidden)
         ahead = self.add(choice, layer.output, attended, hidden, layer.mlp_norm)
         inner = self.use_gate_up(choice, mlp, layer.mlp_norm, hidden, ahead)
         return self.add(self._choice("attention", layer, hidden), mlp.down, inner, hidden, norm)
+
+    def _takes_rounded(self, layer: LlamaLayer, rows: int) -> bool:
+        """Whether a layer's GEMMs are of fp8 by fp8, with what surrounds them inside."""
+        mlp = dense(layer)
+        gemms = [part_of(gemm) for gemm in (layer.output, mlp.gate_up, mlp.down)]
+        if not all(self._few.takes_rounded(gemm, rows) for gemm in gemms):
+            return False
+        return isinstance(mlp.gate_up, Fp8Linear) and mlp.gate_up.outs % (2 * BLOCK) == 0
+
+    def _rest_rounded(
+        self, layer: LlamaLayer, mlp: DenseMlp, hidden: torch.Tensor, attended: torch.Tensor
+    ) -> None:
+        """As `rest`; the norm of what comes next is part of what rounds it."""
+        self._add_rounded(layer.output, attended, hidden)
+        x = rounded(hidden, layer.mlp_norm, self._spec.norm_eps)
+        assert isinstance(mlp.gate_up, Fp8Linear)
+        self._add_rounded(mlp.down, self._few.gated_rounded(mlp.gate_up, x), hidden)
+
+    def _add_rounded(self, gemm: Linear, x: torch.Tensor | Rounded, hidden: torch.Tensor) -> None:
+        x = x if isinstance(x, Rounded) else rounded(x)
+        if isinstance(gemm, SummedLinear):
+            hidden += gemm(x)
+        else:
+            assert isinstance(gemm, Fp8Linear)
+            self._few.add(gemm, x, hidden)
 
     def _choice(self, stage: str, layer: LlamaLayer, hidden: torch.Tensor) -> Choice:
         """What computes a stage: of the table if it says so, and always what can."""
@@ -101,7 +134,7 @@ class CudaOps(Ops):
     ) -> Ahead:
         """Add the GEMM of `x` to `hidden` in place; what is left for the norm, as `Ops.rest`."""
         if choice.add in self._ways:
-            assert isinstance(gemm, PlainLinear)
+            assert isinstance(gemm, Gemm)
             few = self._ways[choice.add]
             return few.add(gemm, x, hidden, norm if choice.use in self._ways else None)
         if choice.add == "addmm":
@@ -124,7 +157,7 @@ class CudaOps(Ops):
         """Norm, the GEMM of gate and up, gate: [rows, inner]."""
         if choice.use not in self._ways:
             return self.gated(mlp.gate_up(self.normed(hidden, norm, ahead)))
-        assert isinstance(mlp.gate_up, PlainLinear)
+        assert isinstance(mlp.gate_up, Gemm)
         few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
             return few.gated(mlp.gate_up, ahead, None)
@@ -136,7 +169,7 @@ class CudaOps(Ops):
         """Norm, and the GEMM of queries, keys and values."""
         if choice.use not in self._ways:
             return super().qkv(layer, hidden, ahead)
-        assert isinstance(layer.qkv, PlainLinear)
+        assert isinstance(layer.qkv, Gemm)
         few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
             return few.plain(layer.qkv, ahead)
@@ -170,7 +203,15 @@ class CudaOps(Ops):
         qkv = qkv.view(qkv.shape[0], heads + 2 * kv_heads, spec.head_dim)
         table, positions = rotation
         rotate_and_write(
-            qkv, table, positions, norms, spec.norm_eps, batch.slots, attention.pool, layer
+            qkv,
+            table,
+            positions,
+            norms,
+            spec.norm_eps,
+            batch.slots,
+            attention.pool,
+            layer,
+            attention.scales.of(layer),
         )
         query, key, value = torch.split_with_sizes(qkv, (heads, kv_heads, kv_heads), 1)
         attended = attention.forward(
@@ -201,9 +242,20 @@ def dense(layer: LlamaLayer) -> DenseMlp:
     return layer.mlp
 
 
-def plain(gemm: Linear) -> PlainLinear:
+def gemms_of(layer: LlamaLayer) -> tuple[Linear, ...]:
+    """All of a layer without experts."""
+    mlp = dense(layer)
+    return layer.qkv, layer.output, mlp.gate_up, mlp.down
+
+
+def part_of(gemm: Linear) -> Linear:
     """This rank's part of a GEMM."""
-    part = gemm.part if isinstance(gemm, SummedLinear) else gemm
+    return gemm.part if isinstance(gemm, SummedLinear) else gemm
+
+
+def plain(gemm: Linear) -> PlainLinear:
+    """This rank's part of a GEMM with a dense weight."""
+    part = part_of(gemm)
     assert isinstance(part, PlainLinear)
     return part
 

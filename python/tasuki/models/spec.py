@@ -46,6 +46,7 @@ class ModelSpec:
         norm_eps: added to the mean square under the root.
         eos_token_ids: tokens that end a generation, in the folder's order.
         experts: of its MLPs, if they have any.
+        fp8_blocks: the folder's weights of GEMMs are in fp8, in blocks of 128 x 128.
         native: runs on the fast path; otherwise through transformers.
     """
 
@@ -67,6 +68,7 @@ class ModelSpec:
     norm_eps: float = 1e-6
     eos_token_ids: tuple[int, ...] = ()
     experts: ExpertsSpec | None = None
+    fp8_blocks: bool = False
     native: bool = True
     latent_rank: int | None = None
 

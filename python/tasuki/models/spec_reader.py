@@ -55,6 +55,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
     },
 }
+BLOCK = 128  # of fp8 weights
 _EXPERTS = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
 
 
@@ -74,16 +75,31 @@ def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec
     folder = Path(path)
     config = read_config(folder)
     architecture = architecture_of(config, folder)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"{folder}: quantized weights ({method}) are not supported: give an unquantized model"
-        )
-    if architecture in _FAMILY and _why_not_native(architecture, config) is None:
+    native = architecture in _FAMILY and _why_not_native(architecture, config) is None
+    if quantization := config.get("quantization_config"):
+        _require_fp8_blocks(folder, architecture, quantization, native=native)
+    if native:
         return _family_spec(folder, architecture, {**_FAMILY[architecture], **config})
     from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
 
     return fallback_spec(folder, trust_remote_code=trust_remote_code)
+
+
+def _require_fp8_blocks(
+    folder: Path, architecture: str, quantization: Any, *, native: bool
+) -> None:
+    """Refuse all quantized folders but those of the fast path with fp8 blocks of 128 x 128."""
+    given = quantization if isinstance(quantization, dict) else {}
+    method, block = given.get("quant_method", "unknown"), given.get("weight_block_size")
+    activations = given.get("activation_scheme", "dynamic")
+    if method == "fp8" and block == [BLOCK, BLOCK] and activations == "dynamic" and native:
+        return
+    what = f"weight_block_size {block}, activation_scheme {activations}, {architecture}"
+    raise UnsupportedModelError(
+        f"{folder}: quantized weights ({method}, {what}) are not supported: of quantized folders,"
+        f" fp8 with weight_block_size [{BLOCK}, {BLOCK}] and dynamic activations is, for"
+        f" {', '.join(_FAMILY)}; or give an unquantized model (--quantization fp8 rounds it)"
+    )
 
 
 def _why_not_native(architecture: str, config: Mapping[str, Any]) -> str | None:
@@ -140,6 +156,7 @@ def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> 
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         eos_token_ids=read_eos(folder, config),
         experts=_experts(config, layers, size) if architecture in _EXPERTS else None,
+        fp8_blocks=bool(config.get("quantization_config")),
     )
 
 

@@ -130,7 +130,8 @@ def _build(
         dtype=dtypes.model,
         kv_dtype=dtypes.kv,
         weights=config.load_format,
-        quantization=config.quantization,
+        quantization="none" if spec.fp8_blocks else config.quantization,
+        kv_scales=parts.kv_scales.exponents,
     )
     attention = parts.attend(pool)
     runner = ModelRunner(parts.model, attention, pool, collective, ranks, len(layout.groups))

@@ -14,8 +14,8 @@ ROLES = ("prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "bfloat16", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("none", "int8")
 SPECULATE = ("none", "prompt-lookup")
+QUANTIZATIONS = ("none", "int8", "fp8")
 ALL_REDUCES = ("auto", "nccl", "symmetric")
 REQUIRED_TRANSPORTS = ("rdma", "cuda_ipc")
 PREFLIGHTS = ("off", "warn", "strict")
@@ -86,7 +86,7 @@ class WorkerConfig:
         kv_dtype: One of `KV_DTYPES`, of the cache; `auto`: as `dtype`.
         load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
         quantization: One of `QUANTIZATIONS`; `int8`: weights of 8 bits, on the CPU; everything
-            else, and the cache, is in bfloat16.
+            else, and the cache, is in bfloat16. `fp8`: weights of GEMMs in float8_e4m3fn.
         speculate: One of `SPECULATE`; `prompt-lookup`: rows draft what followed their last tokens
             earlier in prompt or answer, where that pays (`engine/drafts.py`); on the CPU.
         kv_memory: Bytes for the block pool of all ranks; None: a share of what is free.

@@ -133,10 +133,10 @@ def choose_dtypes(config: WorkerConfig, spec: ModelSpec, device: torch.device) -
     else:
         model = _DTYPES[config.dtype]
     kv = model if config.kv_dtype == "auto" else _DTYPES[config.kv_dtype]
-    if kv != model and device.type == "cpu":
+    if kv not in (model, torch.float8_e4m3fn) and device.type == "cpu":
         raise ConfigError(
             f"kv-dtype is {config.kv_dtype}, on the CPU the KV cache is of the model's dtype"
-            f" ({dtype_name(model)}): use auto"
+            f" ({dtype_name(model)}) or fp8: use auto"
         )
     return Dtypes(model, kv)
 

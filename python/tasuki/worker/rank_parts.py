@@ -13,6 +13,7 @@ import logging
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.kv_scales import FP8, UNSCALED, KvScales
 from tasuki.engine.cache_groups import layers_of_page
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.executor import Executor
@@ -26,6 +27,7 @@ from tasuki.models.dispatch.settle import settle
 from tasuki.models.loader import compile_model, load_model
 from tasuki.models.shard import Shard
 from tasuki.models.spec import ModelSpec
+from tasuki.worker.kv_calibration import scales_for
 from tasuki.worker.profile import pool_bytes
 from tasuki.worker.rank_messages import RankPlan
 from tasuki.worker.startup import Phases
@@ -82,6 +84,7 @@ class RankParts:
 
     Attributes:
         model: Loaded.
+        kv_scales: Of an fp8 cache, the same on all ranks.
     """
 
     def __init__(
@@ -97,10 +100,12 @@ class RankParts:
                 device=self._device,
                 trust_remote_code=plan.config.trust_remote_code,
                 weights=plan.config.load_format,
-                int8=plan.config.quantization == "int8",
+                quantization=plan.config.quantization,
+                kv_dtype=plan.dtypes.kv,
                 collective=collective,
                 longest=plan.config.max_model_len,
             )
+            self.kv_scales = self._scales(collective)
         with phases.phase("dispatch"):
             settle(self.model, plan.config.dispatch, collective)
         # As it is, a model of transformers may well wait for the device in a step.
@@ -108,6 +113,13 @@ class RankParts:
         if self._device.type == "cuda" and not spec.native:
             with phases.phase("compile"):
                 self._capturable = compile_model(self.model)
+
+    def _scales(self, collective: Collective) -> KvScales:
+        config, dtypes = self._plan.config, self._plan.dtypes
+        if dtypes.kv != FP8:
+            return UNSCALED
+        folder = None if config.load_format == "dummy" else config.model
+        return scales_for(self.model, folder, dtypes.model, self._device, collective)
 
     def available_bytes(self) -> int | None:
         """What the pool may take of this rank's GPU; None on the CPU, which ranks share.
@@ -135,7 +147,8 @@ class RankParts:
 
     def attend(self, pool: torch.Tensor) -> AttentionBackend:
         """Attention over a pool."""
-        attention, choice = attention_for(self.model, pool, self._plan.dtypes.model)
+        dtype = self._plan.dtypes.model
+        attention, choice = attention_for(self.model, pool, dtype, self.kv_scales)
         log.info("%s", choice)
         return attention
 

@@ -14,8 +14,9 @@ from tasuki.models.base import CausalModel
 from tasuki.models.dispatch.measure import cells_of, measure
 from tasuki.models.dispatch.store import facts_of, load, path_of, store
 from tasuki.models.dispatch.table import CHOICES, DispatchError, Table
+from tasuki.models.layers import PlainLinear
 from tasuki.models.llama import LlamaModel
-from tasuki.models.ops_cuda import CudaOps
+from tasuki.models.ops_cuda import CudaOps, gemms_of, part_of
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ def settle(model: CausalModel, wanted: str, collective: Collective) -> None:
         return
     ops = model.ops
     if not isinstance(ops, CudaOps) or model.spec.experts is not None:
+        return
+    if not all(isinstance(part_of(gemm), PlainLinear) for gemm in gemms_of(model.layers[0])):
+        log.info("dispatch: the default, as weights are fp8")
         return
     if wanted != "measured":
         ops.table = load(Path(wanted))
