@@ -17,7 +17,7 @@ from pathlib import Path
 
 from table_parts import Result, load, number, rows, source
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
-from tables_of_shapes import gpu_start, shape_load, shapes
+from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import simulator, simulator_accuracy
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
@@ -382,6 +382,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "shapes": shapes,
     "shape-load": lambda: shape_load("llama-3-8b"),
     "expert-load": lambda: shape_load("qwen3-30b-a3b"),
+    "fp8": fp8_steps,
     "gpu-start": gpu_start,
 }
 

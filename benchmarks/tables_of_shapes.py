@@ -57,3 +57,21 @@ def gpu_start() -> str:
         for part, took_s in result["median_s"].items()
     ]
     return source("start_gpu") + rows(("part", "cached, s", "not cached, s"), lines)
+
+
+def fp8_steps() -> str:
+    """Decode steps with fp8 weights and caches beside bfloat16, and a GEMM of prompts' rows."""
+    result = load("gpu_fp8")
+    ms = {(step["step"], step["rows"]): step["ms"] for step in result["steps"]}
+    counts = sorted({count for _, count in ms})
+    names = dict.fromkeys(name for name, _ in ms)
+    lines = [[name, *(number(ms[name, count], 2) for count in counts)] for name in names]
+    heads = ["step at 770 tokens, ms", *(f"{count} rows" for count in counts)]
+    us = {each["gemm"]: each["us"] for each in result["gemms"]}
+    prompts = [608, 2048, 4096]
+    gemms = [
+        [kind, *(number(us[f"gate_up, {kind}, {count} rows"], 0) for count in prompts)]
+        for kind in ("bfloat16", "fp8", "rounding")
+    ]
+    wide = ["GEMM of gate and up, microseconds", *(f"{count} rows" for count in prompts)]
+    return source("gpu_fp8") + rows(heads, lines) + "\n\n" + rows(wide, gemms)
