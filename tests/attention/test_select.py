@@ -26,8 +26,8 @@ def cuda_pool(dtype: torch.dtype, head_dim: int = 64) -> Any:
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "SdpaAttention", lambda pool: "PyTorch's")
-    monkeypatch.setattr(own, "OwnAttention", lambda pool, heads, dtype: "our own")
+    monkeypatch.setattr(select, "SdpaAttention", lambda *_: "PyTorch's")
+    monkeypatch.setattr(own, "OwnAttention", lambda *_: "our own")
     for name in ("tasuki.attention.flashinfer", "tasuki.attention.flashinfer_kernels"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # as if it were not installed

@@ -1,4 +1,4 @@
-"""The CPU's own kernels through HTTP: bfloat16 and int8 weights, split and colocated.
+"""Weights and caches of fewer bits through HTTP on the CPU, split and colocated.
 
 A number's sums have one order on one processor, so the tokens must be the same ones, near
 ties included, although prompts are cut into other chunks and batches.
@@ -48,3 +48,15 @@ def test_split_serving_gives_the_tokens_of_colocated_serving(
 
     colocated = deploy(Options(tiny_model, mixed=1, worker=worker, dtype="bfloat16"))
     assert answers(colocated, at_once=False) == together
+
+
+def test_an_fp8_cache_moves_with_its_scales(tiny_model: Path, deploy: Deploy) -> None:
+    """Both sides measure the same scales, else they would not exchange KV."""
+    worker = ("--kv-memory", "64000000", "--quantization", "fp8", "--kv-dtype", "fp8")
+    split = deploy(Options(tiny_model, prefill=1, decode=1, worker=worker, dtype="float32"))
+    assert split.logs().count("KV scales: measured") == 2
+    alone = answers(split, at_once=False)
+    assert all(len(tokens) == ANSWER_TOKENS for tokens in alone)
+    assert split.total("kv_pulled_blocks_total", "decode") > 0
+    colocated = deploy(Options(tiny_model, mixed=1, worker=worker, dtype="float32"))
+    assert answers(colocated, at_once=False) == alone

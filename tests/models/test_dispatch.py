@@ -15,7 +15,7 @@ from support.ranks import on_ranks
 from tiny import save
 
 from tasuki.execution.collective import ALONE, Collective
-from tasuki.models import cache, gemms, layers
+from tasuki.models import cache, gemm_tiles, gemms, layers
 from tasuki.models.dispatch import measure as measuring
 from tasuki.models.dispatch import settle as settling
 from tasuki.models.dispatch.measure import cells_of, measure
@@ -34,8 +34,8 @@ ADDMM = Choice("addmm", "linear")
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaModel]:
     """A tiny model over the CUDA steps; its kernels take its sizes."""
-    monkeypatch.setattr(gemms, "_COLUMNS", 16)
-    monkeypatch.setattr(gemms, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(gemm_tiles, "COLUMNS", 16)
+    monkeypatch.setattr(gemm_tiles, "COLUMNS_OF_GATED", 16)
     monkeypatch.setattr(gemms, "_COLUMNS_OF_ONE", 16)
     monkeypatch.setattr(gemms, "_WEIGHTED", (HALF,))
     monkeypatch.setattr(layers, "_packing_works", lambda _: False)

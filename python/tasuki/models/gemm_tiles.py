@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OUTS = 64
-_COLUMNS, _COLUMNS_OF_GATED = 128, 64
+COLUMNS, COLUMNS_OF_GATED = 128, 64  # of dense weights
+_COLUMNS_OF_FP8 = 128
 _SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
 _SCALE_BYTES = 8  # of a row in a step, as the compiler lays scales out
 _LEAST_STEPS = 2  # of a part, where columns are divided for fp8
@@ -77,7 +78,7 @@ FP8_ROUNDED, FP8_ROUNDED_GATED = Fp8Tiling(128, 8, 5, 1.0), Fp8Tiling(128, 8, 4,
 
 def tiles_of_dense(shape: Shape, device: Device) -> Tiles:
     """For weights and rows of 16 bits: as many parts as leave one program a multiprocessor."""
-    columns = _COLUMNS_OF_GATED if shape.gated else _COLUMNS
+    columns = COLUMNS_OF_GATED if shape.gated else COLUMNS
     tiles, steps, split = -(-shape.out // OUTS), shape.size // columns, 1
     while tiles * split * 2 <= device.programs and steps % (split * 2) == 0:
         split *= 2
@@ -95,16 +96,16 @@ def tiles_of_fp8(shape: Shape, device: Device, *, rounded: bool) -> Tiles:
     else:
         tiling = FP8_FEW_GATED if shape.gated else FP8_FEW
     outs = tiling.outs
-    tiles, steps = -(-shape.out // outs), shape.size // _COLUMNS
+    tiles, steps = -(-shape.out // outs), shape.size // _COLUMNS_OF_FP8
     split = min(
         max(int(device.programs * tiling.programs) // tiles, 1), max(steps // _LEAST_STEPS, 1)
     )
     split = -(-steps // -(-steps // split))
     weights, rows = outs * (1 + shape.gated), held_rows(shape.rows)
-    step_bytes = _COLUMNS * (weights + rows * (1 if rounded else 2))
+    step_bytes = _COLUMNS_OF_FP8 * (weights + rows * (1 if rounded else 2))
     step_bytes += _SCALE_BYTES * (weights + rows)
     stages = stages_of(tiling.stages, step_bytes, device)
-    return Tiles(outs, _COLUMNS, tiling.warps, stages, split)
+    return Tiles(outs, _COLUMNS_OF_FP8, tiling.warps, stages, split)
 
 
 def stages_of(most: int, step_bytes: int, device: Device) -> int:

@@ -33,7 +33,7 @@ import triton
 from triton.errors import TritonError
 
 from tasuki.device_limits import limits_of
-from tasuki.models import kernels, library_gemm
+from tasuki.models import gemm_tiles, kernels, library_gemm
 from tasuki.models.fp8_kernels import one_row_fp8
 from tasuki.models.fp8_linear import Fp8Linear, Rounded
 from tasuki.models.gemm_kernels import few_rows, one_row
@@ -116,7 +116,7 @@ class FewRows:
             return takes_one_row(gemm.weight)
         out, size = gemm.weight.shape
         half = gemm.weight.dtype in _HALF
-        return half and size % BLOCK == 0 and out <= _MAX_TILES * OUTS
+        return half and size % gemm_tiles.COLUMNS == 0 and out <= _MAX_TILES * OUTS
 
     def takes_rounded(self, gemm: object, rows: int) -> TypeGuard[Fp8Linear]:
         """Whether `plain`, `add` and `gated_rounded` take a GEMM of so many rounded rows."""
