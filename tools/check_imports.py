@@ -96,7 +96,7 @@ ALLOWED_CRATES = {
     "sim": {"core", "flow", "policy"},
     "plan": {"bench", "core", "flow", "policy", "sim"},
     "bench": {"core", "searches", "text"},
-    "router": {"core", "flow", "policy", "searches", "text", "wire"},
+    "router": {"core", "flow", "policy", "searches", "sim", "text", "wire"},  # sim for tests only
     "cpu": set(),
     "py": {"bench", "core", "cpu", "plan", "router"},
 }

@@ -28,6 +28,8 @@ mod wire;
 pub use collector::WorkerCollector;
 pub use connect::{Dialling, Liveness};
 pub use membership::follow;
+#[cfg(test)]
+pub use registry::Report;
 pub use registry::{Known, Registry};
 
 /// What the fuzzing tests read messages with.

@@ -6,6 +6,7 @@ mod draining;
 mod losses;
 mod membership;
 mod metrics_page;
+mod parity;
 mod requests;
 #[cfg(feature = "otel")]
 mod traces;
