@@ -94,8 +94,10 @@ def test_options_of_a_role_win_for_its_workers() -> None:
         worker=WorkerOptions(max_batched_tokens=512, lease_s=2.0),
         role_options={"prefill": parse_role_options("prefill", ["max-batched-tokens=4096"])},
     )
-    assert config.worker_options("prefill") == WorkerOptions(max_batched_tokens=4096, lease_s=2.0)
-    assert config.worker_options("decode") == config.worker
+    assert config.worker_options("prefill") == WorkerOptions(
+        max_batched_tokens=4096, lease_s=2.0, drain_s=30.0
+    )
+    assert config.worker_options("decode") == replace(config.worker, drain_s=30.0)
 
 
 def test_steps_are_shorter_than_a_token_may_take() -> None:

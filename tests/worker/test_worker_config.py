@@ -59,3 +59,21 @@ def test_steps_are_bounded_in_time_by_device_and_lease() -> None:
     assert asked.longest_step_s == 0.5
     unbounded = WorkerConfig(model=Path("m"), itl_target_ms=0.0)
     assert unbounded.itl_target_s(on_cuda=True) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "endpoint"),
+    [
+        ({}, "127.0.0.1:7001"),
+        ({"host": "0.0.0.0", "advertise": "10.88.1.11"}, "10.88.1.11:7001"),
+        ({"host": "::", "advertise": "fd00::11"}, "[fd00::11]:7001"),
+        ({"host": "[::1]"}, "[::1]:7001"),
+    ],
+)
+def test_peers_are_told_the_advertised_host(settings: dict[str, Any], endpoint: str) -> None:
+    assert WorkerConfig(model=Path("m"), **settings).endpoint(7001) == endpoint
+
+
+def test_a_drain_has_a_limit() -> None:
+    with pytest.raises(ConfigError, match="drain-s is -1"):
+        WorkerConfig(model=Path("m"), drain_s=-1.0)

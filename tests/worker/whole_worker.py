@@ -106,6 +106,10 @@ class WholeWorker:
         self._thread.start()
         await self._server.start()
 
+    def put(self, command: Command) -> None:
+        """Give the engine thread a command."""
+        self._inbox.put(command)
+
     async def stop(self) -> None:
         """End it, then compare the block accounts."""
         self._inbox.put(Stop())
@@ -164,6 +168,7 @@ class Router:
 
     def __init__(self, worker: WholeWorker) -> None:
         self.legs: dict[str, Leg] = {}
+        self.draining = False
         self._channel = grpc.aio.insecure_channel(worker.endpoint)
         stub: Any = WorkerStub(self._channel)
         self._call = stub.Serve()
@@ -189,6 +194,8 @@ class Router:
 
     async def _read(self) -> None:
         async for message in self._call:
+            if message.step.HasField("load"):
+                self.draining = message.step.load.draining
             for output in message.step.outputs:
                 if leg := self.legs.get(output.request_id):
                     leg.tokens.setdefault(output.choice, []).extend(output.tokens)

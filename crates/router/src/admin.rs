@@ -44,6 +44,10 @@ enum AdminError {
     )]
     Unlisted { worker: WorkerId, address: String },
     #[error(
+        "worker {worker} at {address} drains because it was told to end (SIGTERM): start it again"
+    )]
+    Ending { worker: WorkerId, address: String },
+    #[error(
         "the body is no role ({0}): send {{\"role\": \"prefill\"}}, {{\"role\": \"decode\"}} or \
          {{\"role\": \"mixed\"}}"
     )]
@@ -61,7 +65,9 @@ impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let status = match self {
             Self::NoWorker { .. } | Self::UnknownPath => StatusCode::NOT_FOUND,
-            Self::NotConnected { .. } | Self::Unlisted { .. } => StatusCode::CONFLICT,
+            Self::NotConnected { .. } | Self::Unlisted { .. } | Self::Ending { .. } => {
+                StatusCode::CONFLICT
+            }
             Self::NoRole(_) => StatusCode::BAD_REQUEST,
             Self::WebPage => StatusCode::FORBIDDEN,
         };
@@ -113,6 +119,7 @@ impl Worker {
         let reasons = [
             (DrainReason::Asked, "asked"),
             (DrainReason::Unlisted, "unlisted"),
+            (DrainReason::Ending, "ending"),
         ];
         let drains = |(reason, _): &(DrainReason, _)| state.drains_because(*reason);
         let identity = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -183,9 +190,12 @@ async fn undrain(State(registry): State<Arc<Registry>>, Path(id): Path<String>) 
         );
         return Ok(Json(worker));
     }
-    Err(AdminError::Unlisted {
-        worker: WorkerId(worker.id),
-        address: worker.address,
+    let unlisted = worker.drains_because.contains(&"unlisted");
+    let (worker, address) = (WorkerId(worker.id), worker.address);
+    Err(if unlisted {
+        AdminError::Unlisted { worker, address }
+    } else {
+        AdminError::Ending { worker, address }
     })
 }
 
@@ -336,6 +346,12 @@ mod tests {
             message(&body).contains("a:1 any more: list it again"),
             "{body}"
         );
+
+        registry.undrain(worker, DrainReason::Unlisted);
+        registry.drain(worker, DrainReason::Ending);
+        let (status, body) = order(&registry, "/workers/0/undrain", "").await;
+        assert_eq!(status, 409);
+        assert!(message(&body).contains("told to end"), "{body}");
 
         let (status, _) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
         assert_eq!(status, 202);

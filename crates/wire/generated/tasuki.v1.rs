@@ -426,6 +426,9 @@ pub struct Load {
     /// prefill engines that it pulled from lately
     #[prost(message, repeated, tag = "18")]
     pub kv_pairs: ::prost::alloc::vec::Vec<KvPair>,
+    /// it was told to end: place nothing here; what runs goes on
+    #[prost(bool, tag = "19")]
+    pub draining: bool,
 }
 /// What one step contained and how long it took: a cost model is fitted to many of these.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

@@ -153,6 +153,7 @@ class WorkerOptions:
     step_timeout_s: float | None = None
     pull_timeout_s: float | None = None
     kv_digest: str | None = None
+    drain_s: float | None = None
     state_log_s: float | None = None
     all_reduce: str | None = None
     dispatch: str | None = None
@@ -272,8 +273,11 @@ class ServeConfig:
     control_socket: Path | None = None
 
     def worker_options(self, role: str) -> WorkerOptions:
-        """Of the workers of a role. Unless it is said, steps follow from the time per token."""
-        options = self.worker
+        """Of the workers of a role. Unless it is said, steps follow from the time per token.
+
+        They drain as long as the router does.
+        """
+        options = replace(self.worker, drain_s=self.router.drain_s)
         if options.itl_target_ms is None and self.router.tpot_target_ms is not None:
             options = replace(options, itl_target_ms=STEP_SHARE * self.router.tpot_target_ms)
         return replace(options, **self.role_options.get(role, {}))

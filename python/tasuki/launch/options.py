@@ -129,6 +129,14 @@ KvDigest = Annotated[
         metavar="WHICH",
     ),
 ]
+WorkerDrain = Annotated[
+    float | None,
+    _option(
+        "After SIGTERM the worker gets no new requests, and what runs may take so many seconds"
+        " [30]; 0: it ends at once, and routers place its requests again.",
+        "--drain-s",
+    ),
+]
 StateLog = Annotated[
     float | None,
     _option(
@@ -220,7 +228,15 @@ Nodes = Annotated[
 ]
 NodeRank = Annotated[int, _option("Number of this host among --nodes, from 0 [0].", "--rank")]
 WorkerPort = Annotated[int, _option("Port to bind [0: any free one].")]
-WorkerHost = Annotated[str, _option("Address the worker binds and tells its peers [127.0.0.1].")]
+WorkerHost = Annotated[str, _option("Address the worker binds [127.0.0.1].")]
+Advertise = Annotated[
+    str | None,
+    _option(
+        "Host where routers and other workers reach the worker; KV moves over its network"
+        " [--host].",
+        metavar="HOST",
+    ),
+]
 WorkerName = Annotated[str, _option("Name in logs.")]
 ServedName = Annotated[str, _option("Name of the model, told to routers [the folder's name].")]
 Role = Annotated[

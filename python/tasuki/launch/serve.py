@@ -33,7 +33,7 @@ from tasuki.models.fetch import resolve_model
 
 _ROUTER = "router"
 _HEALTH_TIMEOUT_S = 30.0
-_WORKER_GRACE_S = 5.0
+_WORKER_GRACE_S = 10.0  # beyond the drain, to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,8 @@ def _end(supervisor: Supervisor, drain_s: float) -> None:
     if len(workers) < len(supervisor.names()):
         say("stopping: the router drains …")
         supervisor.stop([_ROUTER], drain_s + 2.0)
-    supervisor.stop(workers, _WORKER_GRACE_S)
+    # With the router gone nothing is left to drain: they end at once unless one hangs.
+    supervisor.stop(workers, drain_s + _WORKER_GRACE_S)
     say("stopped")
 
 

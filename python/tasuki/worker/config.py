@@ -69,7 +69,8 @@ class WorkerConfig:
         model: Local model folder.
         name: Shown in logs and to the router's operator.
         role: One of `ROLES`; a preference of the router, not a limit.
-        host: Address to bind and to tell peers.
+        host: Address to bind.
+        advertise: Host that routers and peers are told; None: `host`.
         port: 0 picks a free one.
         tensor_parallel: Ranks that the model is divided among, each a process with a
             GPU of its own; on the CPU with a share of the cores.
@@ -104,6 +105,8 @@ class WorkerConfig:
             placed again, or fails (the router's `--on-kv-loss`).
         kv_digest: One of `tasuki.kv.config.DIGESTS`: whether KV that is pulled is compared with
             digests of what the prefill worker announced: never, one unit in 16, all.
+        drain_s: After SIGTERM, how long running legs and leases may take; 0: the worker ends
+            at once, and routers place its requests again.
         state_log_s: Between lines of the log that say what the worker does; 0: none.
         transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
             another.
@@ -124,6 +127,7 @@ class WorkerConfig:
     served_name: str = ""
     role: str = "mixed"
     host: str = "127.0.0.1"
+    advertise: str | None = None
     port: int = 0
     tensor_parallel: int = 1
     nodes: tuple[str, ...] = ()
@@ -147,6 +151,7 @@ class WorkerConfig:
     step_timeout_s: float = 30.0
     pull_timeout_s: float = 30.0
     kv_digest: str = "off"
+    drain_s: float = 30.0
     state_log_s: float = 10.0
     transport: str = "nixl"
     require_transport: str = ""
@@ -191,6 +196,7 @@ class WorkerConfig:
         _in_range("lease-s", self.lease_s, *LEASE_RANGE_S)
         _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
         _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
+        _in_range("drain-s", self.drain_s, 0.0, 86_400.0)
         _in_range("state-log-s", self.state_log_s, 0.0, 86_400.0)
 
     def _check_nodes(self) -> None:
@@ -214,6 +220,15 @@ class WorkerConfig:
         """Certificates of the connections with routers and other workers; None: plain."""
         return Fleet.of(self.fleet_cert, self.fleet_key, self.fleet_ca)
 
+    @property
+    def reachable_host(self) -> str:
+        """Where routers and peers reach this worker; its network carries the KV."""
+        return self.advertise or self.host
+
+    def endpoint(self, port: int) -> str:
+        """`host:port` that routers and peers are told, for the port that was bound."""
+        return join_host_port(self.reachable_host, port)
+
     def limits(self, on_cuda: bool) -> Limits:
         """What was asked for, the rest as is good for the device, whatever the role."""
         good = _CUDA_LIMITS if on_cuda else _CPU_LIMITS
@@ -233,6 +248,11 @@ class WorkerConfig:
     def longest_step_s(self) -> float:
         """How long a step that only computes prompts may take: well within a lease."""
         return min(_LONGEST_STEP_S, self.lease_s / _STEPS_PER_LEASE)
+
+
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def check_device(device: str) -> None:

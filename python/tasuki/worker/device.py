@@ -95,7 +95,7 @@ def gpu_address(device: torch.device) -> str:
 def network_of(config: WorkerConfig, device: torch.device) -> Network:
     """What the transfers of the rank on `device` may use."""
     return Network(
-        host=config.host,
+        host=config.reachable_host,
         gpu=gpu_address(device),
         rdma=config.rdma_devices,
         require=config.require_transport,

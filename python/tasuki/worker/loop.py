@@ -25,6 +25,7 @@ from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
 from tasuki.worker.convert import ROLES, failed_leg, load_to_wire
+from tasuki.worker.drain import Drain, Held
 from tasuki.worker.grammar_pool import Compiled, GrammarPool
 from tasuki.worker.sessions import Session, Sessions
 from tasuki.worker.state_log import StateLog
@@ -102,6 +103,17 @@ class Flushed:
     """The prefix cache is to be emptied."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrainOrdered:
+    """The worker is to end when nothing is lost by it.
+
+    Attributes:
+        on_drained: Called then, once, from the engine thread.
+    """
+
+    on_drained: Callable[[], None]
+
+
 class Wake:
     """Something happened elsewhere (a KV message, a finished pull): take a turn."""
 
@@ -121,6 +133,7 @@ Command = (
     | RoleSet
     | Resynced
     | Flushed
+    | DrainOrdered
     | Wake
     | Stop
 )
@@ -169,6 +182,8 @@ class EngineLoop(threading.Thread):
         self._report_s = self._heartbeat_s
         """When routers get the load next, unless a step of theirs brings it."""
         self._stopping = False
+        self._drain: Drain | None = None
+        self._on_drained: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         sys.setswitchinterval(_SWITCH_S)
@@ -181,6 +196,8 @@ class EngineLoop(threading.Thread):
                     self._turn()  # launches, or collects what is over
                 if now_s() >= self._report_s:
                     self._report()
+                if self._drain is not None:
+                    self._end_if_drained(self._drain)
         except BaseException as failure:
             log.exception("the engine thread failed")
             self._on_failure(failure)
@@ -193,6 +210,8 @@ class EngineLoop(threading.Thread):
             glance at a device that still computes.
         """
         until_s = min(self._report_s, self._handoffs.next_deadline() or self._report_s)
+        if self._drain is not None:
+            until_s = min(until_s, self._drain.next_look_s(now_s()))
         glance = False
         if self._engine.has_work():
             look_s = now_s() + min(self._engine.due_in_s(), _POLL_S)
@@ -295,10 +314,23 @@ class EngineLoop(threading.Thread):
                 self._reset_cache(session)
             case Flushed():
                 self._engine.flush_cache()
+            case DrainOrdered(on_drained):
+                self._drain, self._on_drained = Drain(now_s()), on_drained
+                self._report_s = now_s()  # the sooner routers know, the fewer submits cross
             case Stop():
                 self._stopping = True
             case Wake():
                 pass
+
+    def _end_if_drained(self, drain: Drain) -> None:
+        held = Held(
+            routers=len(self._sessions.all()),
+            legs=self._sessions.requests,
+            leased_blocks=self._handoffs.leased_blocks,
+        )
+        if drain.may_end(now_s(), held):
+            self._on_drained()
+            self._on_drained = lambda: None
 
     def _reset_cache(self, session: Session) -> None:
         self._pass_cache_changes()  # what happened before is in the list of all
@@ -337,4 +369,6 @@ class EngineLoop(threading.Thread):
             self._handoffs.abort(request_id)
 
     def _load(self) -> pb.Load:
-        return load_to_wire(self._engine.load(), self._engine.counters(), self._handoffs)
+        load = load_to_wire(self._engine.load(), self._engine.counters(), self._handoffs)
+        load.draining = self._drain is not None
+        return load

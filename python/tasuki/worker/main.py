@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import queue
-import signal
 import sys
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from tasuki import background
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import machine
 from tasuki.kv.config import DIGESTS
@@ -28,12 +28,13 @@ from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from tasuki.worker.build import Built, build
 from tasuki.worker.checked import check_first
-from tasuki.worker.config import WorkerConfig
+from tasuki.worker.config import WorkerConfig, join_host_port
 from tasuki.worker.failures import Failures
 from tasuki.worker.host_process import run_host
 from tasuki.worker.hosts import nodes_key
 from tasuki.worker.loop import Command, EngineLoop, Stop, Wake
 from tasuki.worker.server import SERVER_OPTIONS, WorkerService
+from tasuki.worker.shutdown import Shutdown
 from tasuki.worker.startup import Phases, keep_compiled, process_begun_s
 from tasuki.worker.state_log import State, StateLog
 from tasuki.worker.watchdog import Watchdog
@@ -48,7 +49,7 @@ class BindError(TasukiError):
 
 
 def run(config: WorkerConfig) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, and then until what runs has ended (`shutdown.py`).
 
     Returns:
         0, after a signal. After a failure (failures.py) the process exits from here, with 1.
@@ -103,7 +104,7 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
     add_KvServicer_to_server(handoffs.servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = _bind(server, config)
-    built.info.kv_endpoint = f"{config.host}:{port}"
+    built.info.kv_endpoint = endpoint = config.endpoint(port)
 
     done = loop.create_future()
 
@@ -130,8 +131,12 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
         grammars=built.grammars,
         state_log=StateLog(config.state_log_s, state),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, finish, 0)
+
+    def on_drain() -> None:
+        stopped = health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        background.start(stopped, "health")
+
+    Shutdown(loop, inbox, config.drain_s, on_drain, lambda: finish(0)).listen()
     gc.collect()
     gc.freeze()  # what is here stays: no collection looks at it again in the middle of a step
     atexit.register(gc.unfreeze)  # else Triton reports leaks at the end
@@ -140,7 +145,7 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
     await server.start()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     log.info("%s", phases.summary())
-    print(f"ready {config.host}:{port}", flush=True)
+    print(f"ready {endpoint}", flush=True)
 
     code: int = await done
     await health.enter_graceful_shutdown()
@@ -155,7 +160,7 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
 
 
 def _bind(server: grpc.aio.Server, config: WorkerConfig) -> int:
-    address = f"{config.host}:{config.port}"
+    address = join_host_port(config.host, config.port)
     try:
         if config.fleet is None:
             port = server.add_insecure_port(address)

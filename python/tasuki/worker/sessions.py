@@ -7,7 +7,7 @@ the engine thread only ever hands messages over with `send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tasuki.engine.api import Output, StepResult
 from tasuki.v1 import worker_pb2 as pb
@@ -141,8 +141,13 @@ class Sessions:
         for session in self.all():
             session.send(message)
 
-    def all(self) -> Iterable[Session]:
+    def all(self) -> Collection[Session]:
         return tuple(self._open)
+
+    @property
+    def requests(self) -> int:
+        """Legs of all routers that have not ended."""
+        return len(self._owner)
 
 
 def _position(output: Output) -> int:

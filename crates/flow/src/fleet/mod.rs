@@ -180,6 +180,9 @@ impl FleetState {
             return false;
         };
         state.last_report = now;
+        if let Some(load) = load {
+            state.take_ending(load.is_draining);
+        }
         let recovered = state.recover();
         if let Some(load) = load {
             let (class, samples) = (state.view.hardware, state.take_load(load));

@@ -46,6 +46,8 @@ pub struct LoadReport {
     pub waiting_sequences: u32,
     /// That the decoding ones attend to.
     pub running_kv_tokens: u64,
+    /// It was told to end: new work would hold it up.
+    pub is_draining: bool,
     /// The last step that only decoded.
     pub last_decode: Option<StepSample>,
     /// The last step that computed prompt tokens.

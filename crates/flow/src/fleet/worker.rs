@@ -44,6 +44,8 @@ pub enum DrainReason {
     Asked,
     /// Its address is not in the deployment any more.
     Unlisted,
+    /// The worker says that it was told to end.
+    Ending,
 }
 
 /// The handoff of a leg that has ended, and its prompt.
@@ -102,6 +104,7 @@ impl WorkerState {
     /// A new connection: nothing of ours is there, nothing is measured yet.
     pub(super) fn connect(&mut self, connection: u64, now: Duration) {
         self.last_report = now;
+        self.take_ending(false);
         self.view.health = self.health_when_up();
         self.view.load = ReportedLoad {
             free_blocks: self.view.capacity.total_blocks,
@@ -119,6 +122,15 @@ impl WorkerState {
             Health::Failing
         } else {
             Health::Ready
+        }
+    }
+
+    /// Takes over whether the worker says that it is going to end.
+    pub(super) fn take_ending(&mut self, is_ending: bool) {
+        if is_ending {
+            self.drain.insert(DrainReason::Ending);
+        } else {
+            self.drain.remove(&DrainReason::Ending);
         }
     }
 
@@ -141,7 +153,7 @@ impl WorkerState {
         self.view.health == Health::Draining && self.recover()
     }
 
-    /// Whether an operator, or the loss of its address, keeps new work away.
+    /// Whether this keeps new work away.
     pub fn drains_because(&self, reason: DrainReason) -> bool {
         self.drain.contains(&reason)
     }

@@ -159,13 +159,17 @@ pub async fn keep_connected(
         registry,
         dialling,
         key: None,
+        is_ending: false,
     };
     let mut pause = FIRST_PAUSE;
     let mut logged = String::new();
     loop {
         let Err(error) = stream.connect_and_listen().await;
         stream.registry.on_unreachable(worker);
-        if stream.leave() {
+        if stream.is_ending && stream.leave() {
+            pause = FIRST_PAUSE;
+            tracing::info!(%worker, address = stream.address, "the worker has ended");
+        } else if stream.leave() {
             pause = FIRST_PAUSE;
             tracing::warn!(%worker, address = stream.address, %error, "worker lost");
         } else if logged != error.to_string() {
@@ -192,6 +196,8 @@ struct WorkerStream {
     registry: Arc<Registry>,
     dialling: Dialling,
     key: Option<WorkerKey>,
+    /// Its last load says that it was told to end.
+    is_ending: bool,
 }
 
 impl Drop for WorkerStream {
@@ -248,6 +254,7 @@ impl WorkerStream {
             .registry
             .join(self.worker, admitted, link, Instant::now())?;
         self.key = Some(key);
+        self.is_ending = false;
         tracing::info!(
             worker = %self.worker,
             %role,
@@ -271,9 +278,19 @@ impl WorkerStream {
         }
     }
 
-    fn on_message(&self, key: WorkerKey, message: v1::WorkerMessage) -> Result<(), ConnectError> {
+    fn on_message(
+        &mut self,
+        key: WorkerKey,
+        message: v1::WorkerMessage,
+    ) -> Result<(), ConnectError> {
         match message.message {
             Some(Message::Step(report)) => {
+                let is_ending = report.load.as_ref().map_or(self.is_ending, |load| load.draining);
+                if is_ending && !self.is_ending {
+                    let (worker, address) = (self.worker, &self.address);
+                    tracing::info!(%worker, address, "the worker drains: it was told to end");
+                }
+                self.is_ending = is_ending;
                 let report = wire::report(report);
                 self.registry.on_report(key, report, Instant::now());
             }

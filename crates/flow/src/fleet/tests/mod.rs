@@ -248,6 +248,34 @@ fn a_draining_worker_gets_nothing_new_and_keeps_its_legs() {
 }
 
 #[test]
+fn a_worker_that_says_it_ends_gets_nothing_new_until_it_is_another_one() {
+    let mut fleet = fleet(2);
+    let first = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    fleet.join(WorkerId(1), info("b"), NOW).expect("joined");
+    let leg = fleet.on_dispatched(first, &spec(LegKind::Colocated, 16));
+    assert!(leg.is_some());
+    let ending = LoadReport {
+        is_draining: true,
+        ..idle()
+    };
+    assert!(!fleet.on_report(first, Some(&ending), NOW));
+    assert!(
+        fleet
+            .worker(WorkerId(0))
+            .is_some_and(|w| { w.drains_because(DrainReason::Ending) && w.running_legs() == 1 })
+    );
+    // A report without a load says nothing about it.
+    assert!(!fleet.on_report(first, None, NOW));
+    for _ in 0..4 {
+        let placed = fleet.place(&RequestView::new(10, 5)).expect("a placement");
+        assert_eq!(placed.decode.key.worker, WorkerId(1));
+    }
+    fleet.leave(first);
+    fleet.join(WorkerId(0), info("c"), NOW).expect("joined");
+    assert_eq!(view(&fleet, 0).health, Health::Ready);
+}
+
+#[test]
 fn ids_are_not_used_again_and_a_removed_workers_key_is_dead() {
     let mut fleet = fleet(1);
     let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");

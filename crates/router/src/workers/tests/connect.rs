@@ -222,6 +222,30 @@ async fn a_silent_worker_is_suspected_and_then_lost() {
 }
 
 #[tokio::test]
+async fn a_worker_that_was_told_to_end_gets_nothing_new_until_it_is_back() {
+    let mut worker = FakeWorker::start().await;
+    let linked = link(&[worker.address.to_string()], Liveness::default());
+    let registry = &linked.registry;
+    let session = worker.session().await;
+    session.send(Message::Info(info("a", Role::Mixed)));
+    let is_ready = || registry.readiness(MODEL, Instant::now()).is_ok();
+    until("the worker", is_ready).await;
+    session.report(v1::StepReport {
+        load: Some(v1::Load {
+            draining: true,
+            ..idle()
+        }),
+        ..Default::default()
+    });
+    until("the drain", || health(registry, 0) == Health::Draining).await;
+    assert!(!is_ready());
+    drop(session);
+    let session = worker.session().await;
+    session.send(Message::Info(info("b", Role::Mixed)));
+    until("its next life", is_ready).await;
+}
+
+#[tokio::test]
 async fn role_and_load_follow_the_worker() {
     let mut worker = FakeWorker::start().await;
     let linked = link(&[worker.address.to_string()], Liveness::default());

@@ -1,0 +1,37 @@
+"""The health check of images: a worker that serves, one that drains, none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from tasuki.worker.health import is_serving
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, health.HealthServicer]]:
+    made = grpc.server(futures.ThreadPoolExecutor(1))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, made)
+    port = made.add_insecure_port("127.0.0.1:0")
+    made.start()
+    yield f"127.0.0.1:{port}", servicer
+    made.stop(0).wait()
+
+
+def test_serving_is_healthy_and_draining_is_not(
+    server: tuple[str, health.HealthServicer],
+) -> None:
+    address, servicer = server
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    assert is_serving(address)
+    servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert not is_serving(address)
+
+
+def test_nobody_is_not_healthy() -> None:
+    assert not is_serving("127.0.0.1:1", timeout_s=2.0)
