@@ -130,7 +130,7 @@ def test_workers_that_join_get_free_gpus_and_ports() -> None:
 def test_the_router_gets_the_workers_file_and_every_name() -> None:
     config = ServeConfig(model="smollm2-135m")
     spec = topology.router_spec(config, MODEL, Path("/logs/workers.txt"), 8000)
-    assert words_after(spec, "--workers-file") == ["/logs/workers.txt"]
+    assert words_after(spec, "--discover") == ["file:/logs/workers.txt"]
     assert words_after(spec, "--served-model-name") == ["smollm2-135m-instruct", "smollm2-135m"]
 
 

@@ -42,7 +42,7 @@ def test_a_file_moves_the_work_from_one_worker_to_another(
     file = tmp_path / "workers"
     list_workers(file)
     arguments = ["--model", str(tiny.model_path), "--served-model-name", tiny.model, "--port", "0"]
-    router, url = start([*arguments, "--workers-file", str(file), "--worker-drain-s", drain_s])
+    router, url = start([*arguments, "--discover", f"file:{file}", "--worker-drain-s", drain_s])
     client = Client(url, tiny.model)
     assert client.http.get("/ready").status_code == 503
     known = [

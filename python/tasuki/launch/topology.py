@@ -185,7 +185,7 @@ def router_spec(config: ServeConfig, model: Path, workers: Path, port: int) -> P
     words = ["router", "--host", config.host, "--port", str(port), "--model", str(model)]
     for name in served_names(config, model):
         words += ["--served-model-name", name]
-    words += ["--workers-file", str(workers), *config.router.arguments()]
+    words += ["--discover", f"file:{workers}", *config.router.arguments()]
     return ProcessSpec("router", tuple(words), (), "listening on ")
 
 

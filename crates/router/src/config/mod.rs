@@ -18,7 +18,7 @@ use self::values::{Listen, NamedFolder, listen};
 use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
 use crate::app::HttpSettings;
 use crate::connections::ConnectionLimits;
-use crate::discovery::{Sources, address};
+use crate::discovery::{Source, Sources, address};
 use crate::models::{ModelSpec, Names, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
 use crate::serve;
@@ -60,19 +60,17 @@ pub struct RouterArgs {
     #[arg(long, value_name = "ADDRESS", num_args = 1.., group = "workers", value_parser = address)]
     pub worker: Vec<String>,
 
-    /// File with a worker's address on each line; # begins a comment. It is read again every
-    /// second. Workers whose address is new join, those whose address is gone drain and leave.
-    #[arg(long, value_name = "PATH", group = "workers")]
-    pub workers_file: Option<PathBuf>,
+    /// Where workers' addresses are found while the router runs; several are allowed. file:PATH
+    /// has one on each line, # begins a comment, and is read again every second. dns:HOST:PORT
+    /// has those of a name's A and AAAA records. kubernetes:[NAMESPACE/]SERVICE[:PORTNAME] has
+    /// the endpoints of a Service. Workers whose address is new join, those whose address is
+    /// gone drain and leave.
+    #[arg(long, value_name = "SOURCE", num_args = 1.., group = "workers")]
+    pub discover: Vec<Source>,
 
-    /// Name whose A and AAAA records are the workers' addresses, HOST:PORT, or a URL with such
-    /// a name; several are allowed.
-    #[arg(long, value_name = "ADDRESS", num_args = 1.., group = "workers", value_parser = address)]
-    pub workers_dns: Vec<String>,
-
-    /// How often the names of --workers-dns are resolved.
+    /// How often the names of --discover dns: are resolved.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = positive_seconds)]
-    pub workers_dns_interval_s: f64,
+    pub dns_interval_s: f64,
 
     /// How long the requests of a worker go on whose address is gone. What still runs then is
     /// placed on other workers.
@@ -295,8 +293,12 @@ impl RouterArgs {
 
     /// Whether some worker is, or may come to be, of another engine.
     fn may_have_foreign(&self) -> bool {
-        let mut names = self.worker.iter().chain(&self.workers_dns);
-        self.workers_file.is_some() || names.any(|name| name.contains("://"))
+        self.worker.iter().any(|name| name.contains("://"))
+            || self.discover.iter().any(|source| match source {
+                Source::File(_) => true,
+                Source::Dns(name) => name.contains("://"),
+                Source::Kubernetes(_) => false,
+            })
     }
 
     /// What the HTTP side needs to know.
@@ -332,9 +334,8 @@ impl RouterArgs {
             models: models.iter().map(ModelSpec::worker_names).collect(),
             workers: Sources {
                 list: self.worker.clone(),
-                file: self.workers_file.clone(),
-                dns: self.workers_dns.clone(),
-                dns_interval: Duration::from_secs_f64(self.workers_dns_interval_s),
+                discover: self.discover.clone(),
+                dns_interval: Duration::from_secs_f64(self.dns_interval_s),
             },
             transport: WorkerTransport::Plain,
             worker_drain: Duration::from_secs_f64(self.worker_drain_s),

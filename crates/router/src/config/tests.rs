@@ -44,15 +44,20 @@ fn defaults_and_repeated_options() {
     assert_eq!(args.models().unwrap().models[0].names, ["a", "d"]);
     let args = parse("--worker vllm://a:1 --worker sglang://b:2?role=prefill").unwrap();
     assert_eq!(args.worker, ["vllm://a:1", "sglang://b:2?role=prefill"]);
-    let names = parse("--model m --workers-file w.txt --alias x=theirs").unwrap();
+    let names = parse("--model m --discover file:w.txt --alias x=theirs").unwrap();
     let theirs = ("x".to_owned(), "theirs".to_owned());
     assert_eq!(names.models().unwrap().foreign, [theirs]);
-    let args = parse("--model m --workers-file w.txt --workers-dns a:1").unwrap();
+    let args = parse("--model m --discover file:w.txt dns:a:1").unwrap();
     let sources = args.serving(&[]).workers;
-    assert_eq!(sources.file, Some(PathBuf::from("w.txt")));
     assert_eq!(
-        (sources.list.len(), sources.dns),
-        (0, vec!["a:1".to_owned()])
+        (sources.list.len(), sources.discover),
+        (
+            0,
+            vec![
+                Source::File(PathBuf::from("w.txt")),
+                Source::Dns("a:1".to_owned())
+            ]
+        )
     );
 }
 
@@ -67,8 +72,9 @@ fn bad_values_are_refused() {
         "--worker vllm://a:1?role=both",
         "--model =m --worker a:1",
         "--model m --worker a:1 --alias x",
-        "--model m --workers-dns workers",
-        "--model m --workers-dns workers:1 --workers-dns-interval-s 0",
+        "--model m --discover dns:workers",
+        "--model m --discover workers.txt",
+        "--model m --discover dns:workers:1 --dns-interval-s 0",
         "--model m --worker a:1 --drain-s -1",
         "--model m --worker a:1 --drain-s nan",
         "--model m --worker a:1 --max-concurrent-requests 0",

@@ -32,7 +32,7 @@ impl Dns {
         Self::resolved_by(name, every, Box::new(resolve))
     }
 
-    fn resolved_by(name: String, every: Duration, resolve: Box<Resolve>) -> Self {
+    pub(super) fn resolved_by(name: String, every: Duration, resolve: Box<Resolve>) -> Self {
         let (scheme, rest) = match name.find("://") {
             Some(at) => name.split_at(at + 3),
             None => ("", name.as_str()),
@@ -77,7 +77,7 @@ impl Dns {
             let (name, kept) = (&self.name, self.last.as_ref().map_or(0, Vec::len));
             tracing::warn!(
                 kept,
-                "--workers-dns {name}: {error}; the last addresses stay. If workers exist, check \
+                "--discover dns:{name}: {error}; the last addresses stay. If workers exist, check \
                  the name's A and AAAA records"
             );
             self.logged = error.to_owned();

@@ -51,7 +51,7 @@ impl WatchedFile {
         Self::polled(path, POLL_INTERVAL, UNCHANGED_FOR)
     }
 
-    fn polled(path: PathBuf, every: Duration, unchanged_for: Duration) -> Self {
+    pub(super) fn polled(path: PathBuf, every: Duration, unchanged_for: Duration) -> Self {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -137,7 +137,7 @@ impl WatchedFile {
             let kept = self.taken.as_ref().map_or(0, |(_, set)| set.len());
             tracing::warn!(
                 kept,
-                "--workers-file: {error}; the last good addresses stay"
+                "--discover file: {error}; the last good addresses stay"
             );
             self.logged = error;
         }

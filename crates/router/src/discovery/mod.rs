@@ -3,12 +3,15 @@
 //! A source that fails keeps its last set. `workers::follow` makes the registry match.
 
 mod address;
+#[cfg(test)]
+mod conformance;
 mod dns;
 mod file;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod source;
 
 use std::collections::HashSet;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream, Stream};
@@ -16,6 +19,7 @@ use futures::stream::{self, BoxStream, Stream};
 pub use address::{Address, Engine, ForeignAddress, NotAnAddress};
 pub use dns::Dns;
 pub use file::WatchedFile;
+pub use source::{Source, Sources};
 
 /// Addresses, each HOST:PORT or a URL ([`Address`]), in the order in which the source has them.
 pub type AddressSet = Vec<String>;
@@ -33,29 +37,6 @@ pub struct StaticList(pub AddressSet);
 impl Discovery for StaticList {
     fn watch(self: Box<Self>) -> BoxStream<'static, AddressSet> {
         stream::iter([self.0]).boxed()
-    }
-}
-
-/// What an operator configured.
-#[derive(Debug, Clone, Default)]
-pub struct Sources {
-    pub list: Vec<String>,
-    pub file: Option<PathBuf>,
-    /// Each with a host name: what is found has scheme and parameters of the name.
-    pub dns: Vec<String>,
-    pub dns_interval: Duration,
-}
-
-impl Sources {
-    pub fn open(&self) -> Vec<Box<dyn Discovery>> {
-        let list = StaticList(self.list.clone());
-        let file = self.file.clone().map(WatchedFile::new);
-        let dns = self.dns.iter();
-        let dns = dns.map(|name| Dns::new(name.clone(), self.dns_interval));
-        let mut sources: Vec<Box<dyn Discovery>> = vec![Box::new(list)];
-        sources.extend(file.map(|file| Box::new(file) as _));
-        sources.extend(dns.map(|dns| Box::new(dns) as _));
-        sources
     }
 }
 
@@ -82,7 +63,7 @@ pub fn address(given: &str) -> Result<String, NotAnAddress> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     pub fn set(addresses: &[&str]) -> AddressSet {

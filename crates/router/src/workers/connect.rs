@@ -285,7 +285,10 @@ impl WorkerStream {
     ) -> Result<(), ConnectError> {
         match message.message {
             Some(Message::Step(report)) => {
-                let is_ending = report.load.as_ref().map_or(self.is_ending, |load| load.draining);
+                let is_ending = report
+                    .load
+                    .as_ref()
+                    .map_or(self.is_ending, |load| load.draining);
                 if is_ending && !self.is_ending {
                     let (worker, address) = (self.worker, &self.address);
                     tracing::info!(%worker, address, "the worker drains: it was told to end");
