@@ -1,0 +1,261 @@
+"""The chart's renders: what is promised of them, and that they are what the templates give.
+
+The golden files are rendered by `tools/render_chart.sh HELM tests/deploy/golden`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "deploy/helm/tasuki"
+GOLDEN = Path(__file__).parent / "golden"
+VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+NAMES = [path.stem for path in VALUES]
+TOOLS = Path(os.environ.get("TASUKI_CLUSTER_TOOLS", Path.home() / ".cache/tasuki/cluster-tools"))
+
+Object = dict[str, Any]
+
+
+def helm() -> str:
+    found = TOOLS / "helm"
+    program = str(found) if found.exists() else shutil.which("helm")
+    if program is None:
+        pytest.skip(f"no helm on the path or in {TOOLS}: `make cluster-tools` builds one")
+    return program
+
+
+@functools.cache
+def objects(name: str) -> list[Object]:
+    text = (GOLDEN / f"{name}.yaml").read_text()
+    documents = yaml.load_all(text, Loader=yaml.CSafeLoader)
+    return [document for document in documents if document]
+
+
+def of_kind(name: str, kind: str) -> list[Object]:
+    return [each for each in objects(name) if each["kind"] == kind]
+
+
+def pods(name: str) -> Iterator[tuple[str, Object]]:
+    """Each pod's component and specification."""
+    for deployment in of_kind(name, "Deployment"):
+        template = deployment["spec"]["template"]
+        yield template["metadata"]["labels"]["tasuki.dev/component"], template["spec"]
+
+
+def containers(name: str) -> Iterator[Object]:
+    for _, pod in pods(name):
+        yield from [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def flags(container: Object) -> dict[str, str]:
+    words = [word.partition("=") for word in container.get("args", []) if word.startswith("--")]
+    return {flag: value for flag, _, value in words}
+
+
+@pytest.mark.system
+def test_the_golden_files_are_what_the_templates_give(tmp_path: Path) -> None:
+    render = [str(REPOSITORY / "tools/render_chart.sh"), helm(), str(tmp_path)]
+    subprocess.run(render, check=True, timeout=120)
+    assert sorted(path.stem for path in GOLDEN.iterdir()) == NAMES
+    for name in NAMES:
+        rendered = (tmp_path / f"{name}.yaml").read_text()
+        assert rendered == (GOLDEN / f"{name}.yaml").read_text(), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_container_is_confined(name: str) -> None:
+    for _, pod in pods(name):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(name):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert set(context["capabilities"]) <= {"drop", "add"}
+        assert context["capabilities"].get("add", ["IPC_LOCK"]) == ["IPC_LOCK"]
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/tmp", "/cache"} <= mounts, "what it writes has a place"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_only_right_is_to_watch_endpoint_slices(name: str) -> None:
+    kinds = {each["kind"] for each in objects(name)}
+    assert kinds <= {
+        "Deployment",
+        "Service",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "PodDisruptionBudget",
+        "ScaledObject",
+        "PodMonitor",
+    }, "nothing cluster-wide, no resource of our own"
+    (role,) = of_kind(name, "Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    for component, pod in pods(name):
+        assert pod["automountServiceAccountToken"] == (component == "router")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pod_has_the_time_that_its_drain_takes(name: str) -> None:
+    for component, pod in pods(name):
+        said = flags(pod["containers"][0])
+        drain_s = int(said["--drain-s"]) + int(said.get("--readiness-grace-s", 0))
+        assert pod["terminationGracePeriodSeconds"] == drain_s + 10, component
+        assert "lifecycle" not in pod["containers"][0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_liveness_asks_only_the_process_itself_and_is_slow_to_judge(name: str) -> None:
+    for component, pod in pods(name):
+        (container,) = pod["containers"]
+        liveness, startup = container["livenessProbe"], container["startupProbe"]
+        if component == "router":
+            assert liveness["httpGet"]["path"] == "/live"
+            assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+        assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60
+        least_s = 3600 if component == "worker" else 60
+        assert startup.get("periodSeconds", 10) * startup["failureThreshold"] >= least_s
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_selectors_find_the_pods(name: str) -> None:
+    labels = [d["spec"]["template"]["metadata"]["labels"] for d in of_kind(name, "Deployment")]
+
+    def found(selector: dict[str, str]) -> int:
+        return sum(selector.items() <= each.items() for each in labels)
+
+    for deployment in of_kind(name, "Deployment"):
+        assert found(deployment["spec"]["selector"]["matchLabels"]) == 1
+    for budget in of_kind(name, "PodDisruptionBudget"):
+        assert found(budget["spec"]["selector"]["matchLabels"]) == 1
+    for service in of_kind(name, "Service"):
+        is_workers = service["spec"].get("clusterIP") == "None"
+        assert found(service["spec"]["selector"]) == (len(labels) - 1 if is_workers else 1)
+    for monitor in of_kind(name, "PodMonitor"):
+        assert found(monitor["spec"]["selector"]["matchLabels"]) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flags_metrics_and_volumes_exist(name: str) -> None:
+    known = (REPOSITORY / "docs/configuration.md").read_text()
+    for container in containers(name):
+        for flag in flags(container):
+            assert f"`{flag}" in known, flag
+    metrics = (REPOSITORY / "docs/metrics.md").read_text()
+    for scaled in of_kind(name, "ScaledObject"):
+        for trigger in scaled["spec"]["triggers"]:
+            for metric in re.findall(r"tasuki_\w+", trigger["metadata"]["query"]):
+                assert f"`{metric}`" in metrics, metric
+    for _, pod in pods(name):
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        used = [c["volumeMounts"] for c in [*pod.get("initContainers", []), *pod["containers"]]]
+        assert {mount["name"] for mounts in used for mount in mounts} == volumes
+
+
+def test_pools_scale_by_the_measure_of_their_role() -> None:
+    scaled = of_kind("autoscaling", "ScaledObject")
+    queries = {
+        each["spec"]["scaleTargetRef"]["name"]: [
+            re.findall(r"tasuki_\w+", trigger["metadata"]["query"])[0]
+            for trigger in each["spec"]["triggers"]
+        ]
+        for each in scaled
+    }
+    queue, blocks = "tasuki_admission_waiting_prompt_tokens", "tasuki_worker_free_blocks"
+    assert queries == {
+        "demo-tasuki-prefill": [queue],
+        "demo-tasuki-decode": [blocks],
+        "demo-tasuki-both": [queue, blocks],
+    }
+    for deployment in of_kind("autoscaling", "Deployment"):
+        is_scaled = deployment["metadata"]["name"] in queries
+        assert ("replicas" in deployment["spec"]) != is_scaled, "an upgrade would undo scaling"
+
+
+def test_what_gpus_need_is_plain_values() -> None:
+    (decode,) = [pod for _, pod in pods("gpus") if pod.get("priorityClassName") == "tasuki-decode"]
+    (container,) = decode["containers"]
+    assert container["resources"]["limits"] == {
+        "nvidia.com/gpu": "4",
+        "rdma/hca": "1",
+        "hugepages-2Mi": "1Gi",
+    }
+    assert flags(container)["--tp"] == "4"
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    volumes = {volume["name"]: volume for volume in decode["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert volumes["model"]["hostPath"] == {"path": "/var/lib/models", "type": "Directory"}
+
+
+def test_certificates_close_the_way_for_plain_probes() -> None:
+    for component, pod in pods("secrets"):
+        said = flags(pod["containers"][0])
+        assert "--fleet-cert" in said
+        probe = pod["containers"][0]["readinessProbe"]
+        if component == "router":
+            assert probe["httpGet"]["scheme"] == "HTTPS"
+        else:
+            assert "tcpSocket" in probe, "a grpc probe has no certificate"
+
+
+class TestValues:
+    validator = jsonschema.Draft202012Validator(
+        json.loads((CHART / "values.schema.json").read_text())
+    )
+    defaults: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    @pytest.mark.parametrize("path", VALUES, ids=NAMES)
+    def test_every_default_and_every_file_is_valid(self, path: Path) -> None:
+        self.validator.validate(self.defaults)
+        self.validator.validate(merge(self.defaults, yaml.safe_load(path.read_text())))
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ({"worker": {"gpu": 1}}, "'gpu' was unexpected"),
+            ({"pools": {"decode": {"role": "both"}}}, "'both' is not one of"),
+            ({"pools": {"more": {"role": "decode"}}}, "'replicas' is a required property"),
+            ({"router": {"replicas": 0}}, "0 is less than the minimum of 1"),
+            ({"model": {"source": "llama"}}, "does not match"),
+            ({"cache": {"volume": {"emptyDir": {}, "hostPath": {}}}}, "is not valid under any"),
+            ({"podSecurity": {"runAsUser": 0}}, "0 is less than the minimum of 1"),
+        ],
+    )
+    def test_what_is_wrong_is_refused(self, given: Object, says: str) -> None:
+        with pytest.raises(jsonschema.ValidationError, match=re.escape(says)):
+            self.validator.validate(merge(self.defaults, given))
+
+
+def merge(base: Any, over: Any) -> Any:
+    """As Helm merges values: objects by key, null removes."""
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    merged = dict(base)
+    for key, value in over.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(base.get(key), value)
+    return merged
