@@ -49,7 +49,8 @@ impl Planner<'_> {
     /// Simulates a design at rising rates.
     pub fn probe(&self, design: &Design, estimated: f64) -> Result<Found, SimulateError> {
         let start = estimated.max(0.01);
-        let (mut good, mut bad): (Option<(Seeing, Run)>, Option<(f64, Seeing)>) = (None, None);
+        let mut good: Option<(Seeing, Run)> = None;
+        let mut bad: Option<(f64, Seeing)> = None;
         let mut rate = start;
         for _ in 0..MOST_PROBES {
             let run = self.run(design, rate)?;

@@ -262,6 +262,7 @@ impl Worker {
             running_kv_tokens: self.decodes.kv_tokens().saturating_sub(u64::from(decoding)),
             last_decode: self.samples[0],
             last_prefill: self.samples[1],
+            is_draining: false,
         }
     }
 
