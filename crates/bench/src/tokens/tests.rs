@@ -56,7 +56,7 @@ fn text(prompt: Prompt) -> String {
     match prompt {
         Prompt::Text(text) => text,
         Prompt::Messages(messages) => messages.into_iter().map(|(_, content)| content).collect(),
-        Prompt::Tokens(tokens) => panic!("token ids: {tokens:?}"),
+        other => panic!("no text: {other:?}"),
     }
 }
 
