@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,23 +19,14 @@ pytestmark = pytest.mark.faults
 DRAIN_S = "300"
 
 
-@pytest.fixture(scope="module")
-def system(
-    tiny_model: Path, deploy_for_module: Callable[[Options], Deployment], pace: Pace
-) -> Deployment:
+@pytest.fixture
+def system(tiny_model: Path, deploy: Callable[[Options], Deployment], pace: Pace) -> Deployment:
+    """Of each test, so that nothing is cached where a prompt would then go whole."""
     names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
     options = ("--kv-memory", "50000000", "--max-batched-tokens", "256", "--drain-s", DRAIN_S)
-    return deploy_for_module(
+    return deploy(
         Options(tiny_model, prefill=2, decode=2, worker=options, modules=pace.modules(*names))
     )
-
-
-@pytest.fixture(autouse=True)
-def settled(system: Deployment) -> Iterator[None]:
-    """After each test: who drained is back."""
-    yield
-    system.restore()
-    system.wait_idle()
 
 
 def number(system: Deployment, name: str) -> str:
