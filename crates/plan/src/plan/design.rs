@@ -101,7 +101,10 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
         }
         for prefill in parts(rest) {
             let rest = rest - prefill.gpus();
-            for &tensor_parallel in degrees.iter().filter(|degree| rest.is_multiple_of(**degree)) {
+            for &tensor_parallel in degrees
+                .iter()
+                .filter(|degree| rest.is_multiple_of(**degree))
+            {
                 let workers = rest / tensor_parallel;
                 let decode = if workers == 0 {
                     Part::default()
