@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_an_actors_death_costs_no_answer(
     actor.kill()
     await_end([worker])  # it ends with its actor
     until(lambda: "mixed-0 is back" in process.output(), process.tail, deadline_s=120)
+    ready = partial(cluster.namespace.run, client.http.get, "/ready")
+    until(lambda: ready().status_code == 200, process.tail)  # the router is connected to it
     assert answer() == before
 
     again = workers()["mixed-0"]

@@ -212,10 +212,12 @@ def test_a_mixed_batch_by_the_kernel_is_that_of_the_cpu() -> None:
     draws = [Draw.next(request.sequences[0], 0) for request in requests]
     adjusted = Penalties(logits.device).adjust(logits, [1, 3], [draws[1], draws[3]], None)
     best = greedy(logits)
-    arguments = (range(5), draws)
-    here = sampler._on_cpu(logits, *arguments, adjusted, [1, 3], best).tolist()
-    there = sampler._on_gpu(
-        logits.to(DEVICE), *arguments, adjusted.to(DEVICE), [1, 3], best.to(DEVICE)
-    ).tolist()
+    prepared = sampler.Prepared(logits, range(5), draws, best, adjusted, [1, 3])
+    here = sampler._on_cpu(prepared).tolist()
+    sent = sampler.Prepared(
+        logits.to(DEVICE), range(5), draws, best.to(DEVICE), adjusted.to(DEVICE), [1, 3]
+    )
+    sent.table = torch.from_numpy(sampler._table(sent)).to(DEVICE)
+    there = sampler._on_gpu(sent).tolist()
     assert here == there
     assert here[0] == 7

@@ -35,7 +35,8 @@ from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention
 from tasuki.device_limits import CAPABILITY, limits_of
 from tasuki.execution import draw_kernel, penalty_kernel
-from tasuki.models import fp8_linear, kernels, one_row_op
+from tasuki.kv import digest_kernel
+from tasuki.models import fp8_kernels, fp8_linear, kernels, one_row_op
 from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.gemms import FewRows
 from tasuki.models.layers import PlainLinear
@@ -90,13 +91,15 @@ def compile_only() -> None:
 
 
 def kernels_there_are() -> list[str]:
-    """Names of all kernels in the package; those that only kernels call are none."""
+    """Names of all kernels that such a GPU may run; those that only kernels call are none."""
     package = Path(tasuki.__file__).parent
     found: dict[str, JITFunction] = {}
     for path in package.rglob("*.py"):
         if "@triton.jit" in path.read_text():
             name = ".".join(path.relative_to(package).with_suffix("").parts)
             module = importlib.import_module(f"tasuki.{name}")
+            if module is fp8_kernels and not LIMITS.has_fp8:
+                continue
             found |= {
                 n: f
                 for n, f in vars(module).items()
@@ -248,6 +251,14 @@ def attention(full: bool) -> None:
     tables.flatten(block_tables, torch.empty(5, dtype=torch.int32), 8, block_tables.view(-1))
 
 
+def digests(_full: bool) -> None:
+    """Digests of units of a pool's blocks."""
+    words, units = torch.empty(4, 2, 6, 64, dtype=torch.int32), torch.empty(3, dtype=torch.int64)
+    with label("digests"):
+        keys = torch.empty(6, dtype=torch.int64), torch.empty(32, dtype=torch.int64)
+        digest_kernel.digest(words, units, 2, 0, 2, *keys)
+
+
 def decodes(rows: int) -> Batch:
     """A batch of so many decodes, of which nothing but the lists is read."""
     numbers = torch.empty(rows, dtype=torch.int64)
@@ -259,7 +270,7 @@ if __name__ == "__main__":
     assert os.environ[CAPABILITY] and "TRITON_INTERPRET" not in os.environ
     compile_only()
     every = sys.argv[1] == "full"
-    for part in (gemms, fp8_gemms, fused, attention):
+    for part in (gemms, fp8_gemms, fused, attention, digests):
         part(every)
     print(
         json.dumps(

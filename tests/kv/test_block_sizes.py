@@ -195,7 +195,7 @@ def hand_over(case: Case, choose: random.Random, reader: Reader) -> DecodeHandof
         for _ in range(choose.choice((1, 1, 2))):  # some are repeated
             assert handoff.understands(announce)
             handoff.hear(announce)
-            pairs, blocks = handoff.take_unread()
+            pairs, blocks, _ = handoff.take_unread()
             assert bool(pairs) == bool(blocks)
             if pairs:
                 units = size // math.gcd(size, case.prefill.block_size)

@@ -13,7 +13,7 @@ from paged import Paged, Sequence
 from support.kernels import DEVICE
 from tiny import save
 
-from tasuki.models import gemms, kernels, layers
+from tasuki.models import gemm_tiles, gemms, kernels, layers
 from tasuki.models.kernels import add_norm, gated, norm
 from tasuki.models.loader import load_model
 from tasuki.models.ops_cuda import CudaOps
@@ -114,8 +114,8 @@ def test_model_whose_norms_are_its_gemms_equals_transformers(
     normed: list[int] = []
     run = kernels.norm
     monkeypatch.setattr(kernels, "norm", lambda x, *a: (normed.append(x.shape[0]), run(x, *a))[1])
-    monkeypatch.setattr(gemms, "_COLUMNS", 16)
-    monkeypatch.setattr(gemms, "_COLUMNS_OF_GATED", 16)
+    monkeypatch.setattr(gemm_tiles, "COLUMNS", 16)
+    monkeypatch.setattr(gemm_tiles, "COLUMNS_OF_GATED", 16)
     monkeypatch.setattr(gemms, "_WEIGHTED", (half,))
     monkeypatch.setattr(layers, "_packing_works", lambda _: False)
     reference = save("qwen3", tmp_path).to(DEVICE)

@@ -34,8 +34,10 @@ def environment(**extra: str) -> dict[str, str]:
         )
         if p
     )
+    # Agents of NIXL in the tests' own process choose a network for themselves by this variable.
+    inherited = {name: value for name, value in os.environ.items() if name != "UCX_NET_DEVICES"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
