@@ -348,7 +348,7 @@ def test_a_table_must_begin_with_a_block_that_holds_what_is_needed(
     assert handoff.understands(announce) is understood
     if understood:
         handoff.hear(announce)
-        pairs, local = handoff.take_unread()
+        pairs, local, _ = handoff.take_unread()
         assert local == [5, 6, 7]
         begin = max(first, 32)
         assert pairs[0] == ((begin - first) // 4, 5 * 8 + (begin - 32) // 4)
