@@ -66,8 +66,8 @@ def test_a_model_over_two_hosts(
     settings = f"--model {tiny_model} --dtype float32 --device cpu --kv-memory 16MB"
     nodes = f"--tp 2 --nodes {NEAR}:7100,{FAR}"
 
-    def start_divided() -> tuple[Process, Process]:
-        words = f"worker --name prefill-0 --role prefill {settings} {nodes}"
+    def start_divided(bind: str = "") -> tuple[Process, Process]:
+        words = f"worker --name prefill-0 --role prefill {settings} {nodes} {bind}"
         return (
             start(near, "first", f"{words} --rank 0 --port 7001"),
             start(far, "second", f"{words} --rank 1"),
@@ -108,7 +108,7 @@ def test_a_model_over_two_hosts(
     assert second.wait(deadline_s=90) in (0, 1)
 
     near.ip("link set near up")
-    first, second = start_divided()
+    first, second = start_divided(f"--host 0.0.0.0 --advertise {NEAR}")
     first.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
     until(connected, router.tail)
     assert answer() == expected

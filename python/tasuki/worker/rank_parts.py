@@ -52,7 +52,7 @@ def meet(plan: RankPlan) -> Collective:
     config = plan.config
     if not config.nodes:
         return join(plan.rank, size, plan.port, rank_device(plan), config.all_reduce)
-    interface = interface_of_host(config.host)
+    interface = interface_of_host(config.reachable_host)
     return join(plan.rank, size, plan.port, rank_device(plan), "nccl", interface)
 
 

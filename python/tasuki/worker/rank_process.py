@@ -78,7 +78,7 @@ def _serve(pipe: Connection, kv_pipe: Connection, *place: str) -> None:
     plan = _receive(pipe, RankPlan)
     if place:
         host, port, index = place
-        config = replace(plan.config, host=host)
+        config = replace(plan.config, host=host, advertise=None)
         plan = replace(plan, config=config, port=int(port), device_index=int(index))
     _configure_logging(plan)
     executor, kv = _build(plan, pipe, kv_pipe)
