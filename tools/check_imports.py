@@ -62,6 +62,7 @@ ALLOWED_PACKAGES = {
         "v1",
     },
     "preflight": {"kv", "nvidia_driver", "v1"},
+    "doctor": {"kv.fleet", "preflight.expect", "preflight.result", "v1"},
     "launch": {
         "kv.fleet",
         "models",

@@ -23,6 +23,7 @@ PARTS = {
     "attention": "Attention",
     "kv": "The KV transport",
     "preflight": "Preflight",
+    "doctor": "tasuki doctor",
 }
 # The meaning of each kind of failure, and whether the router retries.
 CONTRACT = CHECKOUT / "proto" / "tasuki" / "v1" / "worker.proto"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tasuki.bench.command import bench_app
+from tasuki.doctor.command import doctor
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch import options as opt
 from tasuki.launch.parent_death import follow_parent
@@ -30,6 +31,7 @@ app.add_typer(bench_app, name="bench")
 app.command("plot")(plot)
 app.command("linkbench")(linkbench)
 app.command("preflight")(preflight_command)
+app.command("doctor")(doctor)
 
 ModelName = Annotated[
     str, typer.Argument(help="smollm2-135m, a folder, or a hub id owner/model[@revision].")

@@ -1,0 +1,160 @@
+"""Workers that are away, requests that fail, memory that is full."""
+
+from __future__ import annotations
+
+from tasuki.doctor.picture import Fleet, Router, Worker
+from tasuki.doctor.result import Finding, Outcome
+
+_LEAST_REQUESTS = 5
+_ERROR_SHARE = 0.01
+_PREEMPTED_SHARE = 0.05
+_FULL = 0.85  # on average: what waits next needs more than the rest
+_OUR_FAULT = ("5",)  # statuses: 4xx are the clients'
+
+
+def workers(fleet: Fleet) -> Outcome:
+    """Workers that do not answer, are down, failing, or have stopped reporting."""
+    outcome = Outcome()
+    for worker in fleet.workers:
+        last = worker.scrapes.last
+        why = worker.lost
+        if last("up") == 0:
+            why = f"{worker.scrapes.source('up')} is 0: the router is not connected to it"
+        elif last("failing"):
+            why = f"{worker.scrapes.source('failing')} is 1: it failed several requests in a row"
+        if why:
+            outcome.findings.append(
+                Finding(
+                    f"{worker.name} does not serve",
+                    (why,),
+                    "read the last lines of its log, and start it again",
+                    (worker.name,),
+                )
+            )
+        outcome.looked_at.append(worker.name)
+    return outcome
+
+
+def errors(fleet: Fleet) -> Outcome:
+    """Requests that fail by the fleet's fault."""
+    outcome = Outcome()
+    for router in fleet.routers:
+        if router.engine == "tasuki":
+            outcome.looked_at.append(router.name)
+            _router_errors(router, outcome)
+    for worker in fleet.workers:
+        scrapes = worker.scrapes
+        requests = scrapes.recent("requests", "requests", _LEAST_REQUESTS)
+        if requests is None:
+            continue
+        outcome.looked_at.append(worker.name)
+        for name in ("errors", "http_errors"):
+            found = scrapes.recent(name, "requests", _LEAST_REQUESTS)
+            if found is None or found.value < max(1.0, _ERROR_SHARE * requests.value):
+                continue
+            outcome.findings.append(
+                Finding(
+                    f"{worker.name} fails requests",
+                    (
+                        f"{scrapes.source(name)}: {found.value:.0f} of {requests.value:.0f}"
+                        f" requests {found.when}",
+                    ),
+                    "read its log at that time: an error there has the cause",
+                    (worker.name,),
+                    {name: found.value, "requests": requests.value},
+                )
+            )
+    return outcome
+
+
+def _router_errors(router: Router, outcome: Outcome) -> None:
+    """What a Tasuki router could not serve: in the window, or since the start if it is quiet."""
+    requests = router.scrapes.recent("requests", "requests", _LEAST_REQUESTS)
+    if requests is None:
+        return
+    windowed = requests.when.startswith("in ")
+    for metric in ("tasuki_failures_total", "tasuki_http_errors_total"):
+        by_reason = {
+            reason: after - before if windowed else after
+            for (name, reason), (before, after) in router.by_reason.items()
+            if name == metric
+            and (metric == "tasuki_failures_total" or reason.startswith(_OUR_FAULT))
+        }
+        by_reason.pop("client", None)
+        total = sum(by_reason.values())
+        if total < max(1.0, _ERROR_SHARE * requests.value):
+            continue
+        said = ", ".join(f"{reason}: {n:.0f}" for reason, n in sorted(by_reason.items()) if n)
+        outcome.findings.append(
+            Finding(
+                f"{total:.0f} of {requests.value:.0f} requests failed",
+                (f"{metric} {requests.when}: {said}",),
+                "look the kind up in docs/troubleshooting.md; the router's log names the worker",
+                (router.name,),
+                {"failed": total, "requests": requests.value},
+            )
+        )
+        return  # the other metric counts the same requests
+
+
+def preemptions(fleet: Fleet) -> Outcome:
+    """Requests that lose their KV for want of memory and are computed again."""
+    outcome = Outcome()
+    for worker in fleet.workers:
+        scrapes = worker.scrapes
+        total, gained = scrapes.last("preemptions"), scrapes.gained("preemptions")
+        if total is None or gained is None:
+            continue
+        outcome.looked_at.append(worker.name)
+        ended = scrapes.recent("requests", "requests", _LEAST_REQUESTS)
+        running = scrapes.mean("running") or 0.0
+        of = ended.value if ended and ended.when.startswith("in ") else max(running, 1.0)
+        if gained < max(2.0, _PREEMPTED_SHARE * of):
+            continue
+        outcome.findings.append(
+            Finding(
+                f"{worker.name} preempts requests and computes them again",
+                (
+                    f"{scrapes.source('preemptions')}: {gained:.0f} in {scrapes.window_s:.0f} s,"
+                    f" {total:.0f} since its start; {running:.1f} requests ran on average",
+                ),
+                "give it more KV memory, or let fewer run at once (vLLM: --max-num-seqs, SGLang:"
+                " --max-running-requests, Tasuki: --max-running-requests)",
+                (worker.name,),
+                {"preemptions": gained},
+            )
+        )
+    return outcome
+
+
+def full_memory(fleet: Fleet) -> Outcome:
+    """KV memory that is full while requests wait."""
+    outcome = Outcome()
+    for worker in fleet.workers:
+        used, waiting = worker.scrapes.all("kv_used"), _waiting(worker)
+        if not used:
+            outcome.unseen.append(f"{worker.name} does not show how full its KV memory is")
+            continue
+        outcome.looked_at.append(worker.name)
+        full = sum(used) / len(used)
+        if full >= _FULL and sum(each > 0 for each in waiting) >= 0.8 * len(waiting) > 0:
+            mean = sum(waiting) / len(waiting)
+            outcome.findings.append(
+                Finding(
+                    f"{worker.name} has too little KV memory, and {mean:.1f} requests wait for it",
+                    (
+                        f"{worker.scrapes.source('kv_used')}: {full:.0%} on average;"
+                        f" {worker.scrapes.source('waiting')}: {mean:.1f} on average in"
+                        f" {worker.scrapes.window_s:.0f} s",
+                    ),
+                    "add workers of this role, or give it more KV memory (or an fp8 KV cache)",
+                    (worker.name,),
+                    {"kv_used_share": full, "waiting": mean},
+                )
+            )
+    return outcome
+
+
+def _waiting(worker: Worker) -> list[float]:
+    found = worker.scrapes.all("waiting")
+    return found or worker.scrapes.all("decode_queue")

@@ -1,0 +1,96 @@
+"""The command `tasuki doctor`: looks at a fleet that runs, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, show_default=False, **more)
+
+
+def doctor(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...",
+            help="http://HOST:PORT of a router, a vLLM or an SGLang server;"
+            " vllm://HOST:PORT?role=prefill (or decode) says a server's role; HOST:PORT is a worker"
+            " of Tasuki.",
+            show_default=False,
+        ),
+    ],
+    *,
+    admin: Annotated[
+        str,
+        _option(
+            "The Tasuki router's admin API (its --admin-port): it says where the workers are, so"
+            " that they are asked themselves.",
+            metavar="HOST:PORT",
+        ),
+    ] = "",
+    window_s: Annotated[
+        float, _option("Between the first look at the metrics and the last [10].", min=1.0)
+    ] = 10.0,
+    no_probes: Annotated[bool, _option("Send no requests: read only.", "--no-probes")] = False,
+    probe_rounds: Annotated[
+        int, _option("Requests to each worker [7].", "--probe-rounds", min=5, max=100)
+    ] = 7,
+    probe_budget_s: Annotated[
+        float, _option("No round begins later than this after the first [60].", min=1.0)
+    ] = 60.0,
+    expect: Annotated[
+        str | None,
+        _option(
+            "What KV must move at: a rate such as 20GB/s or 100Gb/s, or a file of `tasuki"
+            " linkbench --save` [nothing].",
+            metavar="RATE|FILE",
+        ),
+    ] = None,
+    timeout_s: Annotated[float, _option("For each answer [30].", min=0.1)] = 30.0,
+    api_key: Annotated[
+        str | None,
+        _option("For the servers' Authorization header [env: OPENAI_API_KEY].", metavar="KEY"),
+    ] = None,
+    fleet_cert: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    fleet_key: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    fleet_ca: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
+    json: Annotated[bool, _option("Print JSON instead of text.", "--json")] = False,
+) -> None:
+    """Look at a fleet that runs (Tasuki, vLLM, SGLang) and say what is wrong, and what to do.
+
+    Exit status 0: nothing was found, 1: something was, 2: it could not be looked at.
+    """
+    from tasuki.doctor.address import Address
+    from tasuki.doctor.checks import CHECKS
+    from tasuki.doctor.look import Look, Settings
+    from tasuki.doctor.probes import Plan
+    from tasuki.doctor.report import as_json, as_text, exit_code
+    from tasuki.doctor.result import DoctorError
+    from tasuki.kv.fleet import Fleet as Certificates
+    from tasuki.kv.fleet import FleetError
+    from tasuki.preflight.expect import Expectation
+    from tasuki.preflight.result import PreflightError
+
+    try:
+        expected = Expectation.of(expect)
+        certificates = Certificates.of(fleet_cert, fleet_key, fleet_ca)
+    except (PreflightError, FleetError) as error:
+        raise DoctorError(str(error)) from error
+    settings = Settings(
+        window_s=window_s,
+        probe=None if no_probes else Plan(probe_rounds, probe_budget_s),
+        timeout_s=timeout_s,
+        key=api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", ""),
+        admin=Address.of(admin if "://" in admin else f"http://{admin}").where if admin else "",
+        certificates=certificates,
+    )
+    look = Look.at([Address.of(text) for text in dict.fromkeys(addresses)], settings)
+    look.fleet.link_bytes_per_s = expected.default
+    outcomes = {name: check(look.fleet) for name, check in CHECKS.items()}
+    print(as_json(look, outcomes) if json else as_text(look, outcomes))
+    raise typer.Exit(exit_code(outcomes))

@@ -1,0 +1,129 @@
+"""Questions over HTTP, with an API key if there is one. Only reads, and requests for tokens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.doctor.picture import Probe
+
+_LARGEST_BYTES = 64 << 20
+
+
+class NoAnswerError(Exception):
+    """Why a server did not answer as it should; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, whatever its status."""
+
+    status: int
+    content_type: str
+    body: str
+
+    def json(self) -> Any:
+        """The body as JSON.
+
+        Raises:
+            NoAnswerError: It is none.
+        """
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise NoAnswerError(f"status {self.status} without JSON: {self.body[:80]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """One server.
+
+    Attributes:
+        base: URL without a slash at the end.
+        key: For the Authorization header; empty: none is sent.
+        timeout_s: Of a connection, and between two parts of an answer.
+    """
+
+    base: str
+    key: str = ""
+    timeout_s: float = 10.0
+
+    def get(self, path: str) -> Answer:
+        """GET; an error status is an answer.
+
+        Raises:
+            NoAnswerError: There is none.
+        """
+        return self._ask(urllib.request.Request(self.base + path, headers=self._headers()))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """POST of JSON; an error status is an answer.
+
+        Raises:
+            NoAnswerError: There is none.
+        """
+        return self._ask(self._request(path, body))
+
+    def timed(self, path: str, body: Mapping[str, Any], round_: int) -> Probe:
+        """A streamed completion and how quickly its tokens came.
+
+        Raises:
+            NoAnswerError: It failed, or had fewer than two tokens.
+        """
+        began, times = time.monotonic(), []
+        try:
+            request = self._request(path, {**body, "stream": True})
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        if b'"error"' in line[:20]:
+                            raise NoAnswerError(line.decode(errors="replace").strip()[:200])
+                        times.append(time.monotonic())
+        except urllib.error.HTTPError as error:
+            raise NoAnswerError(_told(error.code, error.read().decode(errors="replace"))) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswerError(_said(error)) from error
+        if len(times) < 3:
+            raise NoAnswerError(
+                f"an answer of {len(times)} events, where 3 are needed for its pace"
+            )
+        return Probe(round_, times[0] - began, (times[-1] - times[0]) / (len(times) - 1))
+
+    def _request(self, path: str, body: Mapping[str, Any]) -> urllib.request.Request:
+        headers = {**self._headers(), "Content-Type": "application/json"}
+        return urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def _ask(self, request: urllib.request.Request) -> Answer:
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                return _answer(answer.status, answer)
+        except urllib.error.HTTPError as error:
+            return _answer(error.code, error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NoAnswerError(_said(error)) from error
+
+
+def _answer(status: int, response: Any) -> Answer:
+    body = response.read(_LARGEST_BYTES).decode(errors="replace")
+    return Answer(status, response.headers.get("content-type", ""), body)
+
+
+def _said(error: BaseException) -> str:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError | socket.timeout):
+        return "no answer in time"
+    return str(reason) or type(reason).__name__
+
+
+def _told(status: int, body: str) -> str:
+    return f"status {status}: {' '.join(body.split())[:160]}"

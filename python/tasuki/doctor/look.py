@@ -1,0 +1,201 @@
+"""Looks at a fleet: finds out who is there, watches for some seconds, and sends small requests."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tasuki.doctor import probes, rpc
+from tasuki.doctor.address import Address
+from tasuki.doctor.http import Http, NoAnswerError
+from tasuki.doctor.picture import Fleet, Pair, Probe, Worker
+from tasuki.doctor.result import DoctorError
+from tasuki.doctor.servers import EngineServer, Server, TasukiServer, identify
+
+_MOST_PAIRS = 16
+_SCRAPES = 8
+_PROBE_TOKENS = (probes.PROMPT_TOKENS, probes.ANSWER_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a fleet is looked at.
+
+    Attributes:
+        window_s: Between the first and the last scrape.
+        probe: How many requests of ours are sent; None: none.
+        timeout_s: Of each answer.
+        key: For the Authorization header.
+        admin: `http://host:port` of the router's admin API; empty: not said.
+        certificates: Of the workers' gRPC; None: plain.
+    """
+
+    window_s: float = 10.0
+    probe: probes.Plan | None = field(default_factory=probes.Plan)
+    timeout_s: float = 30.0
+    key: str = ""
+    admin: str = ""
+    certificates: Any = None
+
+
+@dataclass(slots=True)
+class Look:
+    """A fleet, and how its parts are reached.
+
+    Attributes:
+        direct: Addresses of Tasuki's workers, and the worker that each is.
+        silent: What did not answer, and why.
+    """
+
+    settings: Settings
+    fleet: Fleet = field(default_factory=Fleet)
+    servers: list[Server] = field(default_factory=list)
+    direct: dict[str, Worker] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, addresses: Sequence[Address], settings: Settings) -> Look:
+        """Looks at these.
+
+        Raises:
+            DoctorError: None of them answers.
+        """
+        look = cls(settings)
+        with ThreadPoolExecutor(max(1, min(32, len(addresses)))) as pool:
+            for address, found in zip(addresses, pool.map(look._identify, addresses), strict=True):
+                look._take(address, found)
+        if not look.servers and not look.direct:
+            reasons = "; ".join(f"{where}: {why}" for where, why in look.silent.items())
+            raise DoctorError(f"nothing answers: {reasons}: start it, or correct the address")
+        look._watch()
+        look._probe()
+        return look
+
+    def _identify(self, address: Address) -> Server | Worker | NoAnswerError:
+        try:
+            if address.kind == "tasuki":
+                return rpc.ask(
+                    address.where, self.settings.certificates, min(10.0, self.settings.timeout_s)
+                )
+            return identify(
+                address, Http(address.where, self.settings.key, self.settings.timeout_s)
+            )
+        except NoAnswerError as error:
+            return error
+
+    def _take(self, address: Address, found: Server | Worker | NoAnswerError) -> None:
+        if isinstance(found, NoAnswerError):
+            self.silent[address.where] = str(found)
+        elif isinstance(found, Worker):
+            self.direct[address.where] = found
+        else:
+            self.servers.append(found)
+            if isinstance(found, EngineServer):
+                self.fleet.workers.append(found.worker)
+            else:
+                self.fleet.routers.append(found.router)
+
+    def _watch(self) -> None:
+        """Scrapes everything several times within the window."""
+        gap_s = self.settings.window_s / (_SCRAPES - 1)
+        begin = time.monotonic()
+        with ThreadPoolExecutor(max(1, min(32, len(self.servers)))) as pool:
+            for number in range(_SCRAPES):
+                time.sleep(max(0.0, begin + number * gap_s - time.monotonic()))
+                list(pool.map(lambda server: server.scrape(), self.servers))
+        for server in self.servers:
+            if isinstance(server, EngineServer):
+                server.infer_role()
+            elif isinstance(server, TasukiServer):
+                self.fleet.workers += server.workers.values()
+                self.fleet.pairs += server.pairs.values()
+                self._reach(server)
+        known = {id(worker) for worker in self.fleet.workers}
+        self.fleet.workers += [each for each in self.direct.values() if id(each) not in known]
+
+    def _reach(self, server: TasukiServer) -> None:
+        """Asks the workers of a router who they are, where its admin port says where they are."""
+        if not self.settings.admin:
+            return
+        try:
+            where = server.addresses(Http(self.settings.admin, timeout_s=self.settings.timeout_s))
+        except (NoAnswerError, KeyError, TypeError, AttributeError) as error:
+            self.silent[self.settings.admin] = f"no list of workers: {error}"
+            return
+        for number, worker in server.workers.items():
+            address = where.get(number, "")
+            if not address or "://" in address:
+                continue
+            self._merge(worker, address)
+
+    def _merge(self, worker: Worker, address: str) -> None:
+        """What a worker says of itself, into what the router says of it."""
+        try:
+            told = self.direct.get(address) or rpc.ask(address, self.settings.certificates, 10.0)
+        except NoAnswerError as error:
+            worker.probe_error = str(error)
+            return
+        worker.config, worker.host = told.config, told.host
+        worker.name = f"{worker.role or 'worker'} {address}"
+        self.direct[address] = worker
+
+    def _probe(self) -> None:
+        plan = self.settings.probe
+        if plan is None:
+            return
+        run = uuid.uuid4().hex[:8]
+        subjects: list[tuple[Worker, probes.Timed]] = []
+        for server in self.servers:
+            if not isinstance(server, EngineServer):
+                continue
+            if server.worker.config.get("disaggregation_mode", "null") not in ("null", "None"):
+                server.worker.probe_error = "it serves no request without a peer (SGLang)"
+                continue
+            subjects.append((server.worker, probes.timed_over_http(server, run)))
+        subjects += [(each, self._timed(where)) for where, each in self.direct.items()]
+        probes.time_workers(subjects, plan)
+        self._split(run)
+        for server in self.servers:
+            if not isinstance(server, EngineServer):
+                model = self._model(server)
+                probes.repeat(server.router, server.http, model, run, plan)
+
+    def _timed(self, where: str) -> probes.Timed:
+        """Requests to a worker of Tasuki."""
+        certificates, timeout_s = self.settings.certificates, self.settings.timeout_s
+
+        def timed(round_: int) -> Probe:
+            return rpc.timed(where, certificates, timeout_s, round_, _PROBE_TOKENS)
+
+        return timed
+
+    def _model(self, server: Server) -> str:
+        try:
+            return str(server.http.get("/v1/models").json()["data"][0]["id"])
+        except (NoAnswerError, KeyError, IndexError, TypeError):
+            return ""
+
+    def _split(self, run: str) -> None:
+        """A request over each pair of vLLM workers whose roles are known."""
+        engines = [
+            each
+            for each in self.servers
+            if isinstance(each, EngineServer) and each.worker.engine == "vllm"
+        ]
+        of = partial(_of_role, engines)
+        for prefill in of("prefill"):
+            for decode in of("decode"):
+                if len(self.fleet.pairs) >= _MOST_PAIRS:
+                    return
+                pair = Pair(prefill.worker, decode.worker)
+                self.fleet.pairs.append(pair)
+                probes.split(pair, prefill, decode, run)
+
+
+def _of_role(engines: Sequence[EngineServer], role: str) -> list[EngineServer]:
+    return [each for each in engines if each.worker.role == role]

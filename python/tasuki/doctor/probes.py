@@ -1,0 +1,182 @@
+"""Small requests of ours: to each worker in turn, through routers again, split over a pair.
+
+Workers are asked one after the other in rounds, so that what disturbs the machine disturbs all
+of them alike, and each round begins with another worker.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.doctor.http import Http, NoAnswerError
+from tasuki.doctor.picture import Pair, Probe, Router, Worker
+from tasuki.doctor.servers import EngineServer
+
+PROMPT_WORDS = 160
+PROMPT_TOKENS = 256
+ANSWER_TOKENS = 16
+REPEATED_PROMPTS = 8
+_PAIR_TRIES = 3
+_TICKET = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+
+Timed = Callable[[int], Probe]
+"""Sends the request of this round to one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked.
+
+    Attributes:
+        rounds: Requests to each worker.
+        budget_s: No further round begins after it.
+    """
+
+    rounds: int = 7
+    budget_s: float = 60.0
+
+
+def prompt(seed: object, words: int = PROMPT_WORDS) -> str:
+    """Words that no cache has: their first letters differ from every other prompt's."""
+    draw = random.Random(f"{seed}")
+    return " ".join("".join(draw.choices(string.ascii_lowercase, k=5)) for _ in range(words))
+
+
+def completion(model: str, text: str, tokens: int) -> dict[str, Any]:
+    """A greedy request for so many tokens."""
+    return {
+        "model": model,
+        "prompt": text,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def time_workers(subjects: list[tuple[Worker, Timed]], plan: Plan) -> None:
+    """Adds probes to each worker, or why there are none. The first round warms up."""
+    began = time.monotonic()
+    for round_ in range(plan.rounds + 1):
+        if round_ and time.monotonic() - began > plan.budget_s:
+            break
+        turn = round_ % max(1, len(subjects))
+        for worker, timed in subjects[turn:] + subjects[:turn]:
+            if worker.probe_error:
+                continue
+            try:
+                probe = timed(round_)
+            except NoAnswerError as error:
+                worker.probe_error = str(error)
+                continue
+            if round_:
+                worker.probes.append(probe)
+
+
+def timed_over_http(server: EngineServer, run: str) -> Timed:
+    """Requests to a vLLM or SGLang server."""
+
+    def timed(round_: int) -> Probe:
+        body = completion(server.worker.model, prompt(f"{run} {round_}"), ANSWER_TOKENS)
+        return server.http.timed("/v1/completions", body, round_)
+
+    return timed
+
+
+def repeat(router: Router, http: Http, model: str, run: str, plan: Plan) -> None:
+    """Sends prompts twice through a router: do they go where they are cached?"""
+    began = time.monotonic()
+    try:
+        for number in range(REPEATED_PROMPTS):
+            if time.monotonic() - began > plan.budget_s:
+                break
+            body = completion(model, prompt(f"{run} again {number}", 2 * PROMPT_WORDS), 1)
+            _cached(http, body)
+            router.repeat_tokens, cached = _cached(http, body)
+            router.repeats.append(cached)
+    except NoAnswerError as error:
+        router.repeat_error = str(error)
+
+
+def _cached(http: Http, body: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of a prompt, and how many of them were cached."""
+    answer = http.post("/v1/completions", body)
+    if answer.status != 200:
+        text = " ".join(answer.body.split())[:160]
+        raise NoAnswerError(f"status {answer.status}: {text}")
+    usage = answer.json().get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    if details.get("cached_tokens") is None:
+        raise NoAnswerError(
+            "answers do not say how many prompt tokens were cached"
+            " (--enable-prompt-tokens-details of vLLM, --enable-cache-report of SGLang)"
+        )
+    return int(usage.get("prompt_tokens") or 0), int(details["cached_tokens"])
+
+
+def split(pair: Pair, prefill: EngineServer, decode: EngineServer, run: str) -> None:
+    """Splits a request over two vLLM workers as a router does, and sees what decode loaded.
+
+    Decode's metrics count everyone's requests, so it counts only where ours was the only one
+    that ended there meanwhile.
+    """
+    for attempt in range(_PAIR_TRIES):
+        body = completion(pair.decode.model, prompt(f"{run} {pair.name} {attempt}"), 2)
+        try:
+            ticket = _prefill(prefill.http, {**body, "max_tokens": 1})
+            before = _counts(decode)
+            answer = decode.http.post("/v1/completions", {**body, "kv_transfer_params": ticket})
+            if answer.status != 200:
+                text = " ".join(answer.body.split())[:160]
+                raise NoAnswerError(f"decode answers status {answer.status}: {text}")
+            gained = _settled(decode, before)
+        except NoAnswerError as error:
+            pair.probe_error = str(error)
+            return
+        tokens = int((answer.json().get("usage") or {}).get("prompt_tokens") or 0)
+        if gained["requests"] == 1 and tokens:
+            pair.probe, pair.probe_error = min(1.0, gained["prompt_loaded"] / tokens), ""
+            return
+        pair.probe_error = "others' requests ended on decode at the same time"
+
+
+def _prefill(http: Http, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    asked = {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    answer = http.post("/v1/completions", {**body, "kv_transfer_params": asked})
+    if answer.status != 200:
+        raise NoAnswerError(f"prefill answers status {answer.status}")
+    ticket = answer.json().get("kv_transfer_params") or {}
+    missing = [name for name in _TICKET if ticket.get(name) is None]
+    if missing:  # decode would wait for ever
+        raise NoAnswerError(
+            f"prefill's kv_transfer_params lack {', '.join(missing)} (is there a KV connector?)"
+        )
+    return dict(ticket)
+
+
+def _counts(server: EngineServer) -> dict[str, float]:
+    server.scrape()
+    last = server.worker.scrapes.last
+    return {name: last(name) or 0.0 for name in ("requests", "prompt_loaded")}
+
+
+def _settled(server: EngineServer, before: Mapping[str, float]) -> dict[str, float]:
+    """What was counted since, once the request itself is: metrics come after the answer."""
+    deadline = time.monotonic() + 3.0
+    while True:
+        now = _counts(server)
+        gained = {name: now[name] - before[name] for name in now}
+        if gained["requests"] >= 1 or time.monotonic() > deadline:
+            return gained
+        time.sleep(0.1)

@@ -1,0 +1,274 @@
+"""Each check on pictures: the fault is found, and what is close to it but well is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tasuki.doctor.checks import CHECKS
+from tasuki.doctor.picture import Engine, Fleet, Pair, Probe, Role, Router, Scrapes, Worker
+
+
+def scrapes(*moments: Mapping[str, float], gap_s: float = 2.0) -> Scrapes:
+    """Values at moments that are so far apart."""
+    found = Scrapes()
+    for number, values in enumerate(moments):
+        found.add(number * gap_s, values)
+    return found
+
+
+def worker(
+    name: str, *moments: Mapping[str, float], engine: Engine = "vllm", role: Role = ""
+) -> Worker:
+    """A worker that shows these values."""
+    return Worker(name, engine, role, "m", scrapes=scrapes(*moments))
+
+
+def found(check: str, fleet: Fleet) -> list[str]:
+    """What a check finds, in words."""
+    return [finding.what for finding in CHECKS[check](fleet).findings]
+
+
+def unseen(check: str, fleet: Fleet) -> str:
+    return "\n".join(CHECKS[check](fleet).unseen)
+
+
+def prompts(requests: int, computed: int, loaded: int) -> dict[str, float]:
+    return {
+        "requests": requests,
+        "prompt_computed": computed,
+        "prompt_cached": 0,
+        "prompt_loaded": loaded,
+    }
+
+
+def test_decode_that_computes_prompts_is_found_by_its_share() -> None:
+    bad = worker("d", prompts(10, 0, 3000), prompts(20, 1500, 4500), role="decode")
+    assert found("recomputed prompts", Fleet([bad])) == [
+        "d computes 50% of its prompt tokens again"
+    ]
+
+
+def test_the_last_token_of_a_prompt_is_no_recomputation() -> None:
+    good = worker("d", prompts(10, 10, 900), prompts(20, 20, 1800), role="decode")
+    outcome = CHECKS["recomputed prompts"](Fleet([good]))
+    assert (outcome.findings, len(outcome.looked_at)) == ([], 1)
+
+
+def test_what_was_long_ago_does_not_count_where_enough_happens_now() -> None:
+    mended = worker("d", prompts(100, 30000, 0), prompts(120, 30000, 6000), role="decode")
+    assert not found("recomputed prompts", Fleet([mended]))
+
+
+def test_a_split_probe_that_decode_computes_is_found() -> None:
+    fleet = Fleet([prefill := worker("p"), decode := worker("d")])
+    fleet.pairs = [Pair(prefill, decode, probe=0.0)]
+    assert found("recomputed prompts", fleet) == ["d computed a prompt again whose KV p had"]
+    fleet.pairs = [Pair(prefill, decode, probe=0.97)]
+    assert not found("recomputed prompts", fleet)
+
+
+def test_a_fleet_that_shows_no_sources_is_not_called_healthy() -> None:
+    fleet = Fleet([worker("d", {"requests": 9}, role="decode")])
+    outcome = CHECKS["recomputed prompts"](fleet)
+    assert not outcome.looked_at and "where its prompts came from" in outcome.unseen[0]
+
+
+@pytest.mark.parametrize("name", ["kv_failed", "kv_expired", "kv_timeouts", "digest_mismatches"])
+def test_kv_that_is_lost_in_the_window_is_found(name: str) -> None:
+    before, after = {name: 0.0, "kv_transfers": 1e6}, {name: 1.0, "kv_transfers": 1e6}
+    assert len(found("lost KV", Fleet([worker("w", before, after)]))) == 1
+    assert not found("lost KV", Fleet([worker("w", before, before)]))
+
+
+def test_memory_that_is_held_for_nobody_is_found() -> None:
+    held = {"kv_used": 0.3, "running": 0.0, "waiting": 0.0}
+    assert found("stranded KV", Fleet([worker("p", held, held)])) == [
+        "p holds 30% of its KV memory for nobody"
+    ]
+    busy = {**held, "running": 1.0}
+    assert not found("stranded KV", Fleet([worker("p", held, busy)]))
+    freed = {**held, "kv_used": 0.0}
+    assert not found("stranded KV", Fleet([worker("p", held, freed)]))
+
+
+def pair(transport: str, hosts: tuple[str, str]) -> Fleet:
+    sides = [worker(name, {"kv_used": 0.0}, engine="tasuki") for name in ("p", "d")]
+    for side, host in zip(sides, hosts, strict=True):
+        side.host = host
+    moved = {"kv_bytes": 1e8, "kv_seconds": 1.0, "kv_transfers": 10, "kv_descriptors": 100}
+    return Fleet(sides, [Pair(sides[0], sides[1], transport, scrapes(moved, moved))])
+
+
+def test_tcp_on_one_host_is_found_and_between_hosts_it_is_a_question() -> None:
+    assert "travels by TCP" in found("KV transport", pair("nixl/UCX/tcp", ("h", "h")))[0]
+    assert not found("KV transport", pair("nixl/UCX/shm", ("h", "h")))
+    apart = pair("nixl/UCX/tcp", ("a", "b"))
+    assert not found("KV transport", apart)
+    assert "tasuki preflight" in unseen("KV transport", apart)
+
+
+def test_a_link_below_what_is_expected_is_found() -> None:
+    fleet = pair("nixl/UCX/rdma", ("a", "b"))
+    assert "--expect" in unseen("KV transport", fleet)
+    fleet.link_bytes_per_s = 0.05e9
+    assert not found("KV transport", fleet)
+    fleet.link_bytes_per_s = 20e9
+    assert "at 0.10 GB/s" in found("KV transport", fleet)[0]
+
+
+@pytest.mark.parametrize(("descriptors", "count"), [(20_000, 1), (100, 0)])
+def test_many_small_descriptors_are_found(descriptors: int, count: int) -> None:
+    moved = {"kv_bytes": 60e6, "kv_transfers": 10, "kv_descriptors": descriptors}
+    fleet = Fleet([worker("d", moved, moved, role="decode")])
+    assert len(found("KV layout", fleet)) == count
+    if count:
+        assert "VLLM_KV_CACHE_LAYOUT" in CHECKS["KV layout"](fleet).findings[0].remedy
+
+
+@pytest.mark.parametrize("field", ["block_size", "max_model_len", "kv_dtype", "model_path"])
+def test_settings_that_differ_are_found(field: str) -> None:
+    one, other = worker("a"), worker("b")
+    one.config, other.config = {field: "1"}, {field: "1"}
+    assert not found("configuration", Fleet([one, other]))
+    other.config = {field: "2"}
+    assert found("configuration", Fleet([one, other]))[0].startswith(f"{field} differs")
+    other.model = "another"
+    assert not found("configuration", Fleet([one, other]))
+
+
+def test_tasuki_hands_over_between_block_sizes() -> None:
+    one, other = worker("a", engine="tasuki"), worker("b", engine="tasuki")
+    one.config, other.config = {"block_size": "16"}, {"block_size": "32"}
+    assert not found("configuration", Fleet([one, other]))
+
+
+def test_versions_that_differ_are_found() -> None:
+    one, other = worker("a"), worker("b")
+    one.config, other.config = {"version": "0.31"}, {"version": "0.32"}
+    assert len(found("versions", Fleet([one, other]))) == 1
+
+
+def test_a_server_in_another_mode_than_its_role_is_found() -> None:
+    one = worker("a", engine="sglang", role="prefill")
+    one.config = {"disaggregation_mode": "decode"}
+    assert "was started as decode" in found("configuration", Fleet([one]))[0]
+
+
+def probed(name: str, *seconds: float, running: float = 0.0) -> Worker:
+    made = worker(name, {"running": running}, {"running": running})
+    made.probes = [Probe(number, each, each / 10) for number, each in enumerate(seconds)]
+    return made
+
+
+def test_a_worker_that_is_slow_in_most_rounds_is_found() -> None:
+    slow = probed("slow", 0.30, 0.28, 0.31, 0.09, 0.33, 0.30, 0.29)
+    peers = [probed(name, 0.10, 0.11, 0.10, 0.10, 0.12, 0.10, 0.10) for name in "abc"]
+    assert len(found("slow worker", Fleet([*peers, slow]))) == 1
+    assert found("slow worker", Fleet([*peers, slow]))[0].startswith("slow is 3.0 times")
+
+
+def test_a_machine_that_stalls_all_in_turn_has_no_slow_worker() -> None:
+    a = probed("a", 0.1, 0.9, 0.1, 0.9, 0.1, 0.9, 0.1)
+    b = probed("b", 0.9, 0.1, 0.1, 0.1, 0.9, 0.1, 0.9)
+    assert not found("slow worker", Fleet([a, b]))
+
+
+def test_a_worker_with_more_to_do_is_not_called_slow() -> None:
+    busy = probed("busy", *[0.4] * 7, running=12.0)
+    fleet = Fleet([busy, probed("a", *[0.1] * 7), probed("b", *[0.1] * 7)])
+    assert not found("slow worker", fleet)
+    assert "more to do" in unseen("slow worker", fleet)
+
+
+def test_without_probes_the_reported_pace_decides() -> None:
+    quick = {"itl_sum": 0.0, "itl_count": 0.0, "running": 2.0}
+    fleet = Fleet(
+        [
+            worker("a", quick, {**quick, "itl_sum": 10.0, "itl_count": 1000.0}),
+            worker("b", quick, {**quick, "itl_sum": 30.0, "itl_count": 1000.0}),
+        ]
+    )
+    assert found("slow worker", fleet) == ["b is 3.0 times as slow as its peers"]
+    for each in fleet.workers:
+        each.scrapes = scrapes(quick, quick)
+    assert not found("slow worker", fleet)
+    assert "too few tokens" in unseen("slow worker", fleet)
+
+
+def cached(share: float, repeats: list[int]) -> Fleet:
+    before = {"prompt_cached": 0.0, "prompt_computed": 0.0}
+    after = {"prompt_cached": share * 1e5, "prompt_computed": (1 - share) * 1e5}
+    router = Router("r", "other", repeats=repeats, repeat_tokens=1000)
+    return Fleet([worker("a", before, after), worker("b", before, after)], routers=[router])
+
+
+def test_repeats_that_miss_under_a_load_that_repeats_are_found() -> None:
+    assert len(found("prefix cache", cached(0.3, [0, 990, 0, 990]))) == 1
+    assert not found("prefix cache", cached(0.3, [990, 990, 990, 990]))
+    assert not found("prefix cache", cached(0.0, [0, 0, 0, 0]))  # prompts never repeat
+
+
+def test_answers_without_cached_tokens_are_told() -> None:
+    fleet = cached(0.3, [])
+    fleet.routers[0].repeat_error = "answers do not say"
+    assert "do not say" in unseen("prefix cache", fleet)
+
+
+def sides(prefill: Mapping[str, float], decode: Mapping[str, float]) -> Fleet:
+    return Fleet(
+        [
+            worker("p", *[prefill] * 6, role="prefill"),
+            worker("d", *[decode] * 6, role="decode"),
+        ]
+    )
+
+
+WAITS = {"running": 4.0, "waiting": 5.0, "kv_used": 0.95}
+ROOM = {"running": 1.0, "waiting": 0.0, "kv_used": 0.1}
+IDLE = {"running": 0.0, "waiting": 0.0, "kv_used": 0.0}
+
+
+def test_a_queue_on_one_side_and_room_on_the_other_is_a_wrong_ratio() -> None:
+    assert "wait for prefill" in found("ratio", sides(WAITS, ROOM))[0]
+    assert "wait for decode" in found("ratio", sides(IDLE, WAITS))[0]
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(WAITS, WAITS), (ROOM, ROOM), (IDLE, IDLE)])
+def test_queues_on_both_sides_or_on_none_are_no_wrong_ratio(
+    prefill: Mapping[str, float], decode: Mapping[str, float]
+) -> None:
+    assert not found("ratio", sides(prefill, decode))
+
+
+def test_what_waits_on_decode_for_its_kv_is_no_queue_of_decode() -> None:
+    fleet = sides(WAITS, {**ROOM, "waiting": 9.0, "waiting_capacity": 0.0})
+    assert "wait for prefill" in found("ratio", fleet)[0]
+
+
+def test_what_the_fleets_own_log_says_is_the_remedy() -> None:
+    fleet = sides(WAITS, ROOM)
+    fleet.advice = "2:1 would give +18%, from your own log"
+    assert CHECKS["ratio"](fleet).findings[0].remedy == fleet.advice
+
+
+def test_errors_preemptions_and_full_memory_are_found() -> None:
+    before = {"requests": 0.0, "errors": 0.0, "preemptions": 0.0, "kv_used": 0.99, "waiting": 3.0}
+    after = {**before, "requests": 50.0, "errors": 5.0, "preemptions": 20.0}
+    for check in ("errors", "preemptions", "KV memory"):
+        assert len(found(check, Fleet([worker("w", before, after)]))) == 1, check
+    good = {**after, "errors": 0.0, "preemptions": 0.0, "waiting": 0.0}
+    for check in ("errors", "preemptions", "KV memory"):
+        assert not found(check, Fleet([worker("w", {**good, "requests": 0.0}, good)])), check
+
+
+def test_a_worker_that_the_router_lost_is_found() -> None:
+    lost = worker("w", {"up": 1.0}, {"up": 0.0}, engine="tasuki")
+    assert len(found("workers", Fleet([lost]))) == 1
+
+
+def test_an_empty_picture_has_no_findings() -> None:
+    for name, check in CHECKS.items():
+        assert not check(Fleet()).findings, name
+        assert not check(Fleet([worker("a"), worker("b", role="decode")])).findings, name
