@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -28,23 +28,40 @@ class Namespace:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="namespace")
         if shutil.which("ip") is None or not self.run(_leave):
             pytest.skip("network namespaces need `ip`, `mount` and CAP_SYS_ADMIN")
+        self._others = ThreadPoolExecutor(4, initializer=_join, initargs=(self.path(),))
         # Libraries look for an address of this machine by its route to the Internet.
         self.ip("link set lo up", "route add default dev lo", *devices)
 
     def ip(self, *commands: str) -> None:
         """Runs commands of `ip` in it."""
         for words in commands:
-            self.run(subprocess.run, ["ip", *words.split()], check=True)
+            self.command(f"ip {words}")
+
+    def command(self, words: str) -> str:
+        """Runs a program in it; what it prints.
+
+        Raises:
+            AssertionError: It failed; with what it said.
+        """
+        command = words.split()
+        done = self.run(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
 
     def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Call it in the namespace."""
         return self._thread.submit(function, *arguments, **options).result()
+
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call it in one of four further threads of the namespace."""
+        return self._others.submit(function, *arguments)
 
     def path(self) -> str:
         """The namespace, as `ip link set DEVICE netns` takes it."""
         return self.run(lambda: f"/proc/{os.getpid()}/task/{_thread_id()}/ns/net")
 
     def close(self) -> None:
+        self._others.shutdown(wait=False, cancel_futures=True)
         self._thread.shutdown()
 
 
@@ -57,6 +74,13 @@ def _leave() -> bool:
         if subprocess.run(["mount", *words.split()], check=False).returncode != 0:
             return False
     return True
+
+
+def _join(path: str) -> None:
+    """Take this thread to a namespace."""
+    with open(path) as network:
+        failed = ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _CLONE_NEWNET)
+    assert not failed, os.strerror(ctypes.get_errno())
 
 
 def _thread_id() -> int:
