@@ -140,6 +140,18 @@ def test_liveness_asks_only_the_process_itself_and_is_slow_to_judge(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_old_worker_goes_once_routers_know_the_new_one(name: str) -> None:
+    for component, pod in pods(name):
+        probe = pod["containers"][0]["readinessProbe"]
+        if component == "worker":
+            known_after_s = probe["periodSeconds"] * (probe["successThreshold"] - 1)
+            assert known_after_s >= 2, "a router's longest pause between connections is 1 s"
+    for budget in of_kind(name, "PodDisruptionBudget"):
+        limits = {"minAvailable", "maxUnavailable"} & budget["spec"].keys()
+        assert len(limits) == 1, "Kubernetes takes one of them"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_selectors_find_the_pods(name: str) -> None:
     labels = [d["spec"]["template"]["metadata"]["labels"] for d in of_kind(name, "Deployment")]
 
@@ -240,6 +252,7 @@ class TestValues:
             ({"router": {"replicas": 0}}, "0 is less than the minimum of 1"),
             ({"model": {"source": "llama"}}, "does not match"),
             ({"cache": {"volume": {"emptyDir": {}, "hostPath": {}}}}, "is not valid under any"),
+            ({"worker": {"pdb": {"minAvailable": "half"}}}, "is not valid under any"),
             ({"podSecurity": {"runAsUser": 0}}, "0 is less than the minimum of 1"),
         ],
     )
