@@ -35,12 +35,12 @@ QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searche
 
 # Features that are off by default; all commands have the same, else dependencies are compiled twice.
 RUST_FEATURES := --features tasuki-router/otel
-# Discovery by Kubernetes has crates that compile for a quarter of an hour: `make test-cluster` alone.
+# Discovery by Kubernetes has crates that compile for a quarter of an hour: `make test-cluster` and `make test-kubernetes`.
 CLUSTER_FEATURES := $(RUST_FEATURES),tasuki-router/kubernetes
 CLUSTER_TOOLS := $(or $(TASUKI_CLUSTER_TOOLS),$(HOME)/.cache/tasuki/cluster-tools)
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-kubernetes test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -126,6 +126,10 @@ test-vllm: ## Two real vLLM workers on the CPU behind the router, alone and spli
 
 cluster-tools: ## Helm and a Kubernetes control plane, built once (an hour of one core, 6 GB of caches, 430 MB kept)
 	@tools/build_cluster_tools.sh $(CLUSTER_TOOLS)
+
+test-kubernetes: setup-dev cluster-tools ## A real control plane and process kubelets that run this chart (root), the log kept
+	@cargo build -p tasuki-router $(CLUSTER_FEATURES) --bin tasuki-router
+	@TASUKI_CLUSTER_TOOLS=$(CLUSTER_TOOLS) PYTHON=$(BIN)/python tools/cluster_suite.sh kubernetes
 
 test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept
 	@PYTHON=$(BIN)/python tools/gpu_suite.sh

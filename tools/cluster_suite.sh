@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests of a cluster's kind and keeps what they said, with versions and time:
-#   tools/cluster_suite.sh ray [LOG]          PYTHON chooses the interpreter
+#   tools/cluster_suite.sh ray|kubernetes [LOG]          PYTHON chooses the interpreter
 # They need root: everything runs in network namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
 log=${2:-benchmarks/results/cluster_$kind.log}
 python=${PYTHON:-python}
+tools=${TASUKI_CLUSTER_TOOLS:-$HOME/.cache/tasuki/cluster-tools}
 
 about() {
   date -u +%FT%TZ
@@ -25,12 +26,17 @@ for name in (sys.argv[1], "torch", "nixl-cu13", "transformers"):
     except importlib.metadata.PackageNotFoundError:
         pass
 PYTHON
+  if [ "$kind" = kubernetes ]; then
+    "$tools/kube-apiserver" --version
+    "$tools/etcd" --version | head -n 1
+    echo "Helm $("$tools/helm" version --short), ${TASUKI_CLUSTER_NODES:-2} nodes"
+  fi
 }
 
 suite() {
   local status=0
   about
-  PYTHONUNBUFFERED=1 "$python" -m pytest "tests/cluster/test_$kind"*.py -p no:cacheprovider \
+  PYTHONUNBUFFERED=1 "$python" -m pytest tests/cluster/*"$kind"* -p no:cacheprovider \
     --no-header -v -ra -s --tb=short || status=1
   echo "took $SECONDS s; $([ "$status" = 0 ] && echo passed || echo FAILED)"
   return "$status"

@@ -84,6 +84,11 @@ def fork(
     return Forked(server.start(spec, output.fileno()))
 
 
+def start_fork_server(environment: Mapping[str, str]) -> None:
+    """Start the server of processes with this environment, and let it import torch meanwhile."""
+    _server(tuple(sorted(_read_once(environment).items())))
+
+
 def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key.startswith(_READ_ONCE)}
 

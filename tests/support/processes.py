@@ -73,13 +73,20 @@ class Process:
         arguments: after `tasuki`.
         log: output of every start is appended there.
         module: what runs in place of `tasuki`, and its arguments before the others.
+        program: what runs in place of Python and the module.
     """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, module: Sequence[str] = ("tasuki",)
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        module: Sequence[str] = ("tasuki",),
+        program: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self.arguments = [*module, *arguments]
+        self.arguments = [*(() if program else module), *arguments]
+        self._program = [*program] or [sys.executable, "-m"]
         self.log = log
         self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._log_start = 0
@@ -92,7 +99,7 @@ class Process:
             if self._popen is not None:
                 return
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", *self.arguments],
+                [*self._program, *self.arguments],
                 cwd=REPOSITORY,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
