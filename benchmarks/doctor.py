@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, help="the vllm program; else none is run")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder) / "tiny")
         for fleet in ALL:
@@ -99,10 +99,19 @@ def main() -> None:
                 for one in fleet_rows(fleet, model):
                     rows.append(one)
                     say(one)
+                summary = write(options.output, rows)
     if options.vllm:
-        for fault in vllm_rows(options.vllm, resolve_model("smollm2-135m")):
-            rows.append(row(*fault))
+        for state in vllm_rows(options.vllm, resolve_model("smollm2-135m")):
+            rows.append(row(*state))
             say(rows[-1])
+        summary = write(options.output, rows)
+    print(summary)
+    if summary["found"] < summary["faults"] or summary["accused"]:
+        sys.exit("not all faults were found, or a healthy fleet was accused")
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Writes what there is so far, after each fleet; the summary of it."""
     faults = [one for one in rows if one["finds"]]
     healthy = [one for one in rows if not one["finds"]]
     summary = {
@@ -112,11 +121,9 @@ def main() -> None:
         "accused": sum(bool(one["other_findings"]) for one in healthy),
         "other_findings_beside_faults": sum(bool(one["other_findings"]) for one in faults),
     }
-    print(summary)
     head = header("doctor", label="tasuki doctor", topology=None, model="tiny llama, SmolLM2")
-    write_result(options.output, {**head, "summary": summary, "cases": rows})
-    if summary["found"] < summary["faults"] or summary["accused"]:
-        sys.exit("not all faults were found, or a healthy fleet was accused")
+    write_result(path, {**head, "summary": summary, "cases": list(rows)})
+    return summary
 
 
 if __name__ == "__main__":
