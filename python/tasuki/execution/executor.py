@@ -26,6 +26,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch, groups_of
+from tasuki.attention.states import states_of
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.cuda_graphs import DecodeGraphs
 from tasuki.execution.forward import DivisibleModel, ForwardModel, input_tokens
@@ -66,6 +67,7 @@ class Executor:
         self.groups = groups
         self._model = model
         self._attention = attention
+        self._states = states_of(attention)
         self._pool = pool
         self._collective = collective
         self._joint = JointLogits(collective, model.spec.vocab_size)
@@ -178,9 +180,17 @@ class Executor:
             logits_rows=parts[5],
             num_decodes=header.num_decodes,
             more_groups=tuple(more),
+            cuts=header.cuts,
         )
+        if self._states is not None:
+            self._states.clear_new_pages(batch)
         self._attention.plan(batch)
         return self._model.forward(batch, self._attention)
+
+    def commit(self) -> None:
+        """The step has succeeded: its states replace those that it began with."""
+        if self._states is not None:
+            self._states.commit()
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to)."""
