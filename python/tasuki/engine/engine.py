@@ -91,7 +91,7 @@ class Engine:
         self._queues = Queues(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)
         self._inbound = Inbound(config, self._pool, self._budget, self._queues)
-        self._legs = Legs(self._pool, self._budget, self._queues, self._runner)
+        self._legs = Legs(self._pool, self._budget, self._queues, self._runner, config.block_size)
         self._booking = Booking(config, self._legs, self._queues, self._counters)
         self._stalled = False
         self.on_started: Callable[[Sequence[str]], None] = lambda _: None

@@ -197,9 +197,10 @@ class Executor:
         for source, target in pairs:
             self._pool[target].copy_(self._pool[source])
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream; waits for all ranks."""
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite blocks' slots with zeros, behind what is in the stream; waits for all ranks."""
         bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
+        bits = bits[:, :, :, :, first_slot:]
         bits.index_fill_(0, upload(blocks, torch.int64, self._pool.device), 0)
         self._collective.fence()
         if self._pool.is_cuda:

@@ -199,16 +199,16 @@ class ModelRunner:
         return outcome
 
     @torch.inference_mode()
-    def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream; waits for it.
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite blocks' slots from `first_slot` on with zeros, behind what is in the stream.
 
-        The blocks' next owner may be a transfer, which no stream orders.
+        Waits for it. The blocks' next owner may be a transfer, which no stream orders.
         """
         if blocks:
             with self._here, following(self._followers):
                 if self._followers is not None:
-                    self._followers.scrub(blocks)
-                self._executor.scrub(blocks)
+                    self._followers.scrub(blocks, first_slot)
+                self._executor.scrub(blocks, first_slot)
 
     def _launch(self, plan: StepPlan) -> Launched:
         if plan.copies:
