@@ -174,11 +174,12 @@ def test_an_answer_can_be_gone_on_from():
     assert rig.outputs["b", 0][0].cached_prompt_tokens == 28, "the last token has no KV"
 
 
-def test_a_step_that_raises_is_computed_again_from_the_states_it_began_with():
+@pytest.mark.parametrize("steps", [3, 4, 5, 6])
+def test_a_step_that_raises_is_computed_again_from_the_states_it_began_with(steps: int):
     rig = make_rig(groups=STATE, num_blocks=128)
     good = spec("good", range(9), max_tokens=12)
     rig.engine.submit(good)
-    for _ in range(4):
+    for _ in range(steps):
         rig.step()
     cursed = next(iter(set(range(VOCAB)) - {*range(9), *expected(good, 0, 64, STATE)[0]}))
     rig.model.cursed = {cursed}
