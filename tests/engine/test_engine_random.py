@@ -54,10 +54,13 @@ def random_spec(rng: random.Random, name: str) -> RequestSpec:
 
 
 def some_groups(seed: int) -> Sequence[CacheGroup]:
-    """Half of the cases have layers with windows, and some of these no others."""
-    if seed % 2 == 0:
+    """A third of the cases have layers with windows, some of these no others; a third states."""
+    if seed % 3 == 0:
         return ONE_GROUP
     rng = random.Random(2000 + seed)
+    if seed % 3 == 1:
+        states = [CacheGroup((layer,), state_bytes=8) for layer in range(1, rng.choice([2, 3]))]
+        return [CacheGroup((0,)), *states]
     windows = [rng.randint(1, 12) for _ in range(rng.choice([1, 1, 2]))]
     kinds = windows if rng.random() < 0.3 else [None, *windows]
     return [CacheGroup((layer,), window) for layer, window in enumerate(kinds)]

@@ -103,7 +103,7 @@ class HashRunner:
         assert self.flying.pop(0) is launched, "collected out of order"
         return StepOutcome(launched.draws, launched.tokens, failed=launched.failed)
 
-    def scrub(self, blocks: list[int]) -> None:
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
         assert self.engine is not None
         assert all(self.engine._pool.references(block) for block in blocks)
 

@@ -9,6 +9,7 @@ import torch
 from engine_fakes import Rig, spec
 from support.models import VOCAB_SIZE, save_tiny_model
 
+from tasuki.engine import drafts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import Row, StepPlan
@@ -78,6 +79,40 @@ def test_tokens_are_those_without_drafts(
         assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+def test_drafts_whose_kv_is_not_finite_change_no_token(
+    model: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is masked spoils an attention all the same, in the step itself and afterwards."""
+    monkeypatch.setattr(StepRates, "decode_s", lambda *_: 1e9)  # all drafts are worth it
+    prompts = [[7, 8, 9, 10, 11], [12, 13] * 9]
+    poison = -1
+    monkeypatch.setattr(drafts, "lookup", lambda _, count: [poison] * count)
+
+    def answers(rig: Rig) -> list[list[int]]:
+        for index, prompt in enumerate(prompts):
+            rig.engine.submit(spec(f"r{index}", prompt, max_tokens=20 + index))
+        rig.drain()
+        assert [end.message for end in rig.ended.values()] == ["", ""]
+        return [rig.tokens(f"r{index}") for index in range(len(prompts))]
+
+    plain = answers(make_rig(model, 0))
+    used = {token for tokens in (*prompts, *plain) for token in tokens}
+    poison = next(token for token in range(VOCAB_SIZE) if token not in used)
+    rig = make_rig(model, 6)
+    with torch.inference_mode():
+        row = model._weights.embedding[poison]  # type: ignore[attr-defined]
+        kept = row.clone()
+        row.fill_(float("nan"))
+        try:
+            drafted = answers(rig)
+        finally:
+            row.copy_(kept)
+    assert drafted == plain
+    counters = rig.engine.counters()
+    assert counters.draft_tokens > 0 and counters.accepted_draft_tokens == 0
+    assert rig.pool.isfinite().all(), "nothing of them is left"
+
+
 def test_each_position_of_a_drafted_row_is_drawn() -> None:
     sequence = Request(spec("a", range(9), choices=(2,)), 0, b"", 0.0).sequences[0]
     sequence.tokens.append(3)
@@ -86,5 +121,5 @@ def test_each_position_of_a_drafted_row_is_drawn() -> None:
     wanted = wanted_logits(StepPlan(rows))
     assert list(wanted.rows) == [3, 4, 5, 6]
     drawn = [(draw.choice, draw.position, draw.drafted) for draw in wanted.draws]
-    assert drawn == [(0, 0, False), (2, 1, False), (2, 2, True), (2, 3, True)]
+    assert drawn == [(0, 0, False), (2, 1, True), (2, 2, True), (2, 3, True)]
     assert not wanted.decodes

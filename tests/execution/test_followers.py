@@ -41,9 +41,9 @@ class Follower:
         self.told.append("copy")
         self.executor.copy(pairs)
 
-    def scrub(self, blocks: Sequence[int]) -> None:
+    def scrub(self, blocks: Sequence[int], first_slot: int) -> None:
         self.told.append("scrub")
-        self.executor.scrub(blocks)
+        self.executor.scrub(blocks, first_slot)
 
 
 class Fenced(Alone):

@@ -110,8 +110,8 @@ class Teller:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.tell(("copy", pairs))
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        self.tell(("scrub", blocks))
+    def scrub(self, blocks: Sequence[int], first_slot: int) -> None:
+        self.tell(("scrub", blocks, first_slot))
 
     def tell(self, order: tuple[Any, ...] | None) -> None:
         dist.broadcast_object_list([order], src=0)
@@ -129,8 +129,8 @@ def follow(executor: Executor) -> None:
                 executor.run(header)
             case ("copy", pairs):
                 executor.copy(pairs)
-            case ("scrub", blocks):
-                executor.scrub(blocks)
+            case ("scrub", blocks, first_slot):
+                executor.scrub(blocks, first_slot)
             case None:
                 return
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import grpc
 import torch
@@ -268,7 +269,8 @@ class Rig:
         )
         pool = layout.allocate()
         model = HashModel(pool, groups=groups)
-        engine = Engine(config, ModelRunner(model, NoAttention(), pool, groups=len(groups)))  # type: ignore[arg-type]
+        attention: Any = NoAttention(pool, groups)
+        engine = Engine(config, ModelRunner(model, attention, pool, groups=len(groups)))
         transport = CopyTransport()
         transport.register(pool, layout)
         others = [Rank(replace(layout, first_kv_head=rank)) for rank in range(1, ranks)]

@@ -88,6 +88,14 @@ def test_scales_of_the_cache_count(tmp_path: Path) -> None:
     assert scaled not in others and others[0] == model_identity(base, **dtypes)
 
 
+def test_what_states_are_counts(tmp_path: Path) -> None:
+    base = model(tmp_path / "a")
+    dtypes = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
+    states = [["layer 0: (64, 3) torch.bfloat16"], ["layer 0: (64, 4) torch.bfloat16"], []]
+    told = [model_identity(base, **dtypes, states=each) for each in states]
+    assert len(set(told)) == 3 and told[2] == identity(base, **dtypes)
+
+
 def test_damaged_folders_are_refused_by_file(tmp_path: Path) -> None:
     folder = model(tmp_path / "a")
     weights = folder / "model.safetensors"

@@ -21,15 +21,25 @@ from support.reference import STEPS, Reference, greedy, load_float32
 BLOCK_TOKENS = 16
 # Of all three layers in float32: two heads' keys and values of 16, or one latent of 24 and 8.
 SLOT_BYTES = {"llama": 3 * 2 * 2 * 16 * 4, "latent": 3 * (24 + 8) * 4}
+# Groups of layers with a state: one layer of each kind is in a block, so one layer's KV.
+STATES = {"short-conv": 2, "mamba": 2}
+SLOT_BYTES |= dict.fromkeys(STATES, 2 * 2 * 16 * 4)
+# A block must hold a state: of (160 x 4 + 8 x 16 x 16) x 4 bytes, 42 tokens' KV.
+LARGER_BLOCKS = {"mamba": 48}
 SHARED = 10 * BLOCK_TOKENS
 PROMPT_LENGTHS = (1, 15, 16, 17, 39, 41, 100, 160, 333, 700)
 
 
-def blocks_moved(windows: Sequence[int | None], tokens: int) -> int:
-    """Blocks that the decode worker needs of a context: with a window, those that it shows."""
-    end = -(-tokens // BLOCK_TOKENS)
+def blocks_moved(architecture: str, tokens: int) -> int:
+    """Blocks that the decode worker needs of a context: of windows what they show, of states one.
+
+    Layers of one kind are one group, whose block is moved as one.
+    """
+    size = LARGER_BLOCKS.get(architecture, BLOCK_TOKENS)
+    windows = {"mistral-window": (40,), "some-windows": SOME_WINDOWS}.get(architecture, (None,))
     seen = [0 if window is None else max(0, tokens + 1 - window) for window in windows]
-    return sum(end - first // BLOCK_TOKENS for first in seen)
+    kv = sum(-(-tokens // size) - first // size for first in seen)
+    return kv + STATES.get(architecture, 0)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -53,16 +63,15 @@ def test_split_equals_transformers(
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda p: ask(p, STEPS), prompts))
     moved = deployment.total("kv_pulled_blocks_total", "decode")
-    # Layers of one kind are one group, whose block is moved as one.
-    groups = {"mistral-window": (40,), "some-windows": SOME_WINDOWS}.get(architecture, (None,))
-    assert moved == sum(blocks_moved(groups, n) for n in PROMPT_LENGTHS)
+    assert moved == sum(blocks_moved(architecture, n) for n in PROMPT_LENGTHS)
+    size = LARGER_BLOCKS.get(architecture, BLOCK_TOKENS)
     block_bytes = deployment.total("kv_pulled_bytes_total", "decode") / moved
-    assert block_bytes == BLOCK_TOKENS * SLOT_BYTES.get(architecture, block_bytes / BLOCK_TOKENS)
+    assert block_bytes == size * SLOT_BYTES.get(architecture, block_bytes / size)
     check(architecture, references, answers, ask)
     assert deployment.total("prompt_tokens_computed_total", "decode") == 0
 
 
-@pytest.mark.parametrize("architecture", ["some-windows", "latent"])
+@pytest.mark.parametrize("architecture", ["some-windows", "latent", "short-conv", "mamba"])
 def test_prefix_hits_equal_transformers(
     architecture: str,
     tiny_models: Callable[[str], Path],
@@ -79,7 +88,8 @@ def test_prefix_hits_equal_transformers(
     answers = [deployment.http.complete(p, max_tokens=STEPS) for p in prompts]
     for answer in answers:
         assert answer.usage is not None
-        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == SHARED
+        size = LARGER_BLOCKS.get(architecture, BLOCK_TOKENS)
+        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == SHARED // size * size
 
     def ask(prompt: list[int], count: int) -> list[int]:
         return deployment.http.complete(prompt, max_tokens=count).tokens

@@ -162,7 +162,7 @@ def expired(reader: str, load: Load) -> Act:
             return deployment.total("leases_expired_total", "prefill")
 
         before = count()
-        with load.on(deployment), pulses(deployment, reader, 3 * LEASE_S, 0.5):
+        with load.on(deployment), pulses(deployment, reader, 2 * LEASE_S, 2.5):
             yield
         assert count() > before, "no lease expired"
 

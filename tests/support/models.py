@@ -42,8 +42,10 @@ ARCHITECTURES = (
     "some-windows",
     "latent",
     "experts",
+    "short-conv",
+    "mamba",
 )
-SOME_WINDOWS = (40, None, 40)  # of the last one's layers
+SOME_WINDOWS = (40, None, 40)  # of that one's layers
 
 
 def default_model_path() -> Path:
@@ -87,6 +89,8 @@ def _config(architecture: str) -> Any:
     from transformers import (
         DeepseekV2Config,
         Gemma3TextConfig,
+        GraniteMoeHybridConfig,
+        Lfm2Config,
         LlamaConfig,
         MistralConfig,
         Olmo2Config,
@@ -130,6 +134,27 @@ def _config(architecture: str) -> Any:
                 n_shared_experts=1,
                 first_k_dense_replace=1,
                 moe_intermediate_size=32,
+            )
+        case "short-conv":  # two of three layers keep a state of 64 x 3 elements
+            return Lfm2Config(
+                **_SHAPE,
+                **_GQA,
+                layer_types=["conv", "full_attention", "conv"],
+                block_auto_adjust_ff_dim=False,
+            )
+        case "mamba":  # two of three layers keep 160 x 4 elements and 8 x 16 x 16
+            return GraniteMoeHybridConfig(
+                **_SHAPE,
+                **_GQA,
+                layer_types=["mamba", "attention", "mamba"],
+                mamba_n_heads=8,
+                mamba_d_head=16,
+                mamba_d_state=16,
+                mamba_expand=2,
+                mamba_chunk_size=16,
+                num_local_experts=0,
+                shared_intermediate_size=128,
+                position_embedding_type="rope",
             )
     raise ValueError(f"unknown tiny architecture {architecture!r}; there are {ARCHITECTURES}")
 

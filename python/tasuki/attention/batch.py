@@ -57,6 +57,8 @@ class Batch:
         bucket: rows of a padded decode batch; None: not padded.
         limits: of all steps in graphs that may have prompts in them; None: it is none.
         more_groups: slots and tables of the other cache groups, in order.
+        cuts: where layers keep a state: for each sequence, after how many of its tokens in this
+            step the state goes to a page; the last is all of them. None: there are no states.
     """
 
     tokens: torch.Tensor
@@ -70,6 +72,7 @@ class Batch:
     bucket: int | None = None
     limits: StepLimits | None = None
     more_groups: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    cuts: list[list[int]] | None = None
 
     def of_group(self, group: int) -> Batch:
         """The batch with the slots and tables of a cache group as its own."""

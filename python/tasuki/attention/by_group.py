@@ -12,6 +12,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
+from tasuki.attention.states import StepStates
 from tasuki.engine.cache_groups import CacheGroup
 
 
@@ -19,18 +20,24 @@ class AttentionByGroup:
     """`AttentionBackend` over several cache groups; see attention/base.py.
 
     Args:
-        groups: Of the model.
-        backends: One for each group, all over one pool.
+        groups: Of the model; those that keep states come last.
+        backends: One for each of the others, all over one pool.
+        states: Those of the last groups, if there are any; no graph may then hold a step.
     """
 
-    def __init__(self, groups: Sequence[CacheGroup], backends: Sequence[AttentionBackend]) -> None:
-        self.pool, self.scales = backends[0].pool, backends[0].scales
-        self.capturable = all(backend.capturable for backend in backends)
-        self.captures_prompts = all(backend.captures_prompts for backend in backends)
+    def __init__(
+        self,
+        groups: Sequence[CacheGroup],
+        backends: Sequence[AttentionBackend],
+        states: StepStates | None = None,
+    ) -> None:
+        self.pool, self.scales, self.states = backends[0].pool, backends[0].scales, states
+        self.capturable = states is None and all(b.capturable for b in backends)
+        self.captures_prompts = states is None and all(b.captures_prompts for b in backends)
         self._backends = backends
         self._places = {
             layer: (backend, place)
-            for group, backend in zip(groups, backends, strict=True)
+            for group, backend in zip(groups, backends, strict=False)
             for place, layer in enumerate(group.layers)
         }
 
@@ -38,6 +45,8 @@ class AttentionByGroup:
         """Plan each group's tables and slots."""
         for group, backend in enumerate(self._backends):
             backend.plan(batch.of_group(group))
+        if self.states is not None:
+            self.states.plan(batch)
 
     def forward(
         self,

@@ -49,14 +49,12 @@ class Look:
 
     Attributes:
         direct: Addresses of Tasuki's workers, and the worker that each is.
-        silent: What did not answer, and why.
     """
 
     settings: Settings
     fleet: Fleet = field(default_factory=Fleet)
     servers: list[Server] = field(default_factory=list)
     direct: dict[str, Worker] = field(default_factory=dict)
-    silent: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def at(cls, addresses: Sequence[Address], settings: Settings) -> Look:
@@ -70,7 +68,7 @@ class Look:
             for address, found in zip(addresses, pool.map(look._identify, addresses), strict=True):
                 look._take(address, found)
         if not look.servers and not look.direct:
-            reasons = "; ".join(f"{where}: {why}" for where, why in look.silent.items())
+            reasons = "; ".join(f"{where}: {why}" for where, why in look.fleet.silent.items())
             raise DoctorError(f"nothing answers: {reasons}: start it, or correct the address")
         look._watch()
         look._probe()
@@ -90,7 +88,7 @@ class Look:
 
     def _take(self, address: Address, found: Server | Worker | NoAnswerError) -> None:
         if isinstance(found, NoAnswerError):
-            self.silent[address.where] = str(found)
+            self.fleet.silent[address.where] = str(found)
         elif isinstance(found, Worker):
             self.direct[address.where] = found
         else:
@@ -125,7 +123,7 @@ class Look:
         try:
             where = server.addresses(Http(self.settings.admin, timeout_s=self.settings.timeout_s))
         except (NoAnswerError, KeyError, TypeError, AttributeError) as error:
-            self.silent[self.settings.admin] = f"no list of workers: {error}"
+            self.fleet.silent[self.settings.admin] = f"no list of workers: {error}"
             return
         for number, worker in server.workers.items():
             address = where.get(number, "")

@@ -181,6 +181,7 @@ class Fleet:
     """All that was looked at.
 
     Attributes:
+        silent: Addresses that did not answer, and why.
         link_bytes_per_s: What a link must reach; 0: not said.
         advice: What another ratio would give, from the fleet's own log; empty: no log was given.
     """
@@ -188,6 +189,7 @@ class Fleet:
     workers: list[Worker] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     routers: list[Router] = field(default_factory=list)
+    silent: dict[str, str] = field(default_factory=dict)
     link_bytes_per_s: float = 0.0
     advice: str = ""
 

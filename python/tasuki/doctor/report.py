@@ -24,7 +24,6 @@ def as_text(look: Look, outcomes: Mapping[str, Outcome]) -> str:
     """Who is there, what is wrong, what was looked at and what was not."""
     lines = [_worker(each) for each in look.fleet.workers]
     lines += [f"{each.engine:<7} router   {each.name}" for each in look.fleet.routers]
-    lines += [f"silent           {where}: {why}" for where, why in look.silent.items()]
     findings = [(name, each) for name, one in outcomes.items() for each in one.findings]
     lines.append("")
     for number, (name, finding) in enumerate(findings, 1):
@@ -104,7 +103,7 @@ def as_json(look: Look, outcomes: Mapping[str, Outcome]) -> str:
                 name: {"looked_at": outcome.looked_at, "not_looked_at": outcome.unseen}
                 for name, outcome in outcomes.items()
             },
-            "silent": look.silent,
+            "silent": look.fleet.silent,
             "fleet": _fleet(look.fleet),
         },
         indent=1,

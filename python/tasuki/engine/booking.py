@@ -86,8 +86,7 @@ class Booking:
             if sequence in void:
                 pass
             elif drafted and sequence in drafted:
-                if not self._drafted(drafted[sequence], own, entries, now_s):
-                    failures[sequence.request] = (FailureKind.MODEL, _not_finite(sequence))
+                self._drafted(drafted[sequence], own, entries, now_s)
             elif sequence.stage is Stage.DECODE:
                 self._decoded(sequence, own, entries, now_s)
             else:
@@ -120,17 +119,17 @@ class Booking:
         tokens: list[int],
         logprobs: list[TokenLogprob | None] | None,
         now_s: float,
-    ) -> bool:
-        """A row has its first token and those that its draft guessed; False: not finite."""
+    ) -> None:
+        """A row has its first token and those that its draft guessed."""
         sequence, count = row.sequence, taken(row.draft, tokens)
-        if tokens[count - 1] < 0:
-            return False
-        note(sequence, len(row.draft), count - 1)
         self._counters.draft_tokens += len(row.draft)
+        if min(tokens) < 0:
+            self._legs.undraft(row)
+            return
+        note(sequence, len(row.draft), count - 1)
         self._counters.accepted_draft_tokens += count - 1
         own = None if logprobs is None else logprobs[:count]
         self._decoded(sequence, tokens[:count], own, now_s, row.start)
-        return True
 
     def _decoded(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup, longest_blocks
 from tasuki.engine.errors import EngineConfigError
 from tasuki.engine.held_chunks import blocks_of_chunk
 
@@ -89,6 +89,13 @@ class EngineConfig:
                 f"draft_tokens is {self.draft_tokens} and overlap {self.overlap}: drafts need steps"
                 " that do not overlap, as on the CPU; on a GPU leave out --speculate"
             )
+        if self.draft_tokens and self.has_state:
+            raise EngineConfigError(
+                f"draft_tokens is {self.draft_tokens}, and layers of the model keep a state: a"
+                " rejected draft would have to be taken out of it; leave out --speculate"
+            )
+        if self.groups[0].has_state:
+            raise EngineConfigError("the first cache group keeps a state: one that keeps KV must")
         if self.growth_headroom_tokens < 0:
             raise EngineConfigError(
                 f"growth_headroom_tokens is {self.growth_headroom_tokens}: it must not be negative"
@@ -98,7 +105,7 @@ class EngineConfig:
                 f"identity has {len(self.identity)} bytes: it must have {IDENTITY_BYTES}"
             )
         if self.num_blocks < self.min_blocks:
-            longest = self.num_blocks // (2 * len(self.groups)) * self.block_size
+            longest = longest_blocks(self.groups, self.num_blocks // 2) * self.block_size
             raise EngineConfigError(
                 f"num_blocks is {self.num_blocks}, but two requests of max_model_len "
                 f"{self.max_model_len} tokens need {self.min_blocks} blocks of {self.block_size} "
@@ -114,7 +121,12 @@ class EngineConfig:
     @property
     def slides(self) -> bool:
         """Whether some layers keep less than the whole sequence."""
-        return any(group.window is not None for group in self.groups)
+        return not all(group.keeps_all for group in self.groups)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(group.has_state for group in self.groups)
 
     @property
     def max_request_blocks(self) -> int:
@@ -131,12 +143,20 @@ class EngineConfig:
         return -(-tokens // self.block_size)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages of so many tokens where every group keeps them all."""
-        return self.blocks_for(tokens) * len(self.groups)
+        """Pages of a sequence of so many tokens while its prompt is computed."""
+        return self.pages_between(0, self.blocks_for(tokens))
+
+    def pages_between(self, begin: int, end: int) -> int:
+        """Pages of the blocks from `begin` on of a prompt of `end` blocks."""
+        return sum(group.num_pages(begin, end) for group in self.groups)
 
     def pages_kept(self, tokens: int) -> int:
         """Pages that a sequence of so many tokens needs for those that follow."""
-        return self.pages_for(tokens) - sum(self.first_blocks(tokens))
+        end = self.blocks_for(tokens)
+        firsts = self.first_blocks(tokens)
+        return sum(
+            group.num_pages(first, end) for group, first in zip(self.groups, firsts, strict=True)
+        )
 
     def first_blocks(self, tokens: int) -> list[int]:
         """For each group, the first block that a sequence of so many tokens needs."""

@@ -5,7 +5,8 @@
 
 A decoding row computes its last token and the draft in one step. The token of each position is
 drawn as ever, by seed, choice and position; the draft counts as far as it is what was drawn, so
-answers are those without drafts. What is rejected leaves KV behind that later tokens overwrite.
+answers are those without drafts. What is rejected leaves KV behind that later tokens overwrite;
+where logits of such a row are not finite, nothing of it counts or is left (`Legs.undraft`).
 
 How long drafts are follows from measurements. Token j of a draft is accepted with probability
 p^j, where p is the sequence's own. A step of n decoding rows takes base_s, and cost_s more for

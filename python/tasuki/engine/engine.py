@@ -47,6 +47,7 @@ from tasuki.engine.block_hash import root_hash
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.booking import Booking
 from tasuki.engine.budget import Budget
+from tasuki.engine.cache_groups import pages_per_block
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.inbound import Inbound
 from tasuki.engine.isolation import Flight, IsolatingRunner
@@ -90,7 +91,7 @@ class Engine:
         self._queues = Queues(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)
         self._inbound = Inbound(config, self._pool, self._budget, self._queues)
-        self._legs = Legs(self._pool, self._budget, self._queues, self._runner)
+        self._legs = Legs(self._pool, self._budget, self._queues, self._runner, config.block_size)
         self._booking = Booking(config, self._legs, self._queues, self._counters)
         self._stalled = False
         self.on_started: Callable[[Sequence[str]], None] = lambda _: None
@@ -237,7 +238,7 @@ class Engine:
             waiting_sequences=max(0, self._legs.generating - len(decoding)),
             last_decode=self._rates.last_decode,
             last_prefill=self._rates.last_prefill,
-            groups=len(self.config.groups),
+            pages_per_block=pages_per_block(self.config.groups),
         )
 
     def counters(self) -> EngineCounters:

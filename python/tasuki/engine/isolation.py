@@ -121,9 +121,9 @@ class IsolatingRunner:
         self._in_a_row = 0
         return outcome
 
-    def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros."""
-        self._inner.scrub(blocks)
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite the blocks' slots from `first_slot` on with zeros."""
+        self._inner.scrub(blocks, first_slot)
 
     def _note_finite(self, outcome: StepOutcome) -> None:
         failed = set(outcome.failed)

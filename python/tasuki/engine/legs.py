@@ -16,6 +16,7 @@ from tasuki.engine.budget import Budget
 from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.isolation import IsolatingRunner
+from tasuki.engine.plan import Row
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState
 
@@ -32,9 +33,15 @@ class Legs:
     """
 
     def __init__(
-        self, pool: BlockPool, budget: Budget, queues: Queues, runner: IsolatingRunner
+        self,
+        pool: BlockPool,
+        budget: Budget,
+        queues: Queues,
+        runner: IsolatingRunner,
+        block_size: int,
     ) -> None:
         self._pool = pool
+        self._block_size = block_size
         self._budget = budget
         self._queues = queues
         self._runner = runner
@@ -105,6 +112,19 @@ class Legs:
         self._runner.scrub(own)
         log.error("request_id=%s failed (%s): %s", request.request_id, failure.value, message)
         self.end(request, LegEndReason.FAILED, message, failure)
+
+    def undraft(self, row: Row) -> None:
+        """A row with a draft has logits that are not finite: nothing of it counts.
+
+        A step masks what it must not see, but masked KV that is not finite spoils it all the
+        same. So none is left behind; the row's first token is computed again, alone.
+        """
+        sequence, (block, slot) = row.sequence, divmod(row.start, self._block_size)
+        tables = [table.pages[block - table.first :] for table in sequence.tables]
+        self._runner.scrub([pages[0] for pages in tables], slot)
+        self._runner.scrub([page for pages in tables for page in pages[1:]])
+        sequence.computed = row.start
+        sequence.acceptance = 0.0
 
     def finished(self, sequence: SequenceState) -> None:
         """Every choice of a sequence has finished."""

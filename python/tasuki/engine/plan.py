@@ -78,7 +78,7 @@ class Draw:
         sequence: What it continues.
         choice: Which of its choices.
         position: Of the token in the output.
-        drafted: Its logits follow a draft, which may be wrong.
+        drafted: Of a row with a draft, whose KV may be what its logits are not finite for.
     """
 
     sequence: SequenceState

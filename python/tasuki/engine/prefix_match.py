@@ -1,7 +1,7 @@
 """How much of a sequence the prefix cache holds, where groups of layers keep different parts.
 
 A prefix can be reused if every group has what the tokens after it will read: all of its
-blocks, or those of the last window. Keeps no state. No torch.
+blocks, those of the last window, or the checkpoint of a state. Keeps no state. No torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cached_tables(
     end = len(hashes)
     found: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
-        if group.window is None:
+        if group.keeps_all:
             found[index] = cache.match(content_key(digest, index) for digest in hashes[:end])
             end = len(found[index])
     if len(found) < len(groups):
@@ -46,21 +46,21 @@ def cached_tables(
         pages = found.get(index)
         if pages is None:
             pages = cache.match(content_key(digest, index) for digest in hashes[first:end])
-        tables.append(BlockTable(first, array("i", pages[: end - first])))
+        tables.append(BlockTable(first, array("i", pages[: end - first]), group.has_state))
     return tables
 
 
 def _reusable(
     cache: PrefixCache, hashes: Sequence[bytes], groups: Sequence[CacheGroup], block_size: int
 ) -> int:
-    """The most blocks, of those with `hashes`, whose last windows are held."""
+    """The most blocks, of those with `hashes`, whose last windows and checkpoints are held."""
     end = block = len(hashes)
     while block > 0:
         block -= 1
         wanted = [
             index
             for index, group in enumerate(groups)
-            if group.window is not None and group.first_block(end * block_size, block_size) <= block
+            if not group.keeps_all and group.first_block(end * block_size, block_size) <= block
         ]
         if not wanted:
             break

@@ -174,8 +174,8 @@ class Queues:
         """
         for table in tables:
             self._pool.retain(table.pages)
-        for table in tables:
-            table.pages.extend(self._pool.allocate(end - table.end))
+        for group, table in zip(self._config.groups, tables, strict=True):
+            table.fill(group, self._pool.allocate(group.num_pages(table.end, end)), end)
         sequence.tables = tables
         sequence.computed = cached * self._config.block_size
         sequence.registered = cached
@@ -195,6 +195,8 @@ class Queues:
         cache, hashes, chunk = self._pool.cache, sequence.hashes, self._config.chunk_blocks
         begin = max(sequence.registered, table.first, sequence.unshared.get(group, -1) + 1)
         for index, page in enumerate(table.part(begin, full), begin):
+            if table.repeats and not table.owns(index):
+                continue
             ends_chunk = group == 0 and (index + 1) % chunk == 0
             cache.insert(content_key(hashes[index], group), page, ends_chunk=ends_chunk)
 

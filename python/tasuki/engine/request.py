@@ -99,7 +99,7 @@ class SequenceState:
     @property
     def num_pages(self) -> int:
         """How many these are."""
-        return sum(len(table.pages) for table in self.tables)
+        return sum(len(table.held) for table in self.tables)
 
     @property
     def num_outputs(self) -> int:

@@ -288,7 +288,8 @@ class Scheduler:
                 reusable = 0
             tables = self._queues.match(sequence, reusable)
             cached, end = tables[0].end, self._config.blocks_for(len(sequence.tokens))
-            taken = (end - cached) * len(tables) + self._pool.unreferenced(pages_of(tables))
+            taken = self._config.pages_between(cached, end)
+            taken += self._pool.unreferenced(pages_of(tables))
             if taken > self._budget.own_room - headroom:
                 if not request.credited:
                     continue

@@ -51,7 +51,7 @@ class StepSample:
 class EngineLoad:
     """How busy the engine is now; fields as in worker.proto's Load, but that blocks are pages.
 
-    `groups` of these make a block of a request.
+    `pages_per_block` of these make a block of a request.
     """
 
     waiting_requests: int
@@ -68,7 +68,7 @@ class EngineLoad:
     waiting_sequences: int
     last_decode: StepSample | None
     last_prefill: StepSample | None
-    groups: int = 1
+    pages_per_block: float = 1
 
 
 @dataclass(slots=True)

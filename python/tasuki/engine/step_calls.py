@@ -59,5 +59,5 @@ class Runner(Protocol):
     def collect(self, launched: Any) -> StepOutcome:
         """Wait for a step that is sampled. All KV of its plan is final then."""
 
-    def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros, after all that is launched."""
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite blocks' slots from `first_slot` on with zeros, after all that is launched."""

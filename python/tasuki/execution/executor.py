@@ -26,6 +26,7 @@ import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch, groups_of
+from tasuki.attention.states import states_of
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.cuda_graphs import DecodeGraphs
 from tasuki.execution.forward import DivisibleModel, ForwardModel, input_tokens
@@ -66,6 +67,7 @@ class Executor:
         self.groups = groups
         self._model = model
         self._attention = attention
+        self._states = states_of(attention)
         self._pool = pool
         self._collective = collective
         self._joint = JointLogits(collective, model.spec.vocab_size)
@@ -178,18 +180,27 @@ class Executor:
             logits_rows=parts[5],
             num_decodes=header.num_decodes,
             more_groups=tuple(more),
+            cuts=header.cuts,
         )
+        if self._states is not None:
+            self._states.clear_new_pages(batch)
         self._attention.plan(batch)
         return self._model.forward(batch, self._attention)
+
+    def commit(self) -> None:
+        """The step has succeeded: its states replace those that it began with."""
+        if self._states is not None:
+            self._states.commit()
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to)."""
         for source, target in pairs:
             self._pool[target].copy_(self._pool[source])
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream; waits for all ranks."""
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite blocks' slots with zeros, behind what is in the stream; waits for all ranks."""
         bits = self._pool.view(torch.uint8)  # not every dtype can be filled: fp8 cannot
+        bits = bits[:, :, :, :, first_slot:]
         bits.index_fill_(0, upload(blocks, torch.int64, self._pool.device), 0)
         self._collective.fence()
         if self._pool.is_cuda:

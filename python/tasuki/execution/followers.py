@@ -24,8 +24,8 @@ class Followers(Protocol):
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks."""
 
-    def scrub(self, blocks: Sequence[int]) -> None:
-        """Overwrite blocks with zeros."""
+    def scrub(self, blocks: Sequence[int], first_slot: int) -> None:
+        """Overwrite blocks' slots from `first_slot` on with zeros."""
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def wanted_logits(plan: StepPlan) -> Wanted:
         if row.draft:
             position, choice = first + 1 - request.num_prompt_tokens, sequence.choices[0]
             for index in range(row.tokens):
-                draws.append(Draw(sequence, choice, position + index, index > 0))
+                draws.append(Draw(sequence, choice, position + index, drafted=True))
                 draw_rows.append(len(rows))
                 rows.append(begin + index)
         elif end >= len(sequence.tokens):

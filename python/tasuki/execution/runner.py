@@ -6,9 +6,10 @@
 
 `launch` and `sample` only put work into the device's stream, so that the next step can be
 launched while this one runs; where the host is the device, it is done when they return.
-A step without grammars is sampled by `launch`. Its tokens stay on the device too: the
-next step takes its inputs from there, if the host has not seen them yet. The logits of a
-step that waits for its masks stay where they are: nothing but the next step's launch,
+States of layers that have any are written at the end of it: a step that raises before may be
+computed again. A step without grammars is sampled by `launch`. Its tokens stay on the device
+too: the next step takes its inputs from there, if the host has not seen them yet. The logits of
+a step that waits for its masks stay where they are: nothing but the next step's launch,
 which comes after `sample`, writes there.
 
 What lies between a step's arrays and its logits is the executor's, which every
@@ -198,16 +199,16 @@ class ModelRunner:
         return outcome
 
     @torch.inference_mode()
-    def scrub(self, blocks: list[int]) -> None:
-        """Overwrite the blocks with zeros, behind what is in the stream; waits for it.
+    def scrub(self, blocks: Sequence[int], first_slot: int = 0) -> None:
+        """Overwrite blocks' slots from `first_slot` on with zeros, behind what is in the stream.
 
-        The blocks' next owner may be a transfer, which no stream orders.
+        Waits for it. The blocks' next owner may be a transfer, which no stream orders.
         """
         if blocks:
             with self._here, following(self._followers):
                 if self._followers is not None:
-                    self._followers.scrub(blocks)
-                self._executor.scrub(blocks)
+                    self._followers.scrub(blocks, first_slot)
+                self._executor.scrub(blocks, first_slot)
 
     def _launch(self, plan: StepPlan) -> Launched:
         if plan.copies:
@@ -242,6 +243,7 @@ class ModelRunner:
             result = self._sampler.draw(prepared, masks)
             self._keep(result.tokens, launched.wanted)
             launched.tokens, launched.scores = to_host(result.tokens), result.scores
+        self._executor.commit()
         if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             launched.event.record()

@@ -43,6 +43,7 @@ def build_step(
         wanted=len(wanted.rows),
         greedy=wanted.greedy,
         groups=groups,
+        cuts=cuts_of(plan, block_size),
     )
     tokens = header.tokens
     header = padded(header, wanted.decodes)
@@ -57,6 +58,23 @@ def build_step(
     if header.bucket is None:
         logits_rows[:] = wanted.rows
     return replace(header, ahead=ahead)
+
+
+def cuts_of(plan: StepPlan, block_size: int) -> list[list[int]] | None:
+    """After how many of its tokens each row's state goes to a page (`Batch.cuts`).
+
+    That is where a block with a page of its own ends, and at the row's end.
+    """
+    index = next((i for i, t in enumerate(plan.rows[0].sequence.tables) if t.repeats), None)
+    if index is None:
+        return None
+    cuts = []
+    for row in plan.rows:
+        table = row.sequence.tables[index]
+        blocks = range(row.start // block_size, (row.end - 1) // block_size)
+        ends = [(block + 1) * block_size - row.start for block in blocks if table.owns(block)]
+        cuts.append([*ends, row.tokens])
+    return cuts
 
 
 def pad(places: Places, count: int) -> None:

@@ -29,6 +29,7 @@ class StepHeader:
         room: Tokens that a step of another kind is padded to; None: not padded.
         greedy: Whether the likeliest token is all that is wanted of each row.
         groups: Cache groups, each with slots and tables of its own.
+        cuts: As in `Batch`.
     """
 
     query_lens: list[int]
@@ -41,6 +42,7 @@ class StepHeader:
     room: int | None = None
     greedy: bool = False
     groups: int = 1
+    cuts: list[list[int]] | None = None
 
     @property
     def tokens(self) -> int:

@@ -61,6 +61,7 @@ def model_identity(
     weights: str = "auto",
     quantization: str = "none",
     kv_scales: Sequence[tuple[int, int]] = (),
+    states: Sequence[str] = (),
 ) -> bytes:
     """Identity of the KV that this model makes.
 
@@ -71,6 +72,7 @@ def model_identity(
         weights: `dummy`: random ones, a function of the config; no safetensors are read.
         quantization: How the weights are rounded when they are loaded; `none`: not at all.
         kv_scales: Of an fp8 cache, by layer (attention/kv_scales.py).
+        states: Of layers that keep one, what its bytes are, in words; empty: no layer does.
 
     Returns:
         16 bytes.
@@ -89,6 +91,8 @@ def model_identity(
         parts["quantization"] = quantization
     if kv_scales:
         parts["kv_scales"] = [list(scales) for scales in kv_scales]
+    if states:
+        parts["states"] = list(states)
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16, person=_PERSON).digest()
 

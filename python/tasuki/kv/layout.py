@@ -17,6 +17,7 @@ Heads are outermost inside a block: those that a rank of another tensor-parallel
 degree needs are one contiguous slice (`transfer_plan.py`). Attention kernels see layer `l`, K or V
 `i`, as the strided view `pool[:, :, l, i]`, that is
 [num_blocks, kv_heads, block_size, head_dim]. Latent attention (MLA) has one plane, of latents.
+A block of a group that keeps states has these from its first byte on (attention/states.py).
 
 Source: ARCHITECTURE.md, "The KV cache". This file owns no state.
 """
@@ -72,6 +73,13 @@ class CacheLayout:
             value = getattr(self, name)
             if value < 1:
                 raise LayoutError(f"cache layout: {name} is {value}, must be at least 1")
+        for group in self.groups:
+            if len(group.layers) * group.state_bytes > self.block_bytes:
+                raise LayoutError(
+                    f"cache layout: the states of {len(group.layers)} layers, {group.state_bytes}"
+                    f" bytes each, do not fit into a block of {self.block_bytes} bytes: raise"
+                    " --block-size, or leave it out"
+                )
         if self.first_kv_head < 0:
             raise LayoutError(
                 f"cache layout: first_kv_head is {self.first_kv_head}, must be at least 0"
@@ -140,7 +148,12 @@ class CacheLayout:
             kv_heads=self.kv_heads,
         )
         groups = [
-            kv_pb2.Group(kind=group.kind, layers=group.layers, window=group.window or 0)
+            kv_pb2.Group(
+                kind=group.kind,
+                layers=group.layers,
+                window=group.window or 0,
+                state_bytes=group.state_bytes,
+            )
             for group in self.groups
         ]
         return kv_pb2.Layout(

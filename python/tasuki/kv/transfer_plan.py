@@ -302,6 +302,12 @@ def _compare(local: kv_pb2.Layout, remote: kv_pb2.Layout) -> None:
             f"cache groups are {ours_told} here and {theirs_told} at the prefill worker: run the"
             " same model and version"
         )
+    if local.block_size != remote.block_size and any(g.state_bytes for g in local.groups):
+        raise LayoutMismatchError(
+            f"block_size is {local.block_size} here and {remote.block_size} at the prefill worker:"
+            " layers of the model keep a state, which is not made of tokens; start both with"
+            f" --block-size {max(local.block_size, remote.block_size)}"
+        )
     ours, theirs = local.pool, remote.pool
     if not theirs.kv_heads or theirs.block_bytes % theirs.kv_heads:
         raise LayoutMismatchError(
@@ -326,6 +332,7 @@ def _told(layout: kv_pb2.Layout) -> str:
     """The cache groups, for people."""
     return ", ".join(
         f"{group.kind}{f' of {group.window} tokens' if group.window else ''}"
+        f"{f' of {group.state_bytes} bytes' if group.state_bytes else ''}"
         f" ({len(group.layers)} layers)"
         for group in layout.groups
     )

@@ -9,6 +9,7 @@ from tasuki.attention.by_group import AttentionByGroup
 from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.attention.pool_only import PoolOnly
 from tasuki.attention.select import make_attention
+from tasuki.attention.states import StepStates, state_bytes
 from tasuki.engine.cache_groups import CacheGroup, group_layers
 from tasuki.models.base import CausalModel
 from tasuki.models.llama_cpu import CpuLlamaModel
@@ -40,17 +41,30 @@ def attention_for(
     spec, groups = model.spec, cache_groups(model.spec)
     if len(groups) == 1:
         return make_attention(pool, spec.num_heads, dtype, spec.sliding_windows, scales)
-    made = [make_attention(pool, spec.num_heads, dtype, [group.window]) for group in groups]
-    return AttentionByGroup(groups, [backend for backend, _ in made]), made[0][1]
+    made = [
+        make_attention(pool, spec.num_heads, dtype, [group.window])
+        for group in groups
+        if not group.has_state
+    ]
+    states = None
+    if spec.states:
+        parts = spec.state_parts(dtype)
+        states = StepStates(pool, groups, parts, pool.shape[4])
+    return AttentionByGroup(groups, [backend for backend, _ in made], states), made[0][1]
 
 
-def cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
+def cache_groups(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> tuple[CacheGroup, ...]:
     """What the layers of a model keep.
 
     The fast path's kernels write a step's KV through one block table: there layers that keep
     different parts keep all.
+
+    Args:
+        spec: of the model.
+        dtype: that it computes in; states are of it, so their size is.
     """
-    windows = spec.sliding_windows
-    if spec.native and len(set(windows)) > 1:
-        windows = (None,) * spec.num_layers
-    return group_layers(windows, latent=spec.latent_rank is not None)
+    windows = {layer: spec.sliding_windows[layer] for layer in spec.kv_layers}
+    if spec.native and len(set(windows.values())) > 1:
+        windows = dict.fromkeys(windows)
+    sizes = {layer: state_bytes(parts) for layer, parts in spec.state_parts(dtype).items()}
+    return group_layers(windows, latent=spec.latent_rank is not None, state_bytes=sizes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tasuki.errors import TasukiError
 
 
@@ -16,3 +19,19 @@ class UnsupportedModelError(ModelError):
 def first_line(error: BaseException) -> str:
     """The first line of what an error of somebody else's says; its type if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def failures_of(architecture: str) -> Iterator[None]:
+    """What a class that is not made for this throws when it is tried, by one name.
+
+    Raises:
+        UnsupportedModelError: Names the architecture, and what was thrown.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError) as error:
+        raise UnsupportedModelError(
+            f"{architecture} is not supported: the trial run failed with"
+            f" {type(error).__name__}: {first_line(error)}"
+        ) from error

@@ -28,6 +28,7 @@ from tasuki.attention.batch import Batch
 from tasuki.models.errors import ModelError, UnsupportedModelError, first_line
 from tasuki.models.fallback_check import Trial
 from tasuki.models.latent import absorbed, keep_latents, unabsorbed
+from tasuki.models.mixers import run_on_states
 from tasuki.models.packing import pack
 from tasuki.models.paged_op import Slot, paged_attention
 from tasuki.models.spec import ModelSpec
@@ -55,6 +56,7 @@ class FallbackModel:
         self.trial = trial
         self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._step = _Step(Slot(spec.sliding_windows), spec)
+        run_on_states(module, self._step.slot, spec.states)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> torch.Tensor:

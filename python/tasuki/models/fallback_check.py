@@ -1,7 +1,7 @@
 """The trial that a transformers model passes before it may serve on the paged cache.
 
 A class can declare support and still depend on something that the cache does
-not hold (convolution states, shared KV, its own masks), ignore the positions it
+not hold (shared KV, its own masks, a state that is found nowhere), ignore the positions it
 is given, or differ in shape from layer to layer. So two short sequences are run
 through a tiny pool, in chunks and with decodes mixed in, and the logits are
 compared with those of the unchanged model.
@@ -9,8 +9,6 @@ compared with those of the unchanged model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +16,10 @@ import torch
 from tasuki.attention.batch import Batch
 from tasuki.attention.kv_scales import UNSCALED
 from tasuki.attention.sdpa import SdpaAttention
+from tasuki.attention.states import StepStates, state_bytes
+from tasuki.engine.cache_groups import CacheGroup
 from tasuki.models.base import CausalModel
-from tasuki.models.errors import UnsupportedModelError, first_line
+from tasuki.models.errors import UnsupportedModelError, failures_of
 from tasuki.models.spec import ModelSpec
 
 _BLOCK_SIZE = 4
@@ -37,8 +37,8 @@ class _Recorder:
     capturable = False
     captures_prompts = False
 
-    def __init__(self, spec: ModelSpec, pool: torch.Tensor) -> None:
-        self.pool, self.scales = pool, UNSCALED
+    def __init__(self, spec: ModelSpec, pool: torch.Tensor, states: StepStates | None) -> None:
+        self.pool, self.scales, self.states = pool, UNSCALED, states
         self._inner = SdpaAttention(pool)
         self._spec = spec
         self.layers: set[int] = set()
@@ -46,6 +46,8 @@ class _Recorder:
     def plan(self, batch: Batch) -> None:
         self.layers.clear()
         self._inner.plan(batch)
+        if self.states is not None:
+            self.states.plan(batch)
 
     def forward(
         self,
@@ -112,7 +114,7 @@ class Trial:
         generator = torch.Generator().manual_seed(0)
         sequences = [torch.randint(spec.vocab_size, (n,), generator=generator) for n in _LENGTHS]
         self._sequences = [sequence.to(device) for sequence in sequences]
-        with _failures_of(spec):
+        with failures_of(spec.architecture):
             self._want = _plain(module, self._sequences, implementation).cpu()
 
     def warm_up(self, model: CausalModel, tokens: int) -> None:
@@ -127,7 +129,7 @@ class Trial:
             UnsupportedModelError: They differ, or the model does not run.
         """
         want = self._want
-        with _failures_of(self._spec):
+        with failures_of(self._spec.architecture):
             got = _paged(model, self._sequences, _STEPS, self._dtype, self._device).cpu()
         exact = self._dtype == torch.float32
         limit = _EXACT if exact else _ROUNDED
@@ -138,18 +140,6 @@ class Trial:
                 f"{self._spec.architecture} is not supported: its logits on the paged cache differ"
                 f" from those of transformers by {difference:.1e} of the largest, limit {limit:.0e}"
             )
-
-
-@contextmanager
-def _failures_of(spec: ModelSpec) -> Iterator[None]:
-    """What a class that is not made for this throws, by one name."""
-    try:
-        yield
-    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError) as error:
-        raise UnsupportedModelError(
-            f"{spec.architecture} is not supported: the trial run failed with"
-            f" {type(error).__name__}: {first_line(error)}"
-        ) from error
 
 
 def _paged(
@@ -166,7 +156,8 @@ def _paged(
     tables = order.view(count, width)
     planes = spec.num_layers, spec.kv_planes
     shape = (count * width, spec.num_kv_heads, *planes, _BLOCK_SIZE, spec.head_dim)
-    recorder = _Recorder(spec, torch.zeros(shape, dtype=dtype, device=device))
+    pool = torch.zeros(shape, dtype=dtype, device=device)
+    recorder = _Recorder(spec, pool, _states(spec, count * width, dtype, device))
     done = [0] * count
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     for counts in steps:
@@ -189,16 +180,40 @@ def _paged(
             logits_rows=torch.arange(sum(counts), device=device),
             num_decodes=sum(counts[i] == 1 for i in running),
         )
+        if recorder.states is not None:
+            batch.more_groups = ((batch.slots, batch.block_tables),)
+            batch.cuts = [_cuts(done[i] - counts[i], done[i]) for i in running]
         recorder.plan(batch)
         parts = torch.split(model.forward(batch, recorder), [counts[i] for i in running])
         for i, part in zip(running, parts, strict=True):
             logits[i].append(part)
-        if absent := sorted(set(range(spec.num_layers)) - recorder.layers):
+        if recorder.states is not None:
+            recorder.states.commit()
+        if absent := sorted(set(spec.kv_layers) - recorder.layers):
             raise UnsupportedModelError(
                 f"{spec.architecture} is not supported: layers {absent} keep their state elsewhere"
                 f" than in a KV cache"
             )
     return torch.cat([part for parts in logits for part in parts])
+
+
+def _states(
+    spec: ModelSpec, pages: int, dtype: torch.dtype, device: torch.device
+) -> StepStates | None:
+    """Room for the states of the trial's sequences, a page for each block."""
+    if not spec.states:
+        return None
+    parts = spec.state_parts(dtype)
+    most = max(map(state_bytes, parts.values()))
+    pool = torch.zeros(pages, most * len(parts), dtype=torch.uint8, device=device)
+    groups = CacheGroup(spec.kv_layers), CacheGroup(tuple(parts), state_bytes=most)
+    return StepStates(pool, groups, parts, _BLOCK_SIZE)
+
+
+def _cuts(start: int, end: int) -> list[int]:
+    """Where blocks end between two tokens, and `end`, counted from `start`."""
+    ends = range(start // _BLOCK_SIZE * _BLOCK_SIZE + _BLOCK_SIZE, end, _BLOCK_SIZE)
+    return [*(at - start for at in ends), end - start]
 
 
 def _plain(module: Any, sequences: list[torch.Tensor], implementation: str) -> torch.Tensor:

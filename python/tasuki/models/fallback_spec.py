@@ -7,6 +7,7 @@ only when needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import transformers
 from transformers import AutoConfig
 
 from tasuki.models.config_file import architecture_of, read_config, read_eos
-from tasuki.models.errors import UnsupportedModelError, first_line
-from tasuki.models.spec import ModelSpec
+from tasuki.models.errors import UnsupportedModelError, failures_of, first_line
+from tasuki.models.mixers import find_states
+from tasuki.models.spec import ModelSpec, StateTensor
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+_STATE_TYPES = {"conv", "linear_attention", "mamba"}  # keep a state, and no KV
+_BOTH_TYPES = {"hybrid"}  # keep both
 
 
 def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
@@ -39,6 +43,7 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         ) from error
     if reason := _why_not(config, architecture, raw, trust_remote_code):
         raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
+    states = _states(config, architecture, trust_remote_code)
     heads = int(config.num_attention_heads)
     layers = int(config.num_hidden_layers)
     latent_rank = getattr(config, "kv_lora_rank", None)
@@ -62,7 +67,22 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         eos_token_ids=read_eos(folder, raw),
         native=False,
         latent_rank=int(latent_rank) if latent_rank else None,
+        states=states,
+        no_kv=frozenset(
+            layer
+            for layer, kind in enumerate(getattr(config, "layer_types", None) or ())
+            if kind in _STATE_TYPES
+        ),
     )
+
+
+def _states(
+    config: Any, architecture: str, trust_remote_code: bool
+) -> Mapping[int, tuple[StateTensor, ...]]:
+    if not set(getattr(config, "layer_types", None) or ()) & (_STATE_TYPES | _BOTH_TYPES):
+        return {}
+    with failures_of(architecture):
+        return find_states(config, trust_remote_code=trust_remote_code)
 
 
 def _why_not(
@@ -83,7 +103,10 @@ def _why_not(
         return f"attention to {config.index_topk} chosen tokens (index_topk) is not in ours"
     if getattr(config, "kv_lora_rank", None) and not getattr(config, "qk_rope_head_dim", None):
         return "latent attention (kv_lora_rank) without qk_rope_head_dim needs another cache layout"
-    if odd := sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES):
+    types = set(getattr(config, "layer_types", None) or ())
+    if types and types <= _STATE_TYPES:
+        return "none of its layers attends: a model of states alone has no KV to hand over"
+    if odd := sorted(types - _LAYER_TYPES - _STATE_TYPES - _BOTH_TYPES):
         return f"layers of type {', '.join(odd)} need another cache layout"
     if softcap := getattr(config, "attn_logit_softcapping", None):
         return f"attn_logit_softcapping {softcap} is not in our attention"

@@ -163,6 +163,11 @@ def compile_model(model: CausalModel) -> bool:
     from tasuki.models.fallback_compile import compile_layers
 
     assert isinstance(model, FallbackModel)
+    if model.spec.states:
+        log.warning(
+            "%s runs without torch.compile, slower: its layers keep states", model.spec.architecture
+        )
+        return False
     return compile_layers(model)
 
 

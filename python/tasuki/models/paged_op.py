@@ -17,6 +17,7 @@ import weakref
 import torch
 
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.states import StepStates, states_of
 from tasuki.models.errors import ModelError
 
 _handles = itertools.count()
@@ -28,18 +29,23 @@ class Slot:
 
     Args:
         windows: Sliding windows of its layers; None: none, or the layer tells its own.
+
+    Attributes:
+        states: Of the step; None: its layers keep none.
     """
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:
         self._windows = windows
         self._attention: AttentionBackend | None = None
         self._next_layer = 0
+        self.states: StepStates | None = None
         self.handle = next(_handles)
         _slots[self.handle] = self
 
     def begin(self, attention: AttentionBackend) -> None:
         """A step begins; `attention` is planned for it."""
         self._attention, self._next_layer = attention, 0
+        self.states = states_of(attention)
 
     def attend(
         self,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import torch
+
+from tasuki.attention.states import StatePart
 from tasuki.models.rope import RopeSpec
 
 
@@ -24,6 +28,23 @@ class ExpertsSpec:
     inner_size: int
     renormalise: bool = True
     dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a layer keeps of a sequence, whatever its length.
+
+    Attributes:
+        recurrent: of a recurrence; else the last inputs of a convolution.
+        index: among those of the layer that are of this kind.
+        shape: for one sequence.
+        float32: kept so in every model; else in the model's dtype.
+    """
+
+    recurrent: bool
+    index: int
+    shape: tuple[int, ...]
+    float32: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,8 @@ class ModelSpec:
         experts: of its MLPs, if they have any.
         fp8_blocks: the folder's weights of GEMMs are in fp8, in blocks of 128 x 128.
         native: runs on the fast path; otherwise through transformers.
+        states: of the layers that keep a state, what it is; they may attend as well.
+        no_kv: layers that keep no keys and values.
     """
 
     architecture: str
@@ -71,6 +94,27 @@ class ModelSpec:
     fp8_blocks: bool = False
     native: bool = True
     latent_rank: int | None = None
+    states: Mapping[int, tuple[StateTensor, ...]] = field(default_factory=dict)
+    no_kv: frozenset[int] = frozenset()
+
+    def state_parts(self, dtype: torch.dtype) -> dict[int, list[StatePart]]:
+        """What each state is where the model computes in `dtype`, by layer."""
+        return {
+            layer: [StatePart(x.shape, torch.float32 if x.float32 else dtype) for x in state]
+            for layer, state in self.states.items()
+        }
+
+    def told_states(self, dtype: torch.dtype) -> list[str]:
+        """What the bytes of each state are, in words: peers must have the same."""
+        return [
+            f"layer {layer}: " + ", ".join(f"{part.shape} {part.dtype}" for part in parts)
+            for layer, parts in self.state_parts(dtype).items()
+        ]
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that keep keys and values."""
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.no_kv)
 
     @property
     def has_dense_layers(self) -> bool:

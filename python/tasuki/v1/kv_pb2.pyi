@@ -130,14 +130,16 @@ class Pool(_message.Message):
     def __init__(self, base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., device: _Optional[int] = ..., memory: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., kv_heads: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("kind", "layers", "window")
+    __slots__ = ("kind", "layers", "window", "state_bytes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     layers: _containers.RepeatedScalarFieldContainer[int]
     window: int
-    def __init__(self, kind: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...) -> None: ...
+    state_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("request_id", "prefix_tokens", "seq")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tasuki.engine.cache_groups import pages_per_block
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar import GrammarCompiler
@@ -40,6 +41,7 @@ from tasuki.worker.rank_messages import PoolShape, RankPlan
 from tasuki.worker.rank_parts import RankParts, layout_of, meet
 from tasuki.worker.ranks import RankError, Ranks
 from tasuki.worker.startup import Phases
+from tasuki.worker.state_blocks import fit_states
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ def _build(
     with phases.phase("transport"):
         transport = create_transport(config.transport, network=network_of(config, device))
     dtypes = choose_dtypes(config, spec, device)
+    limits = fit_states(config, limits, spec, dtypes)
     plan = RankPlan(config, limits, dtypes, device.type)
     one = layout_of(spec, plan)
     if device.type == "cpu":  # there the pool's share is known before the load
@@ -132,6 +135,7 @@ def _build(
         weights=config.load_format,
         quantization="none" if spec.fp8_blocks else config.quantization,
         kv_scales=parts.kv_scales.exponents,
+        states=spec.told_states(dtypes.model),
     )
     attention = parts.attend(pool)
     runner = ModelRunner(parts.model, attention, pool, collective, ranks, len(layout.groups))
@@ -173,7 +177,7 @@ def _pool_size(
         max_model_len=config.max_model_len,
         available=available,
         spare=spare,
-        groups=len(one.groups),
+        groups=one.groups,
     )
     log.info(
         "KV pool: %d blocks of %d tokens, %.0f MB (--kv-memory); requests of up to %d tokens"
@@ -224,7 +228,7 @@ def _info(
         vocab_size=spec.vocab_size,
         max_model_len=size.max_model_len,
         block_size=limits.block_size,
-        num_blocks=size.num_blocks // len(layout.groups),
+        num_blocks=int(size.num_blocks / pages_per_block(layout.groups)),
         dtype=dtype_name(dtypes.model),
         kv_dtype=dtype_name(dtypes.kv),
         tensor_parallel_size=config.tensor_parallel,

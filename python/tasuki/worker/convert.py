@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tasuki.engine.api import (
     FinishReason,
     Leg,
@@ -178,15 +180,19 @@ def failed_leg(request_id: str, message: str) -> pb.WorkerMessage:
 def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoffs) -> pb.Load:
     """How busy a worker is, as the router reads it."""
     kv = handoffs.counters
+
+    def blocks(pages: int) -> int:
+        return math.ceil(pages / engine.pages_per_block)
+
     return pb.Load(
         waiting_requests=engine.waiting_requests,
         running_requests=engine.running_requests,
         waiting_prefill_tokens=engine.waiting_prefill_tokens,
-        free_blocks=engine.free_blocks // engine.groups,
-        total_blocks=engine.total_blocks // engine.groups,
-        leased_blocks=-(-handoffs.leased_blocks // engine.groups),
-        quarantined_blocks=-(-engine.quarantined_blocks // engine.groups),
-        stuck_blocks=-(-kv.stuck_blocks // engine.groups),
+        free_blocks=int(engine.free_blocks / engine.pages_per_block),
+        total_blocks=int(engine.total_blocks / engine.pages_per_block),
+        leased_blocks=blocks(handoffs.leased_blocks),
+        quarantined_blocks=blocks(engine.quarantined_blocks),
+        stuck_blocks=blocks(kv.stuck_blocks),
         prefill_tokens_per_s=engine.prefill_tokens_per_s,
         decode_step_s=engine.decode_step_s,
         running_sequences=engine.running_sequences,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup, longest_blocks, pages_for
 from tasuki.worker.config import ConfigError
 
 _DEFAULT_SHARE = 8  # of the memory that is free: an eighth for one worker's pool
@@ -40,7 +42,7 @@ def size_pool(
     max_model_len: int | None,
     available: int,
     spare: bool = True,
-    groups: int = 1,
+    groups: Sequence[CacheGroup] = ONE_GROUP,
 ) -> PoolSize:
     """Settle the pool's size and the longest request.
 
@@ -57,7 +59,7 @@ def size_pool(
         spare: Whether to leave most of `available` alone. Memory of the machine
             is shared with others, and paid for when used; a GPU's is there to
             be taken, and what is available of it is a share already.
-        groups: Cache groups: a block of a request takes a page for each.
+        groups: Cache groups, whose pages a request takes.
 
     Raises:
         ConfigError: The asked length exceeds the model's or the pool's, or the
@@ -72,7 +74,7 @@ def size_pool(
     if kv_memory is None:
         num_blocks = max(0, available) // block_bytes
         if spare:
-            enough = _ENOUGH_SEQUENCES * groups * -(-wanted // block_size)
+            enough = _ENOUGH_SEQUENCES * pages_for(groups, -(-wanted // block_size))
             num_blocks = min(num_blocks // _DEFAULT_SHARE, enough)
     else:
         if kv_memory > available:
@@ -81,14 +83,15 @@ def size_pool(
                 f"kv-memory is {kv_memory} bytes, {available} are free {where}: lower it"
             )
         num_blocks = kv_memory // block_bytes
-    longest = num_blocks // (2 * groups) * block_size
+    longest = longest_blocks(groups, num_blocks // 2) * block_size
     if longest == 0:
+        least = 2 * pages_for(groups, 1)
         raise ConfigError(
-            f"the pool holds {num_blocks} blocks, {2 * groups} are the least: give kv-memory at"
-            f" least {2 * groups * block_bytes} bytes"
+            f"the pool holds {num_blocks} blocks, {least} are the least: give kv-memory at"
+            f" least {least * block_bytes} bytes"
         )
     if max_model_len is not None and max_model_len > longest:
-        needed = 2 * groups * -(-max_model_len // block_size) * block_bytes
+        needed = 2 * pages_for(groups, -(-max_model_len // block_size)) * block_bytes
         raise ConfigError(
             f"max-model-len is {max_model_len}, a pool of {num_blocks} blocks admits {longest}"
             f" tokens: raise kv-memory to {needed} bytes or lower max-model-len"

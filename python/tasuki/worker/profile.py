@@ -165,4 +165,5 @@ def _batch(
         logits_rows=torch.arange(total - wanted, total, device=device),
         num_decodes=0,
         more_groups=(places,) * (groups - 1),
+        cuts=[[length] for length in lengths],
     )

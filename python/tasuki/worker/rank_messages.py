@@ -65,9 +65,10 @@ class CopyOrder:
 
 @dataclass(frozen=True, slots=True)
 class ScrubOrder:
-    """Overwrite blocks with zeros."""
+    """Overwrite blocks' slots from `first_slot` on with zeros."""
 
     blocks: tuple[int, ...]
+    first_slot: int
 
 
 class StopOrder:

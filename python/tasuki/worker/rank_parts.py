@@ -59,7 +59,7 @@ def meet(plan: RankPlan) -> Collective:
 def layout_of(spec: ModelSpec, plan: RankPlan, num_blocks: int = 1) -> CacheLayout:
     """The layout of a rank's pool; blocks of all ranks are of the same size."""
     shard = Shard(spec, plan.rank, plan.config.tensor_parallel)
-    groups = cache_groups(spec)
+    groups = cache_groups(spec, plan.dtypes.model)
     return CacheLayout(
         num_blocks=num_blocks,
         kv_heads=shard.local.num_kv_heads,

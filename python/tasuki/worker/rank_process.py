@@ -91,8 +91,8 @@ def _serve(pipe: Connection, kv_pipe: Connection, *place: str) -> None:
                 executor.run(header)
             case CopyOrder(pairs):
                 executor.copy(pairs)
-            case ScrubOrder(blocks):
-                executor.scrub(blocks)
+            case ScrubOrder(blocks, first_slot):
+                executor.scrub(blocks, first_slot)
             case StopOrder():
                 break
     del kv

@@ -153,10 +153,10 @@ class Ranks:
         for pipe in self._pipes:
             self._send(pipe, CopyOrder(tuple(pairs)))
 
-    def scrub(self, blocks: Sequence[int]) -> None:
+    def scrub(self, blocks: Sequence[int], first_slot: int) -> None:
         """See `Followers`."""
         for pipe in self._pipes:
-            self._send(pipe, ScrubOrder(tuple(blocks)))
+            self._send(pipe, ScrubOrder(tuple(blocks), first_slot))
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the ranks; the engine thread is gone, or stuck."""

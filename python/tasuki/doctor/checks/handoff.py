@@ -10,7 +10,7 @@ LEAST_REQUESTS = 5
 _MOST_COMPUTED = 0.10
 _LEAST_TOKENS_A_REQUEST = 16
 _LEAST_LOADED = 0.5  # of a probe's prompt
-_LOST_SHARE = 0.01
+_LOST_SHARE = 0.002  # since the start; in the window a single one counts
 _LEAST_STRANDED = 0.02  # of the pool
 
 
@@ -147,7 +147,7 @@ def _lost(worker: Worker, name: str, outcome: Outcome) -> None:
     total, gained = scrapes.last(name) or 0.0, scrapes.gained(name) or 0.0
     of = max(scrapes.last("kv_transfers") or 0.0, scrapes.last("leases") or 0.0)
     of = of or scrapes.last("requests") or 0.0
-    if not gained and total < max(2.0, _LOST_SHARE * of):
+    if not gained and total < max(1.0, _LOST_SHARE * of):
         return
     what, remedy = _LOST[name]
     outcome.findings.append(

@@ -15,6 +15,15 @@ _OUR_FAULT = ("5",)  # statuses: 4xx are the clients'
 def workers(fleet: Fleet) -> Outcome:
     """Workers that do not answer, are down, failing, or have stopped reporting."""
     outcome = Outcome()
+    for where, why in fleet.silent.items():
+        outcome.findings.append(
+            Finding(
+                f"{where} does not answer",
+                (why,),
+                "start it, correct the address, or open the way to it from here",
+                (where,),
+            )
+        )
     for worker in fleet.workers:
         last = worker.scrapes.last
         why = worker.lost
