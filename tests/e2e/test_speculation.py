@@ -26,3 +26,5 @@ def test_split_answers_are_those_without_drafts(
             answers.append((answer.tokens, answer.finish_reason))
         assert answers[1] == answers[0]
         assert len(answers[0][0]) == 64
+    accepted = drafting.total("accepted_draft_tokens_total")
+    assert 0 < accepted <= drafting.total("draft_tokens_total")

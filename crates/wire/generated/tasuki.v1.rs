@@ -524,6 +524,12 @@ pub struct Counters {
     /// handoffs whose KV was not what was announced
     #[prost(uint64, tag = "14")]
     pub kv_digest_mismatches: u64,
+    /// tokens that were drafted (--speculate) and computed
+    #[prost(uint64, tag = "15")]
+    pub draft_tokens: u64,
+    /// of them, those that answers have
+    #[prost(uint64, tag = "16")]
+    pub accepted_draft_tokens: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

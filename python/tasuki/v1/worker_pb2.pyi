@@ -458,7 +458,7 @@ class KvFailure(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts", "kv_digests", "kv_digest_mismatches")
+    __slots__ = ("prompt_tokens_computed", "prompt_tokens_cached", "output_tokens", "steps", "preemptions", "kv_pulled_bytes", "kv_pulled_blocks", "kv_pulls", "kv_pull_failures", "leases_granted", "leases_expired", "kv_pull_timeouts", "kv_digests", "kv_digest_mismatches", "draft_tokens", "accepted_draft_tokens")
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_CACHED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +473,8 @@ class Counters(_message.Message):
     KV_PULL_TIMEOUTS_FIELD_NUMBER: _ClassVar[int]
     KV_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     KV_DIGEST_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens_computed: int
     prompt_tokens_cached: int
     output_tokens: int
@@ -487,4 +489,6 @@ class Counters(_message.Message):
     kv_pull_timeouts: int
     kv_digests: int
     kv_digest_mismatches: int
-    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ..., kv_pull_timeouts: _Optional[int] = ..., kv_digests: _Optional[int] = ..., kv_digest_mismatches: _Optional[int] = ...) -> None: ...
+    draft_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, prompt_tokens_computed: _Optional[int] = ..., prompt_tokens_cached: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., kv_pulled_bytes: _Optional[int] = ..., kv_pulled_blocks: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., kv_pull_failures: _Optional[int] = ..., leases_granted: _Optional[int] = ..., leases_expired: _Optional[int] = ..., kv_pull_timeouts: _Optional[int] = ..., kv_digests: _Optional[int] = ..., kv_digest_mismatches: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...

@@ -213,6 +213,8 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
             kv_pull_timeouts=kv.kv_pull_timeouts,
             kv_digests=kv.kv_digests,
             kv_digest_mismatches=kv.kv_digest_mismatches,
+            draft_tokens=counters.draft_tokens,
+            accepted_draft_tokens=counters.accepted_draft_tokens,
             leases_granted=kv.leases_granted,
             leases_expired=kv.leases_expired,
         ),

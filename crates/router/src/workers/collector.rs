@@ -62,7 +62,7 @@ const GAUGES: [Reading<v1::Load, f64>; 10] = [
     }),
 ];
 
-const COUNTERS: [Reading<v1::Counters, u64>; 14] = [
+const COUNTERS: [Reading<v1::Counters, u64>; 16] = [
     ("prompt_tokens_computed", "Prompt tokens computed", |c| {
         c.prompt_tokens_computed
     }),
@@ -100,6 +100,16 @@ const COUNTERS: [Reading<v1::Counters, u64>; 14] = [
         "kv_digest_mismatches",
         "Handoffs whose KV was not what was announced",
         |c| c.kv_digest_mismatches,
+    ),
+    (
+        "draft_tokens",
+        "Tokens that were drafted and computed (--speculate)",
+        |c| c.draft_tokens,
+    ),
+    (
+        "accepted_draft_tokens",
+        "Drafted tokens that answers have",
+        |c| c.accepted_draft_tokens,
     ),
 ];
 
