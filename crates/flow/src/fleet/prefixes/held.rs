@@ -5,12 +5,12 @@
 //! has output or has ended, unless it is stored by then.
 
 use std::collections::VecDeque;
-use std::collections::hash_map::{Entry, HashMap};
+use std::collections::hash_map::Entry;
 
 use tasuki_core::{ChunkScheme, ModelId};
 
-use super::Expected;
 use super::events::CacheEvents;
+use super::{ByName, Expected};
 
 /// What is left of older hits with each new one.
 const KEPT: f64 = 0.9;
@@ -28,7 +28,7 @@ pub struct Held {
     pub reports: bool,
     /// Chunks that the pool has room for.
     pool_chunks: usize,
-    chunks: HashMap<u64, Chunk>,
+    chunks: ByName<Chunk>,
     /// Chunk, and when it was used, the oldest use first: entries that a later use has
     /// overtaken stay until they come to the front.
     order: VecDeque<(u64, i64)>,
@@ -57,7 +57,7 @@ impl Held {
             scheme,
             reports,
             pool_chunks: usize::try_from(pool_chunks).unwrap_or(usize::MAX),
-            chunks: HashMap::new(),
+            chunks: ByName::default(),
             order: VecDeque::new(),
             newest_use: 0,
             oldest_use: 0,

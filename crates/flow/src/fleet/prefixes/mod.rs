@@ -15,6 +15,7 @@ mod tests;
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
 use tasuki_core::{ChunkScheme, Chunks, ModelId, Warm, WorkerId};
 
 pub use self::events::CacheEvents;
@@ -33,10 +34,13 @@ const MOST_HOLDERS: usize = 8;
 /// may serve a half, the rest is not looked for.
 const MOST_LOOKS: usize = 128;
 
+/// By names of chunks. A long prompt has a thousand of them, and placing it looks for each.
+type ByName<T> = HashMap<u64, T, RandomState>;
+
 /// What all workers hold.
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
-    holders: HashMap<u64, Holders>,
+    holders: ByName<Holders>,
     workers: HashMap<WorkerId, Held>,
     /// Of the workers of each model, and how many use it.
     schemes: Vec<(ModelId, ChunkScheme, usize)>,
@@ -317,14 +321,14 @@ fn both(one: [bool; 2], other: [bool; 2]) -> Option<[bool; 2]> {
     both.contains(&true).then_some(both)
 }
 
-fn add_holder(holders: &mut HashMap<u64, Holders>, name: u64, worker: WorkerId) {
+fn add_holder(holders: &mut ByName<Holders>, name: u64, worker: WorkerId) {
     holders
         .entry(name)
         .and_modify(|of_chunk| of_chunk.add(worker))
         .or_insert(Holders::One(worker));
 }
 
-fn remove_holder(holders: &mut HashMap<u64, Holders>, name: u64, worker: WorkerId) {
+fn remove_holder(holders: &mut ByName<Holders>, name: u64, worker: WorkerId) {
     if let Some(of_chunk) = holders.get_mut(&name)
         && !of_chunk.remove(worker)
     {
