@@ -98,14 +98,14 @@ def main() -> None:
             for one in fleet_rows(fleet, model):
                 rows.append(one)
                 say(one)
-            summary = write(options.output, rows)
+                summary = write(options.output, rows)
     print(summary)
     if summary["found"] < summary["faults"] or summary["accused"]:
         sys.exit("not all faults were found, or a healthy fleet was accused")
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Writes what there is so far, after each fleet; the summary of it."""
+    """Writes what there is so far, after each state; the summary of it."""
     faults = [one for one in rows if one["finds"]]
     healthy = [one for one in rows if not one["finds"]]
     summary = {

@@ -154,17 +154,33 @@ def slowed(name: str) -> Act:
 
 
 def expired(reader: str, load: Load) -> Act:
-    """A decode worker stands still again and again, longer than prefill's leases."""
+    """A decode worker stands still again and again while KV waits for it, longer than leases."""
 
     @contextlib.contextmanager
     def act(deployment: Deployment) -> Iterator[None]:
         def count() -> float:
             return deployment.total("leases_expired_total", "prefill")
 
+        end = threading.Event()
+
+        def stop() -> None:
+            while not end.is_set():
+                deployment.stop_at_work(reader, "waiting")
+                time.sleep(2 * LEASE_S)
+                deployment.continue_process(reader)
+                end.wait(LEASE_S)
+
         before = count()
-        with load.on(deployment), pulses(deployment, reader, 2 * LEASE_S, 2.5):
-            yield
-        assert count() > before, "no lease expired"
+        with load.on(deployment):
+            thread = threading.Thread(target=stop, daemon=True)
+            thread.start()
+            try:
+                until(lambda: count() > before, lambda: "a lease to expire", deadline_s=90)
+                yield
+            finally:
+                end.set()
+                thread.join(60)
+                deployment.continue_process(reader)
 
     return act
 
@@ -252,7 +268,7 @@ ALL: Sequence[FleetCases] = (
             Case("one decode worker slow", slowed("decode-1"), "slow worker"),
             Case(
                 "KV expired: decode stood still",
-                expired("decode-0", BURSTS),
+                expired("decode-0", Load(6, 800, 8)),
                 "lost KV",
                 ("slow worker", "workers", "errors"),
                 ("--no-probes",),
