@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from table_parts import Result, load, number, rows, source
+from tables_of_doctor import doctor
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import simulator, simulator_accuracy
@@ -359,6 +360,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "split-on-cpu": split_on_cpu,
     "router": router,
     "placement": placement,
+    "doctor": doctor,
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
     "overload": overload,
