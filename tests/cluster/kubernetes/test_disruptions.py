@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from cluster import NAMESPACE, PREFIX, Cluster, is_ready, names, process_of
+from cluster import NAMESPACE, PREFIX, Cluster, Object, is_ready, names, process_of
 from load import Load
 
 Install = Callable[..., Cluster]
@@ -17,21 +17,27 @@ TWO = {
 }
 
 
+def is_on(pod: Object, node: str) -> bool:
+    return bool(pod["spec"].get("nodeName") == node)
+
+
 def test_every_node_in_turn_is_drained_under_load(installed: Install) -> None:
     """Once the first is drained, all of two nodes' pods are on the second."""
     cluster = installed(**TWO)
+    drained = 0
     with Load(cluster) as load:
         load.await_ended(4)
         for node in cluster.kubelets:
-            before = names(cluster.pods())
+            before = {p["metadata"]["name"] for p in cluster.pods() if is_on(p, node)}
             with cluster.draining(node) as drain:
                 said, _ = drain.communicate(timeout=260)
                 assert drain.returncode == 0, f"{said}\n{cluster.describe()}"
                 cluster.await_rollout("prefill", "decode", "router")
-                assert node not in {p["spec"]["nodeName"] for p in cluster.ready_pods()}
+                assert not any(is_on(pod, node) for pod in cluster.ready_pods())
                 load.await_ended(4)
-            assert names(cluster.pods()) != before, "the node had pods"
+            drained += bool(before - names(cluster.pods()))
     load.check()
+    assert drained >= 2, "nodes that had pods"
 
 
 def test_a_drain_waits_for_the_only_worker_to_be_replaced(installed: Install) -> None:
