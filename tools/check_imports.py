@@ -95,9 +95,11 @@ ALLOWED_CRATES = {
     "policy": {"core", "searches"},
     "flow": {"core", "policy", "searches"},
     "sim": {"core", "flow", "policy"},
-    "plan": {"bench", "core", "flow", "policy", "sim"},
+    "reqlog": {"core"},
+    "plan": {"bench", "core", "flow", "policy", "reqlog", "sim"},
     "bench": {"core", "searches", "text"},
-    "router": {"core", "flow", "policy", "searches", "sim", "text", "wire"},  # sim for tests only
+    # sim for tests only
+    "router": {"core", "flow", "policy", "reqlog", "searches", "sim", "text", "wire"},
     "cpu": set(),
     "py": {"bench", "core", "cpu", "plan", "router"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -114,6 +115,9 @@ def serve(
     fleet_key: opt.FleetKey = None,
     fleet_ca: opt.FleetCa = None,
     metrics_listen: opt.MetricsListen = None,
+    request_log: opt.RequestLog = None,
+    request_log_mb: opt.RequestLogMb = None,
+    request_log_files: opt.RequestLogFiles = None,
     otlp_endpoint: opt.OtlpEndpoint = None,
     trace_sample_ratio: opt.TraceSampleRatio = None,
     tool_parser: opt.ToolParser = None,
@@ -202,6 +206,9 @@ def serve(
             tls_cert=tls_cert,
             tls_key=tls_key,
             metrics_listen=metrics_listen,
+            request_log=request_log,
+            request_log_mb=request_log_mb,
+            request_log_files=request_log_files,
             otlp_endpoint=otlp_endpoint,
             trace_sample_ratio=trace_sample_ratio,
             fleet_cert=fleet_cert,
@@ -405,7 +412,25 @@ def plan(context: typer.Context) -> None:
     """Say which topology serves a workload best within objectives, by simulation."""
     from tasuki import _native
 
-    raise typer.Exit(_native.run_plan(list(context.args)))
+    code = _native.run_plan(list(context.args))
+    picture, result = _value(context.args, "--plot"), _value(context.args, "--output", "-o")
+    if code == 0 and picture and result:
+        from tasuki.plot.command import draw
+        from tasuki.plot.options import Options
+
+        draw("plan", [result], Options(), Path(picture))
+    raise typer.Exit(code)
+
+
+def _value(words: list[str], *names: str) -> str | None:
+    """What a command line of Rust's gives an option that Python needs, too."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        for name in names:
+            if word == name:
+                return following
+            if word.startswith(f"{name}="):
+                return word.removeprefix(f"{name}=")
+    return None
 
 
 @app.command("api-key")

@@ -28,6 +28,7 @@ mod openai;
 #[cfg(test)]
 mod openai_tests;
 mod pool;
+mod request_log;
 mod routes;
 mod run;
 mod serve;

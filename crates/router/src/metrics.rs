@@ -65,6 +65,8 @@ pub struct Metrics {
     transfer_bytes: Counter,
     /// Spans that the collector of traces does not get, by reason.
     pub trace_spans_dropped: Counters,
+    /// Requests that are missing from the request log, by reason.
+    pub request_log_dropped: Counters,
     /// Answers that went on with another worker's text.
     pub resumed: Counter,
     /// Received to let in, of requests that were.
@@ -97,6 +99,7 @@ impl Metrics {
             prompt_tokens: Counter::default(),
             transfer_bytes: Counter::default(),
             trace_spans_dropped: Counters::default(),
+            request_log_dropped: Counters::default(),
             resumed: Counter::default(),
             admission_wait: durations(),
             first_token: durations(),
@@ -166,6 +169,11 @@ impl Metrics {
             "trace_spans_dropped",
             "Spans of traces that the collector did not get, by reason",
             self.trace_spans_dropped.clone(),
+        );
+        to.register(
+            "request_log_dropped",
+            "Requests that are missing from the request log, by reason",
+            self.request_log_dropped.clone(),
         );
         for (name, help, histogram) in [
             (

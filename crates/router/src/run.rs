@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tasuki_reqlog::OpenError;
 use tasuki_text::TextError;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -47,6 +48,8 @@ enum StartError {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Traces(#[from] TraceError),
+    #[error(transparent)]
+    RequestLog(#[from] OpenError),
     #[error("cannot listen on {address}: {source}")]
     Bind {
         address: String,
@@ -125,6 +128,13 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         transport,
         ..args.serving(&specs)
     });
+    let dropped = &service.metrics().request_log_dropped;
+    let log = args
+        .request_log
+        .start(args.logged(), service.registry(), dropped)?;
+    if let Some(log) = log {
+        service.keep_log(log);
+    }
     if let Some(listener) = admin {
         let address = listener.local_addr()?;
         tracing::info!(dashboard = %format_args!("http://{address}/dashboard"), "admin API");
@@ -181,6 +191,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     if let Some(traces) = &app.traces {
         traces.end().await;
     }
+    tokio::task::block_in_place(|| service.close_log());
     tracing::info!("stopped");
     Ok(())
 }

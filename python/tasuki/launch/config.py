@@ -201,6 +201,9 @@ class RouterOptions:
     fleet_key: Path | None = None
     fleet_ca: Path | None = None
     metrics_listen: str | None = None
+    request_log: Path | None = None
+    request_log_mb: int | None = None
+    request_log_files: int | None = None
     otlp_endpoint: str | None = None
     trace_sample_ratio: float | None = None
     tool_parser: str | None = None
@@ -310,6 +313,11 @@ class ServeConfig:
             raise LaunchError(f"--otlp-endpoint is {endpoint!r}: use http://HOST:PORT")
         if endpoint is None and self.router.trace_sample_ratio is not None:
             raise LaunchError("--trace-sample-ratio is given without --otlp-endpoint: give both")
+        log = self.router.request_log
+        if log is None and (self.router.request_log_mb or self.router.request_log_files):
+            raise LaunchError(
+                "--request-log-mb or -files is given without --request-log: give both"
+            )
         for name, words in ROUTER_WORDS.items():
             said = getattr(self.router, name)
             if said not in (None, *words):

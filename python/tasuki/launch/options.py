@@ -422,6 +422,21 @@ MetricsListen = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+RequestLog = Annotated[
+    Path | None,
+    _option(
+        "File of the router that gets a line for each request, without text; `tasuki simulate`"
+        " replays it.",
+        "--request-log",
+        metavar="PATH",
+    ),
+]
+RequestLogMb = Annotated[
+    int | None, _option("Largest file of --request-log [64].", "--request-log-mb", min=1)
+]
+RequestLogFiles = Annotated[
+    int | None, _option("Files of --request-log that are kept [8].", "--request-log-files", min=1)
+]
 KeyName = Annotated[str, typer.Argument(help="Of the key: its tenant, of at most 64 letters.")]
 KeyRequests = Annotated[
     int | None, _option("Requests of the key at once; 429 beyond [no limit].", min=1)

@@ -159,6 +159,12 @@ impl Hardware {
         self.refresh();
     }
 
+    /// Every class and its rates, in the order of their indices.
+    pub fn classes(&self) -> impl Iterator<Item = (&HardwareClass, &Rates)> {
+        let classes = self.classes.iter().map(|(class, _)| class);
+        classes.zip(&self.rates)
+    }
+
     /// By class.
     pub fn rates(&self) -> &[Rates] {
         &self.rates

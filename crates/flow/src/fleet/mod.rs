@@ -19,7 +19,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tasuki_core::{ChunkScheme, CostModel, Health, ModelId, Payload, RequestView, WorkerId};
+use tasuki_core::{
+    ChunkScheme, CostModel, Hardware, Health, ModelId, Payload, RequestView, WorkerId,
+};
 use tasuki_policy::{NoPlacement, Placement, Policy, PolicyConfig};
 
 pub use self::answers::{JoinError, NotReady, Silence};
@@ -80,6 +82,11 @@ impl FleetState {
             tie: config.seed,
             chosen: RefCell::default(),
         }
+    }
+
+    /// What steps take, as far as it was learnt.
+    pub fn hardware(&self) -> &Hardware {
+        &self.costs.hardware
     }
 
     /// A worker's address appeared. Ids count up and are never used again.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderName;
-use clap::{ArgGroup, CommandFactory, Parser};
+use clap::{ArgGroup, CommandFactory, Parser, ValueEnum};
 use tasuki_flow::AdmissionConfig;
 
 pub use self::words::{AccessLog, KvLoss, Policy};
@@ -21,6 +21,7 @@ use crate::connections::ConnectionLimits;
 use crate::discovery::{Source, Sources, address};
 use crate::models::{ModelSpec, Names, NamesError, name_models};
 use crate::openai::{ReasoningParser, ToolParser};
+use crate::request_log::RequestLogArgs;
 use crate::serve;
 use crate::tls::TlsArgs;
 use crate::tls::fleet::{FleetArgs, WorkerTransport};
@@ -250,6 +251,9 @@ pub struct RouterArgs {
     pub access_log: AccessLog,
 
     #[command(flatten)]
+    pub request_log: RequestLogArgs,
+
+    #[command(flatten)]
     pub traces: TraceArgs,
 }
 
@@ -364,6 +368,19 @@ impl RouterArgs {
             max_wait: Duration::from_secs_f64(self.max_queued_s),
             recover: Duration::from_secs_f64(self.recover_s),
             ..AdmissionConfig::default()
+        }
+    }
+
+    /// What the request log says of how this router decides.
+    pub fn logged(&self) -> tasuki_reqlog::Router {
+        let policy = self.policy.to_possible_value();
+        tasuki_reqlog::Router {
+            policy: policy.map_or_else(String::new, |value| value.get_name().to_owned()),
+            strict_roles: self.strict_roles,
+            role_preference: self.role_preference,
+            admission: !self.no_admission,
+            ttft_target_ms: self.ttft_target_ms,
+            tpot_target_ms: self.tpot_target_ms,
         }
     }
 

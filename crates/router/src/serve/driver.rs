@@ -1,11 +1,12 @@
 //! The task of one request: passes inputs to its machine and carries out the effects.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
+use tasuki_reqlog::RequestLog;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 
@@ -16,6 +17,7 @@ use super::forecasts::Checked;
 use super::meter::Meter;
 use crate::access_log;
 use crate::metrics::Metrics;
+use crate::request_log::Recording;
 use crate::traces::{LegTraces, PhaseName, Trace};
 use crate::workers::Registry;
 
@@ -24,6 +26,8 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     pub metrics: Arc<Metrics>,
     pub machine: MachineConfig,
+    /// Set once, before anything is served, if there is to be one.
+    pub request_log: OnceLock<RequestLog>,
     /// Turns true when running requests are to end.
     pub cancel: watch::Sender<bool>,
 }
@@ -53,6 +57,8 @@ pub async fn drive(
     let (tenant, priority) = (Arc::clone(&generation.tenant), generation.priority);
     let trace = trace.filter(Trace::is_sampled);
     let legs = trace.as_ref().map(|t| t.legs(&generation.request_id));
+    let log = shared.request_log.get();
+    let recording = log.map(|log| Recording::new(log, &generation, &chunks, received));
     let mut task = RequestTask {
         request_id: generation.request_id.clone(),
         received,
@@ -65,6 +71,7 @@ pub async fn drive(
         machine: Machine::new(generation, chunks, shared.machine),
         checked: None,
         legs,
+        recording,
         events: client.events.clone(),
         account: Arc::clone(&client.account),
         inbox: sender,
@@ -95,6 +102,9 @@ pub async fn drive(
         .metrics
         .admission_wait
         .observe((now - received).as_secs_f64());
+    if let Some(recording) = &mut task.recording {
+        recording.admitted(now);
+    }
     task.checked = Some(Checked::new(&registry, model, forecast, now));
     task.start();
     drop(turn);
@@ -130,6 +140,8 @@ struct RequestTask {
     checked: Option<Checked>,
     /// `None`: it is not traced.
     legs: Option<LegTraces>,
+    /// `None`: there is no request log.
+    recording: Option<Recording>,
     events: EventSender,
     account: Arc<Account>,
     /// For what the workers report of this request's legs.
@@ -173,6 +185,9 @@ impl RequestTask {
                 if let Some(legs) = &mut self.legs {
                     legs.dispatch(leg, &mut spec, timings);
                 }
+                if let Some(recording) = &mut self.recording {
+                    recording.dispatch(leg, spec.kind);
+                }
                 let name = self.name_of(leg.attempt);
                 tracing::debug!(
                     request_id = name,
@@ -202,6 +217,9 @@ impl RequestTask {
                 let (request_id, kind) = (self.name_of(attempt), reason.kind());
                 if let Some(legs) = &mut self.legs {
                     legs.retry(attempt, reason, &detail);
+                }
+                if let Some(recording) = &mut self.recording {
+                    recording.retry();
                 }
                 let reason = reason.as_str();
                 tracing::warn!(
@@ -241,12 +259,18 @@ impl RequestTask {
         if let Some(checked) = &mut self.checked {
             checked.observe(&event, now);
         }
+        if let Some(recording) = &mut self.recording {
+            recording.observe(&event, now);
+        }
         if let Event::Failed(error) = &event {
             tracing::warn!(request_id = self.request_id, %error, "request failed");
         }
         // A client that left is noticed by the loop.
         if !self.events.send(event) {
             self.meter.too_slow();
+            if let Some(recording) = &mut self.recording {
+                recording.too_slow();
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
@@ -11,6 +11,7 @@ use futures::future::join_all;
 use tasuki_core::{Health, Identity, ModelId};
 use tasuki_flow::fleet::{NotReady, WorkerState};
 use tasuki_policy::NoPlacement;
+use tasuki_reqlog::RequestLog;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -23,6 +24,7 @@ use crate::dashboard::{Objectives, Recorder};
 use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
 use crate::foreign::native::Asked;
 use crate::metrics::Metrics;
+use crate::request_log;
 use crate::tls::fleet::WorkerTransport;
 use crate::workers::foreign::Client;
 use crate::workers::{Dialling, Registry, follow};
@@ -131,6 +133,7 @@ impl Service {
             registry,
             metrics,
             machine: tuning.machine,
+            request_log: OnceLock::new(),
             cancel: watch::Sender::new(false),
         };
         Self {
@@ -183,6 +186,18 @@ impl Service {
             }
         });
         generating
+    }
+
+    /// Keeps a request log from now on.
+    pub fn keep_log(&self, log: RequestLog) {
+        let _ = self.inner.shared.request_log.set(log);
+    }
+
+    /// Writes what the request log has still to write. Blocks for a moment.
+    pub fn close_log(&self) {
+        if let Some(log) = self.inner.shared.request_log.get() {
+            log.close(request_log::CLOSING);
+        }
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {

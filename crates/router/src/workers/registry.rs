@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tasuki_core::{ModelId, RequestView, Role, WorkerId};
+use tasuki_core::{Hardware, ModelId, RequestView, Role, WorkerId};
 use tasuki_flow::admission::{Admission, AdmissionConfig, EntrantId, Verdict};
 use tasuki_flow::fleet::{
     CacheEvents, DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo,
@@ -353,6 +353,11 @@ impl Registry {
             .opaque_models()
             .map(|(id, names)| (id, names.to_vec()));
         models.collect()
+    }
+
+    /// What steps take, as far as it was learnt.
+    pub fn hardware(&self) -> Hardware {
+        self.lock().fleet.hardware().clone()
     }
 
     /// Reads what is known of each worker, in the order in which they were added.

@@ -7,6 +7,7 @@ mod losses;
 mod membership;
 mod metrics_page;
 mod parity;
+mod request_log;
 mod requests;
 #[cfg(feature = "otel")]
 mod traces;

@@ -164,6 +164,7 @@ impl Router {
         }
         let metrics = Arc::new(Metrics::new(&registry));
         let shared = Shared {
+            request_log: std::sync::OnceLock::new(),
             registry,
             metrics,
             machine: MachineConfig::default(),

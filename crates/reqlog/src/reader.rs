@@ -1,0 +1,169 @@
+//! Reads a log back: who began like whom becomes names of chunks again.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::format::{Fleet, Header, Line, Record, VERSION};
+
+/// Tokens of the chunks that [`Request::chunks`] names.
+const CHUNK_TOKENS: u32 = 128;
+
+/// Why a file is no log that can be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("cannot read {path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error(
+        "{path} is no request log: its first line is none of `tasuki router --request-log` (which \
+         begins {{\"tasuki_request_log\":{VERSION},…)"
+    )]
+    NoLog { path: PathBuf },
+    #[error(
+        "{path} is a request log of version {found}; this program reads version {VERSION}: use the \
+         tasuki that wrote it"
+    )]
+    Version { path: PathBuf, found: u64 },
+    #[error(
+        "{path} has no request: serve some with --request-log, or name an older file, such as {path}.1"
+    )]
+    Empty { path: PathBuf },
+}
+
+/// A request of a log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    pub record: Record,
+    /// Names of the chunks of 128 tokens that its prompt begins with, as far as other prompts of the
+    /// file share them.
+    pub chunks: Arc<[u64]>,
+}
+
+/// One file of a log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Log {
+    pub header: Header,
+    /// In the order of their times.
+    pub fleets: Vec<Fleet>,
+    /// In the order of arrival.
+    pub requests: Vec<Request>,
+    /// Lines that are cut off or otherwise no records.
+    pub skipped: usize,
+}
+
+impl Log {
+    /// # Errors
+    ///
+    /// [`ReadError`].
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        let fail = |source| ReadError::File {
+            path: path.to_owned(),
+            source,
+        };
+        let mut lines = BufReader::new(File::open(path).map_err(fail)?).split(b'\n');
+        let first = lines.next().transpose().map_err(fail)?;
+        let header = header(path, &first.unwrap_or_default())?;
+        let (mut fleets, mut records, mut skipped) = (Vec::new(), Vec::new(), 0);
+        for line in lines {
+            let line = line.map_err(fail)?;
+            if line.is_empty() {
+                continue;
+            }
+            match serde_json::from_slice(&line) {
+                Ok(Line::Fleet { fleet }) => fleets.push(fleet),
+                Ok(Line::Record(record)) => records.push(Some(*record)),
+                Err(_) => {
+                    // Records after it count it, too.
+                    records.push(None);
+                    skipped += 1;
+                }
+            }
+        }
+        if skipped == records.len() {
+            return Err(ReadError::Empty {
+                path: path.to_owned(),
+            });
+        }
+        let names = names(&records);
+        let requests = records.into_iter().zip(names);
+        let mut requests: Vec<Request> = requests
+            .filter_map(|(record, chunks)| {
+                record.map(|record| Request {
+                    record,
+                    chunks: chunks.into(),
+                })
+            })
+            .collect();
+        requests.sort_by(|a, b| a.record.arrived_s.total_cmp(&b.record.arrived_s));
+        Ok(Self {
+            header,
+            fleets,
+            requests,
+            skipped,
+        })
+    }
+
+    /// The fleet as it was known at its largest, with the last rates of each class.
+    pub fn fleet(&self) -> Option<Fleet> {
+        let ready = |fleet: &&Fleet| fleet.workers.iter().filter(|worker| worker.ready).count();
+        // The last one of equals: it knows more.
+        let mut fleet = self.fleets.iter().max_by_key(ready)?.clone();
+        let last = self.fleets.last()?;
+        // Classes are added and never removed.
+        for (class, newer) in fleet.classes.iter_mut().zip(&last.classes) {
+            class.clone_from(newer);
+        }
+        Some(fleet)
+    }
+}
+
+fn header(path: &Path, line: &[u8]) -> Result<Header, ReadError> {
+    let no_log = || ReadError::NoLog {
+        path: path.to_owned(),
+    };
+    let value: serde_json::Value = serde_json::from_slice(line).map_err(|_| no_log())?;
+    let found = value["tasuki_request_log"].as_u64().ok_or_else(no_log)?;
+    if found != u64::from(VERSION) {
+        return Err(ReadError::Version {
+            path: path.to_owned(),
+            found,
+        });
+    }
+    serde_json::from_value(value).map_err(|_| no_log())
+}
+
+/// Of each record, the names of its chunks as far as any record shares them.
+fn names(records: &[Option<Record>]) -> Vec<Vec<u64>> {
+    let shared = |at: usize| {
+        let (back, tokens) = records[at].as_ref()?.shares?;
+        let holder = at.checked_sub(back as usize)?;
+        Some((holder, (tokens / CHUNK_TOKENS) as usize))
+    };
+    let mut needed: Vec<usize> = vec![0; records.len()];
+    for at in (0..records.len()).rev() {
+        if let Some((holder, chunks)) = shared(at) {
+            needed[at] = needed[at].max(chunks);
+            needed[holder] = needed[holder].max(chunks);
+        }
+    }
+    let mut names: Vec<Vec<u64>> = Vec::with_capacity(records.len());
+    for at in 0..records.len() {
+        let mut own = match shared(at) {
+            Some((holder, chunks)) => names[holder][..chunks.min(names[holder].len())].to_vec(),
+            None => Vec::new(),
+        };
+        let rest = own.len() as u64..needed[at] as u64;
+        own.extend(rest.map(|chunk| mix(mix(at as u64) ^ chunk)));
+        names.push(own);
+    }
+    names
+}
+
+/// Leaves no pattern (splitmix64's).
+fn mix(value: u64) -> u64 {
+    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

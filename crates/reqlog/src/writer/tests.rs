@@ -1,0 +1,248 @@
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+
+use tasuki_core::{ChunkScheme, Identity, Rates};
+
+use super::*;
+use crate::format::{Class, Handoff, Worker};
+use crate::reader::{Log, ReadError};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn keep(folder: &Path, bytes: u64, files: u32) -> Keep {
+    Keep {
+        path: folder.join("requests.log"),
+        bytes,
+        files,
+    }
+}
+
+fn router() -> Router {
+    Router {
+        policy: "cost".to_owned(),
+        strict_roles: false,
+        role_preference: 0.05,
+        admission: true,
+        ttft_target_ms: Some(200.0),
+        tpot_target_ms: None,
+    }
+}
+
+fn fleet() -> Fleet {
+    Fleet {
+        t: 0.0,
+        workers: vec![Worker {
+            id: 0,
+            role: "mixed".to_owned(),
+            ready: true,
+            machine: 1,
+            class: 0,
+            num_blocks: 100,
+            block_size_tokens: 16,
+            max_model_len_tokens: 512,
+            reports_cache: true,
+            model: 0,
+        }],
+        classes: vec![Class::new("cpu", 1, &Rates::default())],
+    }
+}
+
+fn hooks(dropped: &Arc<AtomicU64>) -> Hooks {
+    let dropped = Arc::clone(dropped);
+    Hooks {
+        fleet: Box::new(fleet),
+        dropped: Box::new(move |_, count| {
+            dropped.fetch_add(count, Ordering::SeqCst);
+        }),
+    }
+}
+
+/// A request whose prompt begins like that of every other of its `group`, for 256 tokens.
+fn ended(number: u32, group: u32) -> Ended {
+    let scheme = ChunkScheme::of_blocks(Identity::default(), 16);
+    let own = (0..200).map(|token| token + 1_000 * (number + 1));
+    let prompt: Vec<u32> = (0..256).map(|token| token + 7 * group).chain(own).collect();
+    Ended {
+        record: Record {
+            arrived_s: 0.25 * f64::from(number),
+            prompt_tokens: prompt.len() as u32,
+            output_tokens: 20,
+            workers: Some((0, 1)),
+            first_token_ms: Some(12.34),
+            second_token_ms: Some(15.0),
+            end_ms: 100.06,
+            handoff: Some(Handoff(1_000_000, 2.25, 1.0)),
+            ..Record::default()
+        },
+        chunks: Chunks::new(&[scheme], "", &prompt),
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 3));
+    let log = RequestLog::start(keep.clone(), router(), hooks(&dropped)).unwrap();
+    assert!(matches!(
+        RequestLog::start(keep.clone(), router(), hooks(&dropped)),
+        Err(OpenError::Locked { .. })
+    ));
+    // Ends in another order than they came.
+    for number in [1, 0, 2, 3] {
+        log.write(ended(number, number % 2));
+    }
+    log.close(LIMIT);
+    let read = Log::read(&keep.path).unwrap();
+    assert_eq!((read.skipped, dropped.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!(read.header.router, router());
+    let known = read.fleet().unwrap();
+    assert_eq!(
+        (known.workers, known.classes),
+        (fleet().workers, fleet().classes)
+    );
+    let times: Vec<f64> = read.requests.iter().map(|r| r.record.arrived_s).collect();
+    assert_eq!(times, [0.0, 0.25, 0.5, 0.75]);
+    let one = &read.requests[0].record;
+    assert_eq!(one.first_token_ms, Some(12.3));
+    assert_eq!(
+        (one.end_ms, one.handoff),
+        (100.1, Some(Handoff(1_000_000, 2.3, 1.0)))
+    );
+    let chunks: Vec<_> = read.requests.iter().map(|r| r.chunks.to_vec()).collect();
+    assert_eq!(
+        chunks.iter().map(Vec::len).collect::<Vec<_>>(),
+        [2, 2, 2, 2]
+    );
+    assert!(chunks[0] == chunks[2] && chunks[1] == chunks[3] && chunks[0] != chunks[1]);
+}
+
+#[test]
+fn files_are_rotated_and_each_stands_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 3_000, 3));
+    let log = RequestLog::start(keep.clone(), router(), hooks(&dropped)).unwrap();
+    for number in 0..100 {
+        log.write(ended(number, 0));
+    }
+    log.close(LIMIT);
+    let mut names: Vec<String> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["requests.log", "requests.log.1", "requests.log.2"]);
+    let mut last = 100.0;
+    for name in names {
+        let path = folder.path().join(name);
+        assert!(fs::metadata(&path).unwrap().len() <= 3_000);
+        let read = Log::read(&path).unwrap();
+        assert_eq!(read.skipped, 0);
+        assert_eq!(read.fleet().unwrap().workers, fleet().workers);
+        // One after the other, and all of a file begin alike.
+        for request in read.requests.iter().rev() {
+            assert_eq!(4.0 * request.record.arrived_s, last - 1.0);
+            assert_eq!(request.chunks, read.requests[0].chunks);
+            last -= 1.0;
+        }
+    }
+}
+
+#[test]
+fn an_earlier_routers_log_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 2));
+    for life in 0..2 {
+        let log = RequestLog::start(keep.clone(), router(), hooks(&dropped)).unwrap();
+        log.write(ended(life, 0));
+        log.close(LIMIT);
+    }
+    assert_eq!(
+        Log::read(&keep.path).unwrap().requests[0].record.arrived_s,
+        0.25
+    );
+    let before = folder.path().join("requests.log.1");
+    assert_eq!(
+        Log::read(&before).unwrap().requests[0].record.arrived_s,
+        0.0
+    );
+}
+
+#[test]
+fn a_torn_record_is_skipped_with_a_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 1));
+    let log = RequestLog::start(keep.clone(), router(), hooks(&dropped)).unwrap();
+    for number in 0..3 {
+        log.write(ended(number, 0));
+    }
+    log.close(LIMIT);
+    let whole = fs::read(&keep.path).unwrap();
+    fs::write(&keep.path, &whole[..whole.len() - 20]).unwrap();
+    let read = Log::read(&keep.path).unwrap();
+    assert_eq!((read.skipped, read.requests.len()), (1, 2));
+}
+
+#[test]
+fn other_versions_and_other_files_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.log");
+    let refused = |text: &str| {
+        fs::write(&path, text).unwrap();
+        Log::read(&path).unwrap_err()
+    };
+    let newer = refused("{\"tasuki_request_log\":99,\"x\":1}\n");
+    assert!(newer.to_string().contains("version 99"), "{newer}");
+    assert!(matches!(newer, ReadError::Version { found: 99, .. }));
+    assert!(matches!(refused("{\"a\":1}\n"), ReadError::NoLog { .. }));
+    assert!(matches!(refused(""), ReadError::NoLog { .. }));
+}
+
+#[test]
+fn a_full_queue_drops_and_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 1));
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let (held, entered) = (Arc::clone(&gate), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&entered);
+    let hooks = Hooks {
+        fleet: Box::new(move || {
+            seen.fetch_add(1, Ordering::SeqCst);
+            let (open, opened) = &*held;
+            let open = open.lock().unwrap();
+            let _open = opened
+                .wait_timeout_while(open, LIMIT, |open| !*open)
+                .unwrap();
+            fleet()
+        }),
+        ..hooks(&dropped)
+    };
+    let log = RequestLog::start_with(4, keep.clone(), router(), hooks).unwrap();
+    let until = Instant::now() + LIMIT;
+    while entered.load(Ordering::SeqCst) == 0 {
+        assert!(
+            Instant::now() < until,
+            "the thread does not look at the fleet"
+        );
+        thread::yield_now();
+    }
+    for number in 0..7 {
+        log.write(ended(number, 0));
+    }
+    assert_eq!(dropped.load(Ordering::SeqCst), 3);
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    log.close(LIMIT);
+    assert_eq!(Log::read(&keep.path).unwrap().requests.len(), 4);
+}
+
+#[test]
+fn tenants_are_told_apart_and_not_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let keep = keep(folder.path(), 1 << 20, 1);
+    let log = RequestLog::start(keep, router(), hooks(&Arc::default())).unwrap();
+    assert_eq!(log.tenant(""), 0);
+    assert_eq!(log.tenant("a"), log.tenant("a"));
+    assert_ne!(log.tenant("a"), log.tenant("b"));
+}
