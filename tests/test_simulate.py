@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tasuki import _native
+from tasuki.cli import app
 from tasuki.plot.load import Source, load
+
+
+def main(words: list[str]) -> int:
+    """The exit code of a command of `tasuki`."""
+    with pytest.raises(SystemExit) as ended:
+        app(words)
+    return int(ended.value.code or 0)
+
 
 RATES = "step-ms=5,sequence-us=20,kv-token-ns=45,prompt-step-ms=5,prompt-token-us=20"
 LOAD = ["--lengths", "500:50", "--num-requests", "60", "--request-rate", "8"]
@@ -43,6 +52,30 @@ def test_what_cannot_be_simulated_is_refused_by_name(capfd: pytest.CaptureFixtur
     assert _native.run_simulate(["--rates", RATES, "--workload", "prompts"]) == 1
     assert "cannot be simulated" in capfd.readouterr().err
     assert _native.run_simulate(["--rates", "step-ms=x"]) == 2
+
+
+def test_a_plan_says_costs_and_losses_and_is_drawn(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    words = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES]
+    words += ["--lengths", "500:50", "--probe-requests", "50", "--designs", "1"]
+    words += ["--price", "3.6", "--output", str(output)]
+    assert main(["plan", *words, "--plot", str(picture)]) == 0
+    printed = capfd.readouterr().out
+    assert "a million output tokens cost" in printed
+    plan = json.loads(output.read_text())
+    best = plan["best"]
+    # Two GPUs of 3.6 an hour, and 50 tokens a request.
+    assert best["cost_per_million_tokens"] == pytest.approx(1e6 * 7.2 / 3600 / best["rate"] / 50)
+    roles = [role for role in ("prefill", "decode", "mixed") if best["design"][role]["workers"]]
+    assert [loss["role"] for loss in plan["losses"]] == roles
+    for loss in plan["losses"]:
+        assert 0 < loss["rate"] < best["rate"]
+        assert f"without one {loss['role']} worker: {loss['rate']:.2f} requests/s" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["plan", *words[:-4], "--price", "h200=3"]) == 1
+    assert "the GPUs are rates" in capfd.readouterr().err
 
 
 def test_a_plan_names_the_design_and_its_command(

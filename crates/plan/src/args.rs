@@ -15,6 +15,8 @@ use crate::hardware::StepRates;
 #[command(name = "tasuki simulate", version)]
 pub struct SimulateArgs {
     #[command(flatten)]
+    pub replay: ReplayArgs,
+    #[command(flatten)]
     pub topology: TopologyArgs,
     #[command(flatten)]
     pub hardware: HardwareArgs,
@@ -26,6 +28,20 @@ pub struct SimulateArgs {
     pub arrival: ArrivalArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// What is replayed.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Replay")]
+pub struct ReplayArgs {
+    /// Request log of a router (--request-log): its requests are sent in place of a workload, first
+    /// to what really served them, then to what the options of topology, router and faults change.
+    #[arg(value_name = "LOG")]
+    pub log: Option<PathBuf>,
+
+    /// Requests of LOG come so many times as fast, in the second run.
+    #[arg(long, value_name = "FACTOR", requires = "log", value_parser = above_zero)]
+    pub speed: Option<f64>,
 }
 
 /// How many workers there are.
@@ -130,9 +146,9 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "MS")]
     pub link_latency_ms: Option<f64>,
 
-    /// From the last block there to the next token may be scheduled.
-    #[arg(long, value_name = "MS", default_value_t = 1.0)]
-    pub handoff_ms: f64,
+    /// From the last block there to the next token may be scheduled [default: as logged; else 1].
+    #[arg(long, value_name = "MS")]
+    pub handoff_ms: Option<f64>,
 
     /// Between client and worker, through the router, in one direction [default: 0.5; on a
     /// processor 2].
@@ -154,7 +170,7 @@ pub enum DeviceKind {
 }
 
 /// How the router decides.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, PartialEq, Args)]
 #[command(next_help_heading = "Router")]
 pub struct RouterArgs {
     /// How workers are chosen.
@@ -191,6 +207,13 @@ pub enum PolicyName {
     PowerOfTwo,
     ConsistentHash,
     PrefixHash,
+}
+
+impl std::fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
 }
 
 impl From<PolicyName> for PolicyKind {
@@ -237,4 +260,11 @@ pub struct OutputArgs {
     /// Print the metrics as JSON in place of the table.
     #[arg(long)]
     pub json: bool,
+}
+
+fn above_zero(given: &str) -> Result<f64, String> {
+    match given.parse::<f64>() {
+        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
+        _ => Err("it must be above 0".to_owned()),
+    }
 }

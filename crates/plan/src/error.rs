@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tasuki_bench::error::PlanError;
 use tasuki_bench::result::WriteError;
+use tasuki_reqlog::ReadError;
 use tasuki_sim::steps::TableError;
 
 /// Each names the value, its limit and the remedy.
@@ -11,6 +12,8 @@ use tasuki_sim::steps::TableError;
 pub enum SimulateError {
     #[error(transparent)]
     Workload(#[from] PlanError),
+    #[error(transparent)]
+    Log(#[from] ReadError),
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("cannot read {path}: {reason}")]
@@ -45,8 +48,22 @@ pub enum SimulateError {
          --decode N, up to 20000 together"
     )]
     Workers { workers: u32 },
+    #[error("--price is of {given}, but the GPUs are {known}: name these, or give a number alone")]
+    Price { given: String, known: String },
     #[error("--slo must have both of ttft and tpot, such as ttft=1s,tpot=30ms")]
     Objectives,
+    #[error(
+        "{option} says what is sent, and so does the log: leave it out, or the log; --speed changes \
+         how fast the log's requests come"
+    )]
+    TwoWorkloads { option: String },
+    #[error(
+        "{path} names no worker that took requests, so there is nothing to replay: a log has its \
+         workers from a second after they connect"
+    )]
+    NoFleet { path: PathBuf },
+    #[error("{path}: of {requests} requests none has output, so there is nothing to replay")]
+    NoOutput { path: PathBuf, requests: usize },
     #[error("--fault {given:?}: {reason}")]
     Fault { given: String, reason: String },
     #[error(

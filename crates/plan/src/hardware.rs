@@ -15,6 +15,8 @@ use crate::steps_file::StepsFile;
 /// Longest request unless it is said: more is rarely asked for.
 const LONGEST: u32 = 131_072;
 const MOST_WORKERS: u32 = 20_000;
+/// From the last block there until its sequence may be scheduled.
+const HANDOFF_S: f64 = 1e-3;
 /// Of a GPU's memory, for weights and KV.
 const UTILIZATION: f64 = 0.9;
 
@@ -71,6 +73,8 @@ pub struct Hardware {
     pub kv_bytes_per_token: f64,
     pub network: NetworkSpec,
     pub message_s: f64,
+    /// See [`tasuki_sim::Config::handoff_s`].
+    pub handoff_s: f64,
     /// In results.
     pub name: String,
     /// Where step times are from, for the reader.
@@ -78,15 +82,17 @@ pub struct Hardware {
 }
 
 /// What a source of step times says besides.
-struct Source {
-    steps: StepModel,
-    name: String,
-    told: String,
-    cpu: bool,
-    block_size: Option<u32>,
-    num_blocks: Option<u32>,
-    kv_bytes_per_token: Option<f64>,
-    link: Option<LinkSpec>,
+pub struct Source {
+    pub steps: StepModel,
+    pub name: String,
+    pub told: String,
+    pub cpu: bool,
+    pub block_size: Option<u32>,
+    pub num_blocks: Option<u32>,
+    pub max_model_len: Option<u32>,
+    pub kv_bytes_per_token: Option<f64>,
+    pub link: Option<LinkSpec>,
+    pub handoff_s: Option<f64>,
 }
 
 impl Hardware {
@@ -94,7 +100,20 @@ impl Hardware {
     ///
     /// Nothing says how long steps take, or what says it cannot be used.
     pub fn new(args: &HardwareArgs) -> Result<Self, SimulateError> {
-        let source = source(args)?;
+        Self::of(args, source(args)?)
+    }
+
+    /// With step times from elsewhere, unless the options have a source.
+    ///
+    /// # Errors
+    ///
+    /// As [`Hardware::new`].
+    pub fn or(args: &HardwareArgs, otherwise: Source) -> Result<Self, SimulateError> {
+        let given = args.steps.is_some() || args.rates.is_some() || args.gpu.is_some();
+        Self::of(args, if given { source(args)? } else { otherwise })
+    }
+
+    fn of(args: &HardwareArgs, source: Source) -> Result<Self, SimulateError> {
         let cpu = args
             .device
             .map_or(source.cpu, |kind| kind == DeviceKind::Cpu);
@@ -118,7 +137,9 @@ impl Hardware {
         let num_blocks = args.num_blocks.or(measured).unwrap_or(12_288);
         let half = u64::from(num_blocks / 2) * u64::from(block_size);
         let half = u32::try_from(half).unwrap_or(u32::MAX);
-        let max_model_len = args.max_model_len.unwrap_or(half.min(LONGEST));
+        let max_model_len = args
+            .max_model_len
+            .unwrap_or_else(|| half.min(source.max_model_len.unwrap_or(LONGEST)));
         let limits = Limits {
             num_blocks,
             block_size,
@@ -163,6 +184,11 @@ impl Hardware {
                 between_hosts,
             },
             message_s: message_ms / 1e3,
+            handoff_s: args
+                .handoff_ms
+                .map(|ms| ms / 1e3)
+                .or(source.handoff_s)
+                .unwrap_or(HANDOFF_S),
             name: source.name,
             source: source.told,
         })
@@ -222,6 +248,8 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             num_blocks: Some(file.num_blocks()),
             kv_bytes_per_token: Some(file.kv_bytes_per_token()),
             link: file.link(),
+            max_model_len: None,
+            handoff_s: None,
         });
     }
     if let Some(StepRates(rates)) = args.rates {
@@ -234,6 +262,8 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             num_blocks: None,
             kv_bytes_per_token: None,
             link: None,
+            max_model_len: None,
+            handoff_s: None,
         });
     }
     let given = args.gpu.as_ref().ok_or(SimulateError::NoSteps)?;
@@ -277,5 +307,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             bytes_per_s: 0.4 * device.peer_bytes_per_s,
             ..NetworkSpec::default().within_host
         }),
+        max_model_len: None,
+        handoff_s: None,
     })
 }

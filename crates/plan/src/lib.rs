@@ -10,6 +10,7 @@ mod faults;
 mod hardware;
 mod model_config;
 mod plan;
+mod replay;
 mod result;
 mod simulate;
 mod steps_file;

@@ -1,11 +1,13 @@
 //! `tasuki simulate`, from its options to the report and the result file.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use serde_json::{Value, json};
 use tasuki_bench::args::WorkloadKind;
 use tasuki_bench::machine::{Machine, git_revision};
+use tasuki_bench::recorder::Record;
 use tasuki_bench::report::{Heading, report};
 use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA};
 use tasuki_bench::summary::{Measuring, Summary, summarize};
@@ -14,11 +16,12 @@ use tasuki_flow::AdmissionConfig;
 use tasuki_policy::PolicyConfig;
 use tasuki_sim::{Config, Run, simulate};
 
-use crate::args::{RouterArgs, SimulateArgs};
+use crate::args::{RouterArgs, SimulateArgs, TopologyArgs};
 use crate::clients::BenchClients;
 use crate::error::SimulateError;
 use crate::faults;
 use crate::hardware::Hardware;
+use crate::replay::replay;
 use crate::result::{records, told};
 
 /// Requests of a run that only time limits.
@@ -30,14 +33,21 @@ pub fn run_simulate(arguments: Vec<String>) -> i32 {
     let words = ["tasuki", "simulate"].map(str::to_owned).into_iter();
     let command: Vec<String> = words.chain(arguments.iter().cloned()).collect();
     let program = std::iter::once("tasuki simulate".to_owned());
-    let args = match SimulateArgs::try_parse_from(program.chain(arguments)) {
-        Ok(args) => args,
+    let matches = SimulateArgs::command().try_get_matches_from(program.chain(arguments));
+    let parsed = matches
+        .and_then(|matches| SimulateArgs::from_arg_matches(&matches).map(|args| (args, matches)));
+    let (args, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             let _ = error.print();
             return error.exit_code();
         }
     };
-    match run(&args, &command) {
+    let answered = match &args.replay.log {
+        Some(log) => replayed(&args, &matches, log, &command),
+        None => run(&args, &command),
+    };
+    match answered {
         Ok(completed) if completed > 0 => 0,
         Ok(_) => 1,
         Err(error) => {
@@ -47,10 +57,50 @@ pub fn run_simulate(arguments: Vec<String>) -> i32 {
     }
 }
 
+/// A run, and what its result file needs.
+pub struct Simulated {
+    pub run: Run,
+    pub hardware: Hardware,
+    pub topology: TopologyArgs,
+    pub last_due_s: f64,
+}
+
+impl Simulated {
+    fn summary(&self, args: &SimulateArgs) -> (Vec<Record>, Summary) {
+        let records = records(&self.run);
+        let measuring = Measuring {
+            steady_s: args.output.settle_s.map(|from_s| (from_s, self.last_due_s)),
+            slo: args.output.slo.as_ref(),
+            paced: false,
+        };
+        let summary = summarize(&records, measuring);
+        (records, summary)
+    }
+}
+
+/// Requests that were answered in a replay of a log.
+fn replayed(
+    args: &SimulateArgs,
+    matches: &ArgMatches,
+    log: &Path,
+    command: &[String],
+) -> Result<usize, SimulateError> {
+    let began = Instant::now();
+    let simulated = replay(args, matches, log)?;
+    let (records, summary) = simulated.summary(args);
+    let file = ResultFile {
+        command,
+        workload: json!({"kind": "log", "file": log.display().to_string()}),
+        arrival: json!({"kind": "log", "speed": args.replay.speed}),
+        cpu_s: began.elapsed().as_secs_f64(),
+    };
+    file.write(args, &simulated, &records, &summary)?;
+    Ok(completed(&summary))
+}
+
 /// Requests that were answered.
 fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> {
     let began = Instant::now();
-    let created = chrono::Utc::now();
     let hardware = Hardware::new(&args.hardware)?;
     let workload = workload(args)?;
     let arrival = args.arrival.arrival(workload.has_times())?;
@@ -63,18 +113,14 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
     );
     let limit = arrival.max_concurrency.filter(|_| !arrival.is_closed());
     let run = simulate(config(args, &hardware, limit)?, &mut clients);
-    let records = records(&run);
-    let steady_s = args
-        .output
-        .settle_s
-        .map(|from_s| (from_s, clients.last_due.as_s()));
-    let measuring = Measuring {
-        steady_s,
-        slo: args.output.slo.as_ref(),
-        paced: false,
+    let simulated = Simulated {
+        run,
+        hardware,
+        topology: args.topology.clone(),
+        last_due_s: clients.last_due.as_s(),
     };
-    let summary = summarize(&records, measuring);
-    let told = told(&run, &hardware.source);
+    let (records, summary) = simulated.summary(args);
+    let told = told(&simulated.run, &simulated.hardware.source);
     let cpu_s = began.elapsed().as_secs_f64();
     if args.output.json {
         println!("{}", json!({"metrics": summary.metrics, "simulated": told}));
@@ -87,25 +133,58 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
             threads: 1,
         };
         print!("{}", report(&heading, &summary));
-        print!("{}", below(&run, &told, cpu_s));
+        print!("{}", below(&simulated.run, &told, cpu_s));
     }
-    if let Some(path) = &args.output.output {
-        let topology = topology(args);
+    let file = ResultFile {
+        command,
+        workload: described,
+        arrival: arrival.describe(),
+        cpu_s,
+    };
+    file.write(args, &simulated, &records, &summary)?;
+    Ok(completed(&summary))
+}
+
+/// What a result file says of how it came about.
+struct ResultFile<'a> {
+    command: &'a [String],
+    workload: Value,
+    arrival: Value,
+    cpu_s: f64,
+}
+
+impl ResultFile<'_> {
+    /// Writes it, if there is to be one.
+    fn write(
+        self,
+        args: &SimulateArgs,
+        simulated: &Simulated,
+        records: &[Record],
+        summary: &Summary,
+    ) -> Result<(), SimulateError> {
+        let Some(path) = &args.output.output else {
+            return Ok(());
+        };
+        let gpus = args.hardware.gpu.as_ref();
+        let topology = topology(
+            &simulated.topology,
+            gpus.map_or(1, |_| args.hardware.tensor_parallel),
+        );
         let result = RunResult {
             schema: SCHEMA,
             kind: "serve",
-            created: created.to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
-            command,
+            created: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
+            command: self.command,
             label: args.output.label.as_deref(),
             topology: Some(&topology),
-            model: &hardware.name,
+            model: &simulated.hardware.name,
             base_url: "simulated",
             endpoint: "/v1/completions",
             git_revision: git_revision(),
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::this(),
-            workload: described,
-            arrival: arrival.describe(),
+            workload: self.workload,
+            arrival: self.arrival,
             slo: args.output.slo.as_ref(),
             window: summary.window,
             token_count_source: summary.token_count_source,
@@ -113,17 +192,17 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
             metrics: &summary.metrics,
             failures: &summary.failures,
             client: ClientCost {
-                cpu_s,
-                tokens_per_cpu_s: summary.metrics.output_tokens as f64 / cpu_s,
+                cpu_s: self.cpu_s,
+                tokens_per_cpu_s: summary.metrics.output_tokens as f64 / self.cpu_s,
                 threads: 1,
             },
-            simulated: Some(told),
-            requests: Requests::new(&records, &summary, !args.output.no_chunks),
+            simulated: Some(told(&simulated.run, &simulated.hardware.source)),
+            requests: Requests::new(records, summary, !args.output.no_chunks),
         };
         result.write(path)?;
         println!("result: {}", path.display());
+        Ok(())
     }
-    Ok(completed(&summary))
 }
 
 fn completed(summary: &Summary) -> usize {
@@ -160,7 +239,7 @@ fn config(
         network: hardware.network,
         kv_bytes_per_token: hardware.kv_bytes_per_token,
         message_s: hardware.message_s,
-        handoff_s: args.hardware.handoff_ms / 1e3,
+        handoff_s: hardware.handoff_s,
         prefix_index: !args.router.no_prefix_index,
         warm_router: true,
         max_in_flight,
@@ -170,7 +249,7 @@ fn config(
     })
 }
 
-fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
+pub fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
     PolicyConfig {
         kind: router.policy.into(),
         strict_roles,
@@ -182,7 +261,7 @@ fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
     }
 }
 
-fn admission(router: &RouterArgs) -> AdmissionConfig {
+pub fn admission(router: &RouterArgs) -> AdmissionConfig {
     let target = |ms: Option<f64>| ms.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
     AdmissionConfig {
         off: router.no_admission,
@@ -192,13 +271,13 @@ fn admission(router: &RouterArgs) -> AdmissionConfig {
     }
 }
 
-/// As `tasuki bench sweep` writes it.
-fn topology(args: &SimulateArgs) -> Value {
-    let (prefill, decode) = (args.topology.prefill, args.topology.decode);
-    let mixed = if prefill + decode + args.topology.mixed == 0 {
+/// As `tasuki bench sweep` writes it. `gpus`: of a worker.
+fn topology(topology: &TopologyArgs, gpus: u32) -> Value {
+    let (prefill, decode) = (topology.prefill, topology.decode);
+    let mixed = if prefill + decode + topology.mixed == 0 {
         1
     } else {
-        args.topology.mixed
+        topology.mixed
     };
     let parts = [(prefill, 'p'), (decode, 'd'), (mixed, 'm')];
     let name: String = parts
@@ -206,19 +285,13 @@ fn topology(args: &SimulateArgs) -> Value {
         .filter(|(count, _)| *count > 0)
         .map(|(count, role)| format!("{count}{role}"))
         .collect();
-    let workers = prefill + decode + mixed;
-    let gpus = args
-        .hardware
-        .gpu
-        .as_ref()
-        .map_or(workers, |_| workers * args.hardware.tensor_parallel);
     json!({
         "name": format!("{name} (simulated)"),
         "prefill": prefill,
         "decode": decode,
         "mixed": mixed,
-        "strict_roles": args.topology.strict_roles,
-        "gpus": gpus,
+        "strict_roles": topology.strict_roles,
+        "gpus": (prefill + decode + mixed) * gpus,
     })
 }
 

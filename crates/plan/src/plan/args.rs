@@ -1,6 +1,7 @@
 //! The command line of `tasuki plan`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser};
 use tasuki_bench::args::WorkloadArgs;
@@ -25,6 +26,12 @@ pub struct PlanArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Plan")]
 pub struct GoalArgs {
+    /// Request log of a router (--request-log), whose requests are the workload: lengths, what
+    /// prompts share, and the pattern of arrivals. Without --steps, --rates or --gpu, workers are
+    /// as fast as it says.
+    #[arg(long, value_name = "LOG")]
+    pub from: Option<PathBuf>,
+
     /// Objectives of a request, such as ttft=1s,tpot=30ms; both are needed.
     #[arg(long)]
     pub slo: Slo,
@@ -38,9 +45,18 @@ pub struct GoalArgs {
     pub attainment: f64,
 
     /// Requests a second that are expected: the plan says what they see [default: 80% of the
-    /// highest rate of the best design].
+    /// highest rate of the best design; with --from: as logged].
     #[arg(long, value_name = "PER_SECOND")]
     pub request_rate: Option<f64>,
+
+    /// Workers do nothing but what their roles say.
+    #[arg(long)]
+    pub strict_roles: bool,
+
+    /// What a GPU costs an hour, for the cost of a million output tokens: KIND=PER_HOUR with the name
+    /// of --gpu, such as h200=3.5, or a number for any.
+    #[arg(long, value_name = "KIND=PER_HOUR")]
+    pub price: Option<Price>,
 
     /// GPUs on one machine.
     #[arg(long, value_name = "N", default_value_t = 8,
@@ -58,11 +74,41 @@ pub struct GoalArgs {
           value_parser = clap::value_parser!(u32).range(50..=100_000))]
     pub probe_requests: u32,
 
-    /// Do not look at what would change the answer.
+    /// Do not look at what would change the answer, or at lost workers.
     #[arg(long)]
     pub no_variations: bool,
 
     /// Write the plan as JSON.
     #[arg(long, short, value_name = "PATH")]
     pub output: Option<PathBuf>,
+
+    /// Draw the designs, the Pareto front and the design that was chosen: a file that ends in .png or
+    /// .html.
+    #[arg(long, value_name = "PATH", requires = "output")]
+    pub plot: Option<PathBuf>,
+}
+
+/// What a GPU costs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Price {
+    /// Empty: any.
+    pub kind: String,
+    pub per_hour: f64,
+}
+
+impl FromStr for Price {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let (kind, number) = given.rsplit_once('=').unwrap_or(("", given));
+        match number.trim().parse::<f64>() {
+            Ok(per_hour) if per_hour > 0.0 && per_hour.is_finite() => Ok(Self {
+                kind: kind.trim().to_owned(),
+                per_hour,
+            }),
+            _ => Err(format!(
+                "{number:?} must be a number above 0, such as h200=3.5"
+            )),
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use tasuki_core::Role;
+
 /// Workers of one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Part {
@@ -22,6 +24,8 @@ pub struct Design {
     pub decode: Part,
     pub mixed: Part,
     pub max_batched_tokens: u32,
+    /// Workers do nothing but what their roles say.
+    pub strict_roles: bool,
 }
 
 impl Design {
@@ -33,6 +37,34 @@ impl Design {
     pub fn roles(&self) -> usize {
         let parts = [self.prefill, self.decode, self.mixed];
         parts.iter().filter(|part| part.workers > 0).count()
+    }
+
+    pub fn gpus(&self) -> u32 {
+        self.prefill.gpus() + self.decode.gpus() + self.mixed.gpus()
+    }
+
+    /// What is left when a worker of a role is lost; `None`: no such worker, or nothing is left that
+    /// could serve.
+    pub fn without(&self, role: Role) -> Option<Self> {
+        let mut left = *self;
+        let part = match role {
+            Role::Prefill => &mut left.prefill,
+            Role::Decode => &mut left.decode,
+            Role::Mixed => &mut left.mixed,
+        };
+        part.workers = part.workers.checked_sub(1)?;
+        let both = left.prefill.workers > 0 && left.decode.workers > 0;
+        let some = left.gpus() > 0 && !self.strict_roles;
+        (both || left.mixed.workers > 0 || some).then_some(left)
+    }
+
+    /// Workers of a role.
+    pub fn count(&self, role: Role) -> u32 {
+        match role {
+            Role::Prefill => self.prefill.workers,
+            Role::Decode => self.decode.workers,
+            Role::Mixed => self.mixed.workers,
+        }
     }
 
     /// Such as `2 prefill x2 + 4 decode`.
@@ -67,13 +99,16 @@ impl Design {
                 let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
             }
         }
+        if self.strict_roles {
+            command += " --strict-roles";
+        }
         let _ = write!(command, " --max-batched-tokens {}", self.max_batched_tokens);
         command
     }
 }
 
 /// Every way to use all of so many GPUs: at most one degree of tensor parallelism a role.
-pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
+pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bool) -> Vec<Design> {
     let parts = |most: u32| {
         let of = move |tensor_parallel: &u32| {
             let tensor_parallel = *tensor_parallel;
@@ -96,6 +131,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
                 decode: Part::default(),
                 mixed,
                 max_batched_tokens,
+                strict_roles,
             });
             continue;
         }
@@ -122,6 +158,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
                         decode,
                         mixed,
                         max_batched_tokens,
+                        strict_roles,
                     });
                 }
                 if workers == 0 {
@@ -139,7 +176,7 @@ mod tests {
 
     #[test]
     fn every_design_uses_all_gpus_once() {
-        let designs = all(4, &[1, 2], 2_048);
+        let designs = all(4, &[1, 2], 2_048, false);
         for design in &designs {
             let gpus = design.prefill.gpus() + design.decode.gpus() + design.mixed.gpus();
             assert_eq!(gpus, 4, "{}", design.name());
@@ -162,11 +199,28 @@ mod tests {
 
     #[test]
     fn the_command_says_the_roles_and_their_degrees() {
-        let design = all(3, &[1, 2], 1_024)
+        let design = all(3, &[1, 2], 1_024, true)
             .into_iter()
             .find(|d| d.name() == "1 prefill + 1 decode x2");
         let command = design.unwrap().command();
-        let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --max-batched-tokens 1024";
+        let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
+                      --max-batched-tokens 1024";
         assert_eq!(command, wanted);
+    }
+
+    #[test]
+    fn a_lost_worker_leaves_the_others_unless_none_can_serve() {
+        let of = |gpus, strict, name: &str| {
+            let designs = all(gpus, &[1], 1_024, strict);
+            designs.into_iter().find(|d| d.name() == name).unwrap()
+        };
+        let split = of(2, false, "1 prefill + 1 decode");
+        assert_eq!(split.without(Role::Prefill).unwrap().name(), "1 decode");
+        assert_eq!(split.without(Role::Mixed), None);
+        let strict = of(2, true, "1 prefill + 1 decode");
+        assert_eq!(strict.without(Role::Prefill), None);
+        let more = of(3, true, "1 prefill + 2 decode");
+        assert_eq!(more.without(Role::Decode).unwrap().gpus(), 2);
+        assert_eq!(of(1, false, "1 mixed").without(Role::Mixed), None);
     }
 }

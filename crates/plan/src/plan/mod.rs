@@ -9,12 +9,14 @@ mod screen;
 use std::fmt::Write;
 use std::time::Instant;
 
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use tasuki_bench::args::WorkloadArgs;
 
 use self::args::PlanArgs;
-use self::planner::{Plan, Planner};
+use self::planner::{Loss, Plan, Planner};
 use self::probe::{Found, Seeing};
 use crate::error::SimulateError;
+use crate::replay::{ids, is_given};
 
 /// Designs in the table.
 const SHOWN: usize = 16;
@@ -23,20 +25,36 @@ const SHOWN: usize = 16;
 /// design meets the objectives.
 pub fn run_plan(arguments: Vec<String>) -> i32 {
     let program = std::iter::once("tasuki plan".to_owned());
-    let args = match PlanArgs::try_parse_from(program.chain(arguments)) {
-        Ok(args) => args,
+    let matches = PlanArgs::command().try_get_matches_from(program.chain(arguments));
+    let parsed = matches
+        .and_then(|matches| PlanArgs::from_arg_matches(&matches).map(|args| (args, matches)));
+    let (args, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             let _ = error.print();
             return error.exit_code();
         }
     };
-    match run(&args) {
+    match refuse_workload(&args, &matches).and_then(|()| run(&args)) {
         Ok(true) => 0,
         Ok(false) => 1,
         Err(error) => {
             eprintln!("tasuki plan: {error}");
             1
         }
+    }
+}
+
+/// A log says what is sent.
+fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), SimulateError> {
+    let mut ids = ids::<WorkloadArgs>();
+    ids.retain(|id| id != "num_requests");
+    let second = ids.iter().find(|id| is_given(matches, id));
+    match second.filter(|_| args.goal.from.is_some()) {
+        Some(id) => Err(SimulateError::TwoWorkloads {
+            option: format!("--{}", id.replace('_', "-")),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -89,6 +107,16 @@ fn text(plan: &Plan, took_s: f64) -> String {
             let _ = writeln!(text, "that is the best colocated one, too");
         }
     }
+    if let Some(cost) = plan.expected_cost_per_million_tokens {
+        let most = plan.best.cost_per_million_tokens.unwrap_or(f64::NAN);
+        let _ = writeln!(
+            text,
+            "a million output tokens cost {cost:.2} at the expected rate, {most:.2} at the highest"
+        );
+    }
+    for loss in &plan.losses {
+        lost(&mut text, loss, plan.best.rate);
+    }
     for variation in &plan.variations {
         let same = if variation.changes {
             "then"
@@ -110,6 +138,22 @@ fn text(plan: &Plan, took_s: f64) -> String {
         plan.steps
     );
     text
+}
+
+fn lost(text: &mut String, loss: &Loss, rate: f64) {
+    let role = loss.role;
+    let _ = match &loss.expected {
+        None => writeln!(text, "without one {role} worker: nothing can be served"),
+        Some(seen) => writeln!(
+            text,
+            "without one {role} worker: {:.2} requests/s ({:+.0}%); at {:.2} requests/s {:.0}% meet the \
+             objectives",
+            loss.rate,
+            100.0 * (loss.rate / rate.max(1e-9) - 1.0),
+            seen.rate,
+            100.0 * seen.attainment,
+        ),
+    };
 }
 
 fn row(text: &mut String, found: &Found) {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tasuki_bench::args::{WorkloadArgs, WorkloadKind};
 use tasuki_bench::slo::Slo;
+use tasuki_core::Role;
+use tasuki_reqlog::Record;
 
 use super::args::{GoalArgs, PlanArgs};
 use super::design::{Design, all};
@@ -13,7 +15,10 @@ use super::screen::{Lengths, Limits, estimate};
 use crate::args::HardwareArgs;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
+use crate::replay::Logged;
 
+/// Of the file.
+const SCHEMA: &str = "tasuki.plan/1";
 /// Step sizes that are tried for the best designs.
 const STEP_TOKENS: [u32; 3] = [1_024, 2_048, 8_192];
 /// Designs whose step sizes are varied.
@@ -29,15 +34,18 @@ pub struct Planner<'a> {
     pub limits: Limits,
     pub attainment: f64,
     pub gpus_per_host: u32,
-    pub handoff_s: f64,
     /// By degree of tensor parallelism.
     hardware: BTreeMap<u32, Hardware>,
-    lengths: Lengths,
+    pub lengths: Lengths,
+    /// In place of the workload.
+    pub log: Option<Logged>,
 }
 
 /// The answer.
 #[derive(Debug, Serialize)]
 pub struct Plan {
+    pub schema: &'static str,
+    pub slo: Slo,
     pub steps: String,
     pub designs: usize,
     /// The best first.
@@ -48,7 +56,21 @@ pub struct Plan {
     /// At the rate that is expected.
     pub expected: Seeing,
     pub expected_colocated: Option<Seeing>,
+    /// Of a million output tokens, at the rate that is expected.
+    pub expected_cost_per_million_tokens: Option<f64>,
+    /// What is left of the best without one of its workers.
+    pub losses: Vec<Loss>,
     pub variations: Vec<Variation>,
+}
+
+/// The best design without one of its workers.
+#[derive(Debug, Serialize)]
+pub struct Loss {
+    pub role: &'static str,
+    /// The highest that meets the objectives; 0: none does, or nobody can serve.
+    pub rate: f64,
+    /// At the rate that is expected; `None`: nobody can serve.
+    pub expected: Option<Seeing>,
 }
 
 /// Another question, and its answer.
@@ -75,8 +97,21 @@ impl<'a> Planner<'a> {
             WorkloadKind::DecodeOnly => return Err(SimulateError::Content("decode-only")),
             _ => {}
         }
-        let lengths = mean_lengths(&workload)?;
-        let hardware = by_degree(&args.hardware, goal)?;
+        let log = goal.from.as_deref().map(Logged::read).transpose()?;
+        let lengths = match &log {
+            Some(log) => logged_lengths(log),
+            None => mean_lengths(&workload)?,
+        };
+        let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
+        if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
+            let (kind, name) = (price.kind.to_lowercase(), known.name.to_lowercase());
+            if !name.contains(&kind) {
+                return Err(SimulateError::Price {
+                    given: price.kind.clone(),
+                    known: known.name.clone(),
+                });
+            }
+        }
         Ok(Self {
             goal,
             workload,
@@ -84,9 +119,9 @@ impl<'a> Planner<'a> {
             limits: Limits { ttft_s, tpot_s },
             attainment: goal.attainment,
             gpus_per_host: goal.gpus_per_host,
-            handoff_s: args.hardware.handoff_ms / 1e3,
             hardware,
             lengths,
+            log,
         })
     }
 
@@ -106,19 +141,30 @@ impl<'a> Planner<'a> {
         let best = simplest(&simulated).ok_or(SimulateError::NoSteps)?;
         let colocated = |found: &&Found| found.design.is_colocated();
         let best_colocated = simulated.iter().find(colocated).cloned();
-        let rate = self.goal.request_rate.unwrap_or(0.8 * best.rate);
+        let logged = self.log.as_ref().map(Logged::rate);
+        let rate = self.goal.request_rate.or(logged);
+        let rate = rate.unwrap_or(0.8 * best.rate);
         let expected = self.see(&best.design, rate)?;
         let expected_colocated = match &best_colocated {
             Some(found) => Some(self.see(&found.design, rate)?),
             None => None,
         };
         let steps = self.hardware_of(1)?.source.clone();
+        let losses = if self.goal.no_variations {
+            Vec::new()
+        } else {
+            self.losses(&best, rate)?
+        };
         let variations = if self.goal.no_variations {
             Vec::new()
         } else {
             self.variations(&best)?
         };
         Ok(Plan {
+            schema: SCHEMA,
+            slo: self.goal.slo,
+            expected_cost_per_million_tokens: self.cost(&best.design, rate),
+            losses,
             steps,
             designs,
             command: best.design.command(),
@@ -135,7 +181,7 @@ impl<'a> Planner<'a> {
     fn search(&self) -> Result<(Vec<Found>, usize), SimulateError> {
         let degrees: Vec<u32> = self.hardware.keys().copied().collect();
         let default = self.hardware_of(1)?.limits.max_batched_tokens;
-        let designs = all(self.goal.gpus, &degrees, default);
+        let designs = all(self.goal.gpus, &degrees, default, self.goal.strict_roles);
         let hardware = |degree: u32| self.hardware.get(&degree).cloned();
         let estimated = |design: &Design| estimate(design, &hardware, self.lengths, self.limits);
         let mut ranked: Vec<(f64, Design)> = designs.iter().map(|d| (estimated(d), *d)).collect();
@@ -169,6 +215,29 @@ impl<'a> Planner<'a> {
             }
         }
         Ok((found, designs.len()))
+    }
+
+    /// What one lost worker costs.
+    fn losses(&self, best: &Found, rate: f64) -> Result<Vec<Loss>, SimulateError> {
+        let mut losses = Vec::new();
+        for role in [Role::Prefill, Role::Decode, Role::Mixed] {
+            if best.design.count(role) == 0 {
+                continue;
+            }
+            let (rate, expected) = match best.design.without(role) {
+                Some(left) => {
+                    let found = self.probe(&left, 0.7 * best.rate)?;
+                    (found.rate, Some(self.see(&left, rate)?))
+                }
+                None => (0.0, None),
+            };
+            losses.push(Loss {
+                role: role.as_str(),
+                rate,
+                expected,
+            });
+        }
+        Ok(losses)
     }
 
     /// What would change the answer.
@@ -227,9 +296,14 @@ fn simplest(found: &[Found]) -> Option<Found> {
 fn by_degree(
     args: &HardwareArgs,
     goal: &GoalArgs,
+    log: Option<&Logged>,
 ) -> Result<BTreeMap<u32, Hardware>, SimulateError> {
     if args.gpu.is_none() {
-        return Ok(BTreeMap::from([(1, Hardware::new(args)?)]));
+        let hardware = match log {
+            Some(log) => Hardware::or(args, log.source())?,
+            None => Hardware::new(args)?,
+        };
+        return Ok(BTreeMap::from([(1, hardware)]));
     }
     let mut known = BTreeMap::new();
     let mut refused = None;
@@ -255,6 +329,19 @@ fn by_degree(
     match refused {
         Some(error) if known.is_empty() => Err(error),
         _ => Ok(known),
+    }
+}
+
+fn logged_lengths(log: &Logged) -> Lengths {
+    let count = log.requests.len() as f64;
+    let sum = |of: fn(&Record) -> u32| -> f64 {
+        log.requests.iter().map(|r| f64::from(of(&r.record))).sum()
+    };
+    // Of a prompt that is cached only its rest costs time.
+    let computed = |r: &Record| r.prompt_tokens.saturating_sub(r.cached_tokens);
+    Lengths {
+        prompt: (sum(computed) / count).max(1.0),
+        output: (sum(|r| r.output_tokens) / count).max(1.0),
     }
 }
 

@@ -2,15 +2,16 @@
 
 use serde::Serialize;
 use tasuki_bench::arrivals::{Arrival, Process};
-use tasuki_bench::slo::{Seen, Slo};
 use tasuki_core::Role;
-use tasuki_sim::{Config, Outcome, Run, WorkerConfig, simulate};
+use tasuki_policy::PolicyConfig;
+use tasuki_sim::{Clients, Config, Outcome, Run, WorkerConfig, simulate};
 
 use super::design::Design;
 use super::planner::Planner;
 use crate::clients::BenchClients;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
+use crate::replay::{LogClients, is_met};
 
 /// The rate is found within this factor.
 pub const PRECISION: f64 = 1.06;
@@ -43,6 +44,10 @@ pub struct Found {
     pub rate: f64,
     pub at: Seeing,
     pub binds: String,
+    /// Of a million output tokens at that rate, if prices are known.
+    pub cost_per_million_tokens: Option<f64>,
+    /// Every rate that was tried.
+    pub probes: Vec<Seeing>,
 }
 
 impl Planner<'_> {
@@ -51,10 +56,11 @@ impl Planner<'_> {
         let start = estimated.max(0.01);
         let mut good: Option<(Seeing, Run)> = None;
         let mut bad: Option<(f64, Seeing)> = None;
-        let mut rate = start;
+        let (mut rate, mut probes) = (start, Vec::new());
         for _ in 0..MOST_PROBES {
             let run = self.run(design, rate)?;
             let seen = self.seeing(&run, rate);
+            probes.push(seen);
             if seen.attainment >= self.attainment {
                 good = Some((seen, run));
             } else {
@@ -77,6 +83,7 @@ impl Planner<'_> {
             (None, Some((_, seen))) => (0.0, seen, self.broken(&seen).to_owned()),
             (None, None) => unreachable!("a probe is good or bad"),
         };
+        probes.sort_by(|a, b| a.rate.total_cmp(&b.rate));
         Ok(Found {
             name,
             design: *design,
@@ -84,7 +91,16 @@ impl Planner<'_> {
             rate,
             at,
             binds,
+            cost_per_million_tokens: self.cost(design, rate),
+            probes,
         })
+    }
+
+    /// Of a million output tokens at a rate.
+    pub fn cost(&self, design: &Design, rate: f64) -> Option<f64> {
+        let per_hour = self.goal.price.as_ref()?.per_hour * f64::from(design.gpus());
+        let tokens_per_hour = 3_600.0 * rate * self.lengths.output;
+        (rate > 0.0).then(|| 1e6 * per_hour / tokens_per_hour)
     }
 
     /// What requests see at a rate.
@@ -93,16 +109,7 @@ impl Planner<'_> {
     }
 
     fn run(&self, design: &Design, rate: f64) -> Result<Run, SimulateError> {
-        let arrival = Arrival {
-            process: Process::Poisson { rate },
-            max_concurrency: None,
-            ramp_s: 0.0,
-        };
-        let mut workload = self.workload.clone();
-        let requests = self.requests(rate);
-        workload.num_requests.get_or_insert(requests);
-        let workload = workload.plan_lengths()?.build()?;
-        let mut clients = BenchClients::new(workload, arrival, self.workload.seed, None);
+        let mut clients = self.clients(rate)?;
         let mut workers = Vec::new();
         let mut network = None;
         let mut gpus = 0;
@@ -117,23 +124,47 @@ impl Planner<'_> {
                     hardware.network,
                     hardware.message_s,
                     hardware.kv_bytes_per_token,
+                    hardware.handoff_s,
                 ));
                 workers.push(self.worker(hardware, role, design, gpus / self.gpus_per_host));
                 gpus += part.tensor_parallel;
             }
         }
-        let (network, message_s, kv_bytes_per_token) = network.unwrap_or_default();
+        let (network, message_s, kv_bytes_per_token, handoff_s) = network.unwrap_or_default();
         let config = Config {
             workers,
             network,
             message_s,
             kv_bytes_per_token,
-            handoff_s: self.handoff_s,
+            handoff_s,
             prefix_index: true,
             warm_router: true,
+            policy: PolicyConfig {
+                strict_roles: design.strict_roles,
+                ..PolicyConfig::default()
+            },
             ..Config::default()
         };
-        Ok(simulate(config, &mut clients))
+        Ok(simulate(config, &mut *clients))
+    }
+
+    /// Requests at a rate: the log's, in its pattern, or else the workload's, independent ones.
+    fn clients(&self, rate: f64) -> Result<Box<dyn Clients + '_>, SimulateError> {
+        let requests = self.requests(rate);
+        if let Some(log) = &self.log {
+            let most = self.workload.num_requests.unwrap_or(requests) as usize;
+            return Ok(Box::new(LogClients::new(log, most, rate / log.rate())));
+        }
+        let arrival = Arrival {
+            process: Process::Poisson { rate },
+            max_concurrency: None,
+            ramp_s: 0.0,
+        };
+        let mut workload = self.workload.clone();
+        workload.num_requests.get_or_insert(requests);
+        let workload = workload.plan_lengths()?.build()?;
+        let seed = self.workload.seed;
+        Ok(Box::new(BenchClients::new(workload, arrival, seed, None)))
     }
 
     /// So many that a queue that grows is seen: it would break the objective within the run.
@@ -249,17 +280,4 @@ impl Planner<'_> {
         let breaks = breaks.map_or(String::new(), |breaks| format!("; {breaks}"));
         format!("{}{breaks} ({})", most.1, told.join("; "))
     }
-}
-
-fn is_met(outcome: &Outcome, slo: &Slo) -> bool {
-    let Some(ttft_s) = outcome.ttft_s().filter(|_| outcome.failure.is_none()) else {
-        return false;
-    };
-    slo.is_met(&Seen {
-        ttft_s,
-        ttst_s: outcome.second.map(|second| second.s_since(outcome.due)),
-        tpot_s: outcome.tpot_s(),
-        itl_max_s: None,
-        e2e_s: outcome.end.s_since(outcome.due),
-    })
 }

@@ -1,0 +1,359 @@
+//! What a request log says, in the simulator's terms: the requests, the workers, how the router
+//! decided, and what the requests saw.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use tasuki_core::{Role, WorkerId};
+use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request};
+use tasuki_sim::steps::StepModel;
+use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
+
+use crate::args::{PolicyName, RouterArgs, TopologyArgs};
+use crate::error::SimulateError;
+use crate::hardware::{Hardware, Source};
+
+/// A transfer of no more than so many times what was not hidden of it did not wait for its prompt.
+const UNHIDDEN: f64 = 1.2;
+
+/// A log that can be replayed.
+pub struct Logged {
+    /// In the order of arrival; the first is due at 0.
+    pub requests: Vec<Request>,
+    /// Whether any two of them begin alike.
+    pub shares: bool,
+    /// What they saw.
+    pub measured: Vec<Outcome>,
+    pub strict_roles: bool,
+    pub router: RouterArgs,
+    pub faults: Vec<Fault>,
+    /// For the reader: what the replay cannot be.
+    pub notes: Vec<String>,
+    fleet: Fleet,
+}
+
+impl Logged {
+    /// # Errors
+    ///
+    /// The file is no log, or has no request or worker that could be replayed.
+    pub fn read(path: &Path) -> Result<Self, SimulateError> {
+        let mut log = Log::read(path)?;
+        let no_fleet = || SimulateError::NoFleet {
+            path: path.to_owned(),
+        };
+        let mut fleet = log.fleet().ok_or_else(no_fleet)?;
+        let model = busiest_model(&log.requests);
+        fleet
+            .workers
+            .retain(|worker| worker.ready && worker.model == model);
+        if fleet.workers.is_empty() {
+            return Err(no_fleet());
+        }
+        let requests = std::mem::take(&mut log.requests);
+        let count = requests.len();
+        let (mut requests, others): (Vec<Request>, Vec<Request>) = requests
+            .into_iter()
+            .partition(|r| r.record.output_tokens > 0 && r.record.model == model);
+        let Some(first) = requests.first() else {
+            return Err(SimulateError::NoOutput {
+                path: path.to_owned(),
+                requests: count,
+            });
+        };
+        let began_s = first.record.arrived_s;
+        for request in &mut requests {
+            request.record.arrived_s -= began_s;
+        }
+        let places: HashMap<u32, u32> = fleet.workers.iter().map(|w| w.id).zip(0..).collect();
+        let measured =
+            |(index, request): (usize, &Request)| measured(index, &request.record, &places);
+        Ok(Self {
+            shares: requests.iter().any(|request| !request.chunks.is_empty()),
+            measured: requests.iter().enumerate().map(measured).collect(),
+            strict_roles: log.header.router.strict_roles,
+            router: router(&log, &fleet),
+            faults: absences(&log.fleets, &fleet, began_s),
+            notes: notes(&log, &requests, &others, &fleet),
+            requests,
+            fleet,
+        })
+    }
+
+    /// Seconds from the first arrival to the last, and a mean gap more.
+    pub fn span_s(&self) -> f64 {
+        let last_s = self
+            .requests
+            .last()
+            .map_or(0.0, |last| last.record.arrived_s);
+        let gaps = (self.requests.len() - 1).max(1) as f64;
+        last_s.max(1e-3) * (1.0 + 1.0 / gaps)
+    }
+
+    /// Requests a second.
+    pub fn rate(&self) -> f64 {
+        self.requests.len() as f64 / self.span_s()
+    }
+
+    /// How fast its workers are: those of the kind that most of them are.
+    pub fn source(&self) -> Source {
+        let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
+        for worker in &self.fleet.workers {
+            *counts.entry(worker.class).or_default() += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        let number = most.map_or(0, |(class, _)| class);
+        let class = self.fleet.classes.get(number as usize);
+        let worker = self.fleet.workers.iter().find(|w| w.class == number);
+        let (link, bytes, handoff_s) = self.link();
+        let device = class.map_or("unknown", |class| class.device.as_str());
+        Source {
+            steps: StepModel::Rates(class.map(Class::rates).unwrap_or_default()),
+            name: device.to_owned(),
+            told: format!(
+                "steps as {} told them to the router, fitted by it ({device})",
+                if self.fleet.classes.len() > 1 {
+                    "workers of each kind"
+                } else {
+                    "the workers"
+                }
+            ),
+            // As workers name themselves.
+            cpu: device.ends_with(" threads"),
+            block_size: worker.map(|w| w.block_size_tokens),
+            num_blocks: worker.map(|w| w.num_blocks),
+            max_model_len: worker.map(|w| w.max_model_len_tokens),
+            kv_bytes_per_token: bytes,
+            link,
+            handoff_s,
+        }
+    }
+
+    /// The workers that there were. `hardware`: of [`Logged::source`], or what replaces it.
+    /// `refit`: step times are those of the hardware, also on workers of other kinds.
+    pub fn workers(&self, hardware: &Hardware, refit: bool) -> Vec<WorkerConfig> {
+        let workers = self.fleet.workers.iter().map(|worker| {
+            let class = self.fleet.classes.get(worker.class as usize);
+            let mut limits = hardware.limits;
+            if !refit {
+                limits.num_blocks = worker.num_blocks;
+                limits.block_size = worker.block_size_tokens;
+                let half = u64::from(worker.num_blocks / 2) * u64::from(worker.block_size_tokens);
+                let half = u32::try_from(half).unwrap_or(u32::MAX);
+                limits.max_model_len = worker.max_model_len_tokens.min(half);
+            }
+            let steps = match class.filter(|_| !refit) {
+                Some(class) => Arc::new(StepModel::Rates(class.rates())),
+                None => Arc::clone(&hardware.steps),
+            };
+            WorkerConfig {
+                role: role(&worker.role),
+                host: worker.machine,
+                class: format!("{} {}", hardware.name, worker.class).into(),
+                steps,
+                limits,
+            }
+        });
+        workers.collect()
+    }
+
+    /// The same as options, for names and result files.
+    pub fn topology(&self) -> TopologyArgs {
+        let count = |wanted| {
+            let roles = self.fleet.workers.iter().map(|worker| role(&worker.role));
+            roles.filter(|role| *role == wanted).count() as u32
+        };
+        TopologyArgs {
+            prefill: count(Role::Prefill),
+            decode: count(Role::Decode),
+            mixed: count(Role::Mixed),
+            strict_roles: self.strict_roles,
+            workers_per_host: 8,
+        }
+    }
+
+    /// How fast KV moves, bytes of a token, and what follows the last block; by the handoffs.
+    fn link(&self) -> (Option<LinkSpec>, Option<f64>, Option<f64>) {
+        let handoffs = || {
+            self.requests
+                .iter()
+                .filter_map(|r| Some((r, r.record.handoff?)))
+        };
+        let largest = handoffs().max_by_key(|(_, handoff)| handoff.0);
+        let bytes = largest.map(|(request, Handoff(bytes, ..))| {
+            bytes as f64 / f64::from(request.record.prompt_tokens.max(1))
+        });
+        // Where most of a transfer was hidden, it waited for chunks of the prompt, and its time says
+        // nothing of the link.
+        let alone =
+            handoffs()
+                .map(|(_, handoff)| handoff)
+                .filter(|Handoff(_, transfer_ms, exposed_ms)| {
+                    *transfer_ms > 0.0 && *transfer_ms <= UNHIDDEN * exposed_ms
+                });
+        let mut rates: Vec<f64> = alone
+            .clone()
+            .map(|Handoff(bytes, transfer_ms, _)| 1e3 * bytes as f64 / transfer_ms)
+            .collect();
+        let mut after: Vec<f64> = alone
+            .map(|Handoff(_, transfer_ms, exposed_ms)| 1e-3 * (exposed_ms - transfer_ms))
+            .collect();
+        let mut exposed: Vec<f64> = handoffs().map(|(_, handoff)| 1e-3 * handoff.2).collect();
+        let latency_s = NetworkSpec::default().within_host.latency_s;
+        let link = at(&mut rates, 0.9).map(|bytes_per_s| LinkSpec {
+            bytes_per_s,
+            latency_s,
+        });
+        let rest = at(&mut exposed, 0.5).map(|exposed_s| exposed_s - latency_s);
+        let handoff_s = at(&mut after, 0.5).or(rest).map(|s| s.max(0.0));
+        (link, bytes, handoff_s)
+    }
+}
+
+/// The value that a share of all are below.
+fn at(values: &mut [f64], share: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let place = share * (values.len().max(1) - 1) as f64;
+    values.get(place.round() as usize).copied()
+}
+
+fn busiest_model(requests: &[Request]) -> u32 {
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for request in requests {
+        *counts.entry(request.record.model).or_default() += 1;
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map_or(0, |(model, _)| model)
+}
+
+fn role(word: &str) -> Role {
+    match word {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        _ => Role::Mixed,
+    }
+}
+
+fn router(log: &Log, fleet: &Fleet) -> RouterArgs {
+    let logged = &log.header.router;
+    RouterArgs {
+        policy: PolicyName::from_str(&logged.policy, true).unwrap_or(PolicyName::Cost),
+        role_preference: logged.role_preference,
+        ttft_target_ms: logged.ttft_target_ms,
+        tpot_target_ms: logged.tpot_target_ms,
+        no_admission: !logged.admission,
+        no_prefix_index: !fleet.workers.iter().any(|worker| worker.reports_cache),
+    }
+}
+
+fn measured(index: usize, record: &Record, places: &HashMap<u32, u32>) -> Outcome {
+    let due = Time::from_s(record.arrived_s);
+    let after = |ms: f64| due.plus_s(1e-3 * ms);
+    let place = |id: u32| places.get(&id).copied().unwrap_or(u32::MAX);
+    let (prefill, decode) = record.workers.unwrap_or((u32::MAX, u32::MAX));
+    let mut request = tasuki_sim::Request::new(index, due, record.prompt_tokens, 0);
+    request.priority = record.priority;
+    Outcome {
+        admitted: record.admitted_ms.map(after),
+        first: record.first_token_ms.map(after),
+        second: record.second_token_ms.map(after),
+        end: after(record.end_ms),
+        cached_tokens: record.cached_tokens,
+        output_tokens: record.output_tokens,
+        prefill: place(prefill),
+        decode: place(decode),
+        retries: record.retries,
+        queue_s: 1e-3 * record.queue_ms.unwrap_or(0.0),
+        exposed_s: record.handoff.map_or(0.0, |handoff| 1e-3 * handoff.2),
+        transfer_s: record.handoff.map_or(0.0, |handoff| 1e-3 * handoff.1),
+        ..Outcome::new(&request, due)
+    }
+}
+
+/// When workers of the fleet got no new work, or were not there.
+pub(super) fn absences(fleets: &[Fleet], fleet: &Fleet, began_s: f64) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (worker, place) in fleet.workers.iter().map(|w| WorkerId(w.id)).zip(0..) {
+        let mut was_there = true;
+        // What was known when the first request came holds from its start.
+        let since = fleets.iter().rposition(|f| f.t <= began_s).unwrap_or(0);
+        for known in &fleets[since..] {
+            let is_there = known.workers.iter().any(|w| w.id == worker.0 && w.ready);
+            if is_there != was_there {
+                faults.push(Fault {
+                    at: Time::from_s((known.t - began_s).max(0.0)),
+                    worker: place,
+                    kind: if is_there {
+                        FaultKind::Undrain
+                    } else {
+                        FaultKind::Drain
+                    },
+                });
+            }
+            was_there = is_there;
+        }
+    }
+    faults
+}
+
+fn notes(log: &Log, requests: &[Request], others: &[Request], fleet: &Fleet) -> Vec<String> {
+    let mut notes = Vec::new();
+    if log.skipped > 0 {
+        notes.push(format!(
+            "{} lines are no records and were skipped",
+            log.skipped
+        ));
+    }
+    if !others.is_empty() {
+        let refused = others
+            .iter()
+            .filter(|r| r.record.outcome == Ended::Refused)
+            .count();
+        notes.push(format!(
+            "{} requests without output, or of another model, are left out ({refused} were refused)",
+            others.len()
+        ));
+    }
+    let several = requests
+        .iter()
+        .filter(|r| r.record.more_choices > 0)
+        .count();
+    if several > 0 {
+        notes.push(format!(
+            "{several} requests had several choices; each is replayed with one"
+        ));
+    }
+    let cut = requests
+        .iter()
+        .filter(|r| r.record.outcome != Ended::Done)
+        .count();
+    if cut > 0 {
+        notes.push(format!(
+            "{cut} answers ended early; they are replayed as long as they were"
+        ));
+    }
+    let roles = |fleet: &Fleet| -> BTreeMap<u32, String> {
+        fleet
+            .workers
+            .iter()
+            .map(|w| (w.id, w.role.clone()))
+            .collect()
+    };
+    let now = roles(fleet);
+    let changed = log.fleets.iter().any(|known| {
+        roles(known)
+            .iter()
+            .any(|(id, role)| now.get(id).is_some_and(|now| now != role))
+    });
+    if changed {
+        notes.push("workers changed their roles; the replay keeps one for each".to_owned());
+    }
+    if PolicyName::from_str(&log.header.router.policy, true).is_err() {
+        notes.push(format!(
+            "the policy {} is not known here; the replay uses cost",
+            log.header.router.policy
+        ));
+    }
+    notes
+}
