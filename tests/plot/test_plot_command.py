@@ -35,7 +35,7 @@ def test_everything_by_default(sweep: Path, tmp_path: Path) -> None:
     names = [Path(path).name for path in written]
     timelines = [f"timeline-{i}.png" for i in (1, 2, 3, 4)]
     assert names[0] == "index.html"
-    expected = ["pareto", "load", "goodput", "phases", "cdf", "ttft"]
+    expected = ["pareto", "load", "goodput", "phases", "cdf", "compare", "ttft"]
     assert sorted(names[1:]) == sorted([*(f"{name}.png" for name in expected), *timelines])
     assert all(Path(path).stat().st_size > 5000 for path in written)
 

@@ -10,7 +10,19 @@ import typer
 from tasuki.plot.errors import PlotError
 from tasuki.plot.options import Against, Options, Statistic, Throughput, parse_slo
 
-FIGURES = ("pareto", "load", "goodput", "phases", "cdf", "timeline", "ttft", "steps", "links")
+FIGURES = (
+    "pareto",
+    "load",
+    "goodput",
+    "phases",
+    "cdf",
+    "compare",
+    "timeline",
+    "ttft",
+    "steps",
+    "links",
+    "plan",
+)
 _LIBRARIES = ("matplotlib", "PIL", "plotly")  # the extra `plot`
 
 _HELP = """Draw results: PNGs to look at and one HTML page to explore.
@@ -21,7 +33,8 @@ _HELP = """Draw results: PNGs to look at and one HTML page to explore.
   tasuki plot a@2=runs/a b@4=runs/b      other tools' files, named, GPUs given
 
 A result is a file or a folder, searched to any depth, of tasuki bench, vllm bench
-serve, SGLang bench_serving, genai-bench or AIPerf; which one is told by content.
+serve, SGLang bench_serving, genai-bench, evalscope or AIPerf, or a request log of the
+router; which one is told by content.
 LABEL=PATH names the line that it becomes, LABEL@GPUS=PATH says its GPUs too.
 
 \b
@@ -31,10 +44,12 @@ Figures:
   goodput   requests per second within the SLO
   phases    where the time to the second token goes
   cdf       distributions of TTFT, TTST, TPOT, ITL and E2E
+  compare   TTFT, TPOT and throughput of several runs over time: measured and simulated
   timeline  one run request by request, throughput and requests in flight below
   ttft      TTFT against batch x input length
   steps     engine steps and KV transfers, of tasuki bench batch --steps
   links     rate and posting by block size, of tasuki linkbench
+  plan      designs, Pareto front and the chosen one, of tasuki plan
 """
 
 
@@ -96,6 +111,21 @@ def plot(
     figure, sources = (words[0], words[1:]) if words[0] in FIGURES else ("", words)
     if not sources:
         raise PlotError(f"{figure}: say which results, like `tasuki plot {figure} FOLDER`")
+    draw(figure, sources, options, out)
+
+
+def draw(figure: str, sources: list[str], options: Options, out: Path) -> None:
+    """Draw results, and print the names of the files.
+
+    Args:
+        figure: The one to draw; empty: all that the results allow.
+        sources: Results, as on the command line.
+        options: What the command line chooses.
+        out: A folder, or one file that ends in .png or .html.
+
+    Raises:
+        PlotError: Nothing to draw, a library is missing, or `out` cannot hold it.
+    """
     try:
         from tasuki.plot.write import write
     except ModuleNotFoundError as error:
@@ -104,7 +134,6 @@ def plot(
         raise PlotError(
             f"drawing requires {error.name}, which is not installed: pip install 'tasuki[plot]'"
         ) from error
-
     for path in write(figure, sources, options, out):
         print(path)
 

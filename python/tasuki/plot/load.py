@@ -9,18 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.plot.errors import PlotError, ResultFileError
-from tasuki.plot.readers import aiperf, genai_bench, openai_bench, tasuki
-from tasuki.plot.run import BatchTable, GoodputSearch, LinkTable, Results, Run, StepTables
+from tasuki.plot.readers import (
+    aiperf,
+    evalscope,
+    genai_bench,
+    openai_bench,
+    plan,
+    request_log,
+    tasuki,
+)
+from tasuki.plot.run import (
+    BatchTable,
+    GoodputSearch,
+    LinkTable,
+    Plan,
+    Results,
+    Run,
+    StepTables,
+)
 
-_Item = Run | BatchTable | GoodputSearch | StepTables | LinkTable
+_Item = Run | BatchTable | GoodputSearch | StepTables | LinkTable | Plan
 _Read = Callable[[Path, list[dict[str, Any]], str], Iterator[_Item]]
 _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
-    (reader.recognises, reader.read) for reader in (tasuki, openai_bench, genai_bench, aiperf)
+    (reader.recognises, reader.read)
+    for reader in (tasuki, plan, openai_bench, genai_bench, evalscope, aiperf)
 )
 # Read together with the results beside them, or not needed for pictures.
-_PARTS = ("experiment_metadata.json", "sweep.json")
-_SUFFIXES = (".json", ".jsonl", ".csv")
-_KNOWN = "tasuki bench, vllm bench serve, SGLang bench_serving, genai-bench and AIPerf"
+_PARTS = ("experiment_metadata.json", "sweep.json", *evalscope.PARTS)
+_SUFFIXES = (".json", ".jsonl", ".csv", ".log")
+_KNOWN = (
+    "tasuki bench, a request log, vllm bench serve, SGLang bench_serving, genai-bench, evalscope"
+    " and AIPerf"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +101,7 @@ def load(sources: Sequence[Source]) -> Results:
         searches=tuple(i for i in found if isinstance(i, GoodputSearch)),
         steps=tuple(i for i in found if isinstance(i, StepTables)),
         links=tuple(i for i in found if isinstance(i, LinkTable)),
+        plans=tuple(i for i in found if isinstance(i, Plan)),
         skipped=tuple(skipped),
     )
 
@@ -97,6 +118,10 @@ def _read(path: Path, source: Source) -> list[_Item] | None:
     label = path.stem if path == source.path else path.parent.name or path.resolve().parent.name
     if path.suffix == ".csv":
         return list(aiperf.read_csv(path, label)) if aiperf.is_summary_csv(path) else None
+    if request_log.is_log(path):
+        return list(request_log.read(path, label))
+    if path.suffix == ".log":
+        return None
     objects = _objects(path)
     for recognises, read in _READERS:
         if objects and recognises(objects[0]):
@@ -122,6 +147,6 @@ def _said(item: _Item, source: Source) -> _Item:
     """The item, under what the command line says of it."""
     if source.label:
         item = replace(item, label=source.label)
-    if source.gpus is not None and not isinstance(item, LinkTable):
+    if source.gpus is not None and not isinstance(item, LinkTable | Plan):
         item = replace(item, topology=replace(item.topology, gpus=source.gpus))
     return item

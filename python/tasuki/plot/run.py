@@ -144,7 +144,8 @@ class Run:
 
     Attributes:
         path: The file that it came from.
-        tool: What wrote the file: "tasuki", "vllm", "sglang", "genai-bench", "aiperf".
+        tool: What wrote the file: "tasuki", "vllm", "sglang", "genai-bench",
+            "evalscope", "aiperf".
         label: The line in the pictures that it belongs to; a topology's name.
         workload: What was asked, in words; runs of different workloads share no line.
             Empty where the file does not say.
@@ -304,6 +305,50 @@ class LinkTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPoint:
+    """A design at one simulated rate, in requests per second."""
+
+    rate: float
+    goodput: float
+    attainment: float
+    ttft_p95_ms: float | None
+    tpot_p95_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDesign:
+    """A design that `tasuki plan` simulated.
+
+    Attributes:
+        points: From low rates to high.
+        rate: The highest that met the objectives; 0: none did.
+    """
+
+    name: str
+    points: tuple[PlanPoint, ...]
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer of `tasuki plan`.
+
+    Attributes:
+        best: Name of the design that was chosen.
+        expected: What it sees at the rate that is expected.
+        steps: Where step times are from.
+    """
+
+    path: Path
+    label: str
+    designs: tuple[PlanDesign, ...]
+    best: str
+    expected: PlanPoint
+    slo_ms: Mapping[str, float]
+    steps: str
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Everything that was found.
 
@@ -316,6 +361,7 @@ class Results:
     searches: tuple[GoodputSearch, ...] = ()
     steps: tuple[StepTables, ...] = ()
     links: tuple[LinkTable, ...] = ()
+    plans: tuple[Plan, ...] = ()
     skipped: tuple[Path, ...] = ()
 
     @property

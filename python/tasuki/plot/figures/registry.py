@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from tasuki.plot.errors import PlotError
 from tasuki.plot.figures.batch import ttft
 from tasuki.plot.figures.cdf import cdf
+from tasuki.plot.figures.compare import compare
 from tasuki.plot.figures.goodput import goodput
 from tasuki.plot.figures.links import links
 from tasuki.plot.figures.load import load
 from tasuki.plot.figures.marks import Figure
 from tasuki.plot.figures.pareto import pareto
 from tasuki.plot.figures.phases import phases
+from tasuki.plot.figures.plan import plan
 from tasuki.plot.figures.steps import steps
 from tasuki.plot.figures.timeline import timeline
 from tasuki.plot.options import Options
@@ -27,10 +29,12 @@ _FIGURES: dict[str, tuple[_Make, str]] = {
     "goodput": (goodput, "runs with an SLO, or searches by `tasuki bench sweep --find-goodput`"),
     "phases": (phases, "runs against Tasuki, which accounts for its time"),
     "cdf": (cdf, "runs with latencies"),
+    "compare": (compare, "two runs of one workload and load whose files keep the requests' times"),
     "timeline": (timeline, "runs whose files keep the requests' times"),
     "ttft": (ttft, "tables by `tasuki bench batch`"),
     "steps": (steps, "tables by `tasuki bench batch --steps`"),
     "links": (links, "results of `tasuki linkbench`"),
+    "plan": (plan, "plans by `tasuki plan --output`"),
 }
 
 NAMES = tuple(_FIGURES)
