@@ -148,12 +148,12 @@ fn names(records: &[Option<Record>]) -> Vec<Vec<u64>> {
         }
     }
     let mut names: Vec<Vec<u64>> = Vec::with_capacity(records.len());
-    for at in 0..records.len() {
+    for (at, &needed) in needed.iter().enumerate() {
         let mut own = match shared(at) {
             Some((holder, chunks)) => names[holder][..chunks.min(names[holder].len())].to_vec(),
             None => Vec::new(),
         };
-        let rest = own.len() as u64..needed[at] as u64;
+        let rest = own.len() as u64..needed as u64;
         own.extend(rest.map(|chunk| mix(mix(at as u64) ^ chunk)));
         names.push(own);
     }
