@@ -117,8 +117,11 @@ impl Recording {
         record.cached_tokens = timings.cached_prompt_tokens;
         record.queue_ms = (!timings.prefill.is_zero()).then(|| ms(timings.queue));
         let (transfer_ms, exposed_ms) = (ms(timings.transfer), ms(timings.transfer_exposed));
-        record.handoff = (timings.transfer_bytes > 0)
-            .then(|| Handoff(timings.transfer_bytes, transfer_ms, exposed_ms));
+        record.handoff = (timings.transfer_bytes > 0).then_some(Handoff(
+            timings.transfer_bytes,
+            transfer_ms,
+            exposed_ms,
+        ));
     }
 }
 
