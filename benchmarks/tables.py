@@ -17,6 +17,7 @@ from pathlib import Path
 
 from table_parts import Result, load, number, rows, source
 from tables_of_doctor import doctor
+from tables_of_roles import roles
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import simulator, simulator_accuracy
@@ -363,6 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "doctor": doctor,
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
+    "roles-follow": roles,
     "overload": overload,
     "fuzz": fuzz,
     "router_vs_peers": router_vs_peers,

@@ -369,3 +369,18 @@ def test_mixed_meanings_of_ttft_are_noted(sweep: Results) -> None:
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_roles_stand_below_load_and_goodput(tmp_path: Path) -> None:
+    part = {"at_s": 0.0, "offered": 20.0, "good": 18.0, "prefill": 1, "decode": 3, "mixed": 0}
+    later = part | {"at_s": 2.0, "good": 20.0, "prefill": 2, "decode": 2}
+    runs = [{"name": "static", "timeline": []}, {"name": "follow", "timeline": [part, later]}]
+    rows = [{"workers": 4, "load": "swinging", "runs": runs}]
+    path = tmp_path / "roles_follow.json"
+    path.write_text(json.dumps({"schema": "tasuki.bench/1", "kind": "roles_follow", "rows": rows}))
+    figure = one(load([Source(path)]), "roles")
+    assert figure.subtitle == "4 workers, swinging load: follow"
+    above, below = figure.panels
+    assert isinstance(above, Panel) and isinstance(below, Panel)
+    assert curve(above, "good").y == (18.0, 20.0)
+    assert curve(below, "prefill").y == (1.0, 2.0) and curve(below, "prefill").step

@@ -88,6 +88,7 @@ fn join(fleet: &mut FleetState, id: u32, chunks: ChunkScheme) -> tasuki_flow::Wo
         },
         role: [Role::Prefill, Role::Decode, Role::Mixed][id as usize % 3],
         role_epoch: 0,
+        role_owner: String::new(),
         model: "m".to_owned(),
         further_names: Vec::new(),
         domain: KvDomain::default(),

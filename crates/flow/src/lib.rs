@@ -22,6 +22,7 @@ pub mod generation;
 pub mod leg;
 pub mod machine;
 pub mod opaque;
+pub mod roles;
 pub mod sampling;
 #[cfg(test)]
 mod testing;

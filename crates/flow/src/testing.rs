@@ -18,6 +18,7 @@ pub fn info(engine: &str) -> WorkerInfo {
         },
         role: Role::Mixed,
         role_epoch: 0,
+        role_owner: String::new(),
         model: "tiny".to_owned(),
         further_names: Vec::new(),
         domain: domain(7),

@@ -177,6 +177,10 @@ pub struct RouterArgs {
     #[arg(long, value_enum, default_value_t = PolicyName::Cost)]
     pub policy: PolicyName,
 
+    /// Whether workers' roles follow the load, as `tasuki router --roles` says.
+    #[arg(long, value_enum, default_value_t = RolesName::Fixed)]
+    pub roles: RolesName,
+
     /// What half of a request costs more on a worker of another role, as a share.
     #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     pub role_preference: f64,
@@ -196,6 +200,13 @@ pub struct RouterArgs {
     /// The router does not know which worker holds which prompt.
     #[arg(long)]
     pub no_prefix_index: bool,
+}
+
+/// The words for [`tasuki_sim::Roles`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RolesName {
+    Fixed,
+    Follow,
 }
 
 /// The words for [`PolicyKind`].

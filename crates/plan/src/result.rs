@@ -73,11 +73,25 @@ pub fn told(run: &Run, source: &str) -> Value {
         .filter(|outcome| outcome.is_split())
         .count();
     let retries: u32 = run.outcomes.iter().map(|outcome| outcome.retries).sum();
+    let changes: Vec<Value> = run
+        .role_changes
+        .iter()
+        .map(|change| {
+            json!({
+                "at_s": change.at.as_s(),
+                "worker": change.worker,
+                "from": change.from.as_str(),
+                "to": change.to.as_str(),
+                "reason": change.reason,
+            })
+        })
+        .collect();
     json!({
         "steps": source,
         "split_requests": split,
         "retries": retries,
         "moved_bytes": run.moved_bytes,
+        "role_changes": changes,
         "workers": workers,
     })
 }

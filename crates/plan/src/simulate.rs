@@ -13,10 +13,11 @@ use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA};
 use tasuki_bench::summary::{Measuring, Summary, summarize};
 use tasuki_core::CostConfig;
 use tasuki_flow::AdmissionConfig;
+use tasuki_flow::roles::{Objectives, RolesConfig};
 use tasuki_policy::PolicyConfig;
-use tasuki_sim::{Config, Run, simulate};
+use tasuki_sim::{Config, Roles, Run, simulate};
 
-use crate::args::{RouterArgs, SimulateArgs, TopologyArgs};
+use crate::args::{RolesName, RouterArgs, SimulateArgs, TopologyArgs};
 use crate::clients::BenchClients;
 use crate::error::SimulateError;
 use crate::faults;
@@ -236,6 +237,7 @@ fn config(
         workers,
         policy: policy(&args.router, args.topology.strict_roles),
         admission: admission(&args.router),
+        roles: roles(&args.router),
         network: hardware.network,
         kv_bytes_per_token: hardware.kv_bytes_per_token,
         message_s: hardware.message_s,
@@ -259,6 +261,20 @@ pub fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
         },
         seed: 0,
     }
+}
+
+pub fn roles(router: &RouterArgs) -> Roles {
+    if router.roles == RolesName::Fixed {
+        return Roles::Fixed;
+    }
+    let target_s = |ms: Option<f64>| ms.map(|ms| ms.max(0.0) / 1e3);
+    Roles::Follow(RolesConfig {
+        objectives: Objectives {
+            ttft_s: target_s(router.ttft_target_ms),
+            tpot_s: target_s(router.tpot_target_ms),
+        },
+        ..RolesConfig::default()
+    })
 }
 
 pub fn admission(router: &RouterArgs) -> AdmissionConfig {
@@ -314,6 +330,14 @@ fn below(run: &Run, told: &Value, took_s: f64) -> String {
         over_s,
         took_s,
     );
+    for change in &run.role_changes {
+        let (at_s, worker) = (change.at.as_s(), change.worker);
+        let (from, to, reason) = (change.from, change.to, &change.reason);
+        let _ = writeln!(
+            text,
+            "{at_s:.1} s: worker {worker} from {from} to {to}: {reason}"
+        );
+    }
     const SHOWN: usize = 16;
     for (index, worker) in run.workers.iter().take(SHOWN).enumerate() {
         let _ = writeln!(

@@ -4,6 +4,7 @@ use tasuki_flow::{AdmissionConfig, MachineConfig};
 use tasuki_policy::PolicyConfig;
 
 use crate::link::NetworkSpec;
+use crate::roles::Roles;
 use crate::time::Time;
 use crate::worker::WorkerConfig;
 
@@ -14,6 +15,10 @@ pub struct Config {
     pub policy: PolicyConfig,
     pub admission: AdmissionConfig,
     pub machine: MachineConfig,
+    pub roles: Roles,
+    /// To compare with: prompts of fewer tokens are not split, longer ones are, whatever `policy`
+    /// says.
+    pub prompt_threshold: Option<u32>,
     pub network: NetworkSpec,
     /// Of KV that a handoff moves.
     pub kv_bytes_per_token: f64,

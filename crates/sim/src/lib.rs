@@ -18,6 +18,8 @@
 mod client;
 mod config;
 mod link;
+mod prompt_threshold;
+mod roles;
 pub mod steps;
 mod time;
 mod worker;
@@ -26,6 +28,7 @@ mod world;
 pub use client::{Clients, Outcome, Request};
 pub use config::{Config, Fault, FaultKind};
 pub use link::{LinkSpec, NetworkSpec};
+pub use roles::{RoleChange, Roles, Thresholds};
 pub use time::Time;
 pub use worker::{Counters, Limits, WorkerConfig};
 pub use world::{Report, Run, ShellEvent, simulate, worker_info};

@@ -187,6 +187,7 @@ class RouterOptions:
     on_kv_loss: str | None = None
     policy: str | None = None
     strict_roles: bool = False
+    roles: str | None = None
     role_preference: float | None = None
     ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None

@@ -324,6 +324,10 @@ Policy = Annotated[
 StrictRoles = Annotated[
     bool, _option("Never let a worker do another role's work.", "--strict-roles")
 ]
+Roles = Annotated[
+    str | None,
+    _option("fixed, or follow: workers' roles follow the load [fixed].", "--roles"),
+]
 RolePreference = Annotated[
     float | None,
     _option(

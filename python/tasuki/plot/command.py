@@ -22,6 +22,7 @@ FIGURES = (
     "steps",
     "links",
     "plan",
+    "roles",
 )
 _LIBRARIES = ("matplotlib", "PIL", "plotly")  # the extra `plot`
 
@@ -50,6 +51,7 @@ Figures:
   steps     engine steps and KV transfers, of tasuki bench batch --steps
   links     rate and posting by block size, of tasuki linkbench
   plan      designs, Pareto front and the chosen one, of tasuki plan
+  roles     workers by role, load and goodput over time, of benchmarks/roles_follow.py
 """
 
 

@@ -24,11 +24,12 @@ from tasuki.plot.run import (
     LinkTable,
     Plan,
     Results,
+    RolesTimeline,
     Run,
     StepTables,
 )
 
-_Item = Run | BatchTable | GoodputSearch | StepTables | LinkTable | Plan
+_Item = Run | BatchTable | GoodputSearch | StepTables | LinkTable | Plan | RolesTimeline
 _Read = Callable[[Path, list[dict[str, Any]], str], Iterator[_Item]]
 _READERS: tuple[tuple[Callable[[dict[str, Any]], bool], _Read], ...] = tuple(
     (reader.recognises, reader.read)
@@ -102,6 +103,7 @@ def load(sources: Sequence[Source]) -> Results:
         steps=tuple(i for i in found if isinstance(i, StepTables)),
         links=tuple(i for i in found if isinstance(i, LinkTable)),
         plans=tuple(i for i in found if isinstance(i, Plan)),
+        roles=tuple(i for i in found if isinstance(i, RolesTimeline)),
         skipped=tuple(skipped),
     )
 
@@ -147,6 +149,6 @@ def _said(item: _Item, source: Source) -> _Item:
     """The item, under what the command line says of it."""
     if source.label:
         item = replace(item, label=source.label)
-    if source.gpus is not None and not isinstance(item, LinkTable | Plan):
+    if source.gpus is not None and not isinstance(item, LinkTable | Plan | RolesTimeline):
         item = replace(item, topology=replace(item.topology, gpus=source.gpus))
     return item

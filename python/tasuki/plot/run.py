@@ -349,6 +349,27 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class RolesTimeline:
+    """Workers by role while a load changed, in parts of equal length.
+
+    Attributes:
+        at_s: Where each part begins.
+        offered: Requests a second that were due in it.
+        good: Of these, requests a second that met the objectives.
+        prefill, decode, mixed: Workers of the role at its end.
+    """
+
+    path: Path
+    label: str
+    at_s: tuple[float, ...]
+    offered: tuple[float, ...]
+    good: tuple[float, ...]
+    prefill: tuple[float, ...]
+    decode: tuple[float, ...]
+    mixed: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Everything that was found.
 
@@ -362,6 +383,7 @@ class Results:
     steps: tuple[StepTables, ...] = ()
     links: tuple[LinkTable, ...] = ()
     plans: tuple[Plan, ...] = ()
+    roles: tuple[RolesTimeline, ...] = ()
     skipped: tuple[Path, ...] = ()
 
     @property

@@ -31,8 +31,10 @@ pub use self::prefixes::CacheEvents;
 use self::prefixes::PrefixIndex;
 pub use self::report::{LoadReport, WorkerInfo};
 pub use self::running_leg::LegSlot;
+use self::worker::EndedLeg;
 pub use self::worker::{DrainReason, WorkerState};
 use crate::leg::{LegSpec, LegTimings};
+use crate::roles::Demand;
 use crate::worker_ref::{WorkerKey, WorkerRef};
 
 /// Readiness waits so long for every worker's first answer: with some of them only,
@@ -56,6 +58,7 @@ pub struct FleetState {
     next_worker: u32,
     costs: CostModel,
     prefixes: PrefixIndex,
+    demands: BTreeMap<ModelId, Demand>,
     machines: Machines,
     next_connection: u64,
     /// Rotates among equally good workers.
@@ -69,14 +72,20 @@ impl FleetState {
     /// Without workers. `models`: of each model that is served, the names that its workers may
     /// give it; a single one takes workers of any name.
     pub fn new(models: Vec<Vec<String>>, config: PolicyConfig) -> Self {
+        Self::by(models, config, config.kind.build())
+    }
+
+    /// With a policy that is none of those that are known by name, and knows no worker yet.
+    pub fn by(models: Vec<Vec<String>>, config: PolicyConfig, policy: Box<dyn Policy>) -> Self {
         Self {
             models: Models::new(models),
             workers: BTreeMap::new(),
-            policy: config.kind.build(),
+            policy,
             config,
             next_worker: 0,
             costs: CostModel::new(config.cost),
             prefixes: PrefixIndex::default(),
+            demands: BTreeMap::new(),
             machines: Machines::default(),
             next_connection: 0,
             tie: config.seed,
@@ -218,6 +227,35 @@ impl FleetState {
         self.prefixes.chunks(worker)
     }
 
+    /// A request arrives, whatever becomes of it.
+    pub fn on_arrival(&mut self, request: &RequestView, now: Duration) {
+        let demand = self.demands.entry(request.model).or_default();
+        demand.on_arrival(request.prompt_tokens, now);
+    }
+
+    /// A leg has produced so many tokens more; `cached`: with the first of a request, tokens of
+    /// its prompt that were found cached.
+    pub fn on_tokens(&mut self, key: WorkerKey, slot: LegSlot, tokens: usize, cached: u32) {
+        let Some(state) = self.connected(key) else {
+            return;
+        };
+        state.count_output(slot, tokens as u32);
+        let model = state.model;
+        if let Some(demand) = model.and_then(|model| self.demands.get_mut(&model)) {
+            demand.on_cached(cached);
+        }
+    }
+
+    /// What the clients of a model have asked for lately.
+    pub fn demand(&self, model: ModelId) -> Option<&Demand> {
+        self.demands.get(&model)
+    }
+
+    /// What is known of costs.
+    pub fn costs(&self) -> &CostModel {
+        &self.costs
+    }
+
     /// A leg is dispatched. `None`: the connection is gone.
     pub fn on_dispatched(&mut self, key: WorkerKey, spec: &LegSpec) -> Option<LegSlot> {
         self.connected(key)?;
@@ -248,10 +286,20 @@ impl FleetState {
         let Some(state) = self.connected(key) else {
             return;
         };
-        let Some((handoff, placed)) = state.remove_leg(slot) else {
+        let model = state.model;
+        let Some(EndedLeg {
+            handoff,
+            placed,
+            answer,
+        }) = state.remove_leg(slot)
+        else {
             return;
         };
         self.chosen.take();
+        let demand = model.and_then(|model| self.demands.get_mut(&model));
+        if let Some((demand, (prompt_tokens, output_tokens))) = demand.zip(answer) {
+            demand.on_ended(prompt_tokens, output_tokens);
+        }
         if let Some(placed) = placed {
             self.prefixes.on_settled(key.worker, &placed, None);
         }

@@ -11,6 +11,8 @@ pub struct WorkerInfo {
     pub role: Role,
     /// Only a later one changes the role.
     pub role_epoch: u64,
+    /// Who set it; "start" where the worker was started with it.
+    pub role_owner: String,
     /// The name of the model that it was started with.
     pub model: String,
     /// By which clients may know it too, where requests are not tokens.

@@ -27,6 +27,8 @@ pub(super) struct RunningLeg {
     /// Of a decode leg: the engine that it gets its KV from, hashed.
     pub peer: Option<u64>,
     pub number: u64,
+    /// Tokens of output.
+    pub produced: u32,
     /// The worker's load counts it.
     pub is_counted: bool,
     pub has_blocks: bool,

@@ -48,8 +48,15 @@ pub enum DrainReason {
     Ending,
 }
 
-/// The handoff of a leg that has ended, and its prompt.
-type EndedLeg = (Option<(bool, u64)>, Option<PlacedPrompt>);
+/// What a leg was that has ended.
+pub(super) struct EndedLeg {
+    /// If it was one: whether within one machine, and of how many tokens.
+    pub handoff: Option<(bool, u64)>,
+    /// If there was no output.
+    pub placed: Option<PlacedPrompt>,
+    /// Of a leg that decoded: tokens of the prompt, and of the answer in each choice.
+    pub answer: Option<(u64, u32)>,
+}
 
 impl WorkerState {
     pub(super) fn new(id: WorkerId) -> Self {
@@ -281,6 +288,7 @@ impl WorkerState {
             handoff: self.handoff_of(spec),
             peer: peer(spec),
             number,
+            produced: 0,
             is_counted: false,
             has_blocks: false,
         };
@@ -297,6 +305,13 @@ impl WorkerState {
         self.breakers.on_dispatched(number);
         self.refresh_health();
         LegSlot { index, number }
+    }
+
+    /// A leg has produced so many tokens more.
+    pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) {
+        if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
+            leg.produced += tokens;
+        }
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
@@ -323,14 +338,17 @@ impl WorkerState {
         placed
     }
 
-    /// A leg has ended. Returns the handoff that it was, if it was one: whether within one
-    /// machine, and of how many tokens; and the prompt, if there was no output.
+    /// A leg has ended.
     pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<EndedLeg> {
         let leg = self.legs.get_mut(slot.index as usize)?.take()?;
         self.free_slots.push(slot.index);
         let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
         let handoff = leg.handoff.map(|same_machine| (same_machine, tokens));
-        Some((handoff, leg.placed))
+        Some(EndedLeg {
+            handoff,
+            placed: leg.placed,
+            answer: (leg.sequences > 0).then(|| (tokens, leg.produced / leg.sequences)),
+        })
     }
 
     fn handoff_of(&self, spec: &LegSpec) -> Option<bool> {

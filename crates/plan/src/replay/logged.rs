@@ -11,7 +11,7 @@ use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Reques
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
 
-use crate::args::{PolicyName, RouterArgs, TopologyArgs};
+use crate::args::{PolicyName, RolesName, RouterArgs, TopologyArgs};
 use crate::error::SimulateError;
 use crate::hardware::{Hardware, Source};
 
@@ -239,6 +239,7 @@ fn router(log: &Log, fleet: &Fleet) -> RouterArgs {
     let logged = &log.header.router;
     RouterArgs {
         policy: PolicyName::from_str(&logged.policy, true).unwrap_or(PolicyName::Cost),
+        roles: RolesName::Fixed,
         role_preference: logged.role_preference,
         ttft_target_ms: logged.ttft_target_ms,
         tpot_target_ms: logged.tpot_target_ms,

@@ -27,7 +27,7 @@ use crate::args::{RouterArgs, SimulateArgs, TopologyArgs};
 use crate::error::SimulateError;
 use crate::faults;
 use crate::hardware::Hardware;
-use crate::simulate::{Simulated, admission, policy};
+use crate::simulate::{Simulated, admission, policy, roles};
 
 /// One deployment that the log is replayed to.
 struct Deployment {
@@ -144,6 +144,7 @@ fn what_if(
         } else {
             logged.policy
         },
+        roles: args.router.roles,
         role_preference: if given("role_preference") {
             args.router.role_preference
         } else {
@@ -187,6 +188,7 @@ fn run(log: &Logged, hardware: &Hardware, deployment: &Deployment) -> Run {
         workers: deployment.workers.clone(),
         policy: policy(&deployment.router, deployment.topology.strict_roles),
         admission: admission(&deployment.router),
+        roles: roles(&deployment.router),
         network: hardware.network,
         kv_bytes_per_token: hardware.kv_bytes_per_token,
         message_s: hardware.message_s,

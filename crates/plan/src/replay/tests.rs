@@ -77,6 +77,7 @@ fn served(requests: &[Request]) -> Run {
 fn router_args() -> RouterArgs {
     RouterArgs {
         policy: crate::args::PolicyName::Cost,
+        roles: crate::args::RolesName::Fixed,
         role_preference: 0.05,
         ttft_target_ms: None,
         tpot_target_ms: None,

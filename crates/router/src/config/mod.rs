@@ -12,7 +12,7 @@ use axum::http::HeaderName;
 use clap::{ArgGroup, CommandFactory, Parser, ValueEnum};
 use tasuki_flow::AdmissionConfig;
 
-pub use self::words::{AccessLog, KvLoss, Policy};
+pub use self::words::{AccessLog, KvLoss, Policy, Roles};
 
 use self::values::{Listen, NamedFolder, listen};
 use self::values::{alias, milliseconds, model, positive_seconds, seconds, share};
@@ -99,6 +99,12 @@ pub struct RouterArgs {
     /// Never let a worker do what its role does not say.
     #[arg(long)]
     pub strict_roles: bool,
+
+    /// Whether workers' roles follow the load. It matters most with --strict-roles, for without
+    /// it the cost of each request decides, whatever the roles. Of several routers one moves
+    /// roles, and another one if that ends.
+    #[arg(long, value_enum, default_value_t = Roles::Fixed)]
+    pub roles: Roles,
 
     /// How much a role counts: what a request costs more on a worker of another role, as a
     /// share of its time on that worker if it is idle. 0: roles do not matter.
@@ -346,6 +352,7 @@ impl RouterArgs {
             on_kv_loss: self.on_kv_loss.into(),
             policy: self.policy.into(),
             strict_roles: self.strict_roles,
+            roles: self.roles.into(),
             role_preference: self.role_preference,
             recover: Duration::from_secs_f64(self.recover_s),
             stalled: (self.stall_timeout_s > 0.0)

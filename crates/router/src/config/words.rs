@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use tasuki_policy::{PolicyKind, Rule};
 
 use crate::serve::OnKvLoss;
+use crate::workers::RolesMode;
 
 /// The words for [`OnKvLoss`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -12,6 +13,24 @@ pub enum KvLoss {
     Recompute,
     /// Fail the request.
     Fail,
+}
+
+/// The words for [`RolesMode`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Roles {
+    /// Workers keep the roles that they were started with.
+    Fixed,
+    /// The router moves workers among the roles where that pays for itself.
+    Follow,
+}
+
+impl From<Roles> for RolesMode {
+    fn from(given: Roles) -> Self {
+        match given {
+            Roles::Fixed => Self::Fixed,
+            Roles::Follow => Self::Follow,
+        }
+    }
 }
 
 /// How the access log is written.

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use tasuki_core::CostConfig;
+use tasuki_flow::roles::{Objectives, RolesConfig};
 use tasuki_flow::{AdmissionConfig, MachineConfig, OnKvLoss};
 use tasuki_policy::{PolicyConfig, PolicyKind};
 
 use crate::discovery::Sources;
 use crate::tls::fleet::WorkerTransport;
-use crate::workers::Liveness;
+use crate::workers::{Liveness, RolesMode, RolesSettings};
 
 /// Settings of the serving layer.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct Config {
     pub policy: PolicyKind,
     /// Refuse to place a leg on a worker of another role.
     pub strict_roles: bool,
+    /// Whether roles follow the load.
+    pub roles: RolesMode,
     /// See [`CostConfig::role_preference`].
     pub role_preference: f64,
     /// How long an accepted request waits for a worker when none is left.
@@ -45,6 +48,7 @@ impl Default for Config {
             on_kv_loss: machine.on_kv_loss,
             policy: PolicyKind::default(),
             strict_roles: false,
+            roles: RolesMode::default(),
             role_preference: CostConfig::default().role_preference,
             recover: machine.recover,
             stalled: machine.stalled,
@@ -61,6 +65,7 @@ pub struct Tuning {
     pub policy: PolicyConfig,
     pub admission: AdmissionConfig,
     pub liveness: Liveness,
+    pub roles: RolesSettings,
 }
 
 impl From<&Config> for Tuning {
@@ -83,6 +88,16 @@ impl From<&Config> for Tuning {
                 seed: rand::random(),
             },
             admission: config.admission,
+            roles: RolesSettings {
+                mode: config.roles,
+                config: RolesConfig {
+                    objectives: Objectives {
+                        ttft_s: config.admission.ttft.map(|ttft| ttft.as_secs_f64()),
+                        tpot_s: config.admission.tpot.map(|tpot| tpot.as_secs_f64()),
+                    },
+                    ..RolesConfig::default()
+                },
+            },
             liveness: Liveness {
                 stalled: config.stalled,
                 ..Liveness::default()

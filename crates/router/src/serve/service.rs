@@ -96,6 +96,7 @@ impl Service {
     ) -> Self {
         let readiness = (0u32..).zip(&models).map(|(id, _)| (ModelId(id), None));
         let readiness = Mutex::new(readiness.collect());
+        let count = models.len() as u32;
         let registry = Arc::new(Registry::new(
             models,
             tuning.policy,
@@ -112,11 +113,14 @@ impl Service {
             },
             tuning.worker_drain,
         );
+        let name = format!("{:016x}", rand::random::<u64>());
+        registry.follow_roles(count, &name, tuning.roles);
         let settling = Arc::clone(&registry);
         tokio::spawn(async move {
             tokio::select! {
                 never = connections => match never {},
                 never = settling.keep_settling() => match never {},
+                never = settling.keep_roles() => match never {},
                 // Also when its sender is gone.
                 _ = down.wait_for(|&down| down) => {}
             }

@@ -45,6 +45,7 @@ impl Registry {
             let State {
                 admission, fleet, ..
             } = &mut *state;
+            fleet.on_arrival(&entrant.view, entrant.arrived);
             let id = admission.enter(entrant, fleet);
             state.waiters.insert(id, sender);
             state.settle(self.since_start(Instant::now()));

@@ -172,6 +172,7 @@ impl Collector for WorkerCollector {
             ConstGauge::new(i64::try_from(waiting).unwrap_or(i64::MAX)).encode(encoder)?;
         }
         self.encode_budget(&mut encoder)?;
+        self.0.encode_roles(&mut encoder)?;
         self.encode_breakers(&mut encoder)?;
         self.encode_recomputed(&mut encoder)?;
         let loads = workers.into_iter();

@@ -19,8 +19,8 @@ pub trait WorkerLink: Send + Sync {
     fn retarget(&self, name: &str, peer: Peer);
 
     /// Gives the worker another role; it reports it when it has it. It ignores an `epoch`
-    /// that is not later than that of its role.
-    fn set_role(&self, role: Role, epoch: u64);
+    /// that is not later than that of its role. `owner`: who sets it.
+    fn set_role(&self, role: Role, owner: &str, epoch: u64);
 
     /// Lets the worker tell all of its prefix cache again: events were missed.
     fn resync_cache(&self);

@@ -19,6 +19,7 @@ mod link;
 mod membership;
 mod placing;
 mod registry;
+mod roles;
 #[cfg(test)]
 pub mod testing;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use membership::follow;
 #[cfg(test)]
 pub use registry::Report;
 pub use registry::{Known, Registry};
+pub use roles::{RolesMode, RolesSettings};
 
 /// What the fuzzing tests read messages with.
 #[cfg(test)]

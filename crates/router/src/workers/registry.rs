@@ -20,6 +20,10 @@ use tokio::sync::{oneshot, watch};
 use super::connection::{Connection, RoutedLeg};
 use super::foreign::RecomputedCounts;
 use super::link::WorkerLink;
+use super::roles::Follower;
+
+/// Owns the roles that the admin API sets.
+const OPERATOR: &str = "router admin";
 
 /// What a worker reports at once.
 pub struct Report<Outputs, Ends> {
@@ -57,6 +61,7 @@ pub(super) struct State {
     pub admission: Admission,
     /// The requests in it.
     pub waiters: HashMap<EntrantId, oneshot::Sender<Verdict>>,
+    pub roles: Vec<Follower>,
     pub members: BTreeMap<WorkerId, Member>,
 }
 
@@ -80,6 +85,7 @@ impl Registry {
                 fleet: FleetState::new(models, policy),
                 admission: Admission::new(admission),
                 waiters: HashMap::new(),
+                roles: Vec::new(),
                 members: BTreeMap::new(),
             }),
             budget: Mutex::new(RetryBudget::new(BudgetConfig::default())),
@@ -180,8 +186,16 @@ impl Registry {
 
     /// Takes over changed information. False: it is another engine now.
     pub fn on_info(&self, key: WorkerKey, info: WorkerInfo) -> bool {
-        let same = self.lock().fleet.on_info(key, info);
-        self.announce_change();
+        let mut state = self.lock();
+        let role = info.role;
+        let known = state.fleet.worker(key.worker);
+        // The owner of roles sets them again now and then as they are.
+        let new = known.is_none_or(|known| known.view.role != role);
+        let same = state.fleet.on_info(key, info);
+        drop(state);
+        if new || !same {
+            self.announce_change();
+        }
         same
     }
 
@@ -211,7 +225,9 @@ impl Registry {
         // A task that is gone has sent its aborts.
         for (name, output) in report.outputs {
             if let Some(leg) = connection.legs.get(&name) {
-                fleet.on_output(key, leg.slot, output.cached_prompt_tokens);
+                let cached = output.cached_prompt_tokens;
+                fleet.on_tokens(key, leg.slot, output.tokens.len(), cached);
+                fleet.on_output(key, leg.slot, cached);
                 let _ = leg.inbox.send(Input::Output(leg.id(key), output));
             }
         }
@@ -301,14 +317,10 @@ impl Registry {
     /// Gives a worker another role; it reports it when it has it. False: it is not connected.
     pub fn set_role(&self, worker: WorkerId, role: Role) -> bool {
         let state = self.lock();
-        let member = state.members.get(&worker);
-        let connection = member.and_then(|member| member.connection.as_ref());
         let known = state.fleet.worker(worker);
         let info = known.and_then(|worker| worker.info.as_ref());
-        connection
-            .zip(info)
-            .map(|(connection, info)| connection.link.set_role(role, info.role_epoch + 1))
-            .is_some()
+        let epoch = info.map_or(0, |info| info.role_epoch + 1);
+        state.set_role(worker, role, OPERATOR, epoch)
     }
 
     /// Whether a request to a model could be placed now, without placing one, and every worker
@@ -394,6 +406,15 @@ impl Registry {
 }
 
 impl State {
+    /// Gives a worker another role in somebody's name. False: it is not connected.
+    pub fn set_role(&self, worker: WorkerId, role: Role, owner: &str, epoch: u64) -> bool {
+        let member = self.members.get(&worker);
+        let connection = member.and_then(|member| member.connection.as_ref());
+        connection
+            .map(|connection| connection.link.set_role(role, owner, epoch))
+            .is_some()
+    }
+
     /// The fleet and the connection of that key, if it is still there.
     fn connected(&mut self, key: WorkerKey) -> Option<(&mut FleetState, &mut Connection)> {
         let connection = self.members.get_mut(&key.worker)?.connection.as_mut()?;

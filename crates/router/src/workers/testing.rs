@@ -251,7 +251,7 @@ impl WorkerLink for LocalLink {
         let _ = self.0.send(ToWorker::Retarget(name.to_owned(), peer));
     }
 
-    fn set_role(&self, role: Role, epoch: u64) {
+    fn set_role(&self, role: Role, _owner: &str, epoch: u64) {
         let _ = self.0.send(ToWorker::SetRole(role, epoch));
     }
 
@@ -273,6 +273,7 @@ pub fn local_info(engine: &str) -> WorkerInfo {
         },
         role: Role::Mixed,
         role_epoch: 0,
+        role_owner: String::new(),
         model: "tiny".to_owned(),
         further_names: Vec::new(),
         domain: KvDomain::default(),

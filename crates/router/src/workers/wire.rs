@@ -19,9 +19,6 @@ use super::registry::Report;
 /// The protocol of `kv.proto`.
 const KV_BACKEND: &str = "tasuki";
 
-/// Who sets roles through this router.
-const ROLE_OWNER: &str = "router admin";
-
 /// A duration above this, reported by a worker, is an error of its clock.
 const LONGEST_REPORTED_S: f64 = 1e9;
 
@@ -47,7 +44,7 @@ pub enum Outgoing {
     Dispatch(String, u64, LegSpec),
     Abort(String, Vec<u32>),
     Retarget(String, Peer),
-    SetRole(Role, u64),
+    SetRole(Role, String, u64),
     ResyncCache,
     FlushCache,
 }
@@ -69,8 +66,10 @@ impl WorkerLink for GrpcLink {
         let _ = self.0.send(message);
     }
 
-    fn set_role(&self, role: Role, epoch: u64) {
-        let _ = self.0.send(Outgoing::SetRole(role, epoch));
+    fn set_role(&self, role: Role, owner: &str, epoch: u64) {
+        let _ = self
+            .0
+            .send(Outgoing::SetRole(role, owner.to_owned(), epoch));
     }
 
     fn resync_cache(&self) {
@@ -96,9 +95,9 @@ pub fn outgoing(message: Outgoing) -> RouterMessage {
             request_id,
             peer: Some(peer_to_wire(peer)),
         }),
-        Outgoing::SetRole(role, epoch) => Message::SetRole(v1::RoleSetting {
+        Outgoing::SetRole(role, owner, epoch) => Message::SetRole(v1::RoleSetting {
             role: role_to_wire(role).into(),
-            owner: ROLE_OWNER.to_owned(),
+            owner,
             epoch,
         }),
         Outgoing::ResyncCache => Message::ResyncKv(v1::KvResync {}),
@@ -126,6 +125,7 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
     Ok(WorkerInfo {
         role: info.role.as_ref().and_then(role).unwrap_or(Role::Mixed),
         role_epoch: info.role.as_ref().map_or(0, |setting| setting.epoch),
+        role_owner: (info.role.as_ref()).map_or_else(String::new, |setting| setting.owner.clone()),
         peer: Peer {
             engine_id: info.engine_id,
             kv_endpoint: info.kv_endpoint,

@@ -89,6 +89,7 @@ impl Worker {
         let newly_denied = !fits && !std::mem::replace(&mut sequence.denied, !fits);
         let was_denied = fits && sequence.denied;
         if fits {
+            sequence.denied = false;
             sequence.credited = true;
             sequence.reserved = wanted;
             self.budget.reserved += wanted;

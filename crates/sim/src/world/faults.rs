@@ -146,6 +146,7 @@ pub fn worker_info(
         },
         role: config.role,
         role_epoch: 0,
+        role_owner: String::new(),
         model: "simulated".to_owned(),
         further_names: Vec::new(),
         domain: KvDomain {

@@ -314,7 +314,11 @@ impl World<'_> {
     /// Lets machines that wait for a worker look again.
     pub(super) fn workers_changed(&mut self) {
         for place in 0..self.live.len() as u32 {
-            self.input(place, tasuki_flow::Input::WorkersChanged);
+            // Those that wait to be placed hear of it by admission.
+            let live = self.live[place as usize].as_ref();
+            if live.is_some_and(|live| live.outcome.admitted.is_some()) {
+                self.input(place, tasuki_flow::Input::WorkersChanged);
+            }
         }
     }
 

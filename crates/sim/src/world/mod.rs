@@ -8,6 +8,7 @@ mod handoffs;
 mod legs;
 mod record;
 mod requests;
+mod roles;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -26,6 +27,8 @@ use self::requests::Live;
 use crate::client::{Clients, Outcome, Request};
 use crate::config::Config;
 use crate::link::{Network, TransferId};
+use crate::prompt_threshold::PromptThreshold;
+use crate::roles::{Decider, RoleChange};
 use crate::time::Time;
 use crate::worker::{Counters, Worker};
 
@@ -43,6 +46,7 @@ pub struct Run {
     pub ended: Time,
     pub events: u64,
     pub moved_bytes: f64,
+    pub role_changes: Vec<RoleChange>,
     /// What the core was told and decided, if it was to be kept.
     pub record: Vec<ShellEvent>,
 }
@@ -74,6 +78,13 @@ enum Event {
         worker: u32,
     },
     Settle,
+    /// Whoever moves roles looks at the workers.
+    Roles,
+    /// A worker takes its new role.
+    Role {
+        worker: u32,
+        role: u8,
+    },
 }
 
 /// A deployment while it runs.
@@ -92,6 +103,7 @@ struct World<'a> {
     fleet: FleetState,
     admission: Admission,
     budget: RetryBudget,
+    decider: Decider,
     entrants: HashMap<EntrantId, u32>,
     settling: bool,
     keys: Vec<Option<WorkerKey>>,
@@ -110,6 +122,18 @@ struct World<'a> {
     run: Run,
 }
 
+fn fleet(config: &Config) -> FleetState {
+    let models = vec![Vec::new()];
+    match config.prompt_threshold {
+        None => FleetState::new(models, config.policy),
+        Some(tokens) => FleetState::by(
+            models,
+            config.policy,
+            Box::new(PromptThreshold::new(tokens)),
+        ),
+    }
+}
+
 /// Runs a deployment until every request is over.
 pub fn simulate(config: Config, clients: &mut dyn Clients) -> Run {
     let mut world = World::new(config, clients);
@@ -125,9 +149,10 @@ impl<'a> World<'a> {
         let mut world = Self {
             workers: workers.map(|w| Worker::new(w, log, tells)).collect(),
             network: Network::new(config.network, hosts),
-            fleet: FleetState::new(vec![Vec::new()], config.policy),
+            fleet: fleet(&config),
             admission: Admission::new(config.admission),
             budget: RetryBudget::new(BudgetConfig::default()),
+            decider: Decider::new(config.roles),
             entrants: HashMap::new(),
             settling: false,
             keys: vec![None; config.workers.len()],
@@ -165,6 +190,7 @@ impl<'a> World<'a> {
                 },
             );
         }
+        world.begin_roles();
         world.schedule_next();
         world
     }
@@ -202,6 +228,8 @@ impl<'a> World<'a> {
                     self.settling = false;
                     self.settle();
                 }
+                Event::Roles => self.look_at_roles(),
+                Event::Role { worker, role } => self.take_role(worker, role),
             }
             self.reschedule_transfers();
         }

@@ -114,6 +114,7 @@ impl World<'_> {
             priority: request.priority,
             arrived: self.now.since_start(),
         };
+        self.fleet.on_arrival(&entrant.view, entrant.arrived);
         let entrant = self.admission.enter(entrant, &self.fleet);
         let live = Box::new(Live {
             number: self.requests,

@@ -178,7 +178,9 @@ impl World<'_> {
                 continue;
             };
             if let Some(output) = &one.output {
-                self.fleet.on_output(key, slot, output.cached_prompt_tokens);
+                let cached = output.cached_prompt_tokens;
+                self.fleet.on_tokens(key, slot, output.tokens.len(), cached);
+                self.fleet.on_output(key, slot, cached);
             }
             inputs.push((id, slot));
         }

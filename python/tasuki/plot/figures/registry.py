@@ -15,6 +15,7 @@ from tasuki.plot.figures.marks import Figure
 from tasuki.plot.figures.pareto import pareto
 from tasuki.plot.figures.phases import phases
 from tasuki.plot.figures.plan import plan
+from tasuki.plot.figures.roles import roles
 from tasuki.plot.figures.steps import steps
 from tasuki.plot.figures.timeline import timeline
 from tasuki.plot.options import Options
@@ -35,6 +36,7 @@ _FIGURES: dict[str, tuple[_Make, str]] = {
     "steps": (steps, "tables by `tasuki bench batch --steps`"),
     "links": (links, "results of `tasuki linkbench`"),
     "plan": (plan, "plans by `tasuki plan --output`"),
+    "roles": (roles, "timelines of `benchmarks/roles_follow.py`"),
 }
 
 NAMES = tuple(_FIGURES)

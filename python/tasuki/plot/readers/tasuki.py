@@ -17,6 +17,7 @@ from tasuki.plot.run import (
     LinkTable,
     Load,
     Request,
+    RolesTimeline,
     Run,
     StepRow,
     StepTables,
@@ -36,7 +37,7 @@ def recognises(first: dict[str, Any]) -> bool:
 
 def read(
     path: Path, objects: list[dict[str, Any]], label: str
-) -> Iterator[Run | BatchTable | GoodputSearch | StepTables | LinkTable]:
+) -> Iterator[Run | BatchTable | GoodputSearch | StepTables | LinkTable | RolesTimeline]:
     """What the file holds; nothing for kinds that have no picture.
 
     Args:
@@ -61,6 +62,8 @@ def read(
             yield _steps(fields, label)
         elif data.get("kind") == "linkbench":
             yield _link(fields, label)
+        elif data.get("kind") == "roles_follow":
+            yield from _roles(fields)
 
 
 def _topology(fields: Fields) -> Topology:
@@ -221,6 +224,29 @@ def _steps(fields: Fields, label: str) -> StepTables:
         for name, (size, unit) in sizes.items()
     }
     return StepTables(fields.path, label, tables, fields.text("model"), _topology(fields))
+
+
+def _roles(fields: Fields) -> Iterator[RolesTimeline]:
+    for row in fields.rows("rows"):
+        for run in row.rows("runs"):
+            parts = run.rows("timeline")
+            if not parts:
+                continue
+
+            def values(name: str, parts: list[Fields] = parts) -> tuple[float, ...]:
+                return tuple(part.need(name) for part in parts)
+
+            said = f"{row.count('workers')} workers, {row.text('load')} load: {run.text('name')}"
+            yield RolesTimeline(
+                path=fields.path,
+                label=said,
+                at_s=values("at_s"),
+                offered=values("offered"),
+                good=values("good"),
+                prefill=values("prefill"),
+                decode=values("decode"),
+                mixed=values("mixed"),
+            )
 
 
 def _link(fields: Fields, label: str) -> LinkTable:

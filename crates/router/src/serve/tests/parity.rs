@@ -267,9 +267,8 @@ impl Router {
     }
 }
 
-/// What the simulator decided, and what the router decides when it is told the same. `lost`: the
-/// report of that number does not reach it.
-async fn both(seed: u64, lost: Option<usize>) -> (Vec<Decision>, Vec<Decision>) {
+/// What the simulator decided, and what the router decides when it is told the same.
+async fn both(seed: u64) -> (Vec<Decision>, Vec<Decision>) {
     let config = config();
     let run = simulate(config.clone(), &mut requests());
     let admitted = run
@@ -278,7 +277,7 @@ async fn both(seed: u64, lost: Option<usize>) -> (Vec<Decision>, Vec<Decision>) 
         .all(|outcome| outcome.admitted == Some(outcome.sent));
     assert!(admitted, "a request waited: time would count");
     let mut router = Router::new(&config, seed);
-    let (mut simulated, mut reports) = (Vec::new(), 0);
+    let mut simulated = Vec::new();
     for event in run.record {
         match event {
             ShellEvent::Arrived {
@@ -290,12 +289,7 @@ async fn both(seed: u64, lost: Option<usize>) -> (Vec<Decision>, Vec<Decision>) 
             } => {
                 router.arrive(at, index, prompt_tokens, output_tokens);
             }
-            ShellEvent::Reported { at, report } => {
-                reports += 1;
-                if lost != Some(reports) {
-                    router.report(at, report);
-                }
-            }
+            ShellEvent::Reported { at, report } => router.report(at, report),
             ShellEvent::Drained { worker, drain, .. } => router.drain(worker, drain),
             ShellEvent::Dispatched {
                 index,
@@ -317,7 +311,7 @@ async fn both(seed: u64, lost: Option<usize>) -> (Vec<Decision>, Vec<Decision>) 
 
 #[tokio::test]
 async fn the_router_decides_as_the_simulator_does() {
-    let (simulated, decided) = both(0, None).await;
+    let (simulated, decided) = both(0).await;
     // Both kinds of placement and all workers occur.
     let kinds = [LegKind::Colocated, LegKind::Prefill, LegKind::Decode];
     for kind in kinds {
@@ -348,6 +342,6 @@ async fn the_router_decides_as_the_simulator_does() {
 
 #[tokio::test]
 async fn a_router_of_another_seed_decides_otherwise() {
-    let (simulated, decided) = both(1, None).await;
+    let (simulated, decided) = both(1).await;
     assert_ne!(simulated, decided);
 }

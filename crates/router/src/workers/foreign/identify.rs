@@ -210,6 +210,7 @@ fn info(address: &ForeignAddress, models: &[Model], scrape: &Scrape) -> Option<W
         },
         role: address.role,
         role_epoch: 0,
+        role_owner: String::new(),
         model: base.id.clone(),
         further_names: others.map(|model| model.id.clone()).collect(),
         domain: KvDomain {

@@ -71,7 +71,7 @@ impl WorkerLink for ForeignLink {
     }
 
     /// Its role is in its address.
-    fn set_role(&self, _role: Role, _epoch: u64) {}
+    fn set_role(&self, _role: Role, _owner: &str, _epoch: u64) {}
 
     /// Its cache is estimated from what was placed there.
     fn resync_cache(&self) {}
