@@ -150,29 +150,30 @@ fn prefilled(engine: Engine) -> Value {
 }
 
 fn events(args: Args) -> impl Stream<Item = Result<Bytes, Infallible>> {
-    futures::stream::unfold(0, move |at| async move {
-        if at > args.chunks {
-            return None;
+    // They are written once: the workers share cores with the load generator.
+    let [word, last] = [Value::Null, json!("length")].map(|finish| event(&finish));
+    futures::stream::unfold(0, move |at| {
+        let event = match args.chunks.saturating_sub(at) {
+            0 => Bytes::from_static(b"data: [DONE]\n\n"),
+            1 => last.clone(),
+            _ => word.clone(),
+        };
+        async move {
+            if at > args.chunks {
+                return None;
+            }
+            if args.step_ms > 0.0 && at < args.chunks {
+                sleep(Duration::from_secs_f64(args.step_ms / 1e3)).await;
+            } else {
+                // What was written is sent before there is more.
+                tokio::task::yield_now().await;
+            }
+            Some((Ok(event), at + 1))
         }
-        if args.step_ms > 0.0 && at < args.chunks {
-            sleep(Duration::from_secs_f64(args.step_ms / 1e3)).await;
-        } else {
-            // What was written is sent before there is more.
-            tokio::task::yield_now().await;
-        }
-        Some((Ok(event(at, args.chunks)), at + 1))
     })
 }
 
-fn event(at: u32, chunks: u32) -> Bytes {
-    if at == chunks {
-        return Bytes::from_static(b"data: [DONE]\n\n");
-    }
-    let finish = if at + 1 == chunks {
-        json!("length")
-    } else {
-        Value::Null
-    };
+fn event(finish: &Value) -> Bytes {
     let choice = json!({"index": 0, "delta": {"content": "word "}, "finish_reason": finish});
     let chunk = json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1,
         "model": MODEL, "choices": [choice]});

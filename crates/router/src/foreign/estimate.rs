@@ -1,6 +1,8 @@
 //! What placement needs to know of a request that is not read here: about how long it is, how
 //! many sequences it makes, and what it begins with.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -70,11 +72,21 @@ struct Prompts {
     is_list: bool,
 }
 
-/// The four forms of a prompt.
+/// A text, in its place where nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'a> Text<'a> {
+    /// `None`: the value is no text.
+    fn of(value: &'a RawValue) -> Option<Self> {
+        serde_json::from_str(value.get()).ok()
+    }
+}
+
+/// The forms of a prompt other than a single text.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Prompt {
-    Text(String),
     Ids(Vec<u32>),
     Texts(Vec<String>),
     IdLists(Vec<Vec<u32>>),
@@ -82,9 +94,13 @@ enum Prompt {
 
 impl Prompts {
     fn take(&mut self, prompt: Option<&RawValue>) {
-        let prompt = prompt.and_then(|raw| serde_json::from_str(raw.get()).ok());
-        match prompt {
-            Some(Prompt::Text(text)) => self.add_text(&text),
+        let Some(prompt) = prompt else {
+            return;
+        };
+        if let Some(text) = Text::of(prompt) {
+            return self.add_text(&text.0);
+        }
+        match serde_json::from_str(prompt.get()).ok() {
             Some(Prompt::Ids(ids)) => self.tokens.extend(ids),
             Some(Prompt::Texts(texts)) => {
                 self.is_list = true;
@@ -104,38 +120,40 @@ impl Prompts {
     /// like do not count: what they cost only the worker knows.
     fn take_messages(&mut self, body: &Object) {
         #[derive(Deserialize)]
-        struct Part {
-            text: Option<String>,
+        struct Message<'a> {
+            #[serde(borrow)]
+            content: Option<&'a RawValue>,
         }
         #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Content {
-            Text(String),
-            Parts(Vec<Part>),
+        struct Part<'a> {
+            #[serde(borrow)]
+            text: Option<Text<'a>>,
         }
         if let Some(tools) = body.get("tools").filter(|_| body.has("tools")) {
             self.add_text(tools.get());
         }
-        let messages: Vec<Object> = body.read("messages").unwrap_or_default();
-        for message in messages {
-            match message.read("content") {
-                Some(Content::Text(text)) => self.add_text(&text),
-                Some(Content::Parts(parts)) => {
-                    let texts = parts.iter().filter_map(|part| part.text.as_ref());
-                    texts.for_each(|text| self.add_text(text));
-                }
-                None => {}
+        let messages: Vec<Message<'_>> = body.read("messages").unwrap_or_default();
+        for content in messages.iter().filter_map(|message| message.content) {
+            if let Some(text) = Text::of(content) {
+                self.add_text(&text.0);
+                continue;
+            }
+            let parts: Vec<Part<'_>> = serde_json::from_str(content.get()).unwrap_or_default();
+            for text in parts.iter().filter_map(|part| part.text.as_ref()) {
+                self.add_text(&text.0);
             }
         }
     }
 
     fn add_text(&mut self, text: &str) {
-        let chunks = text.as_bytes().chunks(BYTES_PER_TOKEN);
-        self.tokens.extend(chunks.map(|chunk| {
+        let (tokens, rest) = text.as_bytes().as_chunks::<BYTES_PER_TOKEN>();
+        self.tokens
+            .extend(tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+        if !rest.is_empty() {
             let mut bytes = [0; BYTES_PER_TOKEN];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            u32::from_le_bytes(bytes)
-        }));
+            bytes[..rest.len()].copy_from_slice(rest);
+            self.tokens.push(u32::from_le_bytes(bytes));
+        }
     }
 }
 

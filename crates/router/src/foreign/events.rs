@@ -1,6 +1,7 @@
 //! Server-sent events as workers write them: cut where an event ends, otherwise unread.
 
 use axum::body::Bytes;
+use memchr::{memchr, memmem, memrchr_iter};
 use serde::Deserialize;
 
 use super::request::Usage;
@@ -41,13 +42,11 @@ impl Splitter {
 
 /// Behind the last empty line; 0 if there is none.
 fn last_end(bytes: &[u8]) -> usize {
-    let ends = [&b"\n\n"[..], b"\r\n\r\n"].into_iter().filter_map(|end| {
-        let mut windows = bytes.windows(end.len());
-        windows
-            .rposition(|window| window == end)
-            .map(|at| at + end.len())
-    });
-    ends.max().unwrap_or(0)
+    let mut ends = memrchr_iter(b'\n', bytes).map(|at| at + 1);
+    let is_empty_line =
+        |end: &usize| [&b"\n\n"[..], b"\r\n\r\n"].map(|e| bytes[..*end].ends_with(e));
+    ends.find(|end| is_empty_line(end).contains(&true))
+        .unwrap_or(0)
 }
 
 /// The data of whole events, one after another; comments have none.
@@ -58,13 +57,14 @@ pub fn data(events: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The same, each with where its line begins.
 pub fn located(events: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
-    let lines = events.split_inclusive(|byte| *byte == b'\n');
-    lines.filter_map(move |line| {
+    let lines = std::iter::from_fn(move || {
         let start = at;
-        at += line.len();
-        let data = line.strip_prefix(b"data:")?;
-        Some((start, data.trim_ascii()))
-    })
+        let rest = events.get(start..).filter(|rest| !rest.is_empty())?;
+        let length = memchr(b'\n', rest).map_or(rest.len(), |end| end + 1);
+        at += length;
+        Some((start, &rest[..length]))
+    });
+    lines.filter_map(|(start, line)| Some((start, line.strip_prefix(b"data:")?.trim_ascii())))
 }
 
 pub const DONE: &[u8] = b"[DONE]";
@@ -114,10 +114,10 @@ impl<'a> Data<'a> {
             let failed = serde_json::from_slice::<Failed<'_>>(data);
             return Self::Error(failed.map(|failed| failed.error).unwrap_or_default());
         }
-        let usage = contains(data, br#""usage":{"#) || contains(data, br#""usage": {"#);
+        let usage = has_value(data, br#""usage":"#, b"{");
         let usage = usage.then(|| usage_of(data)).flatten();
         let output = match begun {
-            true => !contains(data, br#""choices":[]"#) && !contains(data, br#""choices": []"#),
+            true => !has_value(data, br#""choices":"#, b"[]"),
             false => has_output(data),
         };
         match output {
@@ -168,8 +168,12 @@ fn has_output(data: &[u8]) -> bool {
     })
 }
 
-fn contains(data: &[u8], part: &[u8]) -> bool {
-    data.windows(part.len()).any(|window| window == part)
+/// Whether a field of some object has a value that begins so.
+fn has_value(data: &[u8], field: &[u8], beginning: &[u8]) -> bool {
+    memmem::find_iter(data, field).any(|at| {
+        let value = data[at + field.len()..].trim_ascii_start();
+        value.starts_with(beginning)
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A JSON object whose fields stay as the client wrote them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -8,9 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 /// Fields in their order, each value with the very bytes that were received: numbers keep
-/// their digits, and objects the order of their fields.
+/// their digits, and objects the order of their fields. A clone shares the values.
 #[derive(Debug, Clone, Default)]
-pub struct Object(Vec<(String, Box<RawValue>)>);
+pub struct Object(Vec<(String, Arc<RawValue>)>);
 
 impl Object {
     /// A field's value; of several of one name the last one, as in Python.
@@ -36,7 +37,8 @@ impl Object {
     }
 
     /// The same, of a value that is JSON already.
-    pub fn set_raw(&mut self, name: &str, value: Box<RawValue>) {
+    pub fn set_raw(&mut self, name: &str, value: impl Into<Arc<RawValue>>) {
+        let value = value.into();
         let at = self.0.iter().position(|(known, _)| known == name);
         match at {
             Some(at) => {
@@ -72,8 +74,8 @@ impl<'de> Deserialize<'de> for Object {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
                 let mut fields = Vec::new();
-                while let Some(field) = map.next_entry()? {
-                    fields.push(field);
+                while let Some((name, value)) = map.next_entry::<_, Box<RawValue>>()? {
+                    fields.push((name, value.into()));
                 }
                 Ok(Object(fields))
             }
@@ -86,7 +88,7 @@ impl Serialize for Object {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, value) in &self.0 {
-            map.serialize_entry(name, value)?;
+            map.serialize_entry(name, &**value)?;
         }
         map.end()
     }

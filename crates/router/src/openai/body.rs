@@ -86,6 +86,8 @@ impl BodyLimits {
         if let Some(received) = announced.filter(|length| *length > discard_limit) {
             return Err(too_large(received.to_string(), limit));
         }
+        let expected = announced.unwrap_or(0).min(limit).min(FREE_BYTES);
+        reading.kept.reserve_exact(expected);
         let mut stream = body.into_data_stream();
         while let Some(chunk) = stream.next().await {
             let chunk = chunk

@@ -192,10 +192,20 @@ pub async fn serve<W: Wording>(
     Ok(access_log::logged(answer))
 }
 
-/// The model that a body names, if it does.
-#[derive(Deserialize)]
-struct Named {
-    model: Option<String>,
+/// A body, and the model that it names, if it does.
+fn named(bytes: &[u8]) -> Result<(Object, Option<String>), ApiError> {
+    #[derive(Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    let body: Object = body::parse(bytes)?;
+    let model = match body.read("model") {
+        Some(name) => name,
+        // Not a string: what parses it says so.
+        None if body.has("model") => body::parse::<Named>(bytes)?.model,
+        None => None,
+    };
+    Ok((body, model))
 }
 
 /// For the endpoints that vLLM and SGLang both have.
@@ -203,14 +213,12 @@ struct Named {
 /// # Errors
 /// No such model is served.
 pub fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
-    let named: Named = body::parse(bytes)?;
-    let Some(model) = app.find_foreign(named.model.as_deref())? else {
-        return Ok(None);
-    };
-    Ok(Some(ForForeign {
+    let (body, name) = named(bytes)?;
+    let model = app.find_foreign(name.as_deref())?;
+    Ok(model.map(|model| ForForeign {
         model,
         bound_to: None,
-        body: body::parse(bytes)?,
+        body,
     }))
 }
 
@@ -219,14 +227,12 @@ pub fn find_foreign(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiEr
 /// # Errors
 /// Neither our workers nor SGLang's serve such a model.
 pub fn find_sglang(app: &App, bytes: &[u8]) -> Result<Option<ForForeign>, ApiError> {
-    let named: Named = body::parse(bytes)?;
-    let Some(found) = app.find_sglang(named.model.as_deref())? else {
-        return Ok(None);
-    };
-    Ok(Some(ForForeign {
+    let (body, name) = named(bytes)?;
+    let found = app.find_sglang(name.as_deref())?;
+    Ok(found.map(|found| ForForeign {
         model: found.model,
         bound_to: Some(found.identity),
-        body: body::parse(bytes)?,
+        body,
     }))
 }
 

@@ -53,7 +53,11 @@ pub async fn drive(
     let registry = Arc::clone(&shared.registry);
     let model = generation.model;
     let schemes = registry.chunk_schemes(model);
-    let chunks = Chunks::new(&schemes, &generation.cache_salt, &generation.prompt);
+    let name_chunks = match generation.opaque {
+        Some(_) => Chunks::of_text,
+        None => Chunks::new,
+    };
+    let chunks = name_chunks(&schemes, &generation.cache_salt, &generation.prompt);
     let (tenant, priority) = (Arc::clone(&generation.tenant), generation.priority);
     let trace = trace.filter(Trace::is_sampled);
     let legs = trace.as_ref().map(|t| t.legs(&generation.request_id));

@@ -54,17 +54,25 @@ impl Leg<'_> {
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
             let (whole, error) = seen.read(&part);
-            held.extend_from_slice(whole);
-            if seen.begun && !held.is_empty() {
+            let whole = part.slice_ref(whole);
+            let ready = if seen.begun && held.is_empty() {
+                whole
+            } else {
+                held.extend_from_slice(&whole);
+                match seen.begun {
+                    true => std::mem::take(&mut held).into(),
+                    false => Bytes::new(),
+                }
+            };
+            if !ready.is_empty() {
                 let bytes = match &told {
-                    Some(told) => sglang::merge_events(&held, told),
-                    None => std::mem::take(&mut held),
+                    Some(told) => sglang::merge_events(&ready, told).into(),
+                    None => ready,
                 };
-                held.clear();
                 let answer = Answer {
                     room: request.room(bytes.len()).await,
                     head: head.take(),
-                    bytes: bytes.into(),
+                    bytes,
                     usage: seen.usage.take(),
                 };
                 self.output(answer, std::mem::take(&mut seen.tokens));
