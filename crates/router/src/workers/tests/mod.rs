@@ -2,6 +2,7 @@
 
 mod connect;
 mod registry;
+mod roles;
 
 use std::sync::Arc;
 use std::time::Instant;
