@@ -230,8 +230,8 @@ impl Task {
         let alone = (self.most_busy(alone_s, p) * p / alone_s).min(rate);
         let rest = rate - alone;
         let used = if rest > 0.0 { rest * prompt_s / m } else { 0.0 };
-        // Not a number where there is no mixed worker.
-        if !(used <= MOST_PROMPTS) {
+        // Infinite, or no number, where there is no mixed worker.
+        if used.is_nan() || used > MOST_PROMPTS {
             return Err(Bound::Prefill);
         }
         let output = self.lengths.output_tokens;
