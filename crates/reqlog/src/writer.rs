@@ -194,6 +194,7 @@ impl Writer {
                     Message::Ended(ended) => self.put(*ended),
                     Message::Close(done) => {
                         self.end();
+                        drop(self); // the file's lock, which the next router may ask for at once
                         let _ = done.send(());
                         return;
                     }
