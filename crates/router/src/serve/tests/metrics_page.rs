@@ -31,8 +31,9 @@ async fn the_page_is_made_of_the_metrics() {
     metrics.refused("too_late");
     metrics.http_error("/v1/models", 404);
     metrics.failed(FailureKind::Client);
-    let dropped = &metrics.trace_spans_dropped;
-    dropped.get_or_create(&[("reason", "queue_full")]).inc();
+    for dropped in [&metrics.trace_spans_dropped, &metrics.request_log_dropped] {
+        dropped.get_or_create(&[("reason", "queue_full")]).inc();
+    }
     metrics.ended(Outcome::Done);
     metrics.finished(&Timings::default());
     let made = page(&service.metrics_text());
