@@ -58,8 +58,8 @@ pub enum SimulateError {
     )]
     TwoWorkloads { option: String },
     #[error(
-        "{path} names no worker that took requests, so there is nothing to replay: a log has its \
-         workers from a second after they connect"
+        "{path} names no worker that took requests, so there is nothing to replay: take the \
+         log of a router that served some"
     )]
     NoFleet { path: PathBuf },
     #[error("{path}: of {requests} requests none has output, so there is nothing to replay")]

@@ -226,9 +226,20 @@ impl Writer {
             });
         }
         record.round();
+        // A worker that came and served since the last look.
+        if record
+            .workers
+            .is_some_and(|(p, d)| !self.knows(p) || !self.knows(d))
+        {
+            self.look(CHANGED);
+        }
         self.put_line(&Line::Record(Box::new(record)));
         self.records += 1;
         self.pending += 1;
+    }
+
+    fn knows(&self, id: u32) -> bool {
+        self.told.workers.iter().any(|worker| worker.id == id)
     }
 
     fn put_header(&mut self) {

@@ -170,6 +170,27 @@ fn an_earlier_routers_log_is_kept() {
 }
 
 #[test]
+fn a_worker_that_serves_before_the_fleet_is_looked_at_again_is_told_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 1));
+    let looks = AtomicU64::new(0);
+    let come_later = move || match looks.fetch_add(1, Ordering::SeqCst) {
+        0 => Fleet::default(),
+        _ => fleet(),
+    };
+    let hooks = Hooks {
+        fleet: Box::new(come_later),
+        ..hooks(&dropped)
+    };
+    let log = RequestLog::start(keep.clone(), router(), hooks).unwrap();
+    log.write(ended(0, 0));
+    log.close(LIMIT);
+    let text = fs::read_to_string(&keep.path).unwrap();
+    let line = |words| text.lines().position(|line| line.contains(words)).unwrap();
+    assert!(line("\"mixed\"") < line("\"w\":"), "{text}");
+}
+
+#[test]
 fn a_torn_record_is_skipped_with_a_count() {
     let folder = tempfile::tempdir().unwrap();
     let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 1));
