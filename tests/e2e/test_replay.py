@@ -16,6 +16,7 @@ from support.serving import Serve, wait_for_url
 from support.waiting import until
 
 from tasuki import _native
+from tasuki.doctor.advice import advice
 from tasuki.plot.figures.registry import figures
 from tasuki.plot.load import Source, load
 from tasuki.plot.options import Options
@@ -103,6 +104,9 @@ def test_a_load_is_logged_replayed_and_planned(
     results = load([Source(path), Source(output)])
     drawn = {figure.name: figure for figure in figures(results, Options())}
     assert {len(panel.curves) for panel in drawn["compare"].panels} == {2}
+
+    # What the doctor makes of it.
+    assert "2 mixed workers would give" in advice(path, 1, 1)
 
     # The log as the workload of a plan.
     plan = tmp_path / "plan.json"

@@ -51,6 +51,14 @@ def doctor(
             metavar="RATE|FILE",
         ),
     ] = None,
+    request_log: Annotated[
+        Path | None,
+        _option(
+            "The Tasuki router's --request-log: a wrong ratio's remedy says what another one would"
+            " have given.",
+            metavar="FILE",
+        ),
+    ] = None,
     timeout_s: Annotated[float, _option("For each answer [30].", min=0.1)] = 30.0,
     api_key: Annotated[
         str | None,
@@ -66,6 +74,7 @@ def doctor(
     Exit status 0: nothing was found, 1: something was, 2: it could not be looked at.
     """
     from tasuki.doctor.address import Address
+    from tasuki.doctor.advice import advice
     from tasuki.doctor.checks import CHECKS
     from tasuki.doctor.look import Look, Settings
     from tasuki.doctor.probes import Plan
@@ -91,6 +100,9 @@ def doctor(
     )
     look = Look.at([Address.of(text) for text in dict.fromkeys(addresses)], settings)
     look.fleet.link_bytes_per_s = expected.default
+    prefill, decode = (len(look.fleet.of_role(role)) for role in ("prefill", "decode"))
+    if request_log is not None and prefill and decode:
+        look.fleet.advice = advice(request_log, prefill, decode)
     outcomes = {name: check(look.fleet) for name, check in CHECKS.items()}
     print(as_json(look, outcomes) if json else as_text(look, outcomes))
     raise typer.Exit(exit_code(outcomes))
