@@ -221,7 +221,9 @@ $(STAMPS)/native: $(RUST_SOURCES) $(STAMPS)/venv | check
 	@echo "$(FEATURES)" >$@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/native $(STAMPS)/runtime
-	@MAKEFLAGS= tools/install_requirements.sh $(VENV) --no-deps --no-build-isolation -e .
+	@features="$(FEATURES)"; MAKEFLAGS= \
+	MATURIN_PEP517_ARGS="--features extension-module$${features:+,$$features}" \
+	tools/install_requirements.sh $(VENV) --no-deps --no-build-isolation -e .
 	@touch $@
 
 wheel: $(STAMPS)/venv ## A wheel for pip in dist/, with the manylinux tag of the glibc it requires

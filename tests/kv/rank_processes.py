@@ -14,6 +14,7 @@ import os
 import queue
 import random
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from tasuki.kv.digester import Digester
-from tasuki.kv.effects import Pull, PullDone
+from tasuki.kv.effects import Pull, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller
 from tasuki.kv.rank_channel import KvRank, RemoteRanks
@@ -241,7 +242,7 @@ class DecodeEngine:
         self._seed = seed
         self._others = others
         self._own = RankPool(shape, degree, 0, seed)
-        self._reports: queue.Queue[PullDone | PeerFailed] = queue.Queue()
+        self._reports: queue.Queue[PullDone | PeerFailed | PullProgress] = queue.Queue()
         self._puller = Puller(self._own.transport, self._reports.put)
         self._remote = RemoteRanks([rank.kv[degree] for rank in others], self._reports.put)
         layouts = [self._own.transport.layout, *(pool.layout for pool in self._remote.pools)]
@@ -264,7 +265,11 @@ class DecodeEngine:
 
     def part(self) -> PullDone | None:
         """Wait for the end of a part; the whole order's if it was the last."""
-        report = self._reports.get(timeout=DEADLINE_S)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            report = self._reports.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            if not isinstance(report, PullProgress):  # which slow machines have
+                break
         assert isinstance(report, PullDone), report
         return self.ranked.ended(report)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
+import selectors
 import subprocess
 import sys
 import time
@@ -54,8 +54,10 @@ def _until(process: subprocess.Popen[bytes], begins: str) -> str:
     """The first line of its output that has `begins`."""
     assert process.stderr is not None
     deadline_s, seen = time.monotonic() + DEADLINE_S, b""
+    lines = selectors.DefaultSelector()
+    lines.register(process.stderr, selectors.EVENT_READ)
     while time.monotonic() < deadline_s:
-        if not select.select([process.stderr], [], [], 1.0)[0]:
+        if not lines.select(1.0):
             continue
         piece = os.read(process.stderr.fileno(), 4096)
         seen += piece

@@ -34,6 +34,8 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         assert BROWSER is not None, NO_BROWSER
         (command_end, self._commands), (self._answers, answer_end) = os.pipe(), os.pipe()
+        self._readable = select.poll()
+        self._readable.register(self._answers, select.POLLIN)
         # Above the two numbers, so that neither is overwritten by the other.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_end, answer_end)]
         log = str(folder / "browser.log")
@@ -77,7 +79,7 @@ class Browser:
     def _next(self, deadline_s: float) -> dict[str, Any]:
         while b"\0" not in self._received:
             left_s = max(deadline_s - time.monotonic(), 0.0)
-            ready, _, _ = select.select([self._answers], [], [], left_s)
+            ready = self._readable.poll(1e3 * left_s)
             some = os.read(self._answers, 1 << 20) if ready else b""
             if not some:
                 raise BrowserError("the browser ended" if ready else "the browser does not answer")
