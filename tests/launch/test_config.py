@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from tasuki.errors import TasukiError
-from tasuki.launch.config import RouterOptions, ServeConfig, Topology, WorkerOptions
+from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.launch.role_options import parse_role_options
+from tasuki.launch.router_options import RouterOptions
+from tasuki.options import arguments
+from tasuki.worker.config import WorkerConfig
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,9 @@ def test_each_worker_has_its_roles_ranks() -> None:
 
 
 def test_only_what_was_said_is_passed_on() -> None:
-    assert WorkerOptions().arguments() == []
-    assert WorkerOptions(kv_memory=10**9, lease_s=2.0, trust_remote_code=True).arguments() == [
+    assert arguments(WorkerConfig()) == []
+    said = WorkerConfig(kv_memory=10**9, lease_s=2.0, trust_remote_code=True)
+    assert arguments(said) == [
         "--kv-memory",
         "1000000000",
         "--lease-s",
@@ -91,26 +95,26 @@ def test_only_what_was_said_is_passed_on() -> None:
 def test_options_of_a_role_win_for_its_workers() -> None:
     config = ServeConfig(
         model="m",
-        worker=WorkerOptions(max_batched_tokens=512, lease_s=2.0),
+        worker=WorkerConfig(max_batched_tokens=512, lease_s=2.0),
         role_options={"prefill": parse_role_options("prefill", ["max-batched-tokens=4096"])},
     )
-    assert config.worker_options("prefill") == WorkerOptions(
+    assert config.worker_of("prefill") == WorkerConfig(
         max_batched_tokens=4096, lease_s=2.0, drain_s=30.0
     )
-    assert config.worker_options("decode") == replace(config.worker, drain_s=30.0)
+    assert config.worker_of("decode") == replace(config.worker, drain_s=30.0)
 
 
 def test_steps_are_shorter_than_a_token_may_take() -> None:
     config = ServeConfig(model="m", router=RouterOptions(tpot_target_ms=25.0))
-    assert config.worker_options("decode").itl_target_ms == 20.0
-    said = replace(config, worker=WorkerOptions(itl_target_ms=9.0))
-    assert said.worker_options("decode").itl_target_ms == 9.0
+    assert config.worker_of("decode").itl_target_ms == 20.0
+    said = replace(config, worker=WorkerConfig(itl_target_ms=9.0))
+    assert said.worker_of("decode").itl_target_ms == 9.0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max-batched-tokens", "write NAME=VALUE with one of block-size, max-batched-tokens, "),
+        ("max-batched-tokens", "write NAME=VALUE with one of gpu-memory-utilization, block-size, "),
         ("kv-dtype=fp8", "write NAME=VALUE with one of "),
         ("max-batched-tokens=many", "'many' is not a whole number"),
         ("itl-target-ms=x", "'x' is not a number"),
@@ -126,17 +130,17 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "float16"}, "dtype is 'float16'"),
-        ({"worker": WorkerOptions(block_size=0)}, "block-size is 0"),
-        ({"router": RouterOptions(on_kv_loss="panic")}, "--on-kv-loss is 'panic'"),
+        ({"worker": {"dtype": "float16"}}, "dtype is 'float16'"),
+        ({"worker": {"block_size": 0}}, "block-size is 0"),
+        ({"router": {"on_kv_loss": "panic"}}, "--on-kv-loss is 'panic'"),
         (
             {"role_options": {"mixed": {"max_batched_tokens": 64}}},
             "--mixed-option is given, and there is no mixed worker",
         ),
         ({"role_options": {"decode": {"max_batched_tokens": 0}}}, "max-batched-tokens is 0"),
-        ({"router": RouterOptions(policy="random")}, "--policy is 'random'"),
-        ({"router": RouterOptions(otlp_endpoint="https://a:4318")}, "use http://HOST:PORT"),
-        ({"router": RouterOptions(trace_sample_ratio=0.5)}, "without --otlp-endpoint"),
+        ({"router": {"policy": "random"}}, "--policy is 'random'"),
+        ({"router": {"otlp_endpoint": "https://a:4318"}}, "use http://HOST:PORT"),
+        ({"router": {"trace_sample_ratio": 0.5}}, "without --otlp-endpoint"),
         ({"port": 70_000}, "--port is 70000"),
         ({"worker_base_port": 65_535}, "--worker-base-port is 65535: use a value from 0 to 65534"),
     ],
@@ -144,8 +148,12 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
 def test_bad_settings_are_refused_before_anything_starts(
     settings: dict[str, Any], message: str
 ) -> None:
+    made = {"worker": WorkerConfig, "router": RouterOptions}
     with pytest.raises(TasukiError, match=message):
-        ServeConfig(model="m", **settings)
+        ServeConfig(
+            model="m",
+            **{name: made[name](**v) if name in made else v for name, v in settings.items()},
+        )
 
 
 def test_workers_are_spread_together_or_by_role() -> None:

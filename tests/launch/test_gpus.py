@@ -8,12 +8,13 @@ from tasuki.errors import TasukiError
 from tasuki.launch import gpus, machine
 from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
+from tasuki.worker.config import WorkerConfig
 
 
 def test_workers_count_up_from_the_first() -> None:
     config = ServeConfig(model="m", topology=Topology(1, 2))
     assert gpus.assign_gpus(config, ("0", "1", "2", "3")) == [("0",), ("1",), ("2",)]
-    later = ServeConfig(model="m", topology=Topology(1, 1), device="cuda:2")
+    later = ServeConfig(model="m", topology=Topology(1, 1), worker=WorkerConfig(device="cuda:2"))
     assert gpus.assign_gpus(later, ("0", "1", "2", "3")) == [("2",), ("3",)]
 
 
@@ -35,7 +36,7 @@ def test_a_worker_of_several_ranks_gets_as_many() -> None:
     ],
 )
 def test_too_few_gpus_are_refused_with_both_numbers(device: str, message: str) -> None:
-    config = ServeConfig(model="m", topology=Topology(1, 2), device=device)
+    config = ServeConfig(model="m", topology=Topology(1, 2), worker=WorkerConfig(device=device))
     with pytest.raises(TopologyError, match=message):
         gpus.assign_gpus(config, ("0", "1"))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from tasuki.cli import app
-from tasuki.launch.options import parse_bytes
+from tasuki.command_line import parse_bytes, with_options
+from tasuki.options import arguments, options_of, types_of
+from tasuki.worker.config import WorkerConfig
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,41 @@ def test_values_out_of_range_are_refused_before_anything_starts(option: str, val
     refused = CliRunner().invoke(app, ["serve", option, value])
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.output
+
+
+def test_every_option_of_a_worker_survives_the_command_line() -> None:
+    """What the launcher passes on is what the worker reads."""
+    plain = WorkerConfig()
+    changed = WorkerConfig(**{name: another(name) for name in options_of(WorkerConfig)})
+    assert [n for n in options_of(WorkerConfig) if getattr(changed, n) == getattr(plain, n)] == []
+    read: list[WorkerConfig] = []
+
+    @with_options()
+    def command(*, config: WorkerConfig) -> None:
+        read.append(config)
+
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, arguments(changed))
+    assert done.exit_code == 0, done.output
+    assert read == [changed]
+
+
+def another(name: str) -> Any:
+    """A value that a worker's option allows and that is not its default."""
+    fitting = {"device": "cpu", "nodes": ("a:1", "b"), "tensor_parallel": 2, "rank": 1}
+    if name in fitting:
+        return fitting[name]
+    known, kind, default = (
+        options_of(WorkerConfig)[name],
+        types_of(WorkerConfig)[name],
+        getattr(WorkerConfig(), name),
+    )
+    if known.choices:
+        return next(w for w in known.choices if w not in (default, "auto", "int8"))
+    if kind is bool:
+        return True
+    if kind in (int, float):
+        low, high = known.bounds
+        return kind(next(n for n in (low, high, 7) if n not in (None, default)))
+    return kind("other")

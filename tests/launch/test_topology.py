@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tasuki.launch import topology
-from tasuki.launch.config import ServeConfig, Topology, WorkerOptions
+from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.launch.topology import Machine
+from tasuki.worker.config import WorkerConfig
 
 MODEL = Path("/models/smollm2-135m-instruct")
 MACHINE = Machine(cores=2.0, free_bytes=16 * 10**9)
@@ -41,16 +42,16 @@ def test_many_workers_share_half_of_the_memory() -> None:
     specs = topology.worker_specs(config, MODEL, "float32", MACHINE)
     assert {tuple(words_after(s, "--kv-memory")) for s in specs} == {(str(10**9),)}
     asked = ServeConfig(
-        model="m", topology=Topology(0, 0, 8), worker=WorkerOptions(kv_memory=5 * 10**8)
+        model="m", topology=Topology(0, 0, 8), worker=WorkerConfig(kv_memory=5 * 10**8)
     )
     specs = topology.worker_specs(asked, MODEL, "float32", MACHINE)
     assert {tuple(words_after(s, "--kv-memory")) for s in specs} == {("500000000",)}
 
 
 def test_pools_that_do_not_fit_beside_one_another_are_refused() -> None:
-    fits = ServeConfig(model="m", worker=WorkerOptions(kv_memory=8 * 10**9))
+    fits = ServeConfig(model="m", worker=WorkerConfig(kv_memory=8 * 10**9))
     assert len(topology.worker_specs(fits, MODEL, "float32", MACHINE)) == 2
-    wide = ServeConfig(model="m", worker=WorkerOptions(kv_memory=9 * 10**9))
+    wide = ServeConfig(model="m", worker=WorkerConfig(kv_memory=9 * 10**9))
     with pytest.raises(LaunchError, match=r"9000000000 bytes for each of 2 .*less than 8000000000"):
         topology.worker_specs(wide, MODEL, "float32", MACHINE)
 
@@ -100,17 +101,17 @@ def test_handoffs_go_through_host_memory_where_gpus_cannot_read_one_another() ->
     split = ServeConfig(model="m")
     assert transports(split, peer_access=True) == {()}
     assert transports(split, peer_access=False) == {("host-staged",)}
-    said = ServeConfig(model="m", worker=WorkerOptions(transport="nixl"))
+    said = ServeConfig(model="m", worker=WorkerConfig(transport="nixl"))
     assert transports(said, peer_access=False) == {("nixl",)}
     alone = ServeConfig(model="m", topology=Topology(0, 0, 1))
     assert transports(alone, peer_access=False) == {()}
-    on_cpu = ServeConfig(model="m", device="cpu")
+    on_cpu = ServeConfig(model="m", worker=WorkerConfig(device="cpu"))
     assert transports(on_cpu, peer_access=False) == {()}
 
 
 def test_gpus_are_left_alone_when_told_so() -> None:
     machine = Machine(cores=8, free_bytes=10**9, gpus=("0",))
-    config = ServeConfig(model="m", device="cpu")
+    config = ServeConfig(model="m", worker=WorkerConfig(device="cpu"))
     specs = topology.worker_specs(config, MODEL, "float32", machine)
     assert {tuple(words_after(s, "--device")) for s in specs} == {("cpu",)}
     assert all(s.assigned == () for s in specs)
@@ -118,7 +119,7 @@ def test_gpus_are_left_alone_when_told_so() -> None:
 
 def test_workers_that_join_get_free_gpus_and_ports() -> None:
     machine = Machine(cores=8, free_bytes=10**9, gpus=("0", "1", "2"))
-    config = ServeConfig(model="m", device="cuda:1", worker_base_port=7000)
+    config = ServeConfig(model="m", worker=WorkerConfig(device="cuda:1"), worker_base_port=7000)
     new = [("decode-1", "decode")]
     (spec,) = topology.worker_specs(config, MODEL, "bfloat16", machine, new, taken=["1"])
     assert (spec.name, spec.assigned) == ("decode-1", (("CUDA_VISIBLE_DEVICES", "2"),))
@@ -157,3 +158,16 @@ def test_a_restart_keeps_the_address() -> None:
     assert words_after(again, "--port") == ["4321"]
     router = topology.router_spec(ServeConfig(model="m"), MODEL, Path("w"), 0)
     assert words_after(topology.with_port(router, "http://127.0.0.1:9/"), "--port") == ["9"]
+
+
+def test_worker_and_router_get_the_same_certificates() -> None:
+    files = {f"fleet_{each}": Path(f"{each}.pem") for each in ("cert", "key", "ca")}
+    config = ServeConfig(model="m", worker=WorkerConfig(**files))  # type: ignore[arg-type]
+    (worker, _) = topology.worker_specs(config, MODEL, "float32", MACHINE)
+    router = topology.router_spec(config, MODEL, Path("w"), 0)
+    for spec in (worker, router):
+        assert [words_after(spec, f"--fleet-{each}") for each in ("cert", "key", "ca")] == [
+            ["cert.pem"],
+            ["key.pem"],
+            ["ca.pem"],
+        ]

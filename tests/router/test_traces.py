@@ -16,7 +16,8 @@ from support.waiting import until
 
 from tasuki import _native
 from tasuki.errors import TasukiError
-from tasuki.launch.config import RouterOptions, ServeConfig
+from tasuki.launch.config import ServeConfig
+from tasuki.launch.router_options import RouterOptions
 from tasuki.launch.serve import serve
 
 DEADLINE_S = 30.0

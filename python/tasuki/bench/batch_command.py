@@ -16,6 +16,7 @@ import typer
 from tasuki.bench.batch import COLUMNS, BatchPoint, batch_points
 from tasuki.bench.errors import BenchError
 from tasuki.bench.pairs import split_pair
+from tasuki.command_line import described
 
 _INTERRUPTED = 130
 
@@ -39,43 +40,39 @@ class _Table:
     topology: dict[str, Any] | None = None
 
 
-def _option(help_text: str, *names: str, **more: object) -> object:
-    return typer.Option(*names, help=help_text, show_default=False, **more)  # type: ignore[arg-type]
-
-
 Url = Annotated[
-    str | None, _option("Of a running OpenAI-compatible server [one is started].", "--url")
+    str | None, described("Of a running OpenAI-compatible server [one is started].", "--url")
 ]
 TopologyName = Annotated[
-    str, _option("What to start, such as 1m or 1p1d [1m].", "--topology", metavar="NAME")
+    str, described("What to start, such as 1m or 1p1d [1m].", "--topology", metavar="NAME")
 ]
-Model = Annotated[str | None, _option("Folder, hub id or alias [smollm2-135m; of the --url].")]
+Model = Annotated[str | None, described("Folder, hub id or alias [smollm2-135m; of the --url].")]
 Tokenizer = Annotated[
-    Path | None, _option("Folder of the tokenizer [of the model that is started].")
+    Path | None, described("Folder of the tokenizer [of the model that is started].")
 ]
-Batches = Annotated[str, _option("Requests at once [1,4,16].", "--batch", metavar="SIZES")]
-Inputs = Annotated[str, _option("Prompt tokens [128,512].", "--input-tokens", metavar="SIZES")]
-Outputs = Annotated[str, _option("Output tokens [16].", "--output-tokens", metavar="SIZES")]
-Repeat = Annotated[int | None, _option("Measurements of each, medians are kept [3; steps 5].")]
+Batches = Annotated[str, described("Requests at once [1,4,16].", "--batch", metavar="SIZES")]
+Inputs = Annotated[str, described("Prompt tokens [128,512].", "--input-tokens", metavar="SIZES")]
+Outputs = Annotated[str, described("Output tokens [16].", "--output-tokens", metavar="SIZES")]
+Repeat = Annotated[int | None, described("Measurements of each, medians are kept [3; steps 5].")]
 Serve = Annotated[
     list[str] | None,
-    _option("Option of `tasuki serve` (steps: of the worker); repeatable.", metavar="NAME=VALUE"),
+    described("Option of `tasuki serve` (steps: of the worker); repeatable.", metavar="NAME=VALUE"),
 ]
 Steps = Annotated[
     bool,
-    _option(
+    described(
         "Measure one worker's steps and handoffs in this process instead: the tables that "
         "the planner reads. Takes no --url.",
         "--steps",
     ),
 ]
-PrefillTokens = Annotated[str | None, _option("Steps: prompt tokens.", metavar="SIZES")]
-PrefillContext = Annotated[str | None, _option("Steps: tokens before them.", metavar="SIZES")]
-DecodeBatch = Annotated[str | None, _option("Steps: sequences.", metavar="SIZES")]
-DecodeContext = Annotated[str | None, _option("Steps: tokens of each.", metavar="SIZES")]
-TransferBlocks = Annotated[str | None, _option("Steps: blocks of a handoff.", metavar="SIZES")]
+PrefillTokens = Annotated[str | None, described("Steps: prompt tokens.", metavar="SIZES")]
+PrefillContext = Annotated[str | None, described("Steps: tokens before them.", metavar="SIZES")]
+DecodeBatch = Annotated[str | None, described("Steps: sequences.", metavar="SIZES")]
+DecodeContext = Annotated[str | None, described("Steps: tokens of each.", metavar="SIZES")]
+TransferBlocks = Annotated[str | None, described("Steps: blocks of a handoff.", metavar="SIZES")]
 Result = Annotated[
-    Path | None, _option("The result file [batch.json or steps.json].", "--output", "-o")
+    Path | None, described("The result file [batch.json or steps.json].", "--output", "-o")
 ]
 
 

@@ -20,8 +20,8 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
 from tasuki.bench.steps import StepGrid, StepPoint, TransferPoint, measure_all, step_tables
 from tasuki.bench.transfer_timer import TransferTimer
+from tasuki.command_line import parse_bytes
 from tasuki.kv.transport import Transport
-from tasuki.launch.options import parse_bytes
 from tasuki.models.fetch import resolve_model
 from tasuki.worker.build import build
 from tasuki.worker.config import WorkerConfig

@@ -13,6 +13,7 @@ import typer
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.pairs import split_pair
+from tasuki.command_line import described
 
 if TYPE_CHECKING:
     from tasuki.bench.plan import Plan
@@ -21,25 +22,21 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-def _option(help_text: str, *names: str, **more: object) -> object:
-    return typer.Option(*names, help=help_text, show_default=False, **more)  # type: ignore[arg-type]
-
-
 File = Annotated[Path | None, typer.Argument(help="A YAML file; options replace parts of it.")]
-Model = Annotated[str | None, _option("Served by every topology [smollm2-135m].")]
+Model = Annotated[str | None, described("Served by every topology [smollm2-135m].")]
 Topologies = Annotated[
-    str | None, _option("Such as 1p1d,2m: prefill, decode, mixed workers.", metavar="NAMES")
+    str | None, described("Such as 1p1d,2m: prefill, decode, mixed workers.", metavar="NAMES")
 ]
 Workers = Annotated[
-    int | None, _option("Colocated against every prefill:decode ratio of so many workers.")
+    int | None, described("Colocated against every prefill:decode ratio of so many workers.")
 ]
 On = Annotated[
     str | None,
-    _option("Where workers run: ray or ray://HOST:PORT [this machine].", "--on", metavar="PLACE"),
+    described("Where workers run: ray or ray://HOST:PORT [this machine].", "--on", metavar="PLACE"),
 ]
 Transports = Annotated[
     str | None,
-    _option(
+    described(
         "Every topology by each of these transports, such as cuda_ipc,rdma,tcp.",
         "--transport",
         metavar="NAMES",
@@ -47,7 +44,7 @@ Transports = Annotated[
 ]
 Spreads = Annotated[
     str | None,
-    _option(
+    described(
         "Every topology with each spread over the nodes of the cluster, such as pack,spread.",
         "--spread",
         metavar="NAMES",
@@ -55,11 +52,11 @@ Spreads = Annotated[
 ]
 Serve = Annotated[
     list[str] | None,
-    _option("Option of `tasuki serve`; repeatable.", metavar="NAME=VALUE"),
+    described("Option of `tasuki serve`; repeatable.", metavar="NAME=VALUE"),
 ]
 LoadWords = Annotated[
     list[str] | None,
-    _option(
+    described(
         "A name and options of `tasuki bench serve`, such as 'chat --input-tokens 512 "
         "--num-requests 60'; repeatable.",
         metavar="WORDS",
@@ -67,29 +64,29 @@ LoadWords = Annotated[
 ]
 Each = Annotated[
     list[str] | None,
-    _option(
+    described(
         "Every --load once for each value, such as request-rate=0.5,1,2; repeatable.",
         metavar="NAME=VALUES",
     ),
 ]
 FindGoodput = Annotated[
-    bool, _option("Search each topology's highest rate that meets --slo.", "--find-goodput")
+    bool, described("Search each topology's highest rate that meets --slo.", "--find-goodput")
 ]
 SloText = Annotated[
-    str | None, _option("Objectives, such as ttft=2s,tpot=50ms; for loads as well.")
+    str | None, described("Objectives, such as ttft=2s,tpot=50ms; for loads as well.")
 ]
 Attainment = Annotated[
-    float | None, _option("Share of requests that must meet the objectives [0.9].")
+    float | None, described("Share of requests that must meet the objectives [0.9].")
 ]
-Confidence = Annotated[float | None, _option("Of the goodput found [0.95].")]
-Precision = Annotated[float | None, _option("Relative width at which the search stops [0.1].")]
-StartRate = Annotated[float | None, _option("First rate of the search, requests/s [1].")]
-MaxProbes = Annotated[int | None, _option("Rates that a search may try [14].")]
+Confidence = Annotated[float | None, described("Of the goodput found [0.95].")]
+Precision = Annotated[float | None, described("Relative width at which the search stops [0.1].")]
+StartRate = Annotated[float | None, described("First rate of the search, requests/s [1].")]
+MaxProbes = Annotated[int | None, described("Rates that a search may try [14].")]
 Output = Annotated[
-    Path | None, _option("Folder of the results [results/NAME of the file].", "--output", "-o")
+    Path | None, described("Folder of the results [results/NAME of the file].", "--output", "-o")
 ]
-Fresh = Annotated[bool, _option("Measure anew what the folder holds.", "--fresh")]
-DryRun = Annotated[bool, _option("Show the plan and about how long it takes.", "--dry-run")]
+Fresh = Annotated[bool, described("Measure anew what the folder holds.", "--fresh")]
+DryRun = Annotated[bool, described("Show the plan and about how long it takes.", "--dry-run")]
 
 
 def sweep(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, show_default=False, **more)
+from tasuki.command_line import described
 
 
 def doctor(
@@ -27,25 +25,25 @@ def doctor(
     *,
     admin: Annotated[
         str,
-        _option(
+        described(
             "The Tasuki router's admin API (its --admin-port): it says where the workers are, so"
             " that they are asked themselves.",
             metavar="HOST:PORT",
         ),
     ] = "",
     window_s: Annotated[
-        float, _option("Between the first look at the metrics and the last [10].", min=1.0)
+        float, described("Between the first look at the metrics and the last [10].", min=1.0)
     ] = 10.0,
-    no_probes: Annotated[bool, _option("Send no requests: read only.", "--no-probes")] = False,
+    no_probes: Annotated[bool, described("Send no requests: read only.", "--no-probes")] = False,
     probe_rounds: Annotated[
-        int, _option("Requests to each worker [7].", "--probe-rounds", min=5, max=100)
+        int, described("Requests to each worker [7].", "--probe-rounds", min=5, max=100)
     ] = 7,
     probe_budget_s: Annotated[
-        float, _option("No round begins later than this after the first [60].", min=1.0)
+        float, described("No round begins later than this after the first [60].", min=1.0)
     ] = 60.0,
     expect: Annotated[
         str | None,
-        _option(
+        described(
             "What KV must move at: a rate such as 20GB/s or 100Gb/s, or a file of `tasuki"
             " linkbench --save` [nothing].",
             metavar="RATE|FILE",
@@ -53,21 +51,21 @@ def doctor(
     ] = None,
     request_log: Annotated[
         Path | None,
-        _option(
+        described(
             "The Tasuki router's --request-log: a wrong ratio's remedy says what another one would"
             " have given.",
             metavar="FILE",
         ),
     ] = None,
-    timeout_s: Annotated[float, _option("For each answer [30].", min=0.1)] = 30.0,
+    timeout_s: Annotated[float, described("For each answer [30].", min=0.1)] = 30.0,
     api_key: Annotated[
         str | None,
-        _option("For the servers' Authorization header [env: OPENAI_API_KEY].", metavar="KEY"),
+        described("For the servers' Authorization header [env: OPENAI_API_KEY].", metavar="KEY"),
     ] = None,
-    fleet_cert: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    fleet_key: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    fleet_ca: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    json: Annotated[bool, _option("Print JSON instead of text.", "--json")] = False,
+    fleet_cert: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    fleet_key: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    fleet_ca: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    json: Annotated[bool, described("Print JSON instead of text.", "--json")] = False,
 ) -> None:
     """Look at a fleet that runs (Tasuki, vLLM, SGLang) and say what is wrong, and what to do.
 

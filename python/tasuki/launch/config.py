@@ -1,39 +1,21 @@
-"""What `tasuki serve` is told: frozen, checked when built, no I/O.
-
-`None` in an option of a worker or of the router means that the option is not
-passed on: the default stands where the setting is defined (worker/config.py,
-the router's command line).
-"""
+"""What `tasuki serve` is told: frozen, checked when built, no I/O."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tasuki.launch.errors import LaunchError, TopologyError
+from tasuki.launch.router_options import RouterOptions
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
 # How workers are spread over the nodes of a cluster, as Ray's placement groups have it.
 SPREADS = ("pack", "spread", "strict-spread")
 ALL_ROLES = "all"
-# What the router takes for options that are words, checked before anything is started.
-ROUTER_WORDS = {
-    "on_kv_loss": ("recompute", "fail"),
-    "policy": (
-        "cost",
-        "round-robin",
-        "least-loaded",
-        "power-of-two",
-        "consistent-hash",
-        "prefix-hash",
-    ),
-    "tool_parser": ("auto", "none", "hermes", "mistral", "llama3", "deepseek-v3"),
-    "reasoning_parser": ("auto", "none", "think"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,101 +117,6 @@ STEP_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerOptions:
-    """Passed to every worker; names and meanings as in `tasuki.worker.config.WorkerConfig`."""
-
-    kv_dtype: str | None = None
-    load_format: str | None = None
-    quantization: str | None = None
-    speculate: str | None = None
-    kv_memory: int | None = None
-    gpu_memory_utilization: float | None = None
-    max_model_len: int | None = None
-    block_size: int | None = None
-    max_batched_tokens: int | None = None
-    max_running_requests: int | None = None
-    itl_target_ms: float | None = None
-    lease_s: float | None = None
-    step_timeout_s: float | None = None
-    pull_timeout_s: float | None = None
-    kv_digest: str | None = None
-    drain_s: float | None = None
-    state_log_s: float | None = None
-    all_reduce: str | None = None
-    dispatch: str | None = None
-    transport: str | None = None
-    require_transport: str | None = None
-    rdma_devices: str | None = None
-    preflight: str | None = None
-    trust_remote_code: bool = False
-    fleet_cert: Path | None = None
-    fleet_key: Path | None = None
-    fleet_ca: Path | None = None
-
-    def arguments(self) -> list[str]:
-        """The command-line arguments that say the same."""
-        return _arguments(self)
-
-    def said(self) -> dict[str, Any]:
-        """What was said, by name."""
-        pairs = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in pairs if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """Passed to the router; names and meanings as in `tasuki router --help`.
-
-    There is no load balancer that would have to notice the end of `tasuki serve`, so
-    `readiness_grace_s` is 0.
-    """
-
-    on_kv_loss: str | None = None
-    policy: str | None = None
-    strict_roles: bool = False
-    roles: str | None = None
-    role_preference: float | None = None
-    ttft_target_ms: float | None = None
-    tpot_target_ms: float | None = None
-    no_admission: bool = False
-    tenant_header: str | None = None
-    api_keys_file: Path | None = None
-    api_key_env: str | None = None
-    admin_port: int | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    fleet_cert: Path | None = None
-    fleet_key: Path | None = None
-    fleet_ca: Path | None = None
-    metrics_listen: str | None = None
-    request_log: Path | None = None
-    request_log_mb: int | None = None
-    request_log_files: int | None = None
-    otlp_endpoint: str | None = None
-    trace_sample_ratio: float | None = None
-    tool_parser: str | None = None
-    reasoning_parser: str | None = None
-    max_concurrent_requests: int | None = None
-    max_connections: int | None = None
-    idle_timeout_s: float | None = None
-    body_timeout_s: float | None = None
-    request_timeout_s: float | None = None
-    client_stall_s: float | None = None
-    readiness_grace_s: float = 0.0
-    drain_s: float = 30.0
-
-    def arguments(self) -> list[str]:
-        """The command-line arguments that say the same."""
-        return _arguments(self)
-
-    @property
-    def key_variable(self) -> str | None:
-        """Environment variable in which a client has its API key; None: it requires none."""
-        required = self.api_keys_file is not None or self.api_key_env is not None
-        return (self.api_key_env or "TASUKI_API_KEY") if required else None
-
-
-@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything that `tasuki serve` decides from.
 
@@ -240,12 +127,10 @@ class ServeConfig:
         host: Address the router binds.
         port: Of the router; None: 8000 if free, else any free one.
         served_names: What requests may call the model; empty: derived from `model`.
-        device: `auto` (the GPUs, if there are any), `cpu`, `cuda`, or `cuda:N` (from
-            the N-th GPU on).
-        dtype: `auto`, `float32` or `bfloat16`, the same for all workers.
         worker_host: Address the workers bind and tell each other.
         worker_base_port: First worker's port, counting up; None: free ones.
-        worker: Options of every worker.
+        worker: Settings of every worker, as far as all workers have the same. With device
+            `cuda:N` the workers have the GPUs from the N-th on.
         role_options: By role, what its workers get in place of these, see `role_options.py`.
         router: Options of the router.
         log_dir: Keeps all logs there; None: a folder that is removed after a clean end.
@@ -262,11 +147,9 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int | None = None
     served_names: tuple[str, ...] = ()
-    device: str = "auto"
-    dtype: str = "auto"
     worker_host: str = "127.0.0.1"
     worker_base_port: int | None = None
-    worker: WorkerOptions = field(default_factory=WorkerOptions)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
     role_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     router: RouterOptions = field(default_factory=RouterOptions)
     log_dir: Path | None = None
@@ -276,10 +159,13 @@ class ServeConfig:
     worker_cpus: int | None = None
     control_socket: Path | None = None
 
-    def worker_options(self, role: str) -> WorkerOptions:
-        """Of the workers of a role. Unless it is said, steps follow from the time per token.
+    def worker_of(self, role: str) -> WorkerConfig:
+        """Settings of the workers of a role, which drain as long as the router does.
 
-        They drain as long as the router does.
+        Without --itl-target-ms, steps follow from --tpot-target-ms.
+
+        Raises:
+            ConfigError: A value is out of its range.
         """
         options = replace(self.worker, drain_s=self.router.drain_s)
         if options.itl_target_ms is None and self.router.tpot_target_ms is not None:
@@ -299,31 +185,12 @@ class ServeConfig:
         for role, ranks in self.tensor_parallel:
             if not 1 <= ranks <= MAX_RANKS:
                 raise TopologyError(f"--tp-{role} is {ranks}: use a value from 1 to {MAX_RANKS}")
-        # Refuses now what every worker would refuse after it was started.
         for role in ROLES:
-            said = self.worker_options(role).said()
-            WorkerConfig(model=Path(self.model), device=self.device, dtype=self.dtype, **said)
+            self.worker_of(role)  # refuses now what its workers would refuse later
             if role in self.role_options and not getattr(self.topology, role):
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
-        if (self.router.tls_cert is None) != (self.router.tls_key is None):
-            raise LaunchError("--tls-cert and --tls-key go together: give both, or none")
-        endpoint = self.router.otlp_endpoint
-        if endpoint is not None and not endpoint.startswith("http://"):
-            raise LaunchError(f"--otlp-endpoint is {endpoint!r}: use http://HOST:PORT")
-        if endpoint is None and self.router.trace_sample_ratio is not None:
-            raise LaunchError("--trace-sample-ratio is given without --otlp-endpoint: give both")
-        log = self.router.request_log
-        if log is None and (self.router.request_log_mb or self.router.request_log_files):
-            raise LaunchError(
-                "--request-log-mb or -files is given without --request-log: give both"
-            )
-        for name, words in ROUTER_WORDS.items():
-            said = getattr(self.router, name)
-            if said not in (None, *words):
-                flag = f"--{name.replace('_', '-')}"
-                raise LaunchError(f"{flag} is {said!r}: use one of {', '.join(words)}")
         self._check_place()
         last_worker = self.topology.workers - 1
         for flag, port, more in (
@@ -348,15 +215,3 @@ class ServeConfig:
             raise LaunchError(f"--on is {self.on!r}: use local, ray or ray://HOST:PORT")
         if self.worker_cpus is not None or self.topology.spread != Topology().spread:
             raise LaunchError("--spread and --worker-cpus divide a Ray cluster: give --on ray too")
-
-
-def _arguments(options: WorkerOptions | RouterOptions) -> list[str]:
-    words: list[str] = []
-    for each in fields(options):
-        value = getattr(options, each.name)
-        flag = "--" + each.name.replace("_", "-")
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return words

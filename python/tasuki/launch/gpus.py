@@ -113,11 +113,11 @@ def assign_gpus(
     Raises:
         TopologyError: There are too few; says how many are needed.
     """
-    left = [gpu for gpu in _from(config.device, gpus) if gpu not in taken]
+    left = [gpu for gpu in _from(config.worker.device, gpus) if gpu not in taken]
     workers = config.topology.members() if members is None else members
     needed = [config.ranks_of(role) for _, role in workers]
     if sum(needed) > len(left):
-        _, _, first = config.device.partition(":")
+        _, _, first = config.worker.device.partition(":")
         which = f" from number {first} on" if first else ""
         who = str(config.topology) if members is None else ", ".join(name for name, _ in members)
         raise TopologyError(

@@ -25,7 +25,7 @@ class LocalEngine:
         """Look at the machine, and have workers' modules imported meanwhile."""
         self._config = config
         self._machine = look_at_machine()
-        if config.device == "auto" and (problem := driver_problem()):
+        if config.worker.device == "auto" and (problem := driver_problem()):
             say(f"using the CPU: {problem}")
         self._environment = topology.worker_environment(config, self._machine)
         self._gpus: dict[str, tuple[str, ...]] = {}  # of each worker, as far as there are any
@@ -34,11 +34,11 @@ class LocalEngine:
     def settle_dtype(self, model: Path) -> str:
         """See `Engine`."""
         config = self._config
-        if is_on_gpus(config.device, self._machine.gpus) and config.dtype == "auto":
+        if is_on_gpus(config.worker.device, self._machine.gpus) and config.worker.dtype == "auto":
             return "bfloat16"  # what GPUs are made for: nothing to measure
         dtype, reason = settle_dtype(
             model,
-            config.dtype,
+            config.worker.dtype,
             self._environment,
             on_measure=lambda: say("measuring dtypes …"),
         )

@@ -73,18 +73,18 @@ class RayEngine:
         self._places: dict[str, _Place] = {}
         self._interrupted = False
         _join(config.on)
-        self._on_gpus = _is_on_gpus(config.device)
+        self._on_gpus = _is_on_gpus(config.worker.device)
         nodes = ", ".join(node.address for node in _nodes())
         say(f"Ray cluster of {len(_nodes())} nodes: {nodes}")
 
     def settle_dtype(self, model: Path) -> str:
         """See `Engine`; on CPUs it is measured on this machine."""
-        if self._on_gpus and self._config.dtype == "auto":
+        if self._on_gpus and self._config.worker.dtype == "auto":
             return "bfloat16"
         environment = {"OMP_NUM_THREADS": str(self._config.worker_cpus or 1)}
         dtype, reason = settle_dtype(
             model,
-            self._config.dtype,
+            self._config.worker.dtype,
             environment,
             on_measure=lambda: say("measuring dtypes on this machine …"),
         )
@@ -103,8 +103,8 @@ class RayEngine:
         specs = []
         for index, member in enumerate(workers):
             port = 0 if base_port is None else base_port + index
-            words = topology.worker_words(config, self._model_name(model), dtype, member, port)
-            words += ["--device", "cuda" if self._on_gpus else "cpu"]
+            settled = {"dtype": dtype, "device": "cuda" if self._on_gpus else "cpu"}
+            words = topology.worker_words(config, self._model_name(model), member, settled, port)
             bundle = self._places[member[0]].bundle
             machine = topology.Machine(cores=bundle.cpus, free_bytes=0)
             ranks = config.ranks_of(member[1])

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tasuki.launch.errors import LaunchError
+from tasuki.options import options_of, types_of
+from tasuki.worker.config import WorkerConfig
 
 Value = int | float | str
 
-# What workers of one deployment may do differently; all else must be the same for KV to move.
-_TYPES: Mapping[str, type[int] | type[float] | type[str]] = {
-    "block-size": int,
-    "max-batched-tokens": int,
-    "max-running-requests": int,
-    "itl-target-ms": float,
-    "step-timeout-s": float,
-    "gpu-memory-utilization": float,
-    "dispatch": str,
-}
-
 
 def parse_role_options(role: str, texts: Iterable[str]) -> dict[str, Value]:
-    """Fields of `WorkerOptions`, by name, for the workers of one role.
+    """Fields of `WorkerConfig`, by name, for the workers of one role.
 
     Args:
         role: prefill, decode or mixed.
@@ -30,13 +21,17 @@ def parse_role_options(role: str, texts: Iterable[str]) -> dict[str, Value]:
     Raises:
         LaunchError: One is no such pair, or given twice, or its value is of another type.
     """
+    types = types_of(WorkerConfig)
+    kinds = {
+        known.name: types[name] for name, known in options_of(WorkerConfig).items() if known.by_role
+    }
     options: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        kind = _TYPES.get(name)
+        kind = kinds.get(name)
         flag = f"--{role}-option {text}"
         if not equals or kind is None:
-            raise LaunchError(f"{flag}: write NAME=VALUE with one of {', '.join(_TYPES)}")
+            raise LaunchError(f"{flag}: write NAME=VALUE with one of {', '.join(kinds)}")
         field = name.replace("-", "_")
         if field in options:
             raise LaunchError(f"{flag}: {name} is given twice; keep one")

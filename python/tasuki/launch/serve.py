@@ -16,7 +16,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from tasuki import _native
 from tasuki.errors import TasukiError
-from tasuki.kv.fleet import Fleet
 from tasuki.launch import topology
 from tasuki.launch.banner import banner
 from tasuki.launch.config import ServeConfig
@@ -84,7 +83,7 @@ def _check_features(config: ServeConfig) -> None:
     router = config.router
     for option, given, feature, is_there in (
         ("--tls-cert", router.tls_cert, "tls", _native.HAS_TLS),
-        ("--fleet-cert", router.fleet_cert, "tls", _native.HAS_TLS),
+        ("--fleet-cert", config.worker.fleet_cert, "tls", _native.HAS_TLS),
         ("--otlp-endpoint", router.otlp_endpoint, "otel", _native.HAS_OTEL),
     ):
         if given is not None and not is_there:
@@ -92,9 +91,8 @@ def _check_features(config: ServeConfig) -> None:
                 f"{option} requires the feature `{feature}`, which this build leaves out:"
                 f" `make setup FEATURES={feature}` adds it"
             )
-    fleet = Fleet.of(router.fleet_cert, router.fleet_key, router.fleet_ca)
-    if fleet is not None:
-        fleet.check()
+    if config.worker.fleet is not None:
+        config.worker.fleet.check()
 
 
 def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float) -> int:
@@ -136,7 +134,7 @@ def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float)
 
 def _dtype(config: ServeConfig, engine: Engine, model: Path) -> str:
     """The one dtype of all workers."""
-    if config.dtype == "auto" and config.worker.quantization not in (None, "none"):
+    if config.worker.dtype == "auto" and config.worker.quantization != "none":
         return "bfloat16"  # of everything but the quantized weights
     return engine.settle_dtype(model)
 

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.gpus import VISIBLE, assign_gpus, is_on_gpus
+from tasuki.options import arguments
 
 # What a worker imports before it is told anything; most of its start is the import of torch.
 PRELOAD = ("tasuki.cli", "pydantic.type_adapter", "tasuki.kv.nixl", "tasuki.worker.main")
@@ -77,24 +79,32 @@ def worker_environment(config: ServeConfig, machine: Machine) -> dict[str, str]:
 
 
 def worker_words(
-    config: ServeConfig, model: str, dtype: str, member: tuple[str, str], port: int = 0
+    config: ServeConfig,
+    model: str,
+    member: tuple[str, str],
+    settled: Mapping[str, Any],
+    port: int = 0,
 ) -> list[str]:
-    """The arguments of a worker, but for its device and its share of a machine.
+    """The arguments of a worker.
 
     Args:
         config: The settings.
         model: As the worker finds it.
-        dtype: Settled for all workers; KV moves only within one dtype.
         member: Name and role.
+        settled: What the launcher decides for the worker: fields of `WorkerConfig`.
         port: 0 lets it choose.
     """
     name, role = member
-    words = ["worker", "--model", model, "--name", name, "--role", role]
-    words += ["--served-name", served_names(config, Path(model))[0]]
-    if config.ranks_of(role) > 1:
-        words += ["--tp", str(config.ranks_of(role))]
-    words += ["--host", config.worker_host, "--port", str(port), "--dtype", dtype]
-    return words + config.worker_options(role).arguments()
+    worker = replace(
+        config.worker_of(role),
+        name=name,
+        role=role,
+        served_name=served_names(config, Path(model))[0],
+        tensor_parallel=config.ranks_of(role),
+        **settled,
+    )
+    place = ["--host", config.worker_host, "--port", str(port)]
+    return ["worker", "--model", model, *place, *arguments(worker)]
 
 
 def worker_specs(
@@ -121,24 +131,24 @@ def worker_specs(
             there are fewer GPUs than workers.
     """
     environment = tuple(worker_environment(config, machine).items())
-    on_gpus = is_on_gpus(config.device, machine.gpus)
+    on_gpus = is_on_gpus(config.worker.device, machine.gpus)
     gpus = assign_gpus(config, machine.gpus, members, taken) if on_gpus else []
     base_port = config.worker_base_port if members is None else None
     workers = list(config.topology.members()) if members is None else members
-    options = ["--device", "cuda" if on_gpus else "cpu"]
+    settled: dict[str, Any] = {"dtype": dtype, "device": "cuda" if on_gpus else "cpu"}
     if not on_gpus:  # else each has a GPU's memory to itself
-        options += _kv_memory(config, machine, len(workers))
+        settled["kv_memory"] = _kv_memory(config, machine, len(workers))
     if stages_in_host(config, machine):
-        options += ["--transport", "host-staged"]
+        settled["transport"] = "host-staged"
     specs = []
     for index, member in enumerate(workers):
         port = 0 if base_port is None else base_port + index
-        words = worker_words(config, str(model), dtype, member, port)
+        words = worker_words(config, str(model), member, settled, port)
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(
             ProcessSpec(
                 member[0],
-                (*words, *options),
+                tuple(words),
                 environment,
                 "ready ",
                 assigned=assigned,
@@ -151,26 +161,26 @@ def worker_specs(
 def stages_in_host(config: ServeConfig, machine: Machine) -> bool:
     """Whether handoffs go through host memory because GPUs cannot read one another."""
     return (
-        is_on_gpus(config.device, machine.gpus)
+        is_on_gpus(config.worker.device, machine.gpus)
         and config.topology.workers > 1
         and config.worker.transport is None
         and not machine.peer_access
     )
 
 
-def _kv_memory(config: ServeConfig, machine: Machine, workers: int) -> list[str]:
-    """What keeps all pools together within the free memory; a worker knows of its own only."""
+def _kv_memory(config: ServeConfig, machine: Machine, workers: int) -> int | None:
+    """Bytes of a pool that keep all pools within the free memory; None: the worker's default."""
     free_bytes = machine.free_bytes
     each_bytes = config.worker.kv_memory
     if each_bytes is None:
         many = workers > _MANY_WORKERS
-        return ["--kv-memory", str(free_bytes // (2 * workers))] if many else []
+        return free_bytes // (2 * workers) if many else None
     if each_bytes * workers > free_bytes:
         raise LaunchError(
             f"--kv-memory is {each_bytes} bytes for each of {workers} workers, "
             f"{free_bytes} are free on this machine: use less than {free_bytes // workers}"
         )
-    return []
+    return each_bytes
 
 
 def router_spec(config: ServeConfig, model: Path, workers: Path, port: int) -> ProcessSpec:
@@ -186,6 +196,7 @@ def router_spec(config: ServeConfig, model: Path, workers: Path, port: int) -> P
     for name in served_names(config, model):
         words += ["--served-model-name", name]
     words += ["--discover", f"file:{workers}", *config.router.arguments()]
+    words += arguments(config.worker, only=("fleet_cert", "fleet_key", "fleet_ca"))
     return ProcessSpec("router", tuple(words), (), "listening on ")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.launch.options import parse_bytes
+from tasuki.command_line import parse_bytes
 
 _SLOWER_CODE = 3
 

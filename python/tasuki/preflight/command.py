@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tasuki.command_line import described
 from tasuki.preflight import termination
 from tasuki.preflight.result import (
     EXIT_CODE,
@@ -21,62 +22,61 @@ from tasuki.preflight.result import (
 _MB = 1_000_000
 
 
-def _option(text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, show_default=False, **more)
-
-
 def preflight(
     *,
     peer: Annotated[
         list[str] | None,
-        _option(
+        described(
             "HOST:PORT of a worker, or of `tasuki preflight --listen`: blocks are read from it;"
             " repeatable.",
             metavar="HOST:PORT",
         ),
     ] = None,
-    listen: Annotated[bool, _option("Check, then answer peers until Ctrl-C.", "--listen")] = False,
+    listen: Annotated[
+        bool, described("Check, then answer peers until Ctrl-C.", "--listen")
+    ] = False,
     expect: Annotated[
         str | None,
-        _option(
+        described(
             "What each peer must reach: a rate such as 20GB/s or 100Gb/s, or a file of --json"
             " or of `tasuki linkbench --save`, of which 0.8 is enough [nothing].",
             metavar="RATE|FILE",
         ),
     ] = None,
     model: Annotated[
-        Path | None, _option("Model folder: is it whole?", "--model", metavar="FOLDER")
+        Path | None, described("Model folder: is it whole?", "--model", metavar="FOLDER")
     ] = None,
     hashes: Annotated[
-        bool, _option("Compare it with the SHA-256 that came with it: reads all.", "--hashes")
+        bool, described("Compare it with the SHA-256 that came with it: reads all.", "--hashes")
     ] = False,
-    host: Annotated[str, _option("Address that a worker here would bind [127.0.0.1].")] = (
+    host: Annotated[str, described("Address that a worker here would bind [127.0.0.1].")] = (
         "127.0.0.1"
     ),
     port: Annotated[
-        int, _option("Its port; with --listen the one to bind [0: any free one].", min=0, max=65535)
+        int,
+        described("Its port; with --listen the one to bind [0: any free one].", min=0, max=65535),
     ] = 0,
     device: Annotated[
-        str, _option("auto, cpu or cuda:N: where blocks are read from and to [auto].")
+        str, described("auto, cpu or cuda:N: where blocks are read from and to [auto].")
     ] = "auto",
     require_transport: Annotated[
-        str, _option("rdma or cuda_ipc: fail a peer that is read otherwise.", metavar="WAY")
+        str, described("rdma or cuda_ipc: fail a peer that is read otherwise.", metavar="WAY")
     ] = "",
     rdma_devices: Annotated[
-        str, _option("nearest, all, or names with commas [nearest].", metavar="NAMES")
+        str, described("nearest, all, or names with commas [nearest].", metavar="NAMES")
     ] = "nearest",
     payload_mb: Annotated[
-        int, _option("Of the largest read of a peer [64].", "--payload-mb", min=1, max=8000)
+        int, described("Of the largest read of a peer [64].", "--payload-mb", min=1, max=8000)
     ] = 64,
     timeout_s: Annotated[
-        float, _option("For a peer's answer, and for each read [5].", "--timeout-s", min=0.1)
+        float, described("For a peer's answer, and for each read [5].", "--timeout-s", min=0.1)
     ] = 5.0,
-    fleet_cert: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    fleet_key: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    fleet_ca: Annotated[Path | None, _option("As for workers.", metavar="PATH")] = None,
-    json: Annotated[bool, _option("Print JSON instead of a table.", "--json")] = False,
+    fleet_cert: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    fleet_key: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    fleet_ca: Annotated[Path | None, described("As for workers.", metavar="PATH")] = None,
+    json: Annotated[bool, described("Print JSON instead of a table.", "--json")] = False,
     termination_log: Annotated[
-        Path, _option("File that gets what failed [/dev/termination-log, where it exists].")
+        Path, described("File that gets what failed [/dev/termination-log, where it exists].")
     ] = termination.DEFAULT,
 ) -> None:
     """Check this machine, and the way to others, before anything serves; exit 78 on a failure."""

@@ -106,7 +106,7 @@ def _build(
 ) -> Built:
     limits = config.limits(on_cuda=device.type == "cuda")
     with phases.phase("transport"):
-        transport = create_transport(config.transport, network=network_of(config, device))
+        transport = create_transport(config.kv_transport, network=network_of(config, device))
     dtypes = choose_dtypes(config, spec, device)
     limits = fit_states(config, limits, spec, dtypes)
     plan = RankPlan(config, limits, dtypes, device.type)

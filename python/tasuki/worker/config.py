@@ -9,16 +9,9 @@ from pathlib import Path
 from tasuki.errors import TasukiError
 from tasuki.kv.config import DIGESTS, LEASE_RANGE_S
 from tasuki.kv.fleet import Fleet
+from tasuki.options import first_refused, option
 
 ROLES = ("prefill", "decode", "mixed")
-DTYPES = ("auto", "float32", "bfloat16")
-KV_DTYPES = ("auto", "bfloat16", "fp8")
-LOAD_FORMATS = ("auto", "dummy")
-SPECULATE = ("none", "prompt-lookup")
-QUANTIZATIONS = ("none", "int8", "fp8")
-ALL_REDUCES = ("auto", "nccl", "symmetric")
-REQUIRED_TRANSPORTS = ("rdma", "cuda_ipc")
-PREFLIGHTS = ("off", "warn", "strict")
 MAX_RANKS = 64
 
 
@@ -63,145 +56,263 @@ _CUDA_LIMITS = Limits(block_size=32, max_batched_tokens=4_096, max_running_reque
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Settings of one worker process.
+    """Settings of one worker process: the options of `tasuki worker`, and the model's folder.
+
+    A field's help says what it means. To add an option, add a field here and use it: the command
+    lines of `tasuki worker` and `tasuki serve`, and what the launcher passes on, follow.
 
     Attributes:
-        model: Local model folder.
-        name: Shown in logs and to the router's operator.
-        role: One of `ROLES`; a preference of the router, not a limit.
-        host: Address to bind.
-        advertise: Host that routers and peers are told; None: `host`.
-        port: 0 picks a free one.
-        tensor_parallel: Ranks that the model is divided among, each a process with a
-            GPU of its own; on the CPU with a share of the cores.
-        nodes: Hosts that the ranks are divided among, in order: HOST:PORT, where the others come,
-            then their addresses; empty: all ranks are here.
-        rank: This host's number among them.
-        all_reduce: One of `ALL_REDUCES`, how GPUs' ranks add up: `nccl` alone; `symmetric`
-            memory for sums up to 10 MiB; `auto`: `symmetric`, and `nccl` where that does not work.
-        dispatch: What computes GEMMs on a GPU: `default`; `measured`: what was the fastest on
-            this machine, timed at the first start; or a file that `measured` wrote.
-        device: `auto` (CUDA if there is a GPU), `cpu`, `cuda` or `cuda:N` (from the N-th
-            GPU on).
-        dtype: One of `DTYPES`; workers exchange KV only within one dtype.
-        kv_dtype: One of `KV_DTYPES`, of the cache; `auto`: as `dtype`.
-        load_format: One of `LOAD_FORMATS`; `dummy`: random weights of the model's shape.
-        quantization: One of `QUANTIZATIONS`; `int8`: weights of 8 bits, on the CPU; everything
-            else, and the cache, is in bfloat16. `fp8`: weights of GEMMs in float8_e4m3fn.
-        speculate: One of `SPECULATE`; `prompt-lookup`: rows draft what followed their last tokens
-            earlier in prompt or answer, where that pays (`engine/drafts.py`); on the CPU.
-        kv_memory: Bytes for the block pool of all ranks; None: a share of what is free.
-        gpu_memory_utilization: Share of a GPU's memory for weights, activations and
-            pool; the rest is for CUDA graphs and what else runs there.
-        max_model_len: Tokens, prompt plus output; None: the lesser of model and pool.
-        block_size, max_batched_tokens, max_running_requests: See `Limits`; None: what
-            is good for the device.
-        itl_target_ms: How long a step that decodes may take with prompts in it, in
-            milliseconds; None: what is good for the device, 0: bounded in tokens only.
-        lease_s: How long announced blocks are kept for a silent decode worker.
-        step_timeout_s: A step that takes longer, and 50 times what was expected of it, is
-            hung: the worker ends, and is started again by the launcher.
-        pull_timeout_s: A pull without progress for so long is given up: its request is
-            placed again, or fails (the router's `--on-kv-loss`).
-        kv_digest: One of `tasuki.kv.config.DIGESTS`: whether KV that is pulled is compared with
-            digests of what the prefill worker announced: never, one unit in 16, all.
-        drain_s: After SIGTERM, how long running legs and leases may take; 0: the worker ends
-            at once, and routers place its requests again.
-        state_log_s: Between lines of the log that say what the worker does; 0: none.
-        transport: Name of the KV transport: `nixl`, or `host-staged` for GPUs that cannot read one
-            another.
-        require_transport: One of `REQUIRED_TRANSPORTS`: a peer whose KV would travel by a slower
-            way is refused. Empty: none is.
-        rdma_devices: `nearest` to the GPU of each rank, `all`, or names with commas.
-        preflight: One of `PREFLIGHTS`: whether the machine is checked first, and whether a
-            failure ends the start.
-        pause: Wait, before anything is loaded, until told by HTTP to go on.
-        pause_host, pause_port: Where; a host that is no loopback address requires a token.
-        termination_log: Gets what ends the start; None: /dev/termination-log where it exists.
-        trust_remote_code: Run code that came with the model folder.
-        fleet_cert, fleet_key, fleet_ca: See `tasuki.kv.fleet.Fleet`; all of them, or none.
+        model: Local model folder; the launcher fills it in once it has the model.
     """
 
-    model: Path
-    name: str = "worker"
-    served_name: str = ""
-    role: str = "mixed"
-    host: str = "127.0.0.1"
-    advertise: str | None = None
-    port: int = 0
-    tensor_parallel: int = 1
-    nodes: tuple[str, ...] = ()
-    rank: int = 0
-    all_reduce: str = "auto"
-    dispatch: str = "default"
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    load_format: str = "auto"
-    quantization: str = "none"
-    speculate: str = "none"
-    kv_memory: int | None = None
-    gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    block_size: int | None = None
-    max_batched_tokens: int | None = None
-    max_running_requests: int | None = None
-    itl_target_ms: float | None = None
-    lease_s: float = 10.0
-    step_timeout_s: float = 30.0
-    pull_timeout_s: float = 30.0
-    kv_digest: str = "off"
-    drain_s: float = 30.0
-    state_log_s: float = 10.0
-    transport: str = "nixl"
-    require_transport: str = ""
-    rdma_devices: str = "nearest"
-    preflight: str = "warn"
-    pause: bool = False
-    pause_host: str = "127.0.0.1"
-    pause_port: int = 0
-    termination_log: Path | None = None
-    trust_remote_code: bool = False
-    fleet_cert: Path | None = None
-    fleet_key: Path | None = None
-    fleet_ca: Path | None = None
+    model: Path = Path()
+    role: str = option(
+        "mixed",
+        "prefill, decode or mixed: a preference of the router.",
+        metavar="ROLE",
+        choices=ROLES,
+        serve=False,
+    )
+    name: str = option("worker", "Name in logs.", serve=False)
+    served_name: str = option(
+        "", "Name of the model, told to routers [the folder's name].", serve=False
+    )
+    host: str = option("127.0.0.1", "Address the worker binds [127.0.0.1].", serve=False)
+    advertise: str | None = option(
+        None,
+        "Host where routers and other workers reach the worker; KV moves over its network"
+        " [--host].",
+        metavar="HOST",
+        serve=False,
+    )
+    port: int = option(0, "Port to bind [0: any free one].", bounds=(0, 65_535), serve=False)
+    # Each rank is a process; on the CPU it has a share of the cores.
+    tensor_parallel: int = option(
+        1,
+        "Ranks that divide the model, each with a GPU of its own [1].",
+        flag="--tp",
+        bounds=(1, MAX_RANKS),
+        serve=False,
+    )
+    nodes: tuple[str, ...] = option(
+        (),
+        "Hosts that divide the model, with commas between them: HOST:PORT of the first, where the"
+        " others come to, then their addresses. Each runs this command with its own --rank and the"
+        " same secret in TASUKI_NODES_KEY [all ranks are here].",
+        metavar="HOST:PORT,HOST,...",
+        serve=False,
+    )
+    rank: int = option(0, "Number of this host among --nodes, from 0 [0].", serve=False)
+    device: str = option(
+        "auto",
+        "auto, cpu, cuda or cuda:N, from the N-th GPU on [auto: the GPUs, if there are any].",
+        metavar="DEVICE",
+    )
+    # Workers exchange KV only within one dtype.
+    dtype: str = option(
+        "auto",
+        "auto, float32 or bfloat16 [auto: the faster one here].",
+        metavar="DTYPE",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    kv_dtype: str = option(
+        "auto",
+        "auto, bfloat16 or fp8, of the KV cache [auto: as --dtype].",
+        metavar="DTYPE",
+        choices=("auto", "bfloat16", "fp8"),
+    )
+    load_format: str = option(
+        "auto",
+        "auto, or dummy: random weights, for measurements [auto].",
+        metavar="FORMAT",
+        choices=("auto", "dummy"),
+    )
+    # int8: the cache is in bfloat16, too. fp8: weights are float8_e4m3fn.
+    quantization: str = option(
+        "none",
+        "none, int8 (Llama family on the CPU) or fp8 (Llama family), of the weights of GEMMs;"
+        " everything else is bfloat16. Folders with fp8 weights need no option [none].",
+        metavar="KIND",
+        choices=("none", "int8", "fp8"),
+    )
+    speculate: str = option(
+        "none",
+        "none or prompt-lookup: drafts from a request's own tokens, answers stay the same; CPU"
+        " [none].",
+        metavar="KIND",
+        choices=("none", "prompt-lookup"),
+    )
+    kv_memory: int | None = option(
+        None,
+        "KV pool of one worker, e.g. 2GB [CPU: an eighth of the free memory, less if that is"
+        " plenty; GPU: see --gpu-memory-utilization].",
+        metavar="BYTES",
+        in_bytes=True,
+    )
+    # For weights, activations and pool; the rest is for CUDA graphs and what else runs there.
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory that its worker may use [0.9].",
+        bounds=(0.01, 1.0),
+        by_role=True,
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest request, prompt and output, in tokens [the lesser of model and pool].",
+        bounds=(1, None),
+        range_in_help=True,
+    )
+    block_size: int | None = option(
+        None, "Tokens in a KV block [CPU 16, GPU 32].", bounds=(1, 1_024), by_role=True
+    )
+    max_batched_tokens: int | None = option(
+        None,
+        "Tokens in one engine step, at most [CPU 1024, GPU 4096].",
+        bounds=(1, 1 << 20),
+        by_role=True,
+    )
+    max_running_requests: int | None = option(
+        None,
+        "Requests decoding at once in a worker [CPU 64, GPU 256].",
+        bounds=(1, 1 << 16),
+        by_role=True,
+    )
+    itl_target_ms: float | None = option(
+        None,
+        "Duration of a step that decodes and computes prompts: bounds the gap between two tokens"
+        " while others' prompts come, four times as long where many wait, and never less than"
+        " 1.8 times a step that only decodes; 0: no bound but --max-batched-tokens"
+        " [GPU 9, CPU 100].",
+        bounds=(0.0, 60_000.0),
+        by_role=True,
+    )
+    lease_s: float = option(
+        10.0,
+        "How long announced KV is kept for a silent peer, in seconds [10].",
+        bounds=LEASE_RANGE_S,
+    )
+    step_timeout_s: float = option(
+        30.0,
+        "A step that takes longer, and 50 times what was expected, is hung: its worker ends and"
+        " is started again, in seconds [30].",
+        bounds=(2.0, 86_400.0),
+        by_role=True,
+    )
+    pull_timeout_s: float = option(
+        30.0,
+        "A KV transfer without progress for so long is given up: the request is placed again,"
+        " in seconds [30].",
+        bounds=(0.1, 86_400.0),
+    )
+    kv_digest: str = option(
+        "off",
+        "off, sample or all: which KV that is pulled is compared with digests that the prefill"
+        " worker made of it; a mismatch counts as lost KV [off].",
+        metavar="WHICH",
+        choices=tuple(DIGESTS),
+    )
+    drain_s: float = option(
+        30.0,
+        "After SIGTERM the worker gets no new requests, and what runs may take so many seconds"
+        " [30]; 0: it ends at once, and routers place its requests again.",
+        bounds=(0.0, 86_400.0),
+        serve=False,
+    )
+    state_log_s: float = option(
+        10.0,
+        "Seconds between lines of a worker's log that say what it does while it has work [10]; 0:"
+        " none.",
+        bounds=(0.0, 86_400.0),
+    )
+    # symmetric: memory for sums up to 10 MiB. auto: nccl where that does not work.
+    all_reduce: str = option(
+        "auto",
+        "auto, nccl or symmetric: how the GPUs of a worker add up [auto: symmetric].",
+        metavar="WAY",
+        choices=("auto", "nccl", "symmetric"),
+    )
+    dispatch: str = option(
+        "default",
+        "default, measured or a file that `measured` wrote: which implementation computes which"
+        " GEMMs on a GPU [default].",
+        metavar="WAY",
+        by_role=True,
+    )
+    transport: str | None = option(
+        None,
+        "How KV moves: nixl, or host-staged, through host memory [nixl; serve: host-staged where"
+        " GPUs cannot read one another].",
+        metavar="WAY",
+    )
+    require_transport: str = option(
+        "",
+        "rdma or cuda_ipc: refuse a worker whose KV would travel by TCP; with cuda_ipc, by anything"
+        " else. rdma allows what stays inside a machine [nothing is refused].",
+        metavar="WAY",
+        choices=("rdma", "cuda_ipc"),
+    )
+    rdma_devices: str = option(
+        "nearest",
+        "nearest, all, or names such as mlx5_0:1,mlx5_1:1: the RDMA devices of a worker [nearest"
+        " to the GPU of each rank].",
+        metavar="NAMES",
+    )
+    preflight: str = option(
+        "warn",
+        "off, warn or strict: check the machine before a worker loads anything; with strict a"
+        " failure ends it with exit status 78 [warn].",
+        metavar="MODE",
+        choices=("off", "warn", "strict"),
+    )
+    pause: bool = option(
+        False, "Wait, before anything is loaded, until POST /exit: for tests by hand.", serve=False
+    )
+    pause_host: str = option(
+        "127.0.0.1",
+        "Address that answers during --pause; beyond loopback it requires the token in"
+        " TASUKI_PAUSE_TOKEN [127.0.0.1].",
+        serve=False,
+    )
+    pause_port: int = option(
+        0, "Its port [0: any free one, which the log names].", bounds=(0, 65_535), serve=False
+    )
+    termination_log: Path | None = option(
+        None,
+        "File that gets what preflight found, if that ends the start [/dev/termination-log, where"
+        " it exists].",
+        metavar="PATH",
+        serve=False,
+    )
+    trust_remote_code: bool = option(False, "Run code that comes with the model folder.")
+    fleet_cert: Path | None = option(
+        None,
+        "Certificate chain in PEM, with the DNS name tasuki. With it, --fleet-key and --fleet-ca,"
+        " routers and workers speak by mTLS alone.",
+        metavar="PATH",
+    )
+    fleet_key: Path | None = option(None, "Private key in PEM, of --fleet-cert.", metavar="PATH")
+    fleet_ca: Path | None = option(
+        None,
+        "Certificates in PEM of the CA that the others' certificates must come from.",
+        metavar="PATH",
+    )
 
     def __post_init__(self) -> None:
         Fleet.of(self.fleet_cert, self.fleet_key, self.fleet_ca)
-        _one_of("role", self.role, ROLES)
         check_device(self.device)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("kv-dtype", self.kv_dtype, KV_DTYPES)
-        _one_of("load-format", self.load_format, LOAD_FORMATS)
-        _one_of("quantization", self.quantization, QUANTIZATIONS)
-        _one_of("speculate", self.speculate, SPECULATE)
+        if refused := first_refused(self):
+            name, value, allowed = refused
+            raise ConfigError(f"{name} is {value!r}: use {allowed}")
         if self.quantization == "int8" and self.dtype == "float32":
             raise ConfigError("quantization is int8, dtype is float32: use auto or bfloat16")
         if self.quantization == "int8" and self.tensor_parallel > 1:
             raise ConfigError(f"quantization is int8, tp is {self.tensor_parallel}: use tp 1")
-        _one_of("kv-digest", self.kv_digest, tuple(DIGESTS))
-        _one_of("all-reduce", self.all_reduce, ALL_REDUCES)
-        _one_of("require-transport", self.require_transport, ("", *REQUIRED_TRANSPORTS))
-        _one_of("preflight", self.preflight, PREFLIGHTS)
-        _in_range("port", self.port, 0, 65_535)
-        _in_range("pause-port", self.pause_port, 0, 65_535)
-        _in_range("tp", self.tensor_parallel, 1, MAX_RANKS)
         self._check_nodes()
-        _in_range("gpu-memory-utilization", self.gpu_memory_utilization, 0.01, 1.0)
-        _in_range("max-model-len", self.max_model_len, 1, 1 << 30)
-        _in_range("block-size", self.block_size, 1, 1_024)
-        _in_range("max-batched-tokens", self.max_batched_tokens, 1, 1 << 20)
-        _in_range("max-running-requests", self.max_running_requests, 1, 1 << 16)
-        _in_range("itl-target-ms", self.itl_target_ms, 0.0, 60_000.0)
-        _in_range("lease-s", self.lease_s, *LEASE_RANGE_S)
-        _in_range("step-timeout-s", self.step_timeout_s, 2.0, 86_400.0)
-        _in_range("pull-timeout-s", self.pull_timeout_s, 0.1, 86_400.0)
-        _in_range("drain-s", self.drain_s, 0.0, 86_400.0)
-        _in_range("state-log-s", self.state_log_s, 0.0, 86_400.0)
 
     def _check_nodes(self) -> None:
         count = len(self.nodes)
-        _in_range("rank", self.rank, 0, max(0, count - 1))
+        if not 0 <= self.rank <= max(0, count - 1):
+            raise ConfigError(f"rank is {self.rank}: use a value from 0 to {max(0, count - 1)}")
         if count == 1 or (count and self.tensor_parallel % count):
             raise ConfigError(
                 f"nodes has {count} hosts, tp is {self.tensor_parallel}: use 2 hosts or more, and a"
@@ -214,6 +325,11 @@ class WorkerConfig:
     def ranks_here(self) -> int:
         """Ranks on each host."""
         return self.tensor_parallel // max(1, len(self.nodes))
+
+    @property
+    def kv_transport(self) -> str:
+        """Name of the KV transport."""
+        return self.transport or "nixl"
 
     @property
     def fleet(self) -> Fleet | None:
@@ -263,13 +379,3 @@ def check_device(device: str) -> None:
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise ConfigError(f"device is {device!r}: use auto, cpu, cuda or cuda:N")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}: use one of {', '.join(allowed)}")
-
-
-def _in_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise ConfigError(f"{name} is {value}: use a value from {low} to {high}")

@@ -105,7 +105,7 @@ def _build(plan: RankPlan, pipe: Connection, kv_pipe: Connection) -> tuple[Execu
     keep_compiled()
     config = plan.config
     device = use_device(rank_device(plan))
-    transport = create_transport(config.transport, network=network_of(config, device))
+    transport = create_transport(config.kv_transport, network=network_of(config, device))
     spec = read_spec(config.model, trust_remote_code=config.trust_remote_code)
     with phases.phase("ranks"):
         collective = meet(plan)

@@ -1,0 +1,99 @@
+"""Typer's parameters from options (`options.py`), and what several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
+
+import typer
+
+from tasuki.options import Option, options_of, types_of
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `1500000`, `512MB`, `2GiB` or `2G`.
+
+    Raises:
+        typer.BadParameter: It is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", text.strip().upper())
+    if match is None or match[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is no amount of memory: use 512MB, 2GiB or bytes")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def described(help_text: str, *flags: str, **more: Any) -> Any:
+    """An option of one command alone, whose help says the default itself."""
+    return typer.Option(*flags, help=help_text, show_default=False, **more)
+
+
+def with_options(
+    **chosen: Collection[str] | None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command whose parameters are dataclasses with options.
+
+    Typer sees the options of each such parameter where the parameter stands. Options that are
+    not given keep the dataclass's defaults.
+
+    Args:
+        chosen: By parameter, the fields that become options; None: all that are options.
+
+    Raises:
+        TypeError: Two options have one name.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        shown: list[inspect.Parameter] = []
+        groups: dict[str, tuple[type, list[str]]] = {}
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            kind = parameter.annotation
+            if not dataclasses.is_dataclass(kind):
+                shown.append(parameter)
+                continue
+            assert isinstance(kind, type)
+            wanted = chosen.get(parameter.name)
+            known = options_of(kind)
+            names = [name for name in known if wanted is None or name in wanted]
+            groups[parameter.name] = (kind, names)
+            shown += [_parameter(name, known[name], types_of(kind)[name]) for name in names]
+        if len({each.name for each in shown}) < len(shown):
+            raise TypeError(f"{command.__name__}: two options have one name")
+
+        def run(**given: Any) -> None:
+            for name, (kind, names) in groups.items():
+                said = {each: given.pop(each) for each in names}
+                given[name] = kind(**{each: v for each, v in said.items() if v is not None})
+            command(**given)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, known: Option, kind: Any) -> inspect.Parameter:
+    more: dict[str, Any] = {"metavar": known.metavar}
+    if known.range_in_help:
+        more["min"], more["max"] = known.bounds
+    if known.in_bytes:
+        more["parser"] = parse_bytes
+    elif kind == tuple[str, ...]:
+        kind, more["parser"] = str, _parse_words
+    info = described(known.help, known.flag, **more)
+    is_flag = kind is bool
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if is_flag else None,
+        annotation=Annotated[kind if is_flag else kind | None, info],
+    )
+
+
+def _parse_words(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(","))
