@@ -57,7 +57,7 @@ pub struct Outstanding {
     pub requests: u32,
     /// That will decode there.
     pub sequences: u32,
-    /// That these will attend to.
+    /// That these will attend to, and those of our sequences that the report has as waiting.
     pub kv_tokens: u64,
     /// Blocks that our requests are going to take but do not hold yet.
     pub promised_blocks: u64,

@@ -368,6 +368,9 @@ impl WorkerState {
                 outstanding.prefill_tokens += leg.prefill_tokens;
                 outstanding.requests += 1;
                 outstanding.sequences += leg.sequences;
+            }
+            // Of sequences that wait the load has the number only, not the KV.
+            if !leg.is_counted || leg.placed.is_some() {
                 outstanding.kv_tokens += leg.kv_tokens;
             }
             if !leg.has_blocks {
