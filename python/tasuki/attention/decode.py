@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from triton.runtime import JITFunction
 
 from tasuki.attention import decode_kernels as kernels
 from tasuki.attention.batch import Batch, StepLimits
@@ -24,6 +25,7 @@ from tasuki.attention.kv_scales import UNSCALED, KvScales
 from tasuki.device_limits import DeviceLimits, limits_of
 from tasuki.overlap import overlaps
 
+_COMPILED = isinstance(kernels.attend, JITFunction)  # and not interpreted, on a CPU
 _PROGRAMS_PER_CORE = 2  # that run together on a multiprocessor, where its memory allows
 _LEAST_TILE = 16
 _LEAST_ROWS = 16
@@ -68,7 +70,7 @@ class DecodeAttention:
         pool: torch.Tensor,
         heads: int,
         programs: int | None = None,
-        tile_elements: int = kernels.TILE_ELEMENTS,
+        tile_elements: int | None = None,
         scales: KvScales = UNSCALED,
     ) -> None:
         """Attend over `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
@@ -77,8 +79,8 @@ class DecodeAttention:
             pool: of the queries' dtype, or float8_e4m3fn.
             heads: query heads, a multiple of `kv_heads`.
             programs: for each KV head; None: as many as run together on the device.
-            tile_elements: of a tile's keys; less where two programs of a multiprocessor
-                would not fit in its shared memory.
+            tile_elements: of a tile's keys; None: as many as TILE_BYTES. Less where two
+                programs of a multiprocessor would not fit in its shared memory.
             scales: of an fp8 pool.
 
         Raises:
@@ -95,9 +97,11 @@ class DecodeAttention:
         self._just_planned = False
         # Tokens that lie together: a block, or the power of two that divides it.
         together = self._block_size & -self._block_size
+        if tile_elements is None:
+            tile_elements = kernels.TILE_BYTES // pool.itemsize
         self._tile = max(tile_elements // self._head_dim, _LEAST_TILE)
-        if together >= 16:  # the kernel's fast way has at most two units in a tile
-            self._tile = min(self._tile, 2 * together)
+        if together >= 16:  # the kernel's fast way has at most four units in a tile
+            self._tile = min(self._tile, 4 * together)
         self._tile, programs_per_core = self._fitting(limits, self._tile, pool.itemsize)
         self._unit = min(together, self._tile)
         self._fields = 2 + self._tile // self._unit
@@ -197,6 +201,7 @@ class DecodeAttention:
             at_once=max(kernels.ROWS_AT_ONCE // shared, 1),
             dependent=dependent,
             ahead=kernels.AHEAD,
+            assembled=_COMPILED,
             num_warps=kernels.WARPS,
             launch_pdl=dependent,
         )

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
 
-TILE_ELEMENTS = 8192  # of a tile's keys, and of its values: 32 KB together in bfloat16
+TILE_BYTES = 16384  # of a tile's keys, and of its values
 LOADS = 3  # depth of the loop's pipeline
 WARPS = 4
 RECORDS_AT_ONCE = 512
@@ -192,6 +192,27 @@ def _fetch(  # type: ignore[no-untyped-def]
     )
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_pairs(pairs, assembled: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The first and the second of two numbers of fp8 each, in float16."""
+    if assembled:  # two numbers in one instruction
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 firsts, seconds; .reg .b16 low, high;"
+            " prmt.b32 firsts, $2, 0, 0x20; prmt.b32 seconds, $2, 0, 0x31;"
+            " cvt.u16.u32 low, firsts; cvt.u16.u32 high, seconds;"
+            " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    first, second = pairs.to(tl.uint8), (pairs >> 8).to(tl.uint8)
+    first = first.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    second = second.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return first, second
+
+
 @triton.jit(do_not_specialize=["sequences", "programs"])  # type: ignore[untyped-decorator]
 def attend(  # type: ignore[no-untyped-def]
     query,
@@ -224,14 +245,13 @@ def attend(  # type: ignore[no-untyped-def]
     at_once: tl.constexpr,
     dependent: tl.constexpr,
     ahead: tl.constexpr,
+    assembled: tl.constexpr,
 ):
     if dependent:
         gdc_launch_dependents()
     units: tl.constexpr = tile // unit
     fields: tl.constexpr = 2 + units
-    # fp8 becomes float16 in one instruction for two numbers, bfloat16 in three.
     of_fp8: tl.constexpr = pool.dtype.element_ty.primitive_bitwidth == 8
-    operand: tl.constexpr = tl.float16 if of_fp8 else query.dtype.element_ty
     head = tl.program_id(0) % kv_heads
     program = tl.program_id(0) // kv_heads
     total = tl.load(begins + sequences)
@@ -247,7 +267,9 @@ def attend(  # type: ignore[no-untyped-def]
     keys = pool + head.to(tl.int64) * head_stride
     top = tl.full([rows], float("-inf"), tl.float32)
     each_weight = tl.zeros([rows, tile], tl.float32)  # added up at a piece's end only
-    sum_ = tl.zeros([rows, head_dim], tl.float32)
+    columns: tl.constexpr = head_dim // 2 if of_fp8 else head_dim
+    sum_ = tl.zeros([rows, columns], tl.float32)
+    odd_sum = tl.zeros([rows, columns], tl.float32)  # of fp8 alone
     # A tile's record is read while the one before is under way: its addresses are
     # known when its turn to be loaded comes.
     record = records + begin * fields
@@ -255,6 +277,9 @@ def attend(  # type: ignore[no-untyped-def]
     next_left = tl.load(record + 1)
     next_low = tl.load(record + 2)
     next_high = tl.load(record + fields - 1)
+    next_second, next_third = next_low, next_high
+    if units == 4:
+        next_second, next_third = tl.load(record + 3), tl.load(record + 4)
     # The rows of the first and of the last tile, and whether others have pieces of them; a row
     # that is both counts as the first.
     side = tl.arange(0, 2)
@@ -276,15 +301,22 @@ def attend(  # type: ignore[no-untyped-def]
     ends_last = (row_end * programs - 1) // tl.maximum(total, 1)
     for t in tl.range(begin, end, num_stages=loads):
         row, left, low, high = next_row, next_left, next_low, next_high
+        second, third = next_second, next_third
         record += fields
         next_row = tl.load(record)
         next_left = tl.load(record + 1)
         next_low = tl.load(record + 2)
         next_high = tl.load(record + fields - 1)
+        if units == 4:
+            next_second, next_third = tl.load(record + 3), tl.load(record + 4)
         if units == 1:
             slot = low + token
         elif units == 2:
             slot = tl.where(token < unit, low, high) + token % unit
+        elif units == 4:
+            slot = tl.where(token < unit, low, second)
+            slot = tl.where(token < 2 * unit, slot, tl.where(token < 3 * unit, third, high))
+            slot += token % unit
         else:
             slot = tl.load(record - fields + 2 + token // unit) + token % unit
         place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
@@ -294,16 +326,26 @@ def attend(  # type: ignore[no-untyped-def]
         mine = query + row.to(tl.int64) * query_stride + group[:, None] * head_dim + at[None, :]
         q = tl.load(mine, mask=(group < share)[:, None], other=0.0)
         k = tl.load(keys + place[None, :] + at[:, None], mask=seen[None, :], other=0.0)
-        v = tl.load(
-            keys + side_stride + place[:, None] + at[None, :], mask=seen[:, None], other=0.0
-        )
-        scores = tl.dot(q.to(operand), k.to(operand)) * scale
+        if of_fp8:
+            half = tl.arange(0, columns)[None, :]
+            pairs = (keys + side_stride + place[:, None]).to(tl.pointer_type(tl.uint16)) + half
+            v = tl.load(pairs, mask=seen[:, None], other=0)
+            q, k = q.to(tl.float32).to(tl.float16), k.to(tl.float16)
+        else:
+            v = tl.load(
+                keys + side_stride + place[:, None] + at[None, :], mask=seen[:, None], other=0.0
+            )
+        scores = tl.dot(q, k) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         probabilities = tl.exp2(scores - new_top[:, None])
         kept = tl.exp2(top - new_top)
         each_weight = each_weight * kept[:, None] + probabilities
-        sum_ = tl.dot(probabilities.to(operand), v.to(operand), sum_ * kept[:, None])
+        probabilities = probabilities.to(q.dtype)
+        if of_fp8:
+            v, odd = _of_pairs(v, assembled)
+            odd_sum = tl.dot(probabilities, odd, odd_sum * kept[:, None])
+        sum_ = tl.dot(probabilities, v, sum_ * kept[:, None])
         top = new_top
 
         is_last = left <= tile
@@ -315,15 +357,21 @@ def attend(  # type: ignore[no-untyped-def]
             to_piece = group < tl.where(whole, 0, share)
             target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
             target += group[:, None] * head_dim + at[None, :]
-            mean = sum_ / weight[:, None] * value_scale
+            if of_fp8:
+                all_sums = tl.interleave(sum_, odd_sum)
+            else:
+                all_sums = sum_
+            mean = all_sums / weight[:, None] * value_scale
             tl.store(target, mean.to(result.dtype.element_ty), mask=to_result)
             piece = ((program * 2 + has_first.to(tl.int32)) * kv_heads + head) * share + group
-            tl.store(sums + piece[:, None] * head_dim + at[None, :], sum_, mask=to_piece[:, None])
+            piece_sums = sums + piece[:, None] * head_dim + at[None, :]
+            tl.store(piece_sums, all_sums, mask=to_piece[:, None])
             tl.store(weights + piece * 2, top, mask=to_piece)
             tl.store(weights + piece * 2 + 1, weight, mask=to_piece)
             top = tl.full([rows], float("-inf"), tl.float32)
             each_weight = tl.zeros([rows, tile], tl.float32)
-            sum_ = tl.zeros([rows, head_dim], tl.float32)
+            sum_ = tl.zeros([rows, columns], tl.float32)
+            odd_sum = tl.zeros([rows, columns], tl.float32)
 
     tl.debug_barrier()  # what every thread left is left before one of them tells
     counts = arrived + ends_row * kv_heads + head
