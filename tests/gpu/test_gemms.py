@@ -101,8 +101,6 @@ def test_weights_of_fp8(rows: int) -> None:
         before = hidden.float()
         if few.takes(gemm, rows):
             few.add(gemm, x, hidden)
-        elif few.takes_rounded(gemm, rows):
-            few.add(gemm, rounded(x), hidden)
         else:
             hidden += gemm(x)
         assert not few.refused

@@ -159,32 +159,28 @@ def gemms(full: bool) -> None:
 
 
 def fp8_gemms(full: bool) -> None:
-    """Weights of fp8, where kernels read them: rows of 16 bits, and rounded ones."""
+    """Weights of fp8: one row as it is, and rounded ones."""
     if not LIMITS.has_fp8:
         return
     shapes = [(2560, 6144, 9728)]
     if full:
         shapes += [(4096, 6144, 14336), (2048, 3072, 4864)]
     few = FewRows(1e-5, CPU)
-    few._programs = CORES[LIMITS.capability]
-    for (hidden, qkv, inner), rows, height in itertools.product(
-        shapes, (1, 2, 32, 48, 64) if full else (1, 64), (128, 32) if full else (128,)
-    ):
-        with label(f"{rows} rows of {hidden} by fp8, blocks of {height} rows"):
-            x, norm = rows_of(rows, hidden), rows_of(1, hidden)[0]
-            weighted = few.add(fp8(hidden, inner, height), rows_of(rows, inner), x, norm)
+    for (hidden, qkv, inner), height in itertools.product(shapes, (128, 32) if full else (128,)):
+        with label(f"a row of {hidden} by fp8, blocks of {height} rows"):
+            x, norm = rows_of(1, hidden), rows_of(1, hidden)[0]
+            few.add(fp8(hidden, inner, height), rows_of(1, inner), x, norm)
             few.normed(fp8(qkv, hidden, height, biased=True), x, norm)
-            few.gated(fp8(2 * inner, hidden, height), x if weighted is None else weighted, norm)
+            few.gated(fp8(2 * inner, hidden, height), x, norm)
     for (hidden, qkv, inner), rows in itertools.product(
-        shapes, (65, 96, 128, 200) if full else (96, 200)
+        shapes, (2, 64, 96, 200, 2000) if full else (2, 96, 2000)
     ):
         with label(f"{rows} rounded rows of {hidden} by fp8"):
-            x = fp8_linear.rounded(rows_of(rows, hidden), rows_of(1, hidden)[0], 1e-5)
-            fp8(qkv, hidden, biased=True)(x)
-            if few.takes_rounded(fp8(qkv, hidden), rows):
-                few.plain(fp8(qkv, hidden, biased=True), x)
-                few.add(fp8(hidden, inner), fp8_linear.rounded(rows_of(rows, inner)), x.dense())
-                few.gated_rounded(fp8(2 * inner, hidden), x)
+            x, norm = rows_of(rows, hidden), rows_of(1, hidden)[0]
+            fp8(qkv, hidden, biased=True)(fp8_linear.norm_rounded(x, norm, 1e-5))
+            added = fp8(hidden, hidden)(fp8_linear.rounded(x))
+            gate_up = fp8(2 * inner, hidden)(fp8_linear.add_norm_rounded(x, added, norm, 1e-5))
+            fp8(hidden, inner)(fp8_linear.gated_rounded(gate_up))
 
 
 def fp8(out: int, size: int, height: int = 128, *, biased: bool = False) -> Fp8Linear:

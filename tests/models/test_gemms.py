@@ -12,7 +12,7 @@ from support.kernels import DEVICE
 from triton.runtime.errors import OutOfResources
 
 from tasuki.models import gemms
-from tasuki.models.gemm_tiles import Device, Shape, row_groups, tiles_of_dense
+from tasuki.models.gemm_tiles import Device, Shape, row_groups, tiles_of
 from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
 
@@ -207,7 +207,7 @@ def test_what_is_being_loaded_fits(shared_bytes: int, plain: list[int], gated: l
     device, rows = Device(shared_bytes, 132), (16, 32, 48, 64)
 
     def stages(gated: bool) -> list[int]:
-        return [tiles_of_dense(Shape(n, 2560, 9728, gated), device).stages for n in rows]
+        return [tiles_of(Shape(n, 2560, 9728, gated), device).stages for n in rows]
 
     assert stages(False) == plain
     assert stages(True) == gated

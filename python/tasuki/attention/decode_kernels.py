@@ -357,10 +357,7 @@ def attend(  # type: ignore[no-untyped-def]
             to_piece = group < tl.where(whole, 0, share)
             target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
             target += group[:, None] * head_dim + at[None, :]
-            if of_fp8:
-                all_sums = tl.interleave(sum_, odd_sum)
-            else:
-                all_sums = sum_
+            all_sums = tl.interleave(sum_, odd_sum) if of_fp8 else sum_
             mean = all_sums / weight[:, None] * value_scale
             tl.store(target, mean.to(result.dtype.element_ty), mask=to_result)
             piece = ((program * 2 + has_first.to(tl.int32)) * kv_heads + head) * share + group

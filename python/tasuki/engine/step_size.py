@@ -3,8 +3,8 @@
     only prompts     longest step x prefill rate
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
 
-Prompts get four fifths of the time of the decodes beside them, also where that exceeds the
-target: with less, a batch of long contexts would never fill up. Where many prompts wait, the
+Prompts get as much time as the decodes beside them, also where that exceeds the target: with
+less, prompts that wait keep a batch of long contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
 bounds both. No torch.
 """
@@ -16,7 +16,7 @@ from tasuki.engine.stats import StepRates
 
 _DRAIN_STEPS = 96  # in which all prompts that wait should be computed
 _STRETCH = 4.0  # times the target: the longest step that a queue of prompts may cause
-_LEAST_SHARE = 0.8  # of a decode step: the time that prompts get however long decodes take
+_LEAST_SHARE = 1.0  # of a decode step: the time that prompts get however long decodes take
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
 

@@ -1,8 +1,8 @@
-"""Kernels of fp8 beside those of gemm_kernels.py, in Triton; CUDA only.
+"""Kernels of GEMMs by weights of fp8, in Triton; CUDA only.
 
-    round_rows    x, or its norm ──▶ fp8 with a scale for each 128 columns of a row
+    round_rows    x ──add? norm? gate?──▶ fp8 with a scale for each 128 columns of a row
     one_row_fp8   one row by a weight of fp8: sums in registers, float32
-    many_rows     rows of fp8 by a weight of fp8, for prompts: tensor cores, both from memory
+    many_rows     rows of fp8 by a weight of fp8: tensor cores, both from memory
 
 Sums of fp8 by fp8 leave the tensor cores after each 128 columns and are added up in float32,
 times both scales: the tensor cores' own sums of fp8 have fewer bits. Triton's interpreter runs
@@ -20,12 +20,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def round_rows(  # type: ignore[no-untyped-def]
     x,
     x_stride,
+    hidden,
+    hidden_stride,
     norm,
     values,
     scales,
+    scales_stride,
     eps,
     size: tl.constexpr,
+    added: tl.constexpr,
     normed: tl.constexpr,
+    gated: tl.constexpr,
     blocks: tl.constexpr,
     dependent: tl.constexpr,
 ):
@@ -37,17 +42,26 @@ def round_rows(  # type: ignore[no-untyped-def]
     block = tl.program_id(1) * blocks + tl.arange(0, blocks)
     at = block[:, None] * 128 + tl.arange(0, 128)[None, :]
     mask = at < size
-    own = tl.load(x + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    x += row * x_stride
+    own = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if added:
+        sum_at = hidden + row * hidden_stride + at
+        own += tl.load(sum_at, mask=mask, other=0.0).to(tl.float32)
+        kept = own.to(hidden.dtype.element_ty)
+        tl.store(sum_at, kept, mask=mask)
+        own = kept.to(tl.float32)
     if normed:
         square = tl.sum(tl.sum(own * own, axis=1), axis=0)
         own *= tl.rsqrt(square / size + eps)
         own *= tl.load(norm + at, mask=mask, other=0.0).to(tl.float32)
+    if gated:
+        own = own / (1.0 + tl.exp(-own)) * tl.load(x + size + at, mask=mask, other=0.0)
     largest = tl.max(tl.abs(own), axis=1)
     scale = tl.where(largest > 0.0, largest / 448.0, 1.0)
     rounded = (own / scale[:, None]).to(values.dtype.element_ty)
     tl.store(values + row * size + at, rounded, mask=mask)
     count: tl.constexpr = size // 128
-    tl.store(scales + row * count + block, scale, mask=block < count)
+    tl.store(scales + block * scales_stride + row, scale, mask=block < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,6 +132,7 @@ def one_row_fp8(  # type: ignore[no-untyped-def]
 def many_rows(  # type: ignore[no-untyped-def]
     x,
     x_scales,
+    x_scales_stride,
     weight,
     weight_scales,
     scales_row,
@@ -153,14 +168,14 @@ def many_rows(  # type: ignore[no-untyped-def]
     read = tl.minimum(own, out - 1).to(tl.int64)
     x_at = x + row_read[:, None] * size + column[None, :]
     weight_at = weight + read[:, None] * size + column[None, :]
-    x_scales += row_read * count
+    x_scales += row_read
     weight_scales += read // block_rows * scales_row
     total = tl.zeros((tall, outs), tl.float32)
     for block in tl.range(0, count, num_stages=stages):
         values = tl.load(x_at + block * 128)
         tile = tl.trans(tl.load(weight_at + block * 128))
         scale = tl.load(weight_scales + block * scales_column)[None, :]
-        scale *= tl.load(x_scales + block)[:, None]
+        scale *= tl.load(x_scales + block * x_scales_stride)[:, None]
         total += tl.dot(values, tile) * scale
     if dependent:
         gdc_launch_dependents()

@@ -1,13 +1,22 @@
 """GEMMs whose weights are kept in fp8 (weights.py): CUDA only.
 
-With more than a few rows the input is rounded to fp8 as well, with a float32 scale for each 128
-columns of a row (`Rounded`), and fp8 is multiplied by fp8.
+The input is rounded to fp8 as well, with a float32 scale for each 128 columns of a row
+(`Rounded`), and fp8 is multiplied by fp8. The one row of a step that has no other is not
+rounded: gemms.py. Microseconds of a layer's four GEMMs in Qwen3-4B's shape on an H200, in CUDA
+graphs:
+
+    rows                           16    32    96   256   608  2048  4096
+    bfloat16                       70    71    73    93   180   565  1134
+    cuBLAS, scales of 1 x 128      45    47    53    88   167   502   958
+    cuBLAS, scales of 128 x 128    62    63    77    87   130   399   768
+    our kernel                    126   122   210   224   318   967  1793
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -16,7 +25,7 @@ from triton.errors import TritonError
 from tasuki.device_limits import limits_of
 from tasuki.models.fp8_kernels import many_rows, round_rows
 from tasuki.models.layers import PlainLinear
-from tasuki.models.weights import BLOCK, FP8, LARGEST, Fp8Weight
+from tasuki.models.weights import BLOCK, FP8, Fp8Weight
 from tasuki.overlap import overlaps
 
 log = logging.getLogger(__name__)
@@ -24,66 +33,112 @@ log = logging.getLogger(__name__)
 _refused: set[torch.device] = set()
 _TALL, _OUTS, _GROUP, _STAGES, _WARPS = 128, 128, 8, 4, 8
 _LOW, _LOW_WARPS = 64, 4  # with at most so many rows
+_LEAST_OUTS = 32  # of a program, where there would be fewer programs than multiprocessors
 _BLOCKS = 8  # of a program that rounds
 _SPARE_BYTES = 1 << 10
+_PADDING = 16  # cuBLAS takes rows in multiples of it
+_SQUARE_ROWS = 256  # from so many on, cuBLAS is faster with scales of 128 x 128
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Rows in fp8: `values` [rows, size], times `scales` [rows, size / 128] float32."""
+    """Rows in fp8: `values` [rows, size], times `scales` [rows, size / 128] float32.
 
-    values: torch.Tensor
-    scales: torch.Tensor
+    Attributes:
+        all_values: [padded, size]: `values` and rows that nobody reads.
+        all_scales: [padded, size / 128], the scales of a block of columns one after another.
+        rows: How many are meant.
+        dtype: That they stand for.
+    """
+
+    all_values: torch.Tensor
+    all_scales: torch.Tensor
+    rows: int
     dtype: torch.dtype
+
+    @property
+    def values(self) -> torch.Tensor:
+        """[rows, size] fp8."""
+        return self.all_values[: self.rows]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """[rows, size / 128] float32."""
+        return self.all_scales[: self.rows]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and their size."""
-        rows, size = self.values.shape
-        return rows, size
+        return self.rows, self.all_values.shape[1]
 
     @property
     def device(self) -> torch.device:
         """Where they are."""
-        return self.values.device
+        return self.all_values.device
 
     def dense(self) -> torch.Tensor:
         """[rows, size] in their dtype."""
         return (self.values.float() * self.scales.repeat_interleave(BLOCK, 1)).to(self.dtype)
 
-    def copy_(self, x: torch.Tensor) -> None:
-        """Round `x`, [rows, size], by PyTorch's operators."""
-        blocks = x.float().view(x.shape[0], -1, BLOCK)
-        largest = blocks.abs().amax(2)
-        self.scales.copy_(torch.where(largest > 0, largest / LARGEST, 1.0))
-        self.values.copy_((blocks / self.scales[:, :, None]).to(FP8).view(x.shape))
 
-    @staticmethod
-    def empty(rows: int, size: int, like: torch.Tensor | Rounded) -> Rounded:
-        """Memory for so many rows on the device of `like`, whose dtype they stand for."""
-        values = torch.empty(rows, size, dtype=FP8, device=like.device)
-        scales = torch.empty(rows, size // BLOCK, dtype=torch.float32, device=like.device)
-        return Rounded(values, scales, like.dtype)
+def rounded(x: torch.Tensor) -> Rounded:
+    """`x`, [rows, size] with adjacent elements, in fp8."""
+    return _round(x, x.shape[1])
 
 
-def rounded(x: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0) -> Rounded:
-    """`x`, [rows, size] with adjacent elements, or its norm by root mean square, in fp8."""
-    rows, size = x.shape
-    result = Rounded.empty(rows, size, x)
+def norm_rounded(x: torch.Tensor, norm: torch.Tensor, eps: float) -> Rounded:
+    """The norm of `x`, [rows, size], by root mean square, times `norm` [size], in fp8."""
+    return _round(x, x.shape[1], norm=norm, eps=eps)
+
+
+def add_norm_rounded(
+    hidden: torch.Tensor, x: torch.Tensor, norm: torch.Tensor, eps: float
+) -> Rounded:
+    """Add `x` to `hidden` in place; the norm of the sum, all [rows, size], in fp8."""
+    return _round(x, x.shape[1], norm=norm, eps=eps, hidden=hidden)
+
+
+def gated_rounded(gate_up: torch.Tensor) -> Rounded:
+    """silu of the first half of each row times the second: [rows, 2 x size], in fp8."""
+    return _round(gate_up, gate_up.shape[1] // 2, gated=True)
+
+
+def _round(
+    x: torch.Tensor,
+    size: int,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    hidden: torch.Tensor | None = None,
+    gated: bool = False,
+) -> Rounded:
+    rows, count = x.shape[0], size // BLOCK
+    padded = -(-rows // _PADDING) * _PADDING
+    result = Rounded(
+        torch.empty(padded, size, dtype=FP8, device=x.device),
+        torch.empty(count, padded, dtype=torch.float32, device=x.device).t(),
+        rows,
+        x.dtype,
+    )
     if not rows:
         return result
-    count = size // BLOCK
-    blocks = triton.next_power_of_2(count) if norm is not None else _BLOCKS
+    blocks = _BLOCKS if norm is None else triton.next_power_of_2(count)
     dependent = overlaps(x.device)
+    added_to = x if hidden is None else hidden
     round_rows[(rows, triton.cdiv(count, blocks))](
         x,
         x.stride(0),
+        added_to,
+        added_to.stride(0),
         x if norm is None else norm,
-        result.values,
-        result.scales,
+        result.all_values,
+        result.all_scales,
+        result.all_scales.stride(1),
         eps,
         size=size,
+        added=hidden is not None,
         normed=norm is not None,
+        gated=gated,
         blocks=blocks,
         dependent=dependent,
         launch_pdl=dependent,
@@ -92,12 +147,22 @@ def rounded(x: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0)
     return result
 
 
-@dataclass(frozen=True, slots=True)
 class Fp8Linear:
-    """A GEMM by a weight in fp8, [out, in], that `why_not` has nothing against."""
+    """A GEMM by a weight in fp8, [out, in], that `why_not` has nothing against.
 
-    weight: Fp8Weight
-    bias: torch.Tensor | None
+    By cuBLAS where it knows these scales, else by a kernel of ours.
+    """
+
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None) -> None:
+        """Keep the weight; `bias` is [out]."""
+        # Programs read the scales of a stretch of rows at a time, cuBLAS those of all rows.
+        by_row = weight if weight.rows == 1 else weight.cut(1, BLOCK)
+        self._row_scales = by_row.scales.t().contiguous().t()
+        scales = self._row_scales if weight.rows == 1 else weight.scales.contiguous()
+        self.weight = replace(weight, scales=scales)
+        self.bias = bias
+        device = weight.values.device
+        self._by_library = weight.dtype == torch.bfloat16 and library_multiplies(device)
 
     @property
     def outs(self) -> int:
@@ -106,11 +171,15 @@ class Fp8Linear:
 
     def __call__(self, x: torch.Tensor | Rounded) -> torch.Tensor:
         """See `Linear`."""
+        if self._by_library and x.shape[0]:
+            return self._multiply(x if isinstance(x, Rounded) else rounded(x))
         out = self.weight.values.new_empty(x.shape[0], self.outs, dtype=x.dtype)
         return self.into(out, x)
 
     def into(self, out: torch.Tensor, x: torch.Tensor | Rounded) -> torch.Tensor:
         """Write the GEMM to `out`, [T, out] with adjacent elements, and return it."""
+        if self._by_library:
+            return out.copy_(self(x))
         if self._compiled():
             try:
                 return self._launch(out, x if isinstance(x, Rounded) else rounded(x))
@@ -121,17 +190,30 @@ class Fp8Linear:
         x = x.dense() if isinstance(x, Rounded) else x
         return PlainLinear(self.weight.dense(), self.bias).into(out, x)
 
+    def _multiply(self, x: Rounded) -> torch.Tensor:
+        weight = self.weight
+        square = weight.rows == BLOCK and weight.scales.shape[1] % 4 == 0
+        scales = weight.scales if square and x.rows >= _SQUARE_ROWS else self._row_scales
+        result = block_scaled(x, weight.values, scales)[: x.rows]
+        if self.bias is not None:
+            result += self.bias
+        return result
+
     def _compiled(self) -> bool:
         return self.weight.values.device not in _refused
 
     def _launch(self, out: torch.Tensor, x: Rounded) -> torch.Tensor:
         weight, (rows, size) = self.weight, x.shape
         tall, warps = (_TALL, _WARPS) if rows > _LOW else (_LOW, _LOW_WARPS)
+        tiles = triton.cdiv(rows, tall)
+        few = tiles * triton.cdiv(self.outs, _OUTS) < limits_of(x.device).cores
+        outs = _LEAST_OUTS if few else _OUTS
         dependent = overlaps(x.device)
         if rows:
-            many_rows[(triton.cdiv(rows, tall) * triton.cdiv(self.outs, _OUTS),)](
-                x.values,
-                x.scales,
+            many_rows[(tiles * triton.cdiv(self.outs, outs),)](
+                x.all_values,
+                x.all_scales,
+                x.all_scales.stride(1),
                 weight.values,
                 weight.scales,
                 *weight.scales.stride(),
@@ -144,7 +226,7 @@ class Fp8Linear:
                 block_rows=weight.rows,
                 biased=self.bias is not None,
                 tall=tall,
-                outs=_OUTS,
+                outs=outs,
                 group=_GROUP,
                 stages=_stages(tall, x.device),
                 dependent=dependent,
@@ -152,6 +234,36 @@ class Fp8Linear:
                 num_warps=warps,
             )
         return out
+
+
+def block_scaled(x: Rounded, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """cuBLAS: [padded, out] of rows by `values` [out, size], each times its scales.
+
+    Args:
+        x: Rows.
+        values: Of the weight.
+        scales: [out, size / 128], those of a block of columns one after another; or
+            [out / 128, size / 128], contiguous.
+    """
+    return torch._scaled_mm(x.all_values, values.t(), x.all_scales, scales.t(), out_dtype=x.dtype)
+
+
+@functools.cache
+def library_multiplies(device: torch.device) -> bool:
+    """Whether cuBLAS multiplies blocks with scales of their own on this device: Hopper's does."""
+    if device.type != "cuda":
+        return False
+    rows = torch.ones(_PADDING, 4 * BLOCK, dtype=torch.bfloat16, device=device)
+    values = torch.ones(BLOCK, 4 * BLOCK, dtype=FP8, device=device)
+    try:
+        for height in (1, BLOCK):
+            scales = torch.ones(4, BLOCK // height, device=device)
+            scales = scales.t() if height == 1 else scales.t().contiguous()
+            if not bool((block_scaled(rounded(rows), values, scales) == 4 * BLOCK).all()):
+                return False
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _stages(tall: int, device: torch.device) -> int:

@@ -13,11 +13,6 @@ A norm is a factor for each column, its weight, and one for each row. A GEMM tha
 leave what it made times the next norm's weight (weighted.py), and each tile's squares of it,
 [tiles, rows]; the GEMM after it adds these up in their order, and has the rows' factors.
 
-A weight of fp8 (weights.py) is read as it is. Up to 64 rows its tiles become x's dtype in
-registers; with more rows x is rounded to fp8 too, with a scale for each 128 columns of a row, as
-tensor cores multiply fp8 twice as fast and then need no conversion. Each tile's sums are in
-float32, times the scales of its blocks.
-
 Results do not depend on who was last. Triton's interpreter runs both on the CPU
 (TRITON_INTERPRET=1). This file owns no state.
 """
@@ -149,7 +144,6 @@ def _finish(  # type: ignore[no-untyped-def]
     bias,
     norms,
     at,
-    scales_at,
     weighted,
     left_squares,
     own,
@@ -163,7 +157,6 @@ def _finish(  # type: ignore[no-untyped-def]
     gated: tl.constexpr,
     added: tl.constexpr,
     weighing: tl.constexpr,
-    rounding: tl.constexpr,
 ):
     if stretches:
         factor = tl.rsqrt(tl.sum(sums, axis=0) / size + eps)[None, :]
@@ -175,11 +168,6 @@ def _finish(  # type: ignore[no-untyped-def]
         total = total / (1.0 + tl.exp(-total)) * up
     if added:
         total += before.to(tl.float32)
-    if rounding:  # the tile is one block of columns
-        largest = tl.max(tl.where(mask, tl.abs(total), 0.0), axis=0)
-        scale = tl.where(largest > 0.0, largest / 448.0, 1.0)
-        tl.store(scales_at, scale, mask=tl.max(mask.to(tl.int32), axis=0) > 0)
-        total /= scale[None, :]
     rounded = total.to(at.dtype.element_ty)
     tl.store(at, rounded, mask=mask)
     if weighing:
@@ -189,40 +177,15 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(place, (values * norms[:, None]).to(weighted.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _row_scale(  # type: ignore[no-untyped-def]
-    scales, row, rows, block, blocks: tl.constexpr, rounded: tl.constexpr
-):
-    """What x of fp8 is multiplied by, [1, rows]."""
-    scale = 1.0
-    if rounded:
-        at = scales + row.to(tl.int64) * blocks + block
-        scale = tl.load(at, mask=row < rows, other=0.0)[None, :]
-    return scale
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _readable(weight, values, rounded: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of fp8 as tensor cores take it beside x."""
-    if not rounded:
-        weight = weight.to(values.dtype)
-    return weight
-
-
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def few_rows(  # type: ignore[no-untyped-def]
     x,
     x_stride,
-    x_scales,
     squares,
     weight,
-    weight_scales,
-    scales_row,
-    scales_column,
     bias,
     result,
     result_stride,
-    result_scales,
     norm,
     weighted,
     left_squares,
@@ -232,10 +195,6 @@ def few_rows(  # type: ignore[no-untyped-def]
     out,
     eps,
     size: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-    rounded: tl.constexpr,
-    rounding: tl.constexpr,
     split: tl.constexpr,
     stretches: tl.constexpr,
     biased: tl.constexpr,
@@ -250,8 +209,7 @@ def few_rows(  # type: ignore[no-untyped-def]
     dependent: tl.constexpr,
 ):
     # Rows are taken in two groups of powers of two, the second of which may be empty.
-    # With `stretches` x is weighted: so many sums of squares each row has. With `block_rows` the
-    # weight is of fp8; with `rounded` x is too, with `rounding` the result becomes so.
+    # With `stretches` x is weighted: so many sums of squares each row has.
     share: tl.constexpr = (size // columns + split - 1) // split * columns
     held: tl.constexpr = outs * (first + second)
     if dependent:
@@ -264,10 +222,6 @@ def few_rows(  # type: ignore[no-untyped-def]
     read = tl.minimum(own, out - 1).to(tl.int64)
     gates = weight + read[:, None] * size + column[None, :]
     ups = weight + (read + out)[:, None] * size + column[None, :]
-    if block_rows:
-        blocks: tl.constexpr = (size + block_columns - 1) // block_columns
-        gate_scales = weight_scales + read // block_rows * scales_row
-        up_scales = weight_scales + (read + out) // block_rows * scales_row
     row = tl.arange(0, first)
     mask = (own < out)[:, None] & (row < rows)[None, :]
     result_at, before, sums = _ask(
@@ -294,33 +248,15 @@ def few_rows(  # type: ignore[no-untyped-def]
     for k in tl.range(0, span, columns, num_stages=stages):
         values = tl.trans(tl.load(x_at + k, mask=(row < rows)[:, None], other=0.0))
         gate = tl.load(gates + k)
-        if block_rows:
-            at_block = (begin + k) // block_columns
-            scale = tl.load(gate_scales + at_block * scales_column)[:, None]
-            x_scale = _row_scale(x_scales, row, rows, at_block, blocks, rounded)
-            gate = _readable(gate, values, rounded)
-            total += tl.dot(gate, values) * (scale * x_scale)
-        else:
-            total = tl.dot(gate, values, total)
+        total = tl.dot(gate, values, total)
         if second:
             values_2 = tl.trans(tl.load(x_2_at + k, mask=(row_2 < rows)[:, None], other=0.0))
-            if block_rows:
-                x_2_scale = _row_scale(x_scales, row_2, rows, at_block, blocks, rounded)
-                total_2 += tl.dot(gate, values_2) * (scale * x_2_scale)
-            else:
-                total_2 = tl.dot(gate, values_2, total_2)
+            total_2 = tl.dot(gate, values_2, total_2)
         if gated:
             upper = tl.load(ups + k)
-            if block_rows:
-                up_scale = tl.load(up_scales + at_block * scales_column)[:, None]
-                upper = _readable(upper, values, rounded)
-                up += tl.dot(upper, values) * (up_scale * x_scale)
-                if second:
-                    up_2 += tl.dot(upper, values_2) * (up_scale * x_2_scale)
-            else:
-                up = tl.dot(upper, values, up)
-                if second:
-                    up_2 = tl.dot(upper, values_2, up_2)
+            up = tl.dot(upper, values, up)
+            if second:
+                up_2 = tl.dot(upper, values_2, up_2)
     if dependent:
         gdc_launch_dependents()
 
@@ -360,7 +296,6 @@ def few_rows(  # type: ignore[no-untyped-def]
             bias,
             norms,
             result_at,
-            result_scales + row * tl.cdiv(out, outs) + tile,
             weighted,
             left_squares,
             own,
@@ -374,7 +309,6 @@ def few_rows(  # type: ignore[no-untyped-def]
             gated,
             added,
             weighing,
-            rounding,
         )
         if second:
             _finish(
@@ -385,7 +319,6 @@ def few_rows(  # type: ignore[no-untyped-def]
                 bias,
                 norms,
                 result_2_at,
-                result_scales + row_2 * tl.cdiv(out, outs) + tile,
                 weighted,
                 left_squares,
                 own,
@@ -399,5 +332,4 @@ def few_rows(  # type: ignore[no-untyped-def]
                 gated,
                 added,
                 weighing,
-                rounding,
             )

@@ -35,7 +35,7 @@ from triton.errors import TritonError
 from tasuki.device_limits import limits_of
 from tasuki.models import gemm_tiles, kernels, library_gemm
 from tasuki.models.fp8_kernels import one_row_fp8
-from tasuki.models.fp8_linear import Fp8Linear, Rounded
+from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.gemm_kernels import few_rows, one_row
 from tasuki.models.gemm_tiles import (
     OUTS,
@@ -43,8 +43,7 @@ from tasuki.models.gemm_tiles import (
     Shape,
     held_rows,
     row_groups,
-    tiles_of_dense,
-    tiles_of_fp8,
+    tiles_of,
 )
 from tasuki.models.layers import PlainLinear
 from tasuki.models.weighted import Weighted
@@ -111,30 +110,17 @@ class FewRows:
         if self.refused or not isinstance(gemm, Gemm) or not 0 < rows <= most_rows:
             return False
         if isinstance(gemm, Fp8Linear):
-            return _takes_fp8(gemm, rows)
+            return rows == 1 and gemm.weight.shape[1] % (BLOCK * _BLOCKS_OF_ONE) == 0
         if rows == 1:
             return takes_one_row(gemm.weight)
         out, size = gemm.weight.shape
         half = gemm.weight.dtype in _HALF
         return half and size % gemm_tiles.COLUMNS == 0 and out <= _MAX_TILES * OUTS
 
-    def takes_rounded(self, gemm: object, rows: int) -> TypeGuard[Fp8Linear]:
-        """Whether `plain`, `add` and `gated_rounded` take a GEMM of so many rounded rows."""
-        if self.refused or not isinstance(gemm, Fp8Linear):
-            return False
-        return MAX_ROWS < rows <= LIMIT_ROWS and gemm.outs <= _MAX_TILES * OUTS
-
-    def plain(self, gemm: Gemm, x: torch.Tensor | Rounded) -> torch.Tensor:
+    def plain(self, gemm: Gemm, x: torch.Tensor) -> torch.Tensor:
         """The GEMM of `x`, [rows, in] with adjacent elements."""
         result = torch.empty(x.shape[0], gemm.weight.shape[0], dtype=x.dtype, device=x.device)
         self._run(gemm, x, result)
-        return result
-
-    def gated_rounded(self, gemm: Fp8Linear, x: Rounded) -> Rounded:
-        """`kernels.gated` of the GEMM of `x`, rounded: [rows, in] to [rows, out / 2]; no bias."""
-        assert gemm.bias is None
-        result = Rounded.empty(x.shape[0], gemm.outs // 2, x)
-        self._run(gemm, x, result, gated=True)
         return result
 
     def normed(self, gemm: Gemm, x: torch.Tensor | Weighted, norm: torch.Tensor) -> torch.Tensor:
@@ -157,7 +143,7 @@ class FewRows:
     def add(
         self,
         gemm: Gemm,
-        x: torch.Tensor | Rounded,
+        x: torch.Tensor,
         hidden: torch.Tensor,
         norm: torch.Tensor | None = None,
     ) -> Weighted | None:
@@ -193,8 +179,8 @@ class FewRows:
     def _run(
         self,
         gemm: Gemm,
-        x: torch.Tensor | Rounded,
-        result: torch.Tensor | Rounded,
+        x: torch.Tensor,
+        result: torch.Tensor,
         *,
         norm: torch.Tensor | None = None,
         gated: bool = False,
@@ -226,8 +212,8 @@ class FewRows:
     def _launch(
         self,
         gemm: Gemm,
-        x: torch.Tensor | Rounded,
-        result: torch.Tensor | Rounded,
+        x: torch.Tensor,
+        result: torch.Tensor,
         *,
         norm: torch.Tensor | None = None,
         gated: bool = False,
@@ -237,8 +223,6 @@ class FewRows:
     ) -> None:
         rows, size = x.shape
         out = result.shape[1]
-        fp8 = gemm.weight if isinstance(gemm.weight, Fp8Weight) else None
-        weight = gemm.weight.values if isinstance(gemm.weight, Fp8Weight) else gemm.weight
         shared = {
             "biased": gemm.bias is not None,
             "gated": gated,
@@ -246,36 +230,27 @@ class FewRows:
             "dependent": self._dependent,
             "launch_pdl": self._dependent,
         }
-        bias = weight if gemm.bias is None else gemm.bias
+        bias = x if gemm.bias is None else gemm.bias
         if rows == 1:
-            assert isinstance(x, torch.Tensor)
             normed = norm is not None and not added
             ends = (bias, result, out, self._eps)
             self._launch_one(x, norm if normed else None, gemm.weight, ends, shared)
             return
-        none = self._counters  # what is not there, and not read
-        x, x_scales = _parts_of(x, none)
-        result, result_scales = _parts_of(result, none)
-        shape, device = Shape(rows, size, out, gated), Device(self._shared_bytes, self._programs)
-        if fp8 is None:
-            tiles = tiles_of_dense(shape, device)
-        else:
-            tiles = tiles_of_fp8(shape, device, rounded=x_scales is not none)
+        assert isinstance(gemm, PlainLinear)
+        weight, none = gemm.weight, self._counters  # what is not there, and not read
+        device = Device(self._shared_bytes, self._programs)
+        tiles = tiles_of(Shape(rows, size, out, gated), device)
         count = triton.cdiv(out, tiles.outs)
         sums = count * tiles.split * tiles.outs * held_rows(rows) * (1 + gated)
         first, second = row_groups(rows)
         few_rows[(count * tiles.split,)](
             x,
             x.stride(0),
-            x_scales,
             none if squares is None else squares,
             weight,
-            none if fp8 is None else fp8.scales,
-            *((0, 0) if fp8 is None else fp8.scales.stride()),
             bias,
             result,
             result.stride(0),
-            result_scales,
             weight if norm is None else norm,
             x if left is None else left.x,
             none if left is None else left.squares,
@@ -285,10 +260,6 @@ class FewRows:
             out,
             self._eps,
             size=size,
-            block_rows=0 if fp8 is None else fp8.rows,
-            block_columns=BLOCK,
-            rounded=x_scales is not none,
-            rounding=result_scales is not none,
             split=tiles.split,
             stretches=0 if squares is None else squares.shape[0],
             weighing=left is not None,
@@ -306,7 +277,7 @@ class FewRows:
         x: torch.Tensor,
         norm: torch.Tensor | None,
         weight: torch.Tensor | Fp8Weight,
-        ends: tuple[torch.Tensor, torch.Tensor | Rounded, int, float],
+        ends: tuple[torch.Tensor, torch.Tensor, int, float],
         shared: dict[str, bool],
     ) -> None:
         """The kernel of one row; `ends`: bias, result, its columns, and the norm's eps."""
@@ -345,18 +316,6 @@ class FewRows:
             num_warps=2,
             **shared,
         )
-
-
-def _takes_fp8(gemm: Fp8Linear, rows: int) -> bool:
-    out, size = gemm.weight.shape
-    if rows == 1:
-        return size % (BLOCK * _BLOCKS_OF_ONE) == 0
-    return rows <= MAX_ROWS and out <= _MAX_TILES * OUTS
-
-
-def _parts_of(x: torch.Tensor | Rounded, none: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers and scales of rows; `none`: they have no scales."""
-    return (x.values, x.scales) if isinstance(x, Rounded) else (x, none)
 
 
 def _early_columns(size: int) -> int:

@@ -26,8 +26,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.execution.collective import Collective
 
-Linear = Callable[[torch.Tensor], torch.Tensor]
-"""[T, in] to [T, out], T at least 1, in the weight's dtype."""
+Linear = Callable[[Any], torch.Tensor]
+"""[T, in], of fp8 rounded or not, to [T, out], T at least 1, in the weight's dtype."""
 
 
 @runtime_checkable

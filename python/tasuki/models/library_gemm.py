@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tasuki.models.fp8_linear import Fp8Linear, Rounded
+from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.layers import PlainLinear
 from tasuki.models.weighted import Weighted
 from tasuki.models.weights import Fp8Weight
@@ -16,8 +16,8 @@ from tasuki.models.weights import Fp8Weight
 
 def multiply(
     gemm: PlainLinear | Fp8Linear,
-    x: torch.Tensor | Rounded,
-    result: torch.Tensor | Rounded,
+    x: torch.Tensor,
+    result: torch.Tensor,
     eps: float,
     *,
     norm: torch.Tensor | None,
@@ -30,7 +30,7 @@ def multiply(
 
     Args:
         gemm: weight [out, in] and bias.
-        x: rows, of fp8 or not; with `squares` weighted (`Weighted.x`).
+        x: rows; with `squares` weighted (`Weighted.x`).
         result: [rows, out], of a gated one [rows, out / 2]; with `added` what is added to.
         eps: of the norm.
         norm: weight of the norm before (of one row, without `squares`), or with `added`
@@ -40,8 +40,6 @@ def multiply(
         squares: see `Weighted`.
         left: filled for the GEMM after this one.
     """
-    if isinstance(x, Rounded):
-        x = x.dense()
     rows, size = x.shape
     if norm is not None and not added and squares is None and rows == 1:
         x = torch.rms_norm(x.float(), (size,), norm.float(), eps).to(x.dtype)
@@ -54,9 +52,6 @@ def multiply(
     if gated:
         gate, up = total.chunk(2, -1)
         total = F.silu(gate) * up
-    if isinstance(result, Rounded):
-        result.copy_(total)
-        return
     if added:
         total += result.float()
     result.copy_(total)

@@ -10,12 +10,12 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
 from tasuki.models.experts import Experts
 from tasuki.models.llama_layer import LlamaLayer, Norms
-from tasuki.models.weighted import Weighted
+from tasuki.models.weighted import Addend, Weighted
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What `Ops.rotation` gives and `Ops.attend` takes; its meaning is the implementation's."""
 
-Ahead = torch.Tensor | Weighted | None
+Ahead = torch.Tensor | Weighted | Addend | None
 """What `Ops.rest` leaves for what comes next: `hidden` normed, or on its way there, or nothing."""
 
 

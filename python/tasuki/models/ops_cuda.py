@@ -17,14 +17,20 @@ from tasuki.attention.write import rotate_and_write
 from tasuki.models import kernels
 from tasuki.models.dispatch.table import ROWS, Choice, Table, stage_key
 from tasuki.models.experts import Experts
-from tasuki.models.fp8_linear import Fp8Linear, Rounded, rounded
+from tasuki.models.fp8_linear import (
+    Fp8Linear,
+    add_norm_rounded,
+    gated_rounded,
+    norm_rounded,
+    rounded,
+)
 from tasuki.models.gemms import LIMIT_ROWS, FewRows, Gemm
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
 from tasuki.models.llama_layer import DenseMlp, LlamaLayer, Norms
 from tasuki.models.ops import Ahead, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
-from tasuki.models.weights import BLOCK
+from tasuki.models.weighted import Addend
 
 
 class CudaOps(Ops):
@@ -49,9 +55,11 @@ class CudaOps(Ops):
 
     def qkv(self, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead) -> torch.Tensor:
         """See `Ops.qkv`."""
-        if self._few.takes_rounded(layer.qkv, hidden.shape[0]):
-            x = rounded(hidden, layer.attention_norm, self._spec.norm_eps)
-            return self._few.plain(layer.qkv, x)
+        if hidden.shape[0] > 1 and _is_fp8(layer):
+            norm, eps = layer.attention_norm, self._spec.norm_eps
+            if isinstance(ahead, Addend):
+                return layer.qkv(add_norm_rounded(hidden, ahead.x, norm, eps))
+            return layer.qkv(norm_rounded(hidden, norm, eps))
         return self.use_qkv(self._choice("attention", layer, hidden), layer, hidden, ahead)
 
     def rest(
@@ -61,38 +69,20 @@ class CudaOps(Ops):
         mlp = layer.mlp
         if isinstance(mlp, Experts):
             return super().rest(layer, hidden, attended, norm)
-        if self._takes_rounded(layer, hidden.shape[0]):
-            self._rest_rounded(layer, mlp, hidden, attended)
-            return None
+        if hidden.shape[0] > 1 and _is_fp8(layer):
+            output = layer.output(rounded(attended))
+            x = add_norm_rounded(hidden, output, layer.mlp_norm, self._spec.norm_eps)
+            return Addend(mlp.down(gated_rounded(mlp.gate_up(x))))
         choice = self._choice("mlp", layer, hidden)
         ahead = self.add(choice, layer.output, attended, hidden, layer.mlp_norm)
         inner = self.use_gate_up(choice, mlp, layer.mlp_norm, hidden, ahead)
         return self.add(self._choice("attention", layer, hidden), mlp.down, inner, hidden, norm)
 
-    def _takes_rounded(self, layer: LlamaLayer, rows: int) -> bool:
-        """Whether a layer's GEMMs are of fp8 by fp8, with what surrounds them inside."""
-        mlp = dense(layer)
-        gemms = [part_of(gemm) for gemm in (layer.output, mlp.gate_up, mlp.down)]
-        if not all(self._few.takes_rounded(gemm, rows) for gemm in gemms):
-            return False
-        return isinstance(mlp.gate_up, Fp8Linear) and mlp.gate_up.outs % (2 * BLOCK) == 0
-
-    def _rest_rounded(
-        self, layer: LlamaLayer, mlp: DenseMlp, hidden: torch.Tensor, attended: torch.Tensor
-    ) -> None:
-        """As `rest`; the norm of what comes next is part of what rounds it."""
-        self._add_rounded(layer.output, attended, hidden)
-        x = rounded(hidden, layer.mlp_norm, self._spec.norm_eps)
-        assert isinstance(mlp.gate_up, Fp8Linear)
-        self._add_rounded(mlp.down, self._few.gated_rounded(mlp.gate_up, x), hidden)
-
-    def _add_rounded(self, gemm: Linear, x: torch.Tensor | Rounded, hidden: torch.Tensor) -> None:
-        x = x if isinstance(x, Rounded) else rounded(x)
-        if isinstance(gemm, SummedLinear):
-            hidden += gemm(x)
-        else:
-            assert isinstance(gemm, Fp8Linear)
-            self._few.add(gemm, x, hidden)
+    def normed(self, hidden: torch.Tensor, weight: torch.Tensor, ahead: Ahead) -> torch.Tensor:
+        """See `Ops.normed`."""
+        if isinstance(ahead, Addend):
+            return self.add_norm(hidden, ahead.x, weight)
+        return super().normed(hidden, weight, ahead)
 
     def _choice(self, stage: str, layer: LlamaLayer, hidden: torch.Tensor) -> Choice:
         """What computes a stage: of the table if it says so, and always what can."""
@@ -158,6 +148,7 @@ class CudaOps(Ops):
         if choice.use not in self._ways:
             return self.gated(mlp.gate_up(self.normed(hidden, norm, ahead)))
         assert isinstance(mlp.gate_up, Gemm)
+        assert not isinstance(ahead, Addend)
         few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
             return few.gated(mlp.gate_up, ahead, None)
@@ -169,7 +160,7 @@ class CudaOps(Ops):
         """Norm, and the GEMM of queries, keys and values."""
         if choice.use not in self._ways:
             return super().qkv(layer, hidden, ahead)
-        assert isinstance(layer.qkv, Gemm)
+        assert isinstance(layer.qkv, Gemm) and not isinstance(ahead, Addend)
         few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
             return few.plain(layer.qkv, ahead)
@@ -246,6 +237,13 @@ def gemms_of(layer: LlamaLayer) -> tuple[Linear, ...]:
     """All of a layer without experts."""
     mlp = dense(layer)
     return layer.qkv, layer.output, mlp.gate_up, mlp.down
+
+
+def _is_fp8(layer: LlamaLayer) -> bool:
+    """Whether all GEMMs of a layer take rows rounded to fp8."""
+    if not isinstance(layer.mlp, DenseMlp):
+        return False
+    return all(isinstance(part_of(gemm), Fp8Linear) for gemm in gemms_of(layer))
 
 
 def part_of(gemm: Linear) -> Linear:

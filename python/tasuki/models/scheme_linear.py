@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import replace
 
 import torch
 
@@ -21,9 +20,7 @@ def linear_of(weight: Weight, bias: torch.Tensor | None = None) -> Linear:
 
         reason = why_not(weight)
         if reason is None:
-            # Programs read the scales of a stretch of rows at a time.
-            scales = weight.scales.t().contiguous().t()
-            return Fp8Linear(replace(weight, scales=scales), bias)
+            return Fp8Linear(weight, bias)
         _say_dense(reason, weight.dtype)
     return make_linear(weight.dense(), bias)
 

@@ -19,3 +19,10 @@ class Weighted:
 
     x: torch.Tensor
     squares: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What is still to be added to the rows, [rows, size], before they are normed."""
+
+    x: torch.Tensor

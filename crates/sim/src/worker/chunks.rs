@@ -9,7 +9,7 @@ const DRAIN_STEPS: f64 = 96.0;
 /// Times the target: the longest step that a queue of prompts may cause.
 const STRETCH: f64 = 4.0;
 /// Of a decode step: the time that prompts get however long decodes take.
-const LEAST_SHARE: f64 = 0.8;
+const LEAST_SHARE: f64 = 1.0;
 const BUCKET_TOKENS: u32 = 64;
 /// Of the newest step in the moving averages.
 const WEIGHT: f64 = 0.2;
