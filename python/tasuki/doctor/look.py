@@ -15,7 +15,7 @@ from tasuki.doctor.address import Address
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Fleet, Pair, Probe, Worker
 from tasuki.doctor.result import DoctorError
-from tasuki.doctor.servers import EngineServer, Server, TasukiServer, identify
+from tasuki.doctor.servers import EngineServer, Server, TasukiServer, identify, scrape
 
 _MOST_PAIRS = 16
 _SCRAPES = 8
@@ -105,7 +105,7 @@ class Look:
         with ThreadPoolExecutor(max(1, min(32, len(self.servers)))) as pool:
             for number in range(_SCRAPES):
                 time.sleep(max(0.0, begin + number * gap_s - time.monotonic()))
-                list(pool.map(lambda server: server.scrape(), self.servers))
+                list(pool.map(scrape, self.servers))
         for server in self.servers:
             if isinstance(server, EngineServer):
                 server.infer_role()

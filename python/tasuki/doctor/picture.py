@@ -40,10 +40,13 @@ class Scrapes:
     values: list[Mapping[str, float]] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
 
-    def add(self, time_s: float, values: Mapping[str, float]) -> None:
-        """The values of one more moment."""
+    def add(
+        self, time_s: float, values: Mapping[str, float], sources: Mapping[str, str] | None = None
+    ) -> None:
+        """The values of one more moment, and what the engine calls those that it shows."""
         self.times_s.append(time_s)
         self.values.append(values)
+        self.sources |= sources or {}
 
     @property
     def window_s(self) -> float:

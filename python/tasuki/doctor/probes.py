@@ -15,7 +15,7 @@ from typing import Any
 
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Pair, Probe, Router, Worker
-from tasuki.doctor.servers import EngineServer
+from tasuki.doctor.servers import EngineServer, scrape
 
 PROMPT_WORDS = 160
 PROMPT_TOKENS = 256
@@ -166,7 +166,7 @@ def _prefill(http: Http, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _counts(server: EngineServer) -> dict[str, float]:
-    server.scrape()
+    scrape(server)
     last = server.worker.scrapes.last
     return {name: last(name) or 0.0 for name in ("requests", "prompt_loaded")}
 

@@ -42,18 +42,10 @@ class EngineServer:
     worker: Worker
     metrics_error: str = ""
 
-    def scrape(self) -> None:
+    def take(self, now: float, samples: Sequence[Sample]) -> None:
         """Adds what it shows now."""
-        self.metrics_error = ""
-        try:
-            samples = scrape(self.http)
-        except NoAnswerError as error:
-            self.metrics_error = str(error)
-            return
         table = series.VLLM if self.worker.engine == "vllm" else series.SGLANG
-        values, sources = read(samples, table)
-        self.worker.scrapes.add(time.monotonic(), values)
-        self.worker.scrapes.sources |= sources
+        self.worker.scrapes.add(now, *read(samples, table))
         if self.worker.engine == "vllm":
             self.worker.config |= _vllm_config(samples)
 
@@ -96,18 +88,9 @@ class TasukiServer:
     pairs: dict[tuple[str, str, str], Pair] = field(default_factory=dict)
     metrics_error: str = ""
 
-    def scrape(self) -> None:
+    def take(self, now: float, samples: Sequence[Sample]) -> None:
         """Adds what it shows now."""
-        self.metrics_error = ""
-        try:
-            samples = scrape(self.http)
-        except NoAnswerError as error:
-            self.metrics_error = str(error)
-            return
-        now = time.monotonic()
-        values, sources = read(samples, series.TASUKI_ROUTER)
-        self.router.scrapes.add(now, values)
-        self.router.scrapes.sources |= sources
+        self.router.scrapes.add(now, *read(samples, series.TASUKI_ROUTER))
         self._reasons(samples)
         by_worker: dict[str, list[Sample]] = {}
         for sample in samples:
@@ -138,8 +121,7 @@ class TasukiServer:
         if total := values.get("total_blocks"):
             values["kv_used"] = 1.0 - values.get("free_blocks", total) / total
             sources["kv_used"] = "tasuki_worker_free_blocks, tasuki_worker_total_blocks"
-        worker.scrapes.add(now, values)
-        worker.scrapes.sources |= sources
+        worker.scrapes.add(now, values, sources)
 
     def _pairs(self, now: float, number: str, samples: Sequence[Sample]) -> None:
         labels = {
@@ -155,9 +137,7 @@ class TasukiServer:
                 self.pairs[key] = Pair(self.workers[peer], self.workers[number], transport)
             pair = self.pairs[key]
             wanted = {"worker": number, "peer": peer, "transport": transport}
-            values, sources = read(samples, series.tasuki_pair(wanted))
-            pair.scrapes.add(now, values)
-            pair.scrapes.sources |= sources
+            pair.scrapes.add(now, *read(samples, series.tasuki_pair(wanted)))
             for sample in samples:
                 if sample.name == "tasuki_kv_pair_failures_total" and (
                     wanted.items() <= sample.labels.items()
@@ -182,14 +162,22 @@ class OtherServer:
     router: Router
     metrics_error: str = ""
 
-    def scrape(self) -> None:
-        """Nothing is shown."""
-
 
 Server = EngineServer | TasukiServer | OtherServer
 
 
-def scrape(http: Http) -> list[Sample]:
+def scrape(server: Server) -> None:
+    """Adds what a server shows now. Where it shows nothing, its `metrics_error` says why."""
+    if isinstance(server, OtherServer):
+        return
+    server.metrics_error = ""
+    try:
+        server.take(time.monotonic(), _samples(server.http))
+    except NoAnswerError as error:
+        server.metrics_error = str(error)
+
+
+def _samples(http: Http) -> list[Sample]:
     """All samples of `/metrics`.
 
     Raises:
@@ -211,7 +199,7 @@ def identify(address: Address, http: Http) -> Server:
         NoAnswerError: Nobody answers, or it serves no models.
     """
     try:
-        names = {sample.name for sample in scrape(http)}
+        names = {sample.name for sample in _samples(http)}
         without = "" if names else "/metrics is empty"
     except NoAnswerError as error:
         names, without = set(), str(error)
