@@ -18,6 +18,7 @@ from handoff_model import LEASE_S, Action, Sides, Violation, World
 from support import searches
 
 from tasuki.engine.api import LegEndReason
+from tasuki.kv.decode_proof import DecodeProof
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import Effect, Pull, PullDone
 from tasuki.kv.parked_wants import ParkedWants
@@ -279,6 +280,7 @@ class AckTimeFence(DecodeSide):
     def __init__(self, host, config, counters):  # type: ignore[no-untyped-def]
         super().__init__(host, config, counters)
         self._peers = AckTimePeers(config, self._handoffs, self._effects)
+        self._proof = DecodeProof(config, counters, self._peers, b"")
 
     def on_message(self, peer, message, now_s):  # type: ignore[no-untyped-def]
         for seq in (message.renewed.seq, message.announce.heard):
@@ -310,6 +312,7 @@ class NameIsProof(DecodeSide):
     def __init__(self, host, config, counters):  # type: ignore[no-untyped-def]
         super().__init__(host, config, counters)
         self._peers = NamePeers(config, self._handoffs, self._effects)
+        self._proof = DecodeProof(config, counters, self._peers, b"")
 
 
 class NoQuarantine(DecodeSide):
@@ -383,11 +386,17 @@ class ReadsAndForgets(DecodeSide):
         return read
 
 
+class EndlessProof(DecodeProof):
+    def give_up_s(self, handoff):  # type: ignore[no-untyped-def]
+        return None
+
+
 class NeverGivesUp(DecodeSide):
     """Waits for a silent prefill worker for ever."""
 
-    def _give_up_s(self, handoff):  # type: ignore[no-untyped-def]
-        return None
+    def __init__(self, host, config, counters):  # type: ignore[no-untyped-def]
+        super().__init__(host, config, counters)
+        self._proof = EndlessProof(config, counters, self._peers, b"")
 
 
 class FreesOnAbort(PrefillSide):

@@ -30,6 +30,14 @@ class PullOrder:
     progress_s: float
     stuck: bool = False
 
+    def complaint(self, now_s: float) -> str:
+        """Says that it is stuck, and what to do."""
+        return (
+            f"a pull from {self.handoff.peer} has made no progress for"
+            f" {now_s - self.progress_s:.3g} s (--pull-timeout-s), though the prefill worker"
+            " answers: check the network that carries KV"
+        )
+
 
 class DecodePulls:
     """Pulls under way, in the order in which they were ordered.

@@ -11,28 +11,25 @@ calls `beat`, and `read_ahead`), and so does the test that tries every order of 
 
 Owns the handoffs; `decode_pulls.py` has their pulls, `prefill_peers.py` the
 conversation with the prefill engines and the fence, which says until when a complete
-pull is valid. One that is complete but not proven is asked about (a renewal now) for a
-bounded time; no answer, and the KV is lost.
+pull is valid, and `decode_proof.py` judges whether a request may be decoded. A pull that is
+complete but not proven is asked about (a renewal now) for a bounded time; no answer, and
+the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
-and freed one order at a time as the pulls end. Long because each state's events are judged
-in one place.
+and freed one order at a time as the pulls end.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
-from collections.abc import Iterator
 
 from tasuki.engine.api import KvHost, LegEndReason
 from tasuki.errors import TasukiError
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_handoff import DecodeHandoff
+from tasuki.kv.decode_proof import DecodeProof, Loss
 from tasuki.kv.decode_pulls import DecodePulls
-from tasuki.kv.digest import Seal
-from tasuki.kv.digest_check import DigestCheck
 from tasuki.kv.effects import Effect, PullDone, Redial
 from tasuki.kv.flaws import prefilled_flaw
 from tasuki.kv.pairs import LossCause
@@ -61,7 +58,6 @@ class DecodeSide:
         identity: bytes = b"",
     ) -> None:
         self._host = host
-        self._identity = identity
         self._config = config
         self._counters = counters
         self._handoffs: dict[str, DecodeHandoff] = {}
@@ -69,6 +65,7 @@ class DecodeSide:
         self._effects: list[Effect] = []
         self._pulls = DecodePulls(config.pull_timeout_s, counters, self._effects)
         self._peers = PrefillPeers(config, self._handoffs, self._effects)
+        self._proof = DecodeProof(config, counters, self._peers, identity)
 
     # What the engine thread reads.
 
@@ -80,7 +77,9 @@ class DecodeSide:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing waits for time to pass."""
-        return min(self._deadlines(), default=None)
+        waits = (self._proof.give_up_s(handoff) for handoff in self._handoffs.values())
+        due = [due_s for due_s in waits if due_s is not None]
+        return min([*due, *self._pulls.deadlines()], default=None)
 
     def needs(self, peer: str) -> bool:
         """Whether anything is left to say to `peer`."""
@@ -230,7 +229,7 @@ class DecodeSide:
         """Let time pass: credit, silent peers, pulls without progress."""
         self._credit(now_s)
         for handoff in list(self._handoffs.values()):
-            due_s = self._give_up_s(handoff)
+            due_s = self._proof.give_up_s(handoff)
             if due_s is not None and due_s <= now_s:
                 silent = f"prefill worker {handoff.peer} has not answered in time"
                 self._effects.append(Redial(handoff.peer))
@@ -280,13 +279,8 @@ class DecodeSide:
             refused = LegEndReason.REFUSED
             self._end(handoff, refused, "no room for the request's KV", now_s, keep=True)
             return False
-        block_tokens = self._peers.block_tokens(handoff.peer)
-        handoff.assigned(assignment, block_tokens)
-        one_in = self._config.digest_one_in
-        if one_in and self._peers.digests(handoff.peer):
-            unit = math.gcd(assignment.block_size, block_tokens)
-            seal = Seal.of(self._identity, handoff.request_id, unit, one_in)
-            handoff.check = DigestCheck(seal)
+        handoff.assigned(assignment, self._peers.block_tokens(handoff.peer))
+        self._proof.begin(handoff)
         return True
 
     def _announce(self, handoff: DecodeHandoff, announce: pb.Announce, now_s: float) -> None:
@@ -335,12 +329,9 @@ class DecodeSide:
             return
         if all(token.finished for token in prefilled.first_tokens):
             self._end(handoff, LegEndReason.FINISHED, "", now_s, keep=False)
-            return
-        if not self._scheduled(handoff, now_s):
-            return
-        handoff.prefilled = prefilled
-        handoff.prefilled_s = heard_s
-        self._check(handoff, now_s)
+        elif self._scheduled(handoff, now_s):
+            handoff.prefilled, handoff.prefilled_s = prefilled, heard_s
+            self._check(handoff, now_s)
 
     # Inside: from assigned to the end.
 
@@ -354,25 +345,15 @@ class DecodeSide:
         return bool(pairs)
 
     def _check(self, handoff: DecodeHandoff, now_s: float) -> None:
-        """Start decoding if all is here and proven; ask if it is here and not proven."""
-        if handoff.prefilled is None or handoff.assignment is None:
-            return
-        total = handoff.assignment.tokens
-        if handoff.prefilled.tokens != total:
-            said = handoff.prefilled.tokens
-            why = f"prefill worker has {said} tokens, {total} are expected"
-            self._lost(handoff, LossCause.MESSAGE, why, now_s)
-            return
-        if handoff.posted < total or handoff.orders:
-            return
-        if handoff.last_done_s > self._peers.fence_s(handoff):
-            if handoff.ask_until_s is None:
-                lease_s = self._peers.lease_s(handoff.peer)
-                handoff.ask_until_s = now_s + self._config.ask_leases * lease_s
-                self._peers.renew(handoff.peer, [handoff], now_s)
-            return
-        if handoff.check is not None and not self._matches(handoff, total, now_s):
-            return
+        """Start decoding if all is here and proven."""
+        verdict = self._proof.judge(handoff, now_s)
+        if isinstance(verdict, Loss):
+            self._lost(handoff, verdict.cause, verdict.message, now_s)
+        elif verdict:
+            self._start(handoff, now_s)
+
+    def _start(self, handoff: DecodeHandoff, now_s: float) -> None:
+        assert handoff.prefilled is not None
         handoff.account(now_s, self._config.machine)
         self._counters.pairs.of(handoff.peer).exposed_s += handoff.timings.transfer_exposed_s
         del self._handoffs[handoff.request_id]
@@ -381,25 +362,6 @@ class DecodeSide:
         self._host.start_decode(
             handoff.request_id, first_tokens, handoff.timings, sorted(handoff.hollow)
         )
-
-    def _matches(self, handoff: DecodeHandoff, total: int, now_s: float) -> bool:
-        """Whether the digests are here and say that its KV is what was announced."""
-        check = handoff.check
-        assert check is not None
-        if check.told < total:
-            if handoff.ask_until_s is None:
-                lease_s = self._peers.lease_s(handoff.peer)
-                handoff.ask_until_s = now_s + lease_s * (1.0 + self._config.ask_leases)
-            return False
-        wrong = check.wrong()
-        self._counters.kv_digests += check.compared
-        if not wrong:
-            return True
-        self._counters.kv_digest_mismatches += 1
-        message = check.verdict(handoff.peer, wrong)
-        log.error("request_id=%s: %s", handoff.request_id, message)
-        self._lost(handoff, LossCause.DIGEST, message, now_s)
-        return False
 
     def _lost(self, handoff: DecodeHandoff, cause: LossCause, message: str, now_s: float) -> None:
         self._counters.pairs.lost(handoff.peer, cause)
@@ -420,24 +382,8 @@ class DecodeSide:
             self._peers.release(handoff, now_s, keep=keep)
         quarantine = self._pulls.cancel(handoff)
         self._host.end_decode_leg(
-            handoff.request_id,
-            reason,
-            message,
-            quarantine=quarantine,
-            timings=handoff.timings,
+            handoff.request_id, reason, message, quarantine=quarantine, timings=handoff.timings
         )
-
-    # Inside: time.
-
-    def _give_up_s(self, handoff: DecodeHandoff) -> float | None:
-        """When silence has lasted too long."""
-        if handoff.credited_s is None:
-            return None
-        if handoff.ask_until_s is not None:
-            return handoff.ask_until_s
-        lease_s = self._peers.lease_s(handoff.peer)
-        heard_s = max(handoff.credited_s, handoff.greeted_s, handoff.acked_s)
-        return heard_s + lease_s * (1.0 + self._config.ask_leases)
 
     def _give_up_stuck(self, now_s: float) -> None:
         """End the handoffs of pulls that do not end; their blocks stay quarantined until then."""
@@ -445,17 +391,6 @@ class DecodeSide:
             handoff = order.handoff
             if self._handoffs.get(handoff.request_id) is handoff:
                 self._counters.kv_pull_timeouts += 1
-                message = (
-                    f"a pull from {handoff.peer} has made no progress for"
-                    f" {now_s - order.progress_s:.3g} s (--pull-timeout-s), though the prefill"
-                    " worker answers: check the network that carries KV"
-                )
+                message = order.complaint(now_s)
                 log.warning("request_id=%s: %s", handoff.request_id, message)
                 self._lost(handoff, LossCause.STUCK, message, now_s)
-
-    def _deadlines(self) -> Iterator[float]:
-        for handoff in self._handoffs.values():
-            due_s = self._give_up_s(handoff)
-            if due_s is not None:
-                yield due_s
-        yield from self._pulls.deadlines()

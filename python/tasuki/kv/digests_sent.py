@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasuki.engine.api import Announced
+from tasuki.kv.decode_peers import DecodePeers
 from tasuki.kv.digest import Seal, Values
 from tasuki.kv.effects import Digest, Digested, Effect
 from tasuki.kv.prefill_handoff import PrefillHandoff
@@ -56,15 +57,19 @@ class _Order:
 
 
 class DigestsSent:
-    """Orders digests, and makes messages of them.
+    """Orders digests, and has them told.
 
     Args:
         source: What they are made with; None: there are none.
+        peers: Tells them.
         effects: Where orders go.
     """
 
-    def __init__(self, source: DigestSource | None, effects: list[Effect]) -> None:
+    def __init__(
+        self, source: DigestSource | None, peers: DecodePeers, effects: list[Effect]
+    ) -> None:
         self._source = source
+        self._peers = peers
         self._effects = effects
         self._orders: dict[int, _Order] = {}
         self._next_id = 1
@@ -87,23 +92,16 @@ class DigestsSent:
             self._next_id += 1
         handoff.digests_ordered = len(handoff.announced)
 
-    def drop(self, handoff: PrefillHandoff) -> None:
-        """The target loses the handoff; the next one may have other units."""
-        handoff.digests = []
-        handoff.digests_ordered = 0
-
-    def done(self, digested: Digested) -> tuple[PrefillHandoff, str] | None:
-        """Digests are there: the handoff's next message, in order.
-
-        Returns:
-            The handoff and why there are none; None: the target has changed.
-        """
+    def done(self, digested: Digested) -> None:
+        """Digests were computed: tell them to the target, unless it has changed."""
         order = self._orders.pop(digested.order_id)
         handoff = order.handoff
         if order.into is not handoff.digests:
-            return None
+            return
         if digested.error:
-            return handoff, digested.error
+            log.warning("request_id=%s: %s", handoff.request_id, digested.error)
+            self._peers.say_gone(handoff.target, handoff.request_id, digested.error)
+            return
         heads = max(part.first_head + part.values.shape[1] for part in digested.digests)
         values: Values = np.zeros((len(order.places), heads), dtype=np.uint64)
         for part in digested.digests:
@@ -119,7 +117,7 @@ class DigestsSent:
             sealed = order.seal.sealed(values[rows], group, tokens, 0)
             message.groups.add(group=group, tokens=tokens, values=sealed.astype("<u8").tobytes())
         handoff.digests.append(message)
-        return handoff, ""
+        self._peers.say_digests(handoff, message.first_token)
 
     def _units(self, item: Announced, seal: Seal) -> tuple[list[tuple[int, int]], list[int]]:
         """Place and number of each unit of an announcement that has a digest."""

@@ -16,7 +16,7 @@ the engine thread, and tries a heartbeat again.
                   ├── wants, renewals, announced blocks ────┤          streams, puller
                   └── heartbeats ───────────────────────────┘
 
-Long because every event and every effect of the KV side passes here.
+`carrier.py` carries the effects out.
 """
 
 from __future__ import annotations
@@ -31,22 +31,12 @@ from multiprocessing.connection import Connection
 
 from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
 from tasuki.errors import TasukiError
+from tasuki.kv.carrier import Carrier
 from tasuki.kv.clock import now_s as clock_now_s
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.digests_sent import DigestSource
-from tasuki.kv.effects import (
-    CancelPull,
-    Digest,
-    Digested,
-    Effect,
-    Pull,
-    PullDone,
-    PullProgress,
-    Redial,
-    ToDecode,
-    ToPrefill,
-)
+from tasuki.kv.effects import Digested, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.link import (
     Connected,
@@ -126,8 +116,6 @@ class Handoffs:
         self._deadline_s: float | None = None
         self._beat_s = config.beat_s(config.lease_s)  # loop's thread only, as is the next
         self._beat: asyncio.TimerHandle | None = None
-        self._endpoints: dict[str, str] = {}  # prefill engines with a link
-        self._connected: set[str] = set()
         self._closed = False
         asked = kv_pb2.DigestRequest(block_size=layout.block_size, one_in=config.digest_one_in)
         self._streams = Streams(
@@ -146,6 +134,7 @@ class Handoffs:
         layouts = [pool.layout for pool in self._pools]
         assert all(x.pool.num_blocks == layout.num_blocks for x in layouts), "register first"
         self._pullers = RankedPuller(layouts, [puller.put, *remote.put])
+        self._carrier = Carrier(self._streams, self._pullers, self._decode)
         self._stop = (remote.close, puller.stop)
         for thread in self._threads:
             thread.start()
@@ -180,7 +169,7 @@ class Handoffs:
             if spec.leg is Leg.PREFILL:
                 self._prefill.submit(spec.request_id, peer_engine_id, self._clock())
             elif spec.leg is Leg.DECODE:
-                self._dial(peer_engine_id, peer_endpoint)
+                self._carrier.dial(peer_engine_id, peer_endpoint)
                 self._decode.submit(spec.request_id, peer_engine_id, self._clock())
             self._finish_turn()
 
@@ -252,9 +241,7 @@ class Handoffs:
             self._prefill.tick(now_s)
             self._decode.tick(now_s)
             self._finish_turn()
-            for peer in [p for p in self._endpoints if p not in self._connected]:
-                if not self._decode.needs(peer):
-                    self._hang_up(peer)
+            self._carrier.hang_up_needless()
         if not self._closed and not all(thread.is_alive() for thread in self._threads):
             raise HandoffDefectError("a KV transfer thread died; its error is in the log")
 
@@ -299,8 +286,7 @@ class Handoffs:
             case Connected(peer, reply):
                 self._on_connected(peer, reply, now_s)
             case Disconnected(peer):
-                self._connected.discard(peer)
-                self._decode.on_disconnected(peer)
+                self._carrier.disconnected(peer)
             case Refused(peer, message, replaced):
                 reason = LegEndReason.KV_LOST if replaced else LegEndReason.FAILED
                 self._on_peer_gone(peer, message, reason, now_s)
@@ -309,14 +295,14 @@ class Handoffs:
                     self._on_peer_gone(engine, message, LegEndReason.FAILED, now_s)
 
     def _on_connected(self, peer: str, reply: kv_pb2.HelloReply, now_s: float) -> None:
-        if peer not in self._endpoints:
+        if not self._carrier.has_link(peer):
             return  # hung up meanwhile
         try:
             self._pullers.connect(peer, reply.pools)
         except TasukiError as error:
             self._on_peer_gone(peer, str(error), LegEndReason.FAILED, now_s)
             return
-        self._connected.add(peer)
+        self._carrier.connected(peer)
         self.counters.pairs.of(peer).transport = reply.pools[0].layout.transport
         block_tokens = reply.pools[0].layout.block_size
         if self._config.digest_one_in and not reply.digests:
@@ -331,7 +317,7 @@ class Handoffs:
         log.warning("prefill worker %s: %s", peer, message)
         self._decode.on_peer_gone(peer, message, now_s, reason)
         self._carry_out()
-        self._hang_up(peer)
+        self._carrier.hang_up(peer)
 
     def _finish_turn(self) -> None:
         """Do what the machines want done, and note when time alone brings more."""
@@ -341,44 +327,7 @@ class Handoffs:
 
     def _carry_out(self) -> None:
         """Do what the machines want done; in order for each peer."""
-        to_prefill: dict[str, list[kv_pb2.FromDecode]] = {}
-        to_decode: dict[str, list[kv_pb2.FromPrefill]] = {}
-        effects: list[Effect] = self._prefill.drain() + self._decode.drain()
-        for effect in effects:
-            match effect:
-                case ToPrefill(peer, message):
-                    to_prefill.setdefault(peer, []).append(message)
-                case ToDecode(peer, message):
-                    to_decode.setdefault(peer, []).append(message)
-                case Pull():
-                    self._pullers.pull(effect)
-                case CancelPull(order_id):
-                    self._pullers.cancel(order_id)
-                case Digest():
-                    self._pullers.digest(effect)
-                case Redial(peer):
-                    self._redial(peer)
-        if to_prefill or to_decode:
-            self._streams.send(to_prefill, to_decode)
-
-    def _dial(self, peer: str, endpoint: str) -> None:
-        if peer not in self._endpoints:
-            self._endpoints[peer] = endpoint
-            self._streams.dial(peer, endpoint)
-
-    def _redial(self, peer: str) -> None:
-        if peer in self._endpoints:
-            endpoint = self._endpoints[peer]
-            self._connected.discard(peer)
-            self._decode.on_disconnected(peer)
-            self._streams.hang_up(peer)
-            self._streams.dial(peer, endpoint)
-
-    def _hang_up(self, peer: str) -> None:
-        if self._endpoints.pop(peer, None) is not None:
-            self._connected.discard(peer)
-            self._streams.hang_up(peer)
-            self._pullers.forget(peer)
+        self._carrier.carry_out(self._prefill.drain() + self._decode.drain())
 
     # In the loop's thread.
 

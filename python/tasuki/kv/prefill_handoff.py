@@ -6,6 +6,7 @@ say of it. Both run under the lock of `handoff.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tasuki.engine.api import Announced, LegEndReason
@@ -56,3 +57,26 @@ class PrefillHandoff:
     def num_blocks(self) -> int:
         """Blocks that hold these."""
         return sum(len(part.blocks) for item in self.announced for part in item.parts)
+
+    @property
+    def leased(self) -> bool:
+        """Whether blocks are announced and not given up."""
+        return self.expires_s is not None and not self.leg_over
+
+    def leave_target(self) -> None:
+        """Nobody gets the KV for now; digests are the next target's, which may have other units."""
+        self.target, self.wanted, self.heard = "", False, 0
+        self.digests, self.digests_ordered = [], 0
+
+    def drop_residual(self, now_s: float) -> bool:
+        """Forget earlier targets that may accept a read no more. Whether there were any."""
+        over = [engine for engine, until_s in self.residual.items() if until_s <= now_s]
+        for engine in over:
+            del self.residual[engine]
+        return bool(over)
+
+    def deadlines(self) -> Iterator[float]:
+        """When the lease ends, and when each earlier target's does."""
+        if self.expires_s is not None:
+            yield self.expires_s
+        yield from self.residual.values()

@@ -26,14 +26,12 @@ What makes the decode worker's reads safe:
   its own lease runs out: the blocks stay until then (`residual`).
 
 `decode_peers.py` has the words for what is decided here, `parked_wants.py` what is known
-of requests without a handoff. Long because the lease is one thing: who may still accept
-a read is argued, and tested, as a whole.
+of requests without a handoff, `digests_sent.py` the digests of what is announced.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
@@ -44,8 +42,6 @@ from tasuki.kv.parked_wants import EndedRequests, ParkedWants
 from tasuki.kv.prefill_handoff import PrefillHandoff
 from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 
 class PrefillSide:
@@ -75,7 +71,7 @@ class PrefillSide:
         self._credited: list[str] = []  # wanted, and the engine is yet to be told
         self._effects: list[Effect] = []
         self._peers = DecodePeers(self._effects)
-        self._digests = DigestsSent(digests, self._effects)
+        self._digests = DigestsSent(digests, self._peers, self._effects)
 
     # What the engine thread reads.
 
@@ -87,13 +83,13 @@ class PrefillSide:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due next; None: nothing waits for time to pass."""
-        return min(self._deadlines(), default=None)
+        due = [due_s for handoff in self._handoffs.values() for due_s in handoff.deadlines()]
+        return min([*due, *self._parked.deadlines()], default=None)
 
     @property
     def leased_blocks(self) -> int:
         """Blocks announced and not given up."""
-        leased = (h for h in self._handoffs.values() if h.expires_s is not None and not h.leg_over)
-        return sum(h.num_blocks for h in leased)
+        return sum(h.num_blocks for h in self._handoffs.values() if h.leased)
 
     @property
     def idle(self) -> bool:
@@ -184,15 +180,7 @@ class PrefillSide:
 
     def on_digested(self, digested: Digested) -> None:
         """Digests of announced blocks were computed."""
-        done = self._digests.done(digested)
-        if done is None:
-            return
-        handoff, error = done
-        if error:
-            log.warning("request_id=%s: %s", handoff.request_id, error)
-            self._peers.say_gone(handoff.target, handoff.request_id, error)
-        else:
-            self._peers.say_digests(handoff, handoff.digests[-1].first_token)
+        self._digests.done(digested)
 
     # Events of the streams.
 
@@ -234,9 +222,7 @@ class PrefillSide:
         """Let time pass: leases, parked wants, tombstones; and admit what was read ahead."""
         self._admit()
         for handoff in list(self._handoffs.values()):
-            expired = [d for d, until_s in handoff.residual.items() if until_s <= now_s]
-            for decode_engine in expired:
-                del handoff.residual[decode_engine]
+            expired = handoff.drop_residual(now_s)
             if handoff.expires_s is not None and handoff.expires_s <= now_s:
                 self._expire(handoff, now_s)
             elif expired:
@@ -336,10 +322,7 @@ class PrefillSide:
         if handoff.leg_over:
             self._bury(handoff, now_s)
             return
-        self._digests.drop(handoff)
-        handoff.target = ""
-        handoff.wanted = False
-        handoff.heard = 0
+        handoff.leave_target()
         if handoff.ending is None and keep:
             if handoff.expires_s is not None:  # for as long the router may retarget it
                 handoff.expires_s = now_s + self._lease_s
@@ -399,10 +382,7 @@ class PrefillSide:
             if handoff.expires_s is not None:
                 handoff.residual[handoff.target] = handoff.expires_s
             handoff.past.add(handoff.target)
-        self._digests.drop(handoff)
-        handoff.target = ""
-        handoff.wanted = False
-        handoff.heard = 0
+        handoff.leave_target()
 
     def _settle(self, handoff: PrefillHandoff, now_s: float) -> None:
         """End the leg once nobody may accept a read of its blocks any more."""
@@ -417,10 +397,3 @@ class PrefillSide:
         """Forget a handoff but for its name, so that a late want is refused at once."""
         del self._handoffs[handoff.request_id]
         self._ended.add(handoff.request_id, now_s)
-
-    def _deadlines(self) -> Iterator[float]:
-        for handoff in self._handoffs.values():
-            if handoff.expires_s is not None:
-                yield handoff.expires_s
-            yield from handoff.residual.values()
-        yield from self._parked.deadlines()
