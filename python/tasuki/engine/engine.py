@@ -6,8 +6,7 @@
 
 Owns the step in flight and its timing. `legs.py` has the legs and how they end,
 `booking.py` what a step's result does to them; `queues.py` owns the sequences
-and their blocks, the runner the tensors. One thread calls all of it. Long because it is
-the one public face.
+and their blocks, the runner the tensors. One thread calls all of it.
 
 With `EngineConfig.overlap` a step is planned and launched before the one before
 it is collected, so that the device goes from one to the next without a gap:
@@ -29,7 +28,6 @@ in step n, or between the steps, is void: nothing of it is booked.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -37,13 +35,11 @@ from tasuki.engine.api import (
     Assignment,
     FirstToken,
     Leg,
-    LegEnd,
     LegEndReason,
     LegTimings,
     RequestSpec,
     StepResult,
 )
-from tasuki.engine.block_hash import root_hash
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.booking import Booking
 from tasuki.engine.budget import Budget
@@ -59,9 +55,6 @@ from tasuki.engine.request import Phase, Stage
 from tasuki.engine.scheduler import Scheduler
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepRates, StepSample
 from tasuki.engine.step_calls import Runner
-from tasuki.engine.validate import rejection
-
-log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1e-3  # between looks at a step that should be over
 
@@ -91,7 +84,7 @@ class Engine:
         self._queues = Queues(config, self._pool)
         self._scheduler = Scheduler(config, self._pool, self._budget, self._queues, self._counters)
         self._inbound = Inbound(config, self._pool, self._budget, self._queues)
-        self._legs = Legs(self._pool, self._budget, self._queues, self._runner, config.block_size)
+        self._legs = Legs(config, self._pool, self._budget, self._queues, self._runner)
         self._booking = Booking(config, self._legs, self._queues, self._counters)
         self._stalled = False
         self.on_started: Callable[[Sequence[str]], None] = lambda _: None
@@ -115,20 +108,7 @@ class Engine:
         never run here ends REJECTED with the next step's result. A second leg
         under an id in use is dropped: ids are unique.
         """
-        if self._legs.in_use(spec.request_id):
-            log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
-            return
-        reason = rejection(spec, self.config)
-        if reason is not None:
-            self._legs.pending.ended.append(LegEnd(spec.request_id, LegEndReason.REJECTED, reason))
-            return
-        root = root_hash(self.config.identity, spec.tenant)
-        arrived_s = self._clock() if arrived_s is None else arrived_s
-        request = self._legs.add(spec, root, arrived_s)
-        if spec.leg is Leg.DECODE:
-            self._budget.inbound[spec.request_id] = request
-        else:
-            self._queues.enqueue(request.sequences[0])
+        if self._legs.submit(spec, self._clock() if arrived_s is None else arrived_s):
             self._stalled = False
 
     def abort(self, request_id: str, choices: Sequence[int] = ()) -> bool:
@@ -144,17 +124,7 @@ class Engine:
         if request is None:
             return False
         self._stalled = False
-        if choices and self._legs.drop_choices(request, set(choices)):
-            return False
-        if request.phase is Phase.ASSIGNED:
-            request.cancelled = True
-        elif request.leg is Leg.PREFILL and request.announced:
-            for sequence in request.sequences:
-                self._queues.stop(sequence)
-            request.phase = Phase.PREFILLED
-        else:
-            self._legs.end(request, LegEndReason.ABORTED)
-        return True
+        return self._legs.abort(request, set(choices))
 
     @property
     def in_flight(self) -> bool:

@@ -1,6 +1,6 @@
-"""The legs that are here, what is to be told of them, and how they end.
+"""The legs that are here: how they come, are aborted and end, and what is to be told of them.
 
-Owns every leg from `add` to its LegEnd, and the result of the step that is next
+Owns every leg from `submit` to its LegEnd, and the result of the step that is next
 to answer. The queues own their blocks, the budget which side they count on.
 Engine thread only. No torch.
 """
@@ -11,14 +11,17 @@ import logging
 from collections import Counter
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, StepResult
+from tasuki.engine.block_hash import root_hash
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
+from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import UnknownRequestError
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.isolation import IsolatingRunner
 from tasuki.engine.plan import Row
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState
+from tasuki.engine.validate import rejection
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +37,14 @@ class Legs:
 
     def __init__(
         self,
+        config: EngineConfig,
         pool: BlockPool,
         budget: Budget,
         queues: Queues,
         runner: IsolatingRunner,
-        block_size: int,
     ) -> None:
+        self._config = config
         self._pool = pool
-        self._block_size = block_size
         self._budget = budget
         self._queues = queues
         self._runner = runner
@@ -50,19 +53,38 @@ class Legs:
         self.pending = StepResult()
         self.generating = 0
 
-    def add(self, spec: RequestSpec, root: bytes, arrived_s: float) -> Request:
-        """Take a leg in whose id is not in use; `root` begins the hashes of its blocks."""
+    def submit(self, spec: RequestSpec, arrived_s: float) -> bool:
+        """Take a leg in; see `Engine.submit`. Returns whether it waits to be computed."""
+        if self._in_use(spec.request_id):
+            log.warning("request_id=%s is in use: the second leg is dropped", spec.request_id)
+            return False
+        if (reason := rejection(spec, self._config)) is not None:
+            self.pending.ended.append(LegEnd(spec.request_id, LegEndReason.REJECTED, reason))
+            return False
         self._arrivals += 1
+        root = root_hash(self._config.identity, spec.tenant)
         request = Request(spec, self._arrivals, root, arrived_s)
         self.requests[spec.request_id] = request
         self.generating += _generating(request)
-        return request
+        if request.leg is Leg.DECODE:
+            self._budget.inbound[spec.request_id] = request
+            return False
+        self._queues.enqueue(request.sequences[0])
+        return True
 
-    def in_use(self, request_id: str) -> bool:
-        """Whether a leg has this id, or its end is yet to be told: it would end another one."""
-        return request_id in self.requests or any(
-            ended.request_id == request_id for ended in self.pending.ended
-        )
+    def abort(self, request: Request, choices: set[int]) -> bool:
+        """Stop a leg, or some of its choices; see `Engine.abort`."""
+        if choices and self._drop_choices(request, choices):
+            return False
+        if request.phase is Phase.ASSIGNED:
+            request.cancelled = True
+        elif request.leg is Leg.PREFILL and request.announced:
+            for sequence in request.sequences:
+                self._queues.stop(sequence)
+            request.phase = Phase.PREFILLED
+        else:
+            self.end(request, LegEndReason.ABORTED)
+        return True
 
     def decode_leg(self, request_id: str, phase: Phase) -> Request:
         """The DECODE leg with this id.
@@ -119,7 +141,7 @@ class Legs:
         A step masks what it must not see, but masked KV that is not finite spoils it all the
         same. So none is left behind; the row's first token is computed again, alone.
         """
-        sequence, (block, slot) = row.sequence, divmod(row.start, self._block_size)
+        sequence, (block, slot) = row.sequence, divmod(row.start, self._config.block_size)
         tables = [table.pages[block - table.first :] for table in sequence.tables]
         self._runner.scrub([pages[0] for pages in tables], slot)
         self._runner.scrub([page for pages in tables for page in pages[1:]])
@@ -134,7 +156,13 @@ class Legs:
         if not request.sequences:
             self.end(request, LegEndReason.FINISHED)
 
-    def drop_choices(self, request: Request, choices: set[int]) -> bool:
+    def _in_use(self, request_id: str) -> bool:
+        """Whether a leg has this id, or its end is yet to be told: it would end another one."""
+        return request_id in self.requests or any(
+            ended.request_id == request_id for ended in self.pending.ended
+        )
+
+    def _drop_choices(self, request: Request, choices: set[int]) -> bool:
         """Drop some choices of a request; False, and nothing done, when no other would be left."""
         left = {c for sequence in request.sequences for c in sequence.choices} - choices
         if not left:

@@ -36,9 +36,9 @@ from tasuki.execution.followers import Followers, following
 from tasuki.execution.forward import ForwardModel
 from tasuki.execution.host_buffers import upload
 from tasuki.execution.inputs import Wanted, wanted_logits
-from tasuki.execution.logprobs import Scores, score, to_host
+from tasuki.execution.logprobs import score, to_host
 from tasuki.execution.recorder import Recorder
-from tasuki.execution.sampler import NOT_FINITE, Prepared, Sampler
+from tasuki.execution.sampler import NOT_FINITE, Prepared, Sampled, Sampler
 from tasuki.execution.step_builder import build_step
 
 _T = TypeVar("_T")
@@ -51,17 +51,15 @@ class Launched:
     Attributes:
         wanted: What was to be sampled and scored.
         prepared: The draws, until they are sampled; None: there are none any more.
-        tokens: One for each draw; None: there is none.
-        scores: Of the draws.
-        prompt_scores: One for each of `wanted.scored`.
+        sampled: Of the draws; None: there are none.
+        prompts: For each of `wanted.scored` the likeliest tokens, and the scores of the prompt's.
         event: After the last kernel; None where to launch is to compute.
     """
 
     wanted: Wanted
     prepared: Prepared | None = None
-    tokens: torch.Tensor | None = None
-    scores: Scores | None = None
-    prompt_scores: list[_PromptScores] = field(default_factory=list)
+    sampled: Sampled | None = None
+    prompts: list[Sampled] = field(default_factory=list)
     event: torch.cuda.Event | None = None
 
     @property
@@ -73,14 +71,6 @@ class Launched:
     def constrained(self) -> Sequence[int]:
         """Draws with a grammar, by index."""
         return self.wanted.constrained
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptScores:
-    """Log-probabilities of a chunk's prompt tokens; `best` as `greedy` has it."""
-
-    best: torch.Tensor
-    scores: Scores
 
 
 class ModelRunner:
@@ -181,18 +171,20 @@ class ModelRunner:
         if launched.event is not None:
             launched.event.synchronize()
         wanted = launched.wanted
-        tokens: list[int] = [] if launched.tokens is None else launched.tokens.tolist()
+        sampled = launched.sampled
+        tokens: list[int] = [] if sampled is None else sampled.tokens.tolist()
         outcome = StepOutcome(wanted.draws, tokens)
         failed = dict.fromkeys(
             draw.sequence
             for draw, token in zip(wanted.draws, tokens, strict=True)
             if token == NOT_FINITE and not draw.drafted
         )
-        if launched.scores is not None:
-            outcome.logprobs = launched.scores.entries(tokens)
-        for (sequence, _, scored), given in zip(wanted.scored, launched.prompt_scores, strict=True):
-            if NOT_FINITE in given.best.tolist():
+        if sampled is not None and sampled.scores is not None:
+            outcome.logprobs = sampled.scores.entries(tokens)
+        for (sequence, _, scored), given in zip(wanted.scored, launched.prompts, strict=True):
+            if NOT_FINITE in given.tokens.tolist():
                 failed[sequence] = None
+            assert given.scores is not None
             entries = [entry for entry in given.scores.entries(scored) if entry is not None]
             outcome.prompt_logprobs.append((sequence, entries))
         outcome.failed = list(failed)
@@ -222,7 +214,7 @@ class ModelRunner:
         for sequence, first, tokens in wanted.scored:
             assert logits is not None and best is not None
             rows = slice(first, first + len(tokens))
-            launched.prompt_scores.append(_score(logits[rows], best[rows], sequence, tokens))
+            launched.prompts.append(_score(logits[rows], best[rows], sequence, tokens))
         if wanted.draws:
             launched.prepared = self._sampler.prepare(
                 logits,
@@ -242,7 +234,7 @@ class ModelRunner:
         if prepared is not None:
             result = self._sampler.draw(prepared, masks)
             self._keep(result.tokens, launched.wanted)
-            launched.tokens, launched.scores = to_host(result.tokens), result.scores
+            launched.sampled = Sampled(to_host(result.tokens), result.scores)
         self._executor.commit()
         if self._device.type == "cuda":
             launched.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -276,9 +268,9 @@ class ModelRunner:
 
 def _score(
     logits: torch.Tensor, best: torch.Tensor, sequence: SequenceState, tokens: list[int]
-) -> _PromptScores:
-    """Log-probabilities of prompt tokens, from the logits [n, V] before each and their best."""
+) -> Sampled:
+    """Scores of prompt tokens, from the logits [n, V] before each, beside their likeliest."""
     count = sequence.request.spec.sampling.prompt_logprobs or 0
     device = logits.device
     given = upload(tokens, torch.int64, device)
-    return _PromptScores(to_host(best), score(logits, given, [count] * len(tokens)))
+    return Sampled(to_host(best), score(logits, given, [count] * len(tokens)))

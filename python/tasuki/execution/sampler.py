@@ -40,10 +40,11 @@ _GREEDY = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a batch of draws came to.
+    """Tokens of a batch, and what the model gave to them.
 
     Attributes:
-        tokens: [n] int64, on the logits' device; `NOT_FINITE` where there is none.
+        tokens: [n] int64, on the logits' device or on their way to the host; `NOT_FINITE`
+            where there is none.
         scores: Log-probabilities where a request wants them; None when none does.
     """
 
