@@ -120,8 +120,23 @@ pub enum Outcome {
     Failed,
     /// The client left.
     Cancelled,
-    /// The client read too slowly.
+    /// The client read too slowly, so its request was ended.
     TooSlow,
+}
+
+impl Outcome {
+    /// As in the file; the router's metrics use it too.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Unavailable => "unavailable",
+            Outcome::Refused => "refused",
+            Outcome::Rejected => "rejected",
+            Outcome::Failed => "failed",
+            Outcome::Cancelled => "cancelled",
+            Outcome::TooSlow => "too_slow",
+        }
+    }
 }
 
 /// How a request's KV came from its prefill worker to its decode worker.
@@ -264,6 +279,22 @@ mod tests {
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(text, r#"{"t":12.3457,"i":100,"o":7,"f":12.0,"e":45.7}"#);
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
+    }
+
+    #[test]
+    fn the_metrics_name_outcomes_as_the_file_does() {
+        for outcome in [
+            Outcome::Done,
+            Outcome::Unavailable,
+            Outcome::Refused,
+            Outcome::Rejected,
+            Outcome::Failed,
+            Outcome::Cancelled,
+            Outcome::TooSlow,
+        ] {
+            let text = serde_json::to_string(&outcome).unwrap();
+            assert_eq!(text, format!("{:?}", outcome.as_str()));
+        }
     }
 
     #[test]

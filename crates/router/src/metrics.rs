@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tasuki_core::FailureKind;
+use tasuki_reqlog::Outcome;
 
 use crate::dashboard::Recorder;
 use crate::serve::api::Timings;
@@ -21,35 +22,6 @@ pub type Counters = Family<Label, Counter>;
 /// Path and status of an answer.
 type Answered = [(&'static str, String); 2];
 type Histograms = Family<Label, Histogram, fn() -> Histogram>;
-
-/// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    Unavailable,
-    /// Turned away before it was placed.
-    Refused,
-    Rejected,
-    Failed,
-    /// The client left.
-    Cancelled,
-    /// The client read so slowly that its request was ended.
-    TooSlow,
-}
-
-impl Outcome {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Done => "done",
-            Outcome::Unavailable => "unavailable",
-            Outcome::Refused => "refused",
-            Outcome::Rejected => "rejected",
-            Outcome::Failed => "failed",
-            Outcome::Cancelled => "cancelled",
-            Outcome::TooSlow => "too_slow",
-        }
-    }
-}
 
 /// Every metric of the serving layer.
 pub struct Metrics {

@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use tasuki_reqlog::Outcome;
 
 use super::histogram::Histogram;
-use crate::metrics::Outcome;
 use crate::serve::api::Timings;
 
 /// The series have one point for each interval.

@@ -6,7 +6,7 @@ use tasuki_core::Chunks;
 use tasuki_flow::{Generation, LegId, LegKind};
 use tasuki_reqlog::{Ended, Handoff, Outcome, Record, RequestLog};
 
-use crate::serve::api::{Event, ServeError, Timings};
+use crate::serve::api::{Event, Timings, outcome_of};
 
 /// Written when it is dropped: the client has left until something else is known.
 pub struct Recording {
@@ -73,14 +73,7 @@ impl Recording {
             Event::Tokens { choice, tokens, .. } => self.tokens(*choice, tokens.len() as u32, now),
             Event::Frame { tokens, .. } => self.tokens(0, *tokens, now),
             Event::Done(timings) => self.done(timings),
-            Event::Failed(error) => {
-                self.record.outcome = match error {
-                    ServeError::Unavailable { .. } => Outcome::Unavailable,
-                    ServeError::Overloaded { .. } => Outcome::Refused,
-                    ServeError::Rejected(_) | ServeError::Answered(_) => Outcome::Rejected,
-                    ServeError::Failed { .. } => Outcome::Failed,
-                }
-            }
+            Event::Failed(error) => self.record.outcome = outcome_of(error),
         }
     }
 

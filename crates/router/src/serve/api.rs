@@ -6,12 +6,23 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use tasuki_reqlog::Outcome;
 use tokio::sync::mpsc;
 
 use super::events::EventReceiver;
 use crate::traces::Trace;
 
 pub use tasuki_flow::{Event, Finish, Generation, ServeError, Timings};
+
+/// How a request ends that fails so.
+pub fn outcome_of(error: &ServeError) -> Outcome {
+    match error {
+        ServeError::Unavailable { .. } => Outcome::Unavailable,
+        ServeError::Overloaded { .. } => Outcome::Refused,
+        ServeError::Rejected(_) | ServeError::Answered(_) => Outcome::Rejected,
+        ServeError::Failed { .. } => Outcome::Failed,
+    }
+}
 
 /// What a client's request has to do with a generation of it besides its content.
 #[derive(Debug, Clone)]

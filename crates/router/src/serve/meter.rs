@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::api::{Event, ServeError};
+use tasuki_reqlog::Outcome;
+
+use super::api::{Event, outcome_of};
 use crate::dashboard::{Phases, Request};
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::Metrics;
 
 /// From the request's arrival to its end; counts as in flight while it lives.
 pub struct Meter {
@@ -53,12 +55,7 @@ impl Meter {
             }
             Event::Failed(error) => {
                 self.metrics.failed(error.kind());
-                self.outcome = match error {
-                    ServeError::Unavailable { .. } => Outcome::Unavailable,
-                    ServeError::Overloaded { .. } => Outcome::Refused,
-                    ServeError::Rejected(_) | ServeError::Answered(_) => Outcome::Rejected,
-                    ServeError::Failed { .. } => Outcome::Failed,
-                };
+                self.outcome = outcome_of(error);
             }
         }
     }

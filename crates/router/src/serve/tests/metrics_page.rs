@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use tasuki_core::FailureKind;
+use tasuki_reqlog::Outcome;
 
 use super::*;
-use crate::metrics::Outcome;
 
 const HEAD: &str = "\
 # Metrics
