@@ -105,20 +105,24 @@ impl App {
     }
 
     /// Models of other engines, with their aliases.
-    pub fn foreign_models(&self) -> Vec<ForeignModel> {
-        let mut models = self.generator.foreign_models();
+    pub fn foreign_models(&self) -> Arc<[ForeignModel]> {
+        let known = Arc::clone(&self.generator.catalog().foreign);
+        if self.settings.foreign_aliases.is_empty() {
+            return known;
+        }
+        let mut models = known.to_vec();
         for (alias, name) in &self.settings.foreign_aliases {
             let named = models.iter_mut().find(|model| model.names.contains(name));
             named
                 .into_iter()
                 .for_each(|model| model.names.push(alias.clone()));
         }
-        models
+        models.into()
     }
 
     /// Whether requests may be for workers of other engines.
     pub fn serves_foreign(&self) -> bool {
-        self.models.is_empty() || !self.generator.foreign_models().is_empty()
+        self.models.is_empty() || !self.generator.catalog().foreign.is_empty()
     }
 
     /// The model of a request, if workers of another engine serve it.
@@ -126,7 +130,7 @@ impl App {
     /// # Errors
     /// Models of other engines are served, and it is none of any; or none is known yet.
     pub fn find_foreign(&self, requested: Option<&str>) -> Result<Option<ForeignModel>, ApiError> {
-        let mut models = self.foreign_models();
+        let models = self.foreign_models();
         if models.is_empty() && self.models.is_empty() {
             return Err(self.no_worker(None));
         }
@@ -140,15 +144,15 @@ impl App {
             Some(name) if self.models.find(Some(name)).is_ok() => Ok(None),
             Some(name) => match models
                 .iter()
-                .position(|m| m.names.iter().any(|n| n == name))
+                .find(|model| model.names.iter().any(|known| known == name))
             {
-                Some(at) => Ok(Some(models.swap_remove(at))),
+                Some(model) => Ok(Some(model.clone())),
                 None => Err(ApiError::UnknownModel {
                     requested: name.chars().take(MAX_QUOTED_CHARS).collect(),
                     served: served(&models),
                 }),
             },
-            None if self.models.is_empty() && models.len() == 1 => Ok(models.pop()),
+            None if self.models.is_empty() && models.len() == 1 => Ok(models.first().cloned()),
             None => Err(ApiError::invalid(
                 "model",
                 format!("model is missing. Served here: {}.", served(&models)),
@@ -163,11 +167,14 @@ impl App {
     /// No worker is known that serves such a path, or none of that name; several models, and no
     /// name.
     pub fn find_sglang(&self, requested: Option<&str>) -> Result<Option<SglangModel>, ApiError> {
-        let native = self.generator.sglang_models();
-        let models = self.foreign_models().into_iter().filter_map(|model| {
-            let (_, identity) = native.iter().find(|(id, _)| *id == model.id)?;
-            let identity = *identity;
-            Some(SglangModel { model, identity })
+        let catalog = self.generator.catalog();
+        let foreign = self.foreign_models();
+        let models = foreign.iter().filter_map(|model| {
+            let (_, identity) = catalog.sglang.iter().find(|(id, _)| *id == model.id)?;
+            Some(SglangModel {
+                model: model.clone(),
+                identity: *identity,
+            })
         });
         let mut models: Vec<SglangModel> = models.collect();
         match requested {

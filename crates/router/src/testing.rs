@@ -6,17 +6,18 @@ use std::time::Duration;
 use axum::http::Method;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
-use tasuki_core::{Identity, ModelId};
+use tasuki_core::ModelId;
 use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
 use tokio::sync::mpsc;
 
-use crate::app::{App, ForeignModel, HttpSettings};
+use crate::app::{App, HttpSettings};
 use crate::foreign::native::Asked;
 use crate::models::Models;
 use crate::openai::{Generator, ReasoningParser, ToolParser};
 use crate::serve::api::{Arrival, Event, Finish, Generating, Generation, ModelLimits, Timings};
 use crate::serve::events::{self, EventSender};
+use crate::workers::Catalog;
 
 /// 256 bytes and the specials.
 pub const VOCAB_SIZE: u32 = 258;
@@ -219,12 +220,8 @@ impl Generator for FakeGenerator {
         self.readiness.clone()
     }
 
-    fn foreign_models(&self) -> Vec<ForeignModel> {
-        Vec::new()
-    }
-
-    fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
-        Vec::new()
+    fn catalog(&self) -> Arc<Catalog> {
+        Arc::default()
     }
 
     fn ask_sglang(&self, _: Method, _: &'static str) -> BoxFuture<'_, Vec<Asked>> {

@@ -1,14 +1,16 @@
 //! What the handlers need of the serving layer; tests put a script there.
 
+use std::sync::Arc;
+
 use axum::http::Method;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tasuki_core::{Identity, ModelId};
+use tasuki_core::ModelId;
 
-use crate::app::ForeignModel;
 use crate::foreign::native::Asked;
 use crate::serve::Service;
 use crate::serve::api::{Arrival, Generating, Generation, ModelLimits};
+use crate::workers::Catalog;
 
 pub trait Generator: Send + Sync + 'static {
     /// Starts a generation; its tokens and its end come as events.
@@ -20,11 +22,8 @@ pub trait Generator: Send + Sync + 'static {
     /// Ok when a request to the model could be placed now, or to any if `None`; else why not.
     fn readiness(&self, model: Option<ModelId>) -> Result<(), String>;
 
-    /// Models whose workers take requests as they are, known so far.
-    fn foreign_models(&self) -> Vec<ForeignModel>;
-
-    /// Models that SGLang workers serve, each with what only they can take.
-    fn sglang_models(&self) -> Vec<(ModelId, Identity)>;
+    /// What the workers serve, known so far.
+    fn catalog(&self) -> Arc<Catalog>;
 
     /// Asks every SGLang worker that is connected.
     fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>>;
@@ -56,12 +55,8 @@ impl Generator for Service {
         Service::readiness(self, model)
     }
 
-    fn foreign_models(&self) -> Vec<ForeignModel> {
-        Service::foreign_models(self)
-    }
-
-    fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
-        Service::sglang_models(self)
+    fn catalog(&self) -> Arc<Catalog> {
+        Service::catalog(self)
     }
 
     fn ask_sglang(&self, method: Method, path: &'static str) -> BoxFuture<'_, Vec<Asked>> {

@@ -42,14 +42,13 @@ fn entry(app: &App, name: &str, model: &models::Model) -> Model {
 
 /// Of models that workers of other engines serve.
 fn foreign_entries(app: &App) -> Vec<Model> {
-    let models = app.foreign_models().into_iter();
-    let entries = models.flat_map(|model| {
-        let max_model_len = model.max_model_len;
-        let names = model.names.into_iter();
-        names.map(move |id| (id, max_model_len))
+    let models = app.foreign_models();
+    let entries = models.iter().flat_map(|model| {
+        let names = model.names.iter();
+        names.map(|name| (name, model.max_model_len))
     });
-    let entries = entries.map(|(id, max_model_len)| Model {
-        id,
+    let entries = entries.map(|(name, max_model_len)| Model {
+        id: name.clone(),
         object: "model",
         created: app.started_unix_s,
         owned_by: "tasuki",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::Method;
 use futures::FutureExt;
 use futures::future::join_all;
-use tasuki_core::{Health, Identity, ModelId};
+use tasuki_core::{Health, ModelId};
 use tasuki_flow::fleet::{NotReady, WorkerState};
 use tasuki_policy::NoPlacement;
 use tasuki_reqlog::RequestLog;
@@ -19,7 +19,6 @@ use super::api::{Arrival, Event, Generating, Generation, ModelLimits, ServeError
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
-use crate::app::ForeignModel;
 use crate::dashboard::{Objectives, Recorder};
 use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
 use crate::foreign::native::Asked;
@@ -27,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::request_log;
 use crate::tls::fleet::WorkerTransport;
 use crate::workers::foreign::Client;
-use crate::workers::{Dialling, Registry, follow};
+use crate::workers::{Catalog, Dialling, Registry, follow};
 
 /// Serving, from now until the last handle is gone. Cheap to clone.
 #[derive(Clone)]
@@ -210,40 +209,12 @@ impl Service {
 
     /// What a model's workers take; `None` while none was ever seen.
     pub fn limits(&self, model: ModelId) -> Option<ModelLimits> {
-        let registry = &self.inner.shared.registry;
-        let infos = registry.read(|worker| {
-            let info = worker.state.info.as_ref();
-            let info = info.filter(|_| worker.state.model == Some(model))?;
-            Some((info.max_model_len, info.vocab_size))
-        });
-        let infos = || infos.iter().flatten();
-        Some(ModelLimits {
-            max_model_len: infos().map(|(len, _)| *len).max()?,
-            common_len: infos().map(|(len, _)| *len).min()?,
-            vocab_size: infos().map(|(_, size)| *size).min()?,
-        })
+        self.catalog().limits(model)
     }
 
-    /// Models whose workers take requests as they are, known so far.
-    pub fn foreign_models(&self) -> Vec<ForeignModel> {
-        let registry = &self.inner.shared.registry;
-        let models = registry.opaque_models();
-        let models = models.into_iter().map(|(id, names)| ForeignModel {
-            max_model_len: self.limits(id).map(|limits| limits.max_model_len),
-            id,
-            names,
-        });
-        models.collect()
-    }
-
-    /// Models that SGLang workers serve, each with the identity of these workers.
-    pub fn sglang_models(&self) -> Vec<(ModelId, Identity)> {
-        let mut models = self.of_sglang(|state, _| {
-            let identity = state.view.domain.identity;
-            state.model.map(|model| (model, identity))
-        });
-        models.dedup();
-        models
+    /// What the workers serve, known so far.
+    pub fn catalog(&self) -> Arc<Catalog> {
+        self.inner.shared.registry.catalog()
     }
 
     /// Asks every SGLang worker that is connected.
@@ -309,8 +280,8 @@ impl Service {
             .readiness
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        for (id, _) in self.inner.shared.registry.opaque_models() {
-            last.entry(id).or_default();
+        for foreign in &*self.catalog().foreign {
+            last.entry(foreign.id).or_default();
         }
         let mut answer = Err(NotReady::NoPlacement(NoPlacement::NoWorker));
         for (&id, last) in last.iter_mut() {

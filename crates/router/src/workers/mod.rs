@@ -11,6 +11,7 @@
 
 mod admission;
 mod cache;
+mod catalog;
 mod collector;
 mod connect;
 mod connection;
@@ -26,6 +27,7 @@ pub mod testing;
 mod tests;
 mod wire;
 
+pub use catalog::Catalog;
 pub use collector::WorkerCollector;
 pub use connect::{Dialling, Liveness};
 pub use membership::follow;

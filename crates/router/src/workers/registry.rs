@@ -17,6 +17,7 @@ use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{oneshot, watch};
 
+use super::catalog::Catalog;
 use super::connection::{Connection, RoutedLeg};
 use super::foreign::RecomputedCounts;
 use super::link::WorkerLink;
@@ -63,6 +64,8 @@ pub(super) struct State {
     pub waiters: HashMap<EntrantId, oneshot::Sender<Verdict>>,
     pub roles: Vec<Follower>,
     pub members: BTreeMap<WorkerId, Member>,
+    /// `None`: a worker has come, changed or gone since it was made.
+    pub catalog: Option<Arc<Catalog>>,
 }
 
 /// A worker's address, and the connection to it while there is one.
@@ -87,6 +90,7 @@ impl Registry {
                 waiters: HashMap::new(),
                 roles: Vec::new(),
                 members: BTreeMap::new(),
+                catalog: None,
             }),
             budget: Mutex::new(RetryBudget::new(BudgetConfig::default())),
             changes: watch::Sender::new(0),
@@ -117,6 +121,7 @@ impl Registry {
     pub fn remove(&self, worker: WorkerId) {
         let mut state = self.lock();
         state.fleet.remove(worker);
+        state.catalog = None;
         let member = state.members.remove(&worker);
         drop(state);
         if let Some(connection) = member.and_then(|member| member.connection) {
@@ -166,6 +171,7 @@ impl Registry {
     ) -> Result<WorkerKey, JoinError> {
         let mut state = self.lock();
         let key = state.fleet.join(worker, info, self.since_start(now))?;
+        state.catalog = None;
         if let Some(member) = state.members.get_mut(&worker) {
             member.connection = Some(Connection {
                 serial: key.connection,
@@ -192,6 +198,7 @@ impl Registry {
         // The owner of roles sets them again now and then as they are.
         let new = known.is_none_or(|known| known.view.role != role);
         let same = state.fleet.on_info(key, info);
+        state.catalog = None;
         drop(state);
         if new || !same {
             self.announce_change();
@@ -356,15 +363,6 @@ impl Registry {
             fleet.recount(key);
         }
         aborted
-    }
-
-    /// Models of workers that take requests as they are, each with its names.
-    pub fn opaque_models(&self) -> Vec<(ModelId, Vec<String>)> {
-        let fleet = &self.lock().fleet;
-        let models = fleet
-            .opaque_models()
-            .map(|(id, names)| (id, names.to_vec()));
-        models.collect()
     }
 
     /// What steps take, as far as it was learnt.

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tasuki_core::{FailureKind, WorkerId};
-use tasuki_flow::fleet::CacheEvents;
+use tasuki_core::{FailureKind, ModelId, WorkerId};
+use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer, WorkerKey};
 use tokio::sync::mpsc;
 
@@ -134,4 +134,26 @@ fn a_worker_whose_events_were_missed_is_asked_for_all_of_its_cache() {
     );
     tell(6, true);
     assert_eq!((known(), worker.received()), (1, None));
+}
+
+#[test]
+fn the_catalog_follows_the_workers() {
+    let registry = registry(1);
+    let limits = || registry.catalog().limits(ModelId(0));
+    assert!(limits().is_none());
+    let (link, _worker) = LocalWorker::new();
+    let info = local_info("a");
+    let key = registry
+        .join(WorkerId(0), info.clone(), Arc::new(link), Instant::now())
+        .expect("joined");
+    let longest = || limits().map(|limits| limits.max_model_len);
+    assert_eq!(longest(), Some(info.max_model_len));
+    let longer = WorkerInfo {
+        max_model_len: info.max_model_len + 1,
+        ..info.clone()
+    };
+    assert!(registry.on_info(key, longer));
+    assert_eq!(longest(), Some(info.max_model_len + 1));
+    registry.remove(WorkerId(0));
+    assert!(limits().is_none());
 }
