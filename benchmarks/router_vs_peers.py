@@ -8,8 +8,8 @@ first), ours and smg as SGLang workers (both legs at once). The router is pinned
 workers and the load generator (`tasuki bench serve`) share the others.
 
 *cost*: requests per second of the router's processor time, user and system, with so many clients
-at once; *busy* is the share of the run in which it computed. Where a router is not busy it writes
-each chunk by itself, as all of them do; one that is busy can take what has come together.
+at once; *busy* is the share of the run in which it computed. Peers write each
+chunk by itself; ours passes on together the chunks of a stream that come within 1 ms.
 *latency*: TTFT of requests at half of the highest rate that a peer reached with 32 clients
 (Poisson), less that of a worker that serves alone, asked directly. *memory*: the resident set's
 highest with so many streams open. A request that fails ends the comparison.

@@ -1,10 +1,17 @@
 //! Server-sent events as workers write them: cut where an event ends, otherwise unread.
 
+use std::sync::LazyLock;
+
 use axum::body::Bytes;
-use memchr::{memchr, memmem, memrchr_iter};
+use memchr::memmem::Finder;
+use memchr::{memchr, memrchr_iter};
 use serde::Deserialize;
 
 use super::request::Usage;
+
+/// Built once: that takes as long as the search of an event.
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""usage":"#));
+static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""choices":"#));
 
 /// An event that is larger is no event.
 const MOST_BYTES: usize = 64 << 20;
@@ -114,10 +121,10 @@ impl<'a> Data<'a> {
             let failed = serde_json::from_slice::<Failed<'_>>(data);
             return Self::Error(failed.map(|failed| failed.error).unwrap_or_default());
         }
-        let usage = has_value(data, br#""usage":"#, b"{");
+        let usage = has_value(data, &USAGE, b"{");
         let usage = usage.then(|| usage_of(data)).flatten();
         let output = match begun {
-            true => !has_value(data, br#""choices":"#, b"[]"),
+            true => !has_value(data, &CHOICES, b"[]"),
             false => has_output(data),
         };
         match output {
@@ -169,9 +176,9 @@ fn has_output(data: &[u8]) -> bool {
 }
 
 /// Whether a field of some object has a value that begins so.
-fn has_value(data: &[u8], field: &[u8], beginning: &[u8]) -> bool {
-    memmem::find_iter(data, field).any(|at| {
-        let value = data[at + field.len()..].trim_ascii_start();
+fn has_value(data: &[u8], field: &Finder<'_>, beginning: &[u8]) -> bool {
+    field.find_iter(data).any(|at| {
+        let value = data[at + field.needle().len()..].trim_ascii_start();
         value.starts_with(beginning)
     })
 }

@@ -76,6 +76,7 @@ impl Leg<'_> {
                     usage: seen.usage.take(),
                 };
                 self.output(answer, std::mem::take(&mut seen.tokens));
+                parts.keep_apart();
             }
             if let Some((status, message, data)) = error {
                 return Err(self.error_event(&seen, status, message, data));

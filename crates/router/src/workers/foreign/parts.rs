@@ -1,20 +1,29 @@
 //! The body of an answer, as much at a time as there is.
 
+use std::time::Duration;
+
 use axum::body::{Body, BodyDataStream, Bytes};
 use futures::{FutureExt, StreamExt};
 use tokio::task::yield_now;
+use tokio::time::{Instant, sleep_until};
 
 use super::client::{self, HttpError};
 
 /// Bytes that are enough for one part.
 const MOST_TOGETHER: usize = 32 << 10;
+/// Bytes of several chunks, most of the time.
+const USUAL_TOGETHER: usize = 4 << 10;
+/// Parts of a stream that has begun are at least so far apart. Engines step far more slowly, so
+/// only tokens of one step, or of a stream that catches up, wait for each other.
+const APART: Duration = Duration::from_millis(1);
 
-/// The HTTP library gives out a body by its chunks, and servers write each token as one. What
-/// has been received by the time that it is looked at is passed on together: everything after
-/// that, down to the write to the client, costs by the part, so a router that is busy has less to
-/// do for each token. One that is not passes each on as it comes.
+/// The HTTP library gives out a body by its chunks, and servers write each token as one.
+/// Everything after that, down to the write to the client, costs by the part, so chunks that come
+/// within [`APART`], or before the router looks at them, are passed on together.
 pub struct Parts {
     chunks: BodyDataStream,
+    /// When the last part was given out; `None`: the next one is not to wait.
+    last: Option<Instant>,
     /// What ended the last part.
     end: Option<Result<(), HttpError>>,
 }
@@ -23,8 +32,14 @@ impl Parts {
     pub fn new(body: Body) -> Self {
         Self {
             chunks: body.into_data_stream(),
+            last: None,
             end: None,
         }
+    }
+
+    /// The part that was given out last counts: the next one keeps its distance from it.
+    pub fn keep_apart(&mut self) {
+        self.last = Some(Instant::now());
     }
 
     /// The next part; `None` at the end.
@@ -36,6 +51,12 @@ impl Parts {
             Ok(first) => first,
             Err(error) => return Some(Err(client::broken(error))),
         };
+        if let Some(last) = self.last.take() {
+            let due = last + APART;
+            if Instant::now() < due {
+                sleep_until(due).await;
+            }
+        }
         let mut together: Option<Vec<u8>> = None;
         while together.as_ref().map_or(first.len(), Vec::len) < MOST_TOGETHER {
             // The connection's task gives out the next chunk when the last one was taken.
@@ -51,7 +72,7 @@ impl Parts {
                     break;
                 }
                 Some(Some(Ok(chunk))) => together
-                    .get_or_insert_with(|| first.to_vec())
+                    .get_or_insert_with(|| with_room(&first))
                     .extend_from_slice(&chunk),
             }
         }
@@ -59,8 +80,18 @@ impl Parts {
     }
 }
 
+/// A copy that more can be added to.
+fn with_room(bytes: &[u8]) -> Vec<u8> {
+    let mut copy = Vec::with_capacity(bytes.len().max(USUAL_TOGETHER));
+    copy.extend_from_slice(bytes);
+    copy
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
+
     use super::*;
 
     type Chunk = Result<&'static str, std::io::Error>;
@@ -91,6 +122,20 @@ mod tests {
         let never = futures::stream::pending();
         let mut parts = Parts::new(Body::from_stream(later.chain(never)));
         assert_eq!(parts.next().await, Some(Ok(Bytes::from("a"))));
+    }
+
+    #[tokio::test]
+    async fn chunks_that_follow_closely_come_together() {
+        let (sender, chunks) = mpsc::channel::<Chunk>(3);
+        let mut parts = Parts::new(Body::from_stream(ReceiverStream::new(chunks)));
+        sender.send(Ok("a")).await.unwrap();
+        assert_eq!(parts.next().await, Some(Ok(Bytes::from("a"))));
+        let start = Instant::now();
+        parts.keep_apart();
+        sender.send(Ok("b")).await.unwrap();
+        let (part, _) = tokio::join!(parts.next(), sender.send(Ok("c")));
+        assert_eq!(part, Some(Ok(Bytes::from("bc"))));
+        assert!(start.elapsed() >= APART);
     }
 
     #[tokio::test]
