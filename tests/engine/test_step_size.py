@@ -43,7 +43,7 @@ def test_steps_with_larger_chunks_fill_buckets():
 
 
 def test_prompts_are_not_starved_where_decodes_alone_exceed_the_target():
-    assert tokens(config(), rates(900.0, 0.12, 60), decodes=60, backlog=500) == 128  # 60 + 86
+    assert tokens(config(), rates(900.0, 0.12, 60), decodes=60, backlog=500) == 192  # 60 + 135
 
 
 def test_a_queue_stretches_the_target_four_times_at_most():

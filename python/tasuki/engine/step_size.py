@@ -3,8 +3,10 @@
     only prompts     longest step x prefill rate
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
 
-Prompts get as much time as the decodes beside them, also where that exceeds the target: with
-less, prompts that wait keep a batch of long contexts from filling up. Where many prompts wait, the
+Prompts get four fifths of the time of the decodes beside them, also where that exceeds the
+target; and up to a quarter more than that time, while the step has no more tokens than GPUs
+multiply at nearly the price of reading the weights. With less, prompts that wait would keep a
+batch of long contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
 bounds both. No torch.
 """
@@ -16,7 +18,9 @@ from tasuki.engine.stats import StepRates
 
 _DRAIN_STEPS = 96  # in which all prompts that wait should be computed
 _STRETCH = 4.0  # times the target: the longest step that a queue of prompts may cause
-_LEAST_SHARE = 1.0  # of a decode step: the time that prompts get however long decodes take
+_LEAST_SHARE = 0.8  # of a decode step: the time that prompts get however long decodes take
+_KNEE_TOKENS = 512  # of a step: more of them take longer in proportion
+_KNEE_SHARE = 1.25  # of a decode step: the time that prompts get up to the knee
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
 
@@ -45,8 +49,9 @@ def step_tokens(
         rate = rates.mixed_tokens_per_s
         decode_s = rates.decode_s(decodes, kv_tokens)
         free_s = max(target_s - decode_s, _LEAST_SHARE * decode_s)
+        to_knee = min(_KNEE_TOKENS - decodes, _KNEE_SHARE * decode_s * rate)
         stretched_s = max(_STRETCH * target_s - decode_s, free_s)
-        prompts = max(free_s * rate, min(backlog / _DRAIN_STEPS, stretched_s * rate))
+        prompts = max(free_s * rate, to_knee, min(backlog / _DRAIN_STEPS, stretched_s * rate))
     else:
         rate = rates.prefill_tokens_per_s
         prompts = longest_s * rate

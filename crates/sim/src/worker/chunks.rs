@@ -9,7 +9,11 @@ const DRAIN_STEPS: f64 = 96.0;
 /// Times the target: the longest step that a queue of prompts may cause.
 const STRETCH: f64 = 4.0;
 /// Of a decode step: the time that prompts get however long decodes take.
-const LEAST_SHARE: f64 = 1.0;
+const LEAST_SHARE: f64 = 0.8;
+/// Tokens of a step: more of them take longer in proportion.
+const KNEE_TOKENS: f64 = 512.0;
+/// Of a decode step: the time that prompts get up to the knee.
+const KNEE_SHARE: f64 = 1.25;
 const BUCKET_TOKENS: u32 = 64;
 /// Of the newest step in the moving averages.
 const WEIGHT: f64 = 0.2;
@@ -76,9 +80,10 @@ pub fn prompt_tokens(
     let (rate, prompts) = if decodes > 0 {
         let rate = rates.beside_per_s();
         let free_s = (target_s - decode_s).max(LEAST_SHARE * decode_s);
+        let to_knee = (KNEE_TOKENS - f64::from(decodes)).min(KNEE_SHARE * decode_s * rate);
         let stretched_s = (STRETCH * target_s - decode_s).max(free_s);
         let drain = (backlog as f64 / DRAIN_STEPS).min(stretched_s * rate);
-        (rate, (free_s * rate).max(drain))
+        (rate, (free_s * rate).max(to_knee).max(drain))
     } else {
         (rates.alone_per_s, limits.longest_step_s * rates.alone_per_s)
     };
