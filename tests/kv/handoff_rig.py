@@ -50,6 +50,7 @@ __all__ = ["VOCAB", "Leg", "LegEndReason", "Rig", "Worker", "expected", "spec"]
 
 DEADLINE_S = 60.0
 IDENTITY = bytes(range(16))
+LENGTH = 64  # max_model_len of the engines
 
 _POOLS: dict[str, torch.Tensor] = {}  # what is reachable, by metadata
 
@@ -253,7 +254,7 @@ class Rig:
     ) -> Worker:
         values: dict[str, int | bool] = {
             "num_blocks": 64,
-            "max_model_len": 64,
+            "max_model_len": LENGTH,
             "max_batched_tokens": 8,
             "vocab_size": VOCAB,
         }
@@ -354,3 +355,18 @@ class Rig:
             self.stop_server(worker)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(DEADLINE_S)
+
+
+def prompt(length: int, start: int = 1) -> list[int]:
+    """Tokens that differ by `start`."""
+    return [(start * 5 + 7 * i) % 40 for i in range(length)]
+
+
+def assert_decoded(request: RequestSpec, prefill: Worker, decode: Worker) -> None:
+    """The tokens are the model's, the first of them from both workers, and both legs ended well."""
+    for choice in request.choices:
+        tokens, _ = expected(request, choice, LENGTH)
+        assert decode.tokens(request.request_id, choice) == tokens
+        assert prefill.tokens(request.request_id, choice) == tokens[:1]
+    assert prefill.ended[request.request_id].reason is LegEndReason.HANDED_OFF
+    assert decode.ended[request.request_id].reason is LegEndReason.FINISHED

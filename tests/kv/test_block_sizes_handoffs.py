@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
-from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, spec
+from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, prompt, spec
 from support import searches
 
 from tasuki.engine.api import RequestSpec
@@ -14,17 +13,6 @@ from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 
 REGRESSIONS: tuple[int, ...] = ()
 LENGTH = 64  # max_model_len of the rig's engines
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    return [(start * 5 + 7 * i) % 40 for i in range(length)]
 
 
 def assert_decoded(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
-from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, spec
+from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, prompt, spec
 
 from tasuki.engine.api import RequestSpec
 from tasuki.engine.cache_groups import CacheGroup
@@ -15,17 +14,6 @@ from tasuki.kv.transfer_plan import Run
 from tasuki.v1 import kv_pb2 as pb
 
 LENGTH = 64  # max_model_len of the rig's engines
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    return [(start * 5 + 7 * i) % 40 for i in range(length)]
 
 
 def hand_over(rig: Rig, prefill: Worker, decode: Worker, length: int = 22) -> RequestSpec:

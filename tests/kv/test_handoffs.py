@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
-from handoff_rig import Leg, LegEndReason, Rig, Worker, expected, spec
+from handoff_rig import (
+    LENGTH,
+    Leg,
+    LegEndReason,
+    Rig,
+    assert_decoded,
+    prompt,
+    spec,
+)
 
-from tasuki.engine.api import RequestSpec
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.isolation import Flight
 from tasuki.engine.plan import StepPlan
-from tasuki.kv.handoff import HandoffDefectError
-
-LENGTH = 64  # max_model_len of the rig's engines
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    return [(start * 5 + 7 * i) % 40 for i in range(length)]
-
-
-def assert_decoded(request: RequestSpec, prefill: Worker, decode: Worker) -> None:
-    for choice in request.choices:
-        tokens, _ = expected(request, choice, LENGTH)
-        assert decode.tokens(request.request_id, choice) == tokens
-        assert prefill.tokens(request.request_id, choice) == tokens[:1]
-    assert prefill.ended[request.request_id].reason is LegEndReason.HANDED_OFF
-    assert decode.ended[request.request_id].reason is LegEndReason.FINISHED
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 11, 16, 50])
@@ -187,68 +170,6 @@ def test_a_dead_prefill_worker_is_noticed(rig: Rig, pulling: bool) -> None:
     rig.pump(lambda: "r.0" in decode.ended)
     assert decode.ended["r.0"].reason is LegEndReason.KV_LOST
     rig.pump_until_idle()
-
-
-def test_decoding_begins_when_the_slowest_rank_has_its_blocks(rig: Rig) -> None:
-    prefill, decode = rig.worker(ranks=2), rig.worker(ranks=2)
-    [slow] = decode.ranks
-    slow.transport.hold.set()
-    request = spec("r.0", prompt(12), max_tokens=3)
-    rig.place(request, prefill, decode)
-    orders = decode.handoffs._pullers._orders
-    rig.pump(lambda: slow.transport.posted > 0 and any(o.ended for o in orders.values()))
-    assert decode.handoffs.counters.kv_pulls == 0
-    assert "r.0" not in decode.outputs
-    slow.transport.hold.clear()
-    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
-    assert_decoded(request, prefill, decode)
-    timings = decode.ended["r.0"].timings
-    assert timings.transfer_bytes == 2 * 3 * decode.layout.block_bytes
-    assert decode.handoffs.counters.kv_pulled_blocks == timings.transfer_blocks == 3
-    rig.pump_until_idle()
-
-
-def test_targets_stay_quarantined_until_every_ranks_transfer_has_ended(rig: Rig) -> None:
-    prefill, decode = rig.worker(ranks=2), rig.worker(ranks=2)
-    [slow] = decode.ranks
-    slow.transport.hold.set()
-    rig.place(spec("r.0", prompt(12)), prefill, decode)
-    rig.pump(lambda: slow.transport.posted > 0)
-    decode.abort("r.0")
-    prefill.abort("r.0")
-    rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
-    assert decode.engine.load().quarantined_blocks > 0
-    slow.transport.hold.clear()
-    rig.pump_until_idle()
-
-
-def test_kv_that_one_rank_could_not_read_is_lost(rig: Rig) -> None:
-    prefill, decode = rig.worker(ranks=2), rig.worker(ranks=2)
-    prefill.ranks[0].transport.die()
-    rig.place(spec("r.0", prompt(12)), prefill, decode)
-    rig.pump(lambda: "r.0" in decode.ended)
-    assert decode.ended["r.0"].reason is LegEndReason.KV_LOST
-    assert "remote disconnect" in decode.ended["r.0"].message
-    prefill.abort("r.0")
-    rig.pump_until_idle()
-
-
-def test_other_numbers_of_heads_are_refused_with_both_values(rig: Rig) -> None:
-    prefill, decode = rig.worker(), rig.worker(ranks=2)
-    rig.place(spec("r.0", prompt(8)), prefill, decode)
-    rig.pump(lambda: "r.0" in decode.ended)
-    assert decode.ended["r.0"].reason is LegEndReason.FAILED
-    assert "2 KV heads here and 1 at" in decode.ended["r.0"].message
-    prefill.abort("r.0")
-    rig.pump_until_idle()
-
-
-def test_an_engine_without_a_ranks_transfer_thread_is_broken(rig: Rig) -> None:
-    worker = rig.worker(ranks=2)
-    rig.pump_until_idle()
-    worker.ranks[0].die()
-    with pytest.raises(HandoffDefectError, match="a KV transfer thread died"):
-        rig.pump(lambda: False)
 
 
 def test_another_engine_at_the_endpoint_means_the_old_one_is_gone(rig: Rig) -> None:

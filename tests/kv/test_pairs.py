@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from tasuki.kv.effects import PullDone
 from tasuki.kv.pairs import MAX_PAIRS, LossCause, PairCounters, Pairs
 from tasuki.kv.ways import Way, slowest
 from tasuki.worker.convert import load_to_wire
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.close()
 
 
 def only_pair(pairs: Pairs) -> PairCounters:
