@@ -57,10 +57,10 @@ def with_options(
                 continue
             assert isinstance(kind, type)
             wanted = chosen.get(parameter.name)
-            known = options_of(kind)
+            known, types = options_of(kind), types_of(kind)
             names = [name for name in known if wanted is None or name in wanted]
             groups[parameter.name] = (kind, names)
-            shown += [_parameter(name, known[name], types_of(kind)[name]) for name in names]
+            shown += [_parameter(name, known[name], types[name]) for name in names]
         if len({each.name for each in shown}) < len(shown):
             raise TypeError(f"{command.__name__}: two options have one name")
 
