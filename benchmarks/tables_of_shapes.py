@@ -60,18 +60,19 @@ def gpu_start() -> str:
 
 
 def fp8_steps() -> str:
-    """Decode steps with fp8 weights and caches beside bfloat16, and a GEMM of prompts' rows."""
+    """Decode steps with fp8 weights and caches beside bfloat16, and a layer's GEMMs."""
     result = load("gpu_fp8")
-    ms = {(step["step"], step["rows"]): step["ms"] for step in result["steps"]}
-    counts = sorted({count for _, count in ms})
-    names = dict.fromkeys(name for name, _ in ms)
-    lines = [[name, *(number(ms[name, count], 2) for count in counts)] for name in names]
-    heads = ["step at 770 tokens, ms", *(f"{count} rows" for count in counts)]
-    us = {each["gemm"]: each["us"] for each in result["gemms"]}
-    prompts = [608, 2048, 4096]
-    gemms = [
-        [kind, *(number(us[f"gate_up, {kind}, {count} rows"], 0) for count in prompts)]
-        for kind in ("bfloat16", "fp8", "rounding")
-    ]
-    wide = ["GEMM of gate and up, microseconds", *(f"{count} rows" for count in prompts)]
+    ms = {(step["step"], step["rows"], step["context"]): step["ms"] for step in result["steps"]}
+    sizes = sorted({(n, context) for _, n, context in ms}, key=lambda size: (size[1], size[0]))
+    names = dict.fromkeys(name for name, *_ in ms)
+    lines = [[name, *(number(ms[name, *size], 2) for size in sizes)] for name in names]
+    heads = ["step, ms", *(f"{count} rows at {context:,}" for count, context in sizes)]
+    us: dict[tuple[str, int], float] = {}
+    for each in result["gemms"]:
+        key = each["way"], each["rows"]
+        us[key] = us.get(key, 0.0) + each["us"]
+    counts = sorted({count for _, count in us})
+    ways = dict.fromkeys(way for way, _ in us)
+    gemms = [[way, *(number(us[way, count], 0) for count in counts)] for way in ways]
+    wide = ["a layer's four GEMMs, microseconds", *(f"{count:,} rows" for count in counts)]
     return source("gpu_fp8") + rows(heads, lines) + "\n\n" + rows(wide, gemms)

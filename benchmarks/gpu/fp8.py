@@ -250,12 +250,12 @@ def measure_gemms(results: Results, models: Models, bench: Bench) -> None:
                     results.gemms.append({**what, "us": _us(bench, layers, work)})
 
 
-def _squares(weight: Any) -> torch.Tensor:
+def _squares(weight: Any) -> Any:
     """Scales as many as blocks of 128 x 128 have: times are of interest, not results."""
     return weight.scales[::128].contiguous()
 
 
-def _own(gemm: Any, x: Any) -> torch.Tensor:
+def _own(gemm: Any, x: Any) -> Any:
     """By the kernel of ours."""
     out = torch.empty(x.shape[0], gemm.outs, dtype=x.dtype, device=x.device)
     return gemm._launch(out, x)
