@@ -59,6 +59,54 @@ impl Default for Rates {
 }
 
 impl Rates {
+    /// The mean of several; the default if there are none.
+    pub fn mean(all: impl Iterator<Item = Self>) -> Self {
+        let mut count = 0.0;
+        let mut sum = [0.0; 6];
+        for rates in all {
+            count += 1.0;
+            let parts = rates.parts();
+            sum.iter_mut()
+                .zip(parts)
+                .for_each(|(sum, part)| *sum += part);
+        }
+        if count == 0.0 {
+            return Self::default();
+        }
+        Self::of(sum.map(|part| part / count))
+    }
+
+    fn parts(&self) -> [f64; 6] {
+        [
+            self.step_s,
+            self.sequence_s,
+            self.kv_token_s,
+            self.prompt_step_s,
+            self.prompt_token_s,
+            self.prompt_square_s,
+        ]
+    }
+
+    fn of(
+        [
+            step_s,
+            sequence_s,
+            kv_token_s,
+            prompt_step_s,
+            prompt_token_s,
+            prompt_square_s,
+        ]: [f64; 6],
+    ) -> Self {
+        Self {
+            step_s,
+            sequence_s,
+            kv_token_s,
+            prompt_step_s,
+            prompt_token_s,
+            prompt_square_s,
+        }
+    }
+
     /// A step that decodes so many sequences, with so many tokens of KV together.
     #[inline]
     pub fn decode_s(&self, sequences: f64, kv_tokens: f64) -> f64 {
@@ -183,16 +231,8 @@ impl Hardware {
             } else {
                 &self.pooled.prompt
             };
-            let [step_s, sequence_s, kv_token_s] = step.coefficients();
-            let [prompt_step_s, prompt_token_s, prompt_square_s] = prompt.coefficients();
-            *rates = Rates {
-                step_s,
-                sequence_s,
-                kv_token_s,
-                prompt_step_s,
-                prompt_token_s,
-                prompt_square_s,
-            };
+            let ([a, b, c], [d, e, f]) = (step.coefficients(), prompt.coefficients());
+            *rates = Rates::of([a, b, c, d, e, f]);
         }
     }
 }

@@ -1,29 +1,22 @@
 //! What a model's clients have asked for lately: how many requests, how long.
 //!
-//! Arrivals are summed over a while, and over a shorter one. Where the two differ by more than
-//! chance the longer one is forgotten. How long answers are is known when they have ended, which
-//! may be long after the load has changed. So it is learnt for each class of prompts (by powers of
-//! two of their length) and kept: a load that comes back is known with its first arrivals.
+//! Arrivals are summed until another load begins ([`super::arrivals`]). How long answers are is
+//! known when they have ended, which may be long after that. So it is learnt for each class of
+//! prompts and kept: a load that comes back is known with its first arrivals.
 
 use std::time::Duration;
 
-/// How long arrivals count, in seconds: long, for few errors, unless what came lately differs.
-const LONG_S: f64 = 8.0;
-const SHORT_S: f64 = 2.0;
-/// What came lately differs from what came before if it is off by so many standard errors.
-const DIFFERS: f64 = 3.0;
+use super::arrivals::{Arrivals, CLASSES, Sums, class};
+
 /// Answers of a class that count.
 const ANSWERS: f64 = 300.0;
 /// Of a class of which no answer has ended, if there is no other class.
 const USUAL_OUTPUT_TOKENS: f64 = 256.0;
-const CLASSES: usize = 24;
 
-/// What was asked for: over a while, and lately.
-#[derive(Debug, Clone, Copy, Default)]
+/// What was asked for lately, and what answers were like.
+#[derive(Debug, Clone, Default)]
 pub struct Demand {
-    at: Option<Duration>,
-    long: Sums,
-    short: Sums,
+    arrivals: Arrivals,
     /// By class of prompts: answers that have ended, and their tokens.
     answers: [Answers; CLASSES],
 }
@@ -36,30 +29,12 @@ struct Answers {
     squares: f64,
 }
 
-/// Sums in which the past counts less and less.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    seconds: f64,
-    requests: f64,
-    prompt_tokens: f64,
-    /// Of the prompts.
-    squares: f64,
-    /// Of the prompts' tokens, those that were found cached.
-    cached: f64,
-    by_class: [f64; CLASSES],
-    prompts_by_class: [f64; CLASSES],
-}
-
 /// The mean answer.
 struct Output {
     tokens: f64,
     /// Relative.
     error: f64,
     context_tokens: f64,
-}
-
-fn class(prompt_tokens: u64) -> usize {
-    (prompt_tokens.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
 /// The mean request of a moment, and how many come.
@@ -81,75 +56,15 @@ pub struct Lengths {
     pub output_error: f64,
 }
 
-impl Sums {
-    fn pass(&mut self, seconds: f64, memory_s: f64) {
-        let kept = (-seconds / memory_s).exp();
-        for sum in [
-            &mut self.seconds,
-            &mut self.requests,
-            &mut self.prompt_tokens,
-            &mut self.squares,
-            &mut self.cached,
-        ] {
-            *sum *= kept;
-        }
-        self.by_class.iter_mut().for_each(|sum| *sum *= kept);
-        self.prompts_by_class
-            .iter_mut()
-            .for_each(|sum| *sum *= kept);
-        self.seconds += memory_s * (1.0 - kept);
-    }
-
-    fn rate(&self) -> f64 {
-        self.requests / self.seconds.max(1.0)
-    }
-
-    fn mean_prompt(&self) -> f64 {
-        self.prompt_tokens / self.requests.max(f64::MIN_POSITIVE)
-    }
-
-    /// Whether these, of lately, come from another load than those.
-    fn differs(&self, from: &Self) -> bool {
-        let mean = from.mean_prompt();
-        let spread = (from.squares / from.requests - mean * mean).max(0.0).sqrt();
-        let off = |got: f64, wanted: f64, error: f64| (got - wanted).abs() > DIFFERS * error;
-        let expected = from.rate() * self.seconds;
-        off(
-            self.mean_prompt(),
-            mean,
-            spread.max(0.05 * mean) / self.requests.max(1.0).sqrt(),
-        ) || off(self.requests, expected, expected.max(1.0).sqrt())
-    }
-}
-
 impl Demand {
-    fn advance(&mut self, now: Duration) {
-        let passed = now.saturating_sub(*self.at.get_or_insert(now));
-        self.at = self.at.max(Some(now));
-        self.long.pass(passed.as_secs_f64(), LONG_S);
-        self.short.pass(passed.as_secs_f64(), SHORT_S);
-    }
-
     /// A request arrives.
     pub fn on_arrival(&mut self, prompt_tokens: u32, now: Duration) {
-        self.advance(now);
-        let tokens = f64::from(prompt_tokens);
-        for sums in [&mut self.long, &mut self.short] {
-            sums.requests += 1.0;
-            sums.prompt_tokens += tokens;
-            sums.squares += tokens * tokens;
-            sums.by_class[class(u64::from(prompt_tokens))] += 1.0;
-            sums.prompts_by_class[class(u64::from(prompt_tokens))] += tokens;
-        }
-        if self.short.differs(&self.long) {
-            self.long = self.short;
-        }
+        self.arrivals.on_arrival(prompt_tokens, now);
     }
 
     /// So many tokens of a prompt were found cached.
     pub fn on_cached(&mut self, tokens: u32) {
-        self.long.cached += f64::from(tokens);
-        self.short.cached += f64::from(tokens);
+        self.arrivals.on_cached(tokens);
     }
 
     /// An answer of so many tokens has ended.
@@ -167,12 +82,22 @@ impl Demand {
 
     /// `None`: nothing has come lately.
     pub fn lengths(&self, now: Duration) -> Option<Lengths> {
-        let mut demand = *self;
-        demand.advance(now);
-        let sums = demand.long;
-        if sums.requests < 0.5 {
-            return None;
-        }
+        let mut arrivals = self.arrivals.clone();
+        arrivals.advance(now);
+        let sums = arrivals.all();
+        (sums.requests >= 0.5).then(|| self.lengths_of(&sums))
+    }
+
+    /// How many seconds more the load is expected to last, and the loads before it with their
+    /// shares of the time. `None`: as long as one likes, none ended yet.
+    pub fn expected(&self, now: Duration) -> Option<(f64, Vec<(f64, Lengths)>)> {
+        let rest_s = self.arrivals.loads.rest_s(now)?;
+        let before = self.arrivals.loads.before();
+        let before = before.map(|(share, sums)| (share, self.lengths_of(sums)));
+        Some((rest_s, before.collect()))
+    }
+
+    fn lengths_of(&self, sums: &Sums) -> Lengths {
         let prompt_tokens = sums.mean_prompt();
         let prompt_squares = sums.squares / sums.requests;
         // Of a sum of random many random lengths.
@@ -181,8 +106,8 @@ impl Demand {
             tokens: output_tokens,
             error: output_error,
             context_tokens,
-        } = demand.output(&sums);
-        Some(Lengths {
+        } = self.output(sums);
+        Lengths {
             rate: sums.rate(),
             prompt_tokens,
             prompt_squares,
@@ -191,7 +116,7 @@ impl Demand {
             context_tokens,
             prompt_error: (scatter / (2.0 * sums.requests)).sqrt().min(0.9),
             output_error,
-        })
+        }
     }
 
     /// The mean answer to these prompts.

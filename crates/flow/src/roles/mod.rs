@@ -1,20 +1,25 @@
 //! Roles that follow the load: which worker should prefill, decode or do both.
 //!
 //! ```text
-//!  arrivals, outputs ─▶ Demand ─▶ Task ─▶ outlook of every topology ─▶ Order: one worker's role
-//!  loads, fitted costs ────────────┘        (the cost model of placement)
+//!  arrivals, outputs ─▶ Demand ─▶ Tasks ─▶ outlook of every topology ─▶ Order: one worker's role
+//!  loads, fitted costs ────────────┘         (the cost model of placement)
 //! ```
 //!
 //! There are no thresholds. Each topology of the workers that are there has a cost in seconds of
 //! requests over a horizon ([`outlook`]). A change is made if it pays for itself: if it saves more
 //! than the requests lose whose worker changes, and still would if the measured lengths were off by
-//! their standard error either way. One worker changes at a time, and the next one after it has
+//! their standard error either way. A load that is not expected to last for the horizon counts as
+//! long as it lasts, and those that came before it for the rest ([`ahead`]). One worker changes at a time, and the next one after it has
 //! reported its new role. A change stops nothing: what runs on a worker goes on there.
 //!
 //! Where roles are preferences the cost of each placement decides by itself, and roles matter
 //! little. They matter where they are strict, and where workers have limits by role.
 
+mod ahead;
+mod arrivals;
 mod demand;
+mod loads;
+mod look;
 mod outlook;
 mod owner;
 mod scale;
@@ -27,15 +32,16 @@ use std::time::Duration;
 
 use tasuki_core::{Health, ModelId, Payload, Rates, Role, WorkerId};
 
+use self::ahead::Ahead;
 pub use self::demand::{Demand, Lengths};
+pub use self::look::Look;
+use self::look::{Seen, is_pinned};
 pub use self::outlook::{Bound, Objectives, Outlook, Task, Topology};
 pub use self::owner::{Claim, Held, OWNER_PREFIX, Ownership};
 pub use self::scale::Wanted;
-use self::search::{Better, best};
+use self::search::Better;
 use crate::fleet::{FleetState, WorkerState};
 
-/// The owner of a role that a worker was started with.
-const STARTED: &str = "start";
 /// A worker that does not report its new role for so long is not waited for.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How fast the share of our requests in the workers' loads is learnt, for each look.
@@ -45,8 +51,7 @@ const SHARE_KEPT: f64 = 0.99;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RolesConfig {
     pub objectives: Objectives,
-    /// For so long a load is taken to stay as it is, in seconds: a change has that time to pay
-    /// for itself.
+    /// A change has so many seconds to pay for itself.
     pub horizon_s: f64,
 }
 
@@ -134,42 +139,6 @@ pub struct Balancer {
     shares: [f64; 2],
 }
 
-/// The workers of one moment and what is asked of them.
-#[derive(Debug, Clone)]
-pub struct Look {
-    workers: Vec<Seen>,
-    /// As they are.
-    pub now: Topology,
-    /// Of them, those whose roles an operator set.
-    kept: Topology,
-    pub task: Task,
-}
-
-/// A worker, as far as a change of its role depends on it.
-#[derive(Debug, Clone, Copy)]
-struct Seen {
-    id: WorkerId,
-    role: Role,
-    pinned: bool,
-    sequences: f64,
-    kv_tokens: f64,
-    backlog_tokens: f64,
-}
-
-impl Seen {
-    fn new(state: &WorkerState) -> Self {
-        let view = &state.view;
-        Self {
-            id: view.id,
-            role: view.role,
-            pinned: is_pinned(state),
-            sequences: f64::from(view.sequences()),
-            kv_tokens: view.kv_tokens() as f64,
-            backlog_tokens: view.prefill_backlog_tokens() as f64,
-        }
-    }
-}
-
 impl Balancer {
     pub fn new(model: ModelId, config: RolesConfig) -> Self {
         Self {
@@ -208,7 +177,7 @@ impl Balancer {
             to,
             reason: Reason {
                 better,
-                lengths: look.task.lengths,
+                lengths: look.ahead.now().lengths,
                 horizon_s: self.config.horizon_s,
             },
         })
@@ -250,198 +219,68 @@ impl Balancer {
 
     fn looked(&self, fleet: &FleetState, waiting: usize, now: Duration) -> Option<Look> {
         let workers: Vec<&WorkerState> = self.workers(fleet).collect();
-        let routers = self.routers();
-        let mut lengths = fleet.demand(self.model)?.lengths(now)?;
-        lengths.rate *= routers;
+        let demand = fleet.demand(self.model)?;
+        let lengths = demand.lengths(now)?;
         let (mut all, mut kept) = (Topology::default(), Topology::default());
-        let mut backlog_tokens = 0.0;
-        let mut pool_tokens = 0.0;
         for state in &workers {
             *all.of(state.view.role) += 1;
             if is_pinned(state) {
                 *kept.of(state.view.role) += 1;
             }
-            backlog_tokens += state.view.prefill_backlog_tokens() as f64;
-            pool_tokens += state.view.capacity.tokens() as f64;
         }
-        let count = workers.len() as f64;
         if !all.serves() {
             return None;
         }
-        let costs = fleet.costs();
-        let moved = lengths.prompt_tokens * (1.0 - lengths.cached);
-        let task = Task {
-            rates: mean_rates(workers.iter().map(|state| {
-                let rates = costs.hardware.rates().get(state.view.hardware);
-                rates.copied().unwrap_or_default()
-            })),
-            objectives: self.config.objectives,
-            pool_tokens: pool_tokens / count,
-            handoff_s: costs.links.handoff_s(true, moved),
-            queued: waiting as f64 * routers + backlog_tokens / lengths.prompt_tokens.max(1.0),
-            horizon_s: self.config.horizon_s,
-            lengths,
+        let task = self.tasks(fleet, &workers);
+        let mut present = task(lengths);
+        let backlog = workers.iter();
+        let backlog = backlog.map(|state| state.view.prefill_backlog_tokens() as f64);
+        present.queued =
+            waiting as f64 * self.routers() + backlog.sum::<f64>() / lengths.prompt_tokens.max(1.0);
+        let ahead = match demand.expected(now) {
+            Some((rest_s, before)) => {
+                let before = before.into_iter();
+                let before = before.map(|(share, lengths)| (share, task(lengths)));
+                Ahead::changing(present, rest_s, before.collect())
+            }
+            None => Ahead::steady(present),
         };
         Some(Look {
             workers: workers.into_iter().map(Seen::new).collect(),
             now: all,
             kept,
-            task,
+            ahead,
         })
     }
-}
 
-impl Topology {
-    fn of(&mut self, role: Role) -> &mut u32 {
-        match role {
-            Role::Prefill => &mut self.prefill,
-            Role::Decode => &mut self.decode,
-            Role::Mixed => &mut self.mixed,
-        }
-    }
-
-    fn count(self, role: Role) -> u32 {
-        let mut topology = self;
-        *topology.of(role)
-    }
-}
-
-const ROLES: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
-
-impl Look {
-    /// How many workers of each role the load asks for.
-    pub fn wanted(&self) -> Wanted {
-        Wanted::new(&self.task, self.now)
-    }
-
-    /// The topology to change to, and the single changes that lead there.
-    fn better(&self) -> Option<(Better, Vec<(Role, Role)>)> {
-        let (target, outlook) = best(&self.task, self.now, self.kept);
-        if target == self.now {
-            return None;
-        }
-        let lengths = &self.task.lengths;
-        let (prompts, outputs) = (1.0 + lengths.prompt_error, 1.0 + lengths.output_error);
-        let gain_s = [
-            (1.0, 1.0),
-            (prompts, 1.0 / outputs),
-            (1.0 / prompts, outputs),
-        ]
-        .map(|(prompts, outputs)| {
-            let task = self.task.tilted(prompts, outputs);
-            task.outlook(self.now).cost_s - task.outlook(target).cost_s
-        })
-        .into_iter()
-        .fold(f64::INFINITY, f64::min);
-        let moves = self.moves(target);
-        let change_s = moves
+    /// What these workers are to serve where this router is asked for requests of some lengths.
+    fn tasks(
+        &self,
+        fleet: &FleetState,
+        workers: &[&WorkerState],
+    ) -> impl Fn(Lengths) -> Task + use<> {
+        let costs = fleet.costs();
+        let rates = Rates::mean(workers.iter().map(|state| {
+            let rates = costs.hardware.rates().get(state.view.hardware);
+            rates.copied().unwrap_or_default()
+        }));
+        let pools = workers
             .iter()
-            .map(|&(from, to)| self.cheapest(from, to).map_or(0.0, |(_, cost_s)| cost_s))
-            .sum();
-        let better = Better {
-            from: (self.now, self.task.outlook(self.now)),
-            to: (target, outlook),
-            gain_s,
-            change_s,
-        };
-        (gain_s > change_s).then_some((better, moves))
-    }
-
-    fn moves(&self, target: Topology) -> Vec<(Role, Role)> {
-        let gives = |role: Role| self.now.count(role).saturating_sub(target.count(role));
-        let takes = |role: Role| target.count(role).saturating_sub(self.now.count(role));
-        let list = |many: &dyn Fn(Role) -> u32| {
-            let each = ROLES.map(|role| vec![role; many(role) as usize]);
-            each.concat()
-        };
-        list(&gives).into_iter().zip(list(&takes)).collect()
-    }
-
-    /// The change to make first: that after which the workers do best.
-    fn first_of(&self, moves: Vec<(Role, Role)>) -> Option<(WorkerId, Role, Role)> {
-        let mut moves = moves;
-        moves.dedup();
-        let after = |&(from, to): &(Role, Role)| {
-            let mut topology = self.now;
-            *topology.of(from) -= 1;
-            *topology.of(to) += 1;
-            topology
-                .serves()
-                .then(|| self.task.outlook(topology).cost_s)
-        };
-        let possible = moves.iter().filter_map(|step| Some((step, after(step)?)));
-        let (&(from, to), _) = possible.min_by(|(_, one), (_, other)| one.total_cmp(other))?;
-        let (worker, _) = self.cheapest(from, to)?;
-        Some((worker, from, to))
-    }
-
-    /// The worker of a role whose change costs least, and what that is.
-    fn cheapest(&self, from: Role, to: Role) -> Option<(WorkerId, f64)> {
-        let able = self.workers.iter();
-        let able = able.filter(|seen| seen.role == from && !seen.pinned);
-        let costs = able.map(|seen| (seen.id, self.change_s(seen, to)));
-        costs.min_by(|(_, one), (_, other)| one.total_cmp(other))
-    }
-
-    /// What requests lose that are on a worker when its role changes: those that decode there
-    /// beside the prompts that come, and new ones behind the prompts that wait there.
-    fn change_s(&self, seen: &Seen, to: Role) -> f64 {
-        let (rates, sequences) = (&self.task.rates, seen.sequences);
-        let backlog_s = rates.prompt_token_s * seen.backlog_tokens;
-        let step_s = rates.decode_s(sequences, seen.kv_tokens);
-        let rest_s = step_s * self.task.lengths.output_tokens / 2.0;
-        let stalled_s = if to == Role::Prefill {
-            sequences * rest_s / 2.0
-        } else {
-            0.0
-        };
-        let arriving = self.task.lengths.rate * backlog_s / self.workers.len() as f64;
-        let behind_s = if to == Role::Decode {
-            backlog_s * arriving / 2.0
-        } else {
-            0.0
-        };
-        stalled_s + behind_s
-    }
-}
-
-/// Whether an operator set the role: it stays until the worker starts again.
-fn is_pinned(state: &WorkerState) -> bool {
-    let owner = state.info.as_ref().map_or("", |info| &info.role_owner);
-    !(owner.is_empty() || owner == STARTED || owner.starts_with(OWNER_PREFIX))
-}
-
-fn mean_rates(all: impl Iterator<Item = Rates>) -> Rates {
-    let mut count = 0.0;
-    let mut sum = [0.0; 6];
-    for rates in all {
-        count += 1.0;
-        let parts = [
-            rates.step_s,
-            rates.sequence_s,
-            rates.kv_token_s,
-            rates.prompt_step_s,
-            rates.prompt_token_s,
-            rates.prompt_square_s,
-        ];
-        sum.iter_mut()
-            .zip(parts)
-            .for_each(|(sum, part)| *sum += part);
-    }
-    let [
-        step_s,
-        sequence_s,
-        kv_token_s,
-        prompt_step_s,
-        prompt_token_s,
-        prompt_square_s,
-    ] = sum.map(|part| part / f64::max(count, 1.0));
-    Rates {
-        step_s,
-        sequence_s,
-        kv_token_s,
-        prompt_step_s,
-        prompt_token_s,
-        prompt_square_s,
+            .map(|state| state.view.capacity.tokens() as f64);
+        let pool_tokens = pools.sum::<f64>() / workers.len() as f64;
+        let (links, routers, config) = (costs.links, self.routers(), self.config);
+        move |mut lengths| {
+            lengths.rate *= routers;
+            let moved = lengths.prompt_tokens * (1.0 - lengths.cached);
+            Task {
+                rates,
+                objectives: config.objectives,
+                pool_tokens,
+                handoff_s: links.handoff_s(true, moved),
+                queued: 0.0,
+                horizon_s: config.horizon_s,
+                lengths,
+            }
+        }
     }
 }

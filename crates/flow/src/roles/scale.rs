@@ -36,7 +36,9 @@ impl Wanted {
                 ..Topology::default()
             };
             if split {
-                best(&task, mixed, Topology::default())
+                let cost_s = |topology| task.outlook(topology).cost_s;
+                let topology = best(cost_s, mixed, Topology::default());
+                (topology, task.outlook(topology))
             } else {
                 (mixed, task.outlook(mixed))
             }

@@ -1,6 +1,6 @@
 //! The topology that is worth changing to, and the first step there.
 
-use super::outlook::{Outlook, Task, Topology};
+use super::outlook::{Outlook, Topology};
 
 /// So many numbers of prefill workers, and of decode workers, are compared at most.
 const GRID: u32 = 20;
@@ -16,11 +16,12 @@ pub struct Better {
     pub change_s: f64,
 }
 
-/// The topology with the least cost, of as many workers. `kept`: so many of each role stay.
-pub fn best(task: &Task, now: Topology, kept: Topology) -> (Topology, Outlook) {
+/// The topology with the least cost in seconds, of as many workers. `kept`: so many of each role
+/// stay.
+pub fn best(cost_s: impl Fn(Topology) -> f64, now: Topology, kept: Topology) -> Topology {
     let workers = now.workers();
     let movable = workers - kept.workers();
-    let mut best = (now, task.outlook(now));
+    let mut best = (now, cost_s(now));
     let mut consider = |prefill: u32, decode: u32| {
         let topology = Topology {
             prefill: kept.prefill + prefill,
@@ -30,10 +31,10 @@ pub fn best(task: &Task, now: Topology, kept: Topology) -> (Topology, Outlook) {
         if !topology.serves() {
             return best.0;
         }
-        let outlook = task.outlook(topology);
+        let cost_s = cost_s(topology);
         // Equal ones are no reason to change.
-        if outlook.cost_s < best.1.cost_s * (1.0 - 1e-9) {
-            best = (topology, outlook);
+        if cost_s < best.1 * (1.0 - 1e-9) {
+            best = (topology, cost_s);
         }
         best.0
     };
@@ -55,7 +56,7 @@ pub fn best(task: &Task, now: Topology, kept: Topology) -> (Topology, Outlook) {
         }
         step /= 2;
     }
-    best
+    best.0
 }
 
 /// The points next to one.

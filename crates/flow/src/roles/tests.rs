@@ -5,9 +5,9 @@ use std::time::Duration;
 use tasuki_core::{ModelId, Rates, Role, WorkerId};
 
 use super::owner::{Claim, Held, Ownership};
-use super::search::best;
 use super::{
-    Balancer, Bound, Lengths, Look, Objectives, RolesConfig, Seen, Task, Topology, Wanted,
+    Ahead, Balancer, Bound, Lengths, Look, Objectives, Outlook, RolesConfig, Seen, Task, Topology,
+    Wanted, search,
 };
 
 /// An H200's steps with Qwen3-4B's shape, roughly.
@@ -59,6 +59,14 @@ const NONE: Topology = Topology {
     mixed: 0,
 };
 
+fn best(task: &Task, now: Topology) -> Outlook {
+    task.outlook(search::best(
+        |topology| task.outlook(topology).cost_s,
+        now,
+        NONE,
+    ))
+}
+
 /// Workers of these roles, each with so many sequences.
 fn look(task: Task, workers: &[(Role, f64)]) -> Look {
     let mut now = NONE;
@@ -78,7 +86,7 @@ fn look(task: Task, workers: &[(Role, f64)]) -> Look {
         workers: seen,
         now,
         kept: NONE,
-        task,
+        ahead: Ahead::steady(task),
     }
 }
 
@@ -117,7 +125,7 @@ fn costs_grow_with_the_load_and_fall_with_workers() {
         }
     }
     let task = task(30.0, 512.0, 512.0);
-    let cost = |workers| best(&task, of(0, 0, workers), NONE).1.cost_s;
+    let cost = |workers| best(&task, of(0, 0, workers)).cost_s;
     for workers in 1..40 {
         assert!(cost(workers + 1) <= cost(workers) * 1.001, "{workers}");
     }
@@ -127,7 +135,7 @@ fn costs_grow_with_the_load_and_fall_with_workers() {
 fn a_large_fleet_gets_what_a_full_comparison_finds() {
     for (rate, prompt, output) in [(500.0, 5_000.0, 250.0), (1_500.0, 512.0, 512.0)] {
         let task = task(rate, prompt, output);
-        let found = best(&task, of(0, 0, 70), NONE).1;
+        let found = best(&task, of(0, 0, 70));
         let mut least = f64::INFINITY;
         for prefill in 0..=70 {
             for decode in 0..=70 - prefill {
@@ -176,6 +184,29 @@ fn what_does_not_pay_or_is_in_doubt_is_left() {
     assert_eq!(decide(doubted), None);
     // So many requests decode there that their loss is more than the gain.
     assert_eq!(busy(task(13.0, 5_000.0, 250.0), 1e4), None);
+}
+
+#[test]
+fn a_load_that_soon_ends_is_no_reason_to_change() {
+    let now = task(13.0, 5_000.0, 250.0);
+    let later = || vec![(1.0, task(42.0, 512.0, 512.0))];
+    let decide = |rest_s, later| {
+        let workers = [(Role::Mixed, 1.0), (Role::Mixed, 1.0)];
+        let mut look = look(now, &workers);
+        look.ahead = Ahead::changing(now, rest_s, later);
+        balancer().decide(&look, at(1.0))
+    };
+    assert!(decide(60.0, later()).is_some());
+    assert!(decide(2.0, Vec::new()).is_some(), "nothing else is known");
+    assert_eq!(decide(2.0, later()), None);
+    // Nor is one that may come.
+    let look = |now, later| {
+        let mut look = look(now, &[(Role::Mixed, 1.0), (Role::Mixed, 1.0)]);
+        look.ahead = Ahead::changing(now, 2.0, vec![(1.0, later)]);
+        look
+    };
+    let short = task(42.0, 512.0, 512.0);
+    assert_eq!(balancer().decide(&look(short, now), at(1.0)), None);
 }
 
 #[test]

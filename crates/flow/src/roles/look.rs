@@ -1,0 +1,165 @@
+//! The workers of one moment, and which change of a role pays.
+
+use tasuki_core::{Role, WorkerId};
+
+use super::ahead::Ahead;
+use super::outlook::Topology;
+use super::owner::OWNER_PREFIX;
+use super::scale::Wanted;
+use super::search::{Better, best};
+use crate::fleet::WorkerState;
+
+/// The owner of a role that a worker was started with.
+const STARTED: &str = "start";
+
+/// The workers of one moment and what is asked of them.
+#[derive(Debug, Clone)]
+pub struct Look {
+    pub(super) workers: Vec<Seen>,
+    /// As they are.
+    pub now: Topology,
+    /// Of them, those whose roles an operator set.
+    pub(super) kept: Topology,
+    pub(super) ahead: Ahead,
+}
+
+/// A worker, as far as a change of its role depends on it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    pub id: WorkerId,
+    pub role: Role,
+    pub pinned: bool,
+    pub sequences: f64,
+    pub kv_tokens: f64,
+    pub backlog_tokens: f64,
+}
+
+impl Seen {
+    pub fn new(state: &WorkerState) -> Self {
+        let view = &state.view;
+        Self {
+            id: view.id,
+            role: view.role,
+            pinned: is_pinned(state),
+            sequences: f64::from(view.sequences()),
+            kv_tokens: view.kv_tokens() as f64,
+            backlog_tokens: view.prefill_backlog_tokens() as f64,
+        }
+    }
+}
+
+impl Topology {
+    pub(super) fn of(&mut self, role: Role) -> &mut u32 {
+        match role {
+            Role::Prefill => &mut self.prefill,
+            Role::Decode => &mut self.decode,
+            Role::Mixed => &mut self.mixed,
+        }
+    }
+
+    fn count(self, role: Role) -> u32 {
+        let mut topology = self;
+        *topology.of(role)
+    }
+}
+
+const ROLES: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
+
+impl Look {
+    /// How many workers of each role the load asks for.
+    pub fn wanted(&self) -> Wanted {
+        Wanted::new(self.ahead.now(), self.now)
+    }
+
+    /// The topology to change to, and the single changes that lead there.
+    pub(super) fn better(&self) -> Option<(Better, Vec<(Role, Role)>)> {
+        let target = best(|topology| self.ahead.cost_s(topology), self.now, self.kept);
+        if target == self.now {
+            return None;
+        }
+        let gain_s = [(0, 0), (1, -1), (-1, 1)]
+            .map(|(prompts, outputs)| {
+                let ahead = self.ahead.tilted(prompts, outputs);
+                // What came before may come again, or not: it is a reason to stay, not to change.
+                let whole = ahead.cost_s(self.now) - ahead.cost_s(target);
+                let present = ahead.now_cost_s(self.now) - ahead.now_cost_s(target);
+                whole.min(present)
+            })
+            .into_iter()
+            .fold(f64::INFINITY, f64::min);
+        let moves = self.moves(target);
+        let change_s = moves
+            .iter()
+            .map(|&(from, to)| self.cheapest(from, to).map_or(0.0, |(_, cost_s)| cost_s))
+            .sum();
+        let better = Better {
+            from: (self.now, self.ahead.now().outlook(self.now)),
+            to: (target, self.ahead.now().outlook(target)),
+            gain_s,
+            change_s,
+        };
+        (gain_s > change_s).then_some((better, moves))
+    }
+
+    fn moves(&self, target: Topology) -> Vec<(Role, Role)> {
+        let gives = |role: Role| self.now.count(role).saturating_sub(target.count(role));
+        let takes = |role: Role| target.count(role).saturating_sub(self.now.count(role));
+        let list = |many: &dyn Fn(Role) -> u32| {
+            let each = ROLES.map(|role| vec![role; many(role) as usize]);
+            each.concat()
+        };
+        list(&gives).into_iter().zip(list(&takes)).collect()
+    }
+
+    /// The change to make first: that after which the workers do best.
+    pub(super) fn first_of(&self, moves: Vec<(Role, Role)>) -> Option<(WorkerId, Role, Role)> {
+        let mut moves = moves;
+        moves.dedup();
+        let after = |&(from, to): &(Role, Role)| {
+            let mut topology = self.now;
+            *topology.of(from) -= 1;
+            *topology.of(to) += 1;
+            topology.serves().then(|| self.ahead.cost_s(topology))
+        };
+        let possible = moves.iter().filter_map(|step| Some((step, after(step)?)));
+        let (&(from, to), _) = possible.min_by(|(_, one), (_, other)| one.total_cmp(other))?;
+        let (worker, _) = self.cheapest(from, to)?;
+        Some((worker, from, to))
+    }
+
+    /// The worker of a role whose change costs least, and what that is.
+    fn cheapest(&self, from: Role, to: Role) -> Option<(WorkerId, f64)> {
+        let able = self.workers.iter();
+        let able = able.filter(|seen| seen.role == from && !seen.pinned);
+        let costs = able.map(|seen| (seen.id, self.change_s(seen, to)));
+        costs.min_by(|(_, one), (_, other)| one.total_cmp(other))
+    }
+
+    /// What requests lose that are on a worker when its role changes: those that decode there
+    /// beside the prompts that come, and new ones behind the prompts that wait there.
+    fn change_s(&self, seen: &Seen, to: Role) -> f64 {
+        let task = self.ahead.now();
+        let (rates, sequences) = (&task.rates, seen.sequences);
+        let backlog_s = rates.prompt_token_s * seen.backlog_tokens;
+        let step_s = rates.decode_s(sequences, seen.kv_tokens);
+        let rest_s = step_s * task.lengths.output_tokens / 2.0;
+        let stalled_s = if to == Role::Prefill {
+            sequences * rest_s / 2.0
+        } else {
+            0.0
+        };
+        let arriving = task.lengths.rate * backlog_s / self.workers.len() as f64;
+        let behind_s = if to == Role::Decode {
+            backlog_s * arriving / 2.0
+        } else {
+            0.0
+        };
+        stalled_s + behind_s
+    }
+}
+
+/// Whether an operator set the role: it stays until the worker starts again.
+pub(super) fn is_pinned(state: &WorkerState) -> bool {
+    let owner = state.info.as_ref().map_or("", |info| &info.role_owner);
+    !(owner.is_empty() || owner == STARTED || owner.starts_with(OWNER_PREFIX))
+}
