@@ -5,6 +5,7 @@
 
 mod args;
 mod clients;
+mod deployment;
 mod error;
 mod faults;
 mod hardware;

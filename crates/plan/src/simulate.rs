@@ -1,7 +1,7 @@
 //! `tasuki simulate`, from its options to the report and the result file.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use serde_json::{Value, json};
@@ -11,14 +11,11 @@ use tasuki_bench::recorder::Record;
 use tasuki_bench::report::{Heading, report};
 use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA};
 use tasuki_bench::summary::{Measuring, Summary, summarize};
-use tasuki_core::CostConfig;
-use tasuki_flow::AdmissionConfig;
-use tasuki_flow::roles::{Objectives, RolesConfig};
-use tasuki_policy::PolicyConfig;
-use tasuki_sim::{Config, Roles, Run, simulate};
+use tasuki_sim::{Config, Run, simulate};
 
-use crate::args::{RolesName, RouterArgs, SimulateArgs, TopologyArgs};
+use crate::args::{SimulateArgs, TopologyArgs};
 use crate::clients::BenchClients;
+use crate::deployment::Deployment;
 use crate::error::SimulateError;
 use crate::faults;
 use crate::hardware::Hardware;
@@ -113,11 +110,15 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
         args.output.duration_s,
     );
     let limit = arrival.max_concurrency.filter(|_| !arrival.is_closed());
-    let run = simulate(config(args, &hardware, limit)?, &mut clients);
+    let deployment = deployment(args, &hardware)?;
+    let config = Config {
+        max_in_flight: limit,
+        ..deployment.config(&hardware)
+    };
     let simulated = Simulated {
-        run,
+        run: simulate(config, &mut clients),
         hardware,
-        topology: args.topology.clone(),
+        topology: deployment.topology,
         last_due_s: clients.last_due.as_s(),
     };
     let (records, summary) = simulated.summary(args);
@@ -224,67 +225,17 @@ fn workload(args: &SimulateArgs) -> Result<tasuki_bench::workload::WorkloadPlan,
     Ok(wanted.plan_lengths()?)
 }
 
-fn config(
-    args: &SimulateArgs,
-    hardware: &Hardware,
-    max_in_flight: Option<usize>,
-) -> Result<Config, SimulateError> {
+fn deployment(args: &SimulateArgs, hardware: &Hardware) -> Result<Deployment, SimulateError> {
     let workers = hardware.workers(&args.topology)?;
     let count = workers.len() as u32;
-    let given = args.hardware.fault.iter();
-    let faults: Result<Vec<_>, _> = given.map(|fault| faults::parse(fault, count)).collect();
-    Ok(Config {
+    let faults = args.hardware.fault.iter();
+    let faults: Result<Vec<_>, _> = faults.map(|fault| faults::parse(fault, count)).collect();
+    Ok(Deployment {
         workers,
-        policy: policy(&args.router, args.topology.strict_roles),
-        admission: admission(&args.router),
-        roles: roles(&args.router),
-        network: hardware.network,
-        kv_bytes_per_token: hardware.kv_bytes_per_token,
-        message_s: hardware.message_s,
-        handoff_s: hardware.handoff_s,
-        prefix_index: !args.router.no_prefix_index,
-        warm_router: true,
-        max_in_flight,
+        topology: args.topology.clone(),
+        router: args.router.clone(),
         faults: faults?,
-        token_times: true,
-        ..Config::default()
     })
-}
-
-pub fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
-    PolicyConfig {
-        kind: router.policy.into(),
-        strict_roles,
-        cost: CostConfig {
-            role_preference: router.role_preference,
-            ..CostConfig::default()
-        },
-        seed: 0,
-    }
-}
-
-pub fn roles(router: &RouterArgs) -> Roles {
-    if router.roles == RolesName::Fixed {
-        return Roles::Fixed;
-    }
-    let target_s = |ms: Option<f64>| ms.map(|ms| ms.max(0.0) / 1e3);
-    Roles::Follow(RolesConfig {
-        objectives: Objectives {
-            ttft_s: target_s(router.ttft_target_ms),
-            tpot_s: target_s(router.tpot_target_ms),
-        },
-        ..RolesConfig::default()
-    })
-}
-
-pub fn admission(router: &RouterArgs) -> AdmissionConfig {
-    let target = |ms: Option<f64>| ms.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
-    AdmissionConfig {
-        off: router.no_admission,
-        ttft: target(router.ttft_target_ms),
-        tpot: target(router.tpot_target_ms),
-        ..AdmissionConfig::default()
-    }
 }
 
 /// As `tasuki bench sweep` writes it. `gpus`: of a worker.

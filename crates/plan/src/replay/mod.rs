@@ -17,26 +17,18 @@ use clap::{ArgMatches, Args, Command};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tasuki_bench::args::{ArrivalArgs, WorkloadArgs};
-use tasuki_sim::{Config, Run, WorkerConfig, simulate};
+use tasuki_sim::{Run, simulate};
 
 pub use self::clients::LogClients;
 pub use self::compare::is_met;
 use self::compare::{Figure, Trust, difference, figures, table};
 pub use self::logged::Logged;
 use crate::args::{RouterArgs, SimulateArgs, TopologyArgs};
+use crate::deployment::Deployment;
 use crate::error::SimulateError;
 use crate::faults;
 use crate::hardware::Hardware;
-use crate::simulate::{Simulated, admission, policy, roles};
-
-/// One deployment that the log is replayed to.
-struct Deployment {
-    workers: Vec<WorkerConfig>,
-    topology: TopologyArgs,
-    router: RouterArgs,
-    faults: Vec<tasuki_sim::Fault>,
-    speed: f64,
-}
+use crate::simulate::Simulated;
 
 /// Replays a log. Returns the run that the result file is of, and how many requests were served.
 ///
@@ -55,12 +47,13 @@ pub fn replay(
     let real = real(args, &log, &hardware);
     let what_if = what_if(args, matches, &log, &hardware)?;
     let slo = args.output.slo.as_ref();
-    let first = run(&log, &hardware, &real);
+    let first = run(&log, &hardware, &real, 1.0);
+    let speed = args.replay.speed.unwrap_or(1.0);
     let measured = figures(&log.measured, slo);
     let replayed = figures(&first.outcomes, slo);
     let second = what_if
         .as_ref()
-        .map(|then| (then, run(&log, &hardware, then)));
+        .map(|then| (then, run(&log, &hardware, then, speed)));
     let then = second.as_ref().map(|(_, run)| figures(&run.outcomes, slo));
     let trust = Trust::of(&measured, &replayed);
     if args.output.json {
@@ -90,7 +83,7 @@ pub fn replay(
             println!("note: {note}");
         }
         if let Some((then, _)) = &second {
-            println!("what if: {}", told(then, &real));
+            println!("what if: {}", told(then, &real, speed));
         }
         print!("{}", table(&measured, &replayed, then.as_deref()));
         println!(
@@ -124,7 +117,6 @@ fn real(args: &SimulateArgs, log: &Logged, hardware: &Hardware) -> Deployment {
         topology: log.topology(),
         router: log.router.clone(),
         faults: log.faults.clone(),
-        speed: 1.0,
     }
 }
 
@@ -158,11 +150,7 @@ fn what_if(
     let others = ["prefill", "decode", "mixed"].iter().any(|id| given(id));
     // What ran by strict roles stays so: another topology is one change, not two.
     let strict_roles = log.strict_roles || args.topology.strict_roles;
-    let mut then = Deployment {
-        router,
-        speed: args.replay.speed.unwrap_or(1.0),
-        ..real
-    };
+    let mut then = Deployment { router, ..real };
     then.topology.strict_roles = strict_roles;
     if others {
         then.topology = TopologyArgs {
@@ -183,24 +171,10 @@ fn what_if(
     Ok((others || changes).then_some(then))
 }
 
-fn run(log: &Logged, hardware: &Hardware, deployment: &Deployment) -> Run {
-    let config = Config {
-        workers: deployment.workers.clone(),
-        policy: policy(&deployment.router, deployment.topology.strict_roles),
-        admission: admission(&deployment.router),
-        roles: roles(&deployment.router),
-        network: hardware.network,
-        kv_bytes_per_token: hardware.kv_bytes_per_token,
-        message_s: hardware.message_s,
-        handoff_s: hardware.handoff_s,
-        prefix_index: !deployment.router.no_prefix_index,
-        warm_router: true,
-        faults: deployment.faults.clone(),
-        token_times: true,
-        ..Config::default()
-    };
-    let mut clients = LogClients::new(log, log.requests.len(), deployment.speed);
-    simulate(config, &mut clients)
+/// `speed`: how many times as fast as they came requests come.
+fn run(log: &Logged, hardware: &Hardware, deployment: &Deployment, speed: f64) -> Run {
+    let mut clients = LogClients::new(log, log.requests.len(), speed);
+    simulate(deployment.config(hardware), &mut clients)
 }
 
 /// The log says what is sent.
@@ -279,13 +253,13 @@ fn named(topology: &TopologyArgs) -> String {
 }
 
 /// What differs from what really ran.
-fn told(then: &Deployment, real: &Deployment) -> String {
+fn told(then: &Deployment, real: &Deployment, speed: f64) -> String {
     let mut told = vec![named(&then.topology)];
     if then.router != real.router {
         told.push(format!("policy {}", then.router.policy));
     }
-    if then.speed != 1.0 {
-        told.push(format!("requests {} times as fast", then.speed));
+    if speed != 1.0 {
+        told.push(format!("requests {speed} times as fast"));
     }
     if then.faults.len() > real.faults.len() {
         told.push("with faults".to_owned());

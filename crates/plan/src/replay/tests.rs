@@ -10,9 +10,10 @@ use tasuki_reqlog::{
     Class, Ended, Fleet, Handoff, Hooks, Keep, Record, RequestLog, Router, Worker,
 };
 use tasuki_sim::steps::StepModel;
-use tasuki_sim::{Limits, LinkSpec, NetworkSpec, Outcome, Request, Time};
+use tasuki_sim::{Config, Limits, LinkSpec, NetworkSpec, Outcome, Request, Time, WorkerConfig};
 
 use super::*;
+use crate::deployment::policy;
 
 const RATES: Rates = Rates {
     step_s: 6e-3,
@@ -181,7 +182,7 @@ fn a_log_of_a_run_is_replayed_as_it_was() {
     let log = Logged::read(&path).unwrap();
     let (args, _) = parse(&[path.to_str().unwrap()]);
     let hardware = Hardware::or(&args.hardware, log.source()).unwrap();
-    let again = super::run(&log, &hardware, &real(&args, &log, &hardware));
+    let again = super::run(&log, &hardware, &real(&args, &log, &hardware), 1.0);
     let (measured, replayed) = (figures(&log.measured, None), figures(&again.outcomes, None));
     assert_eq!(
         figure(&measured, "cached_percent"),
@@ -218,14 +219,14 @@ fn what_is_given_makes_a_second_run_and_nothing_makes_none() {
         (3, true)
     );
     let other = then(&["--policy", "round-robin", "--speed", "2"]).unwrap();
-    assert_eq!((other.workers.len(), other.speed), (2, 2.0));
+    assert_eq!(other.workers.len(), 2);
     assert_eq!(other.router.policy, crate::args::PolicyName::RoundRobin);
     // Twice as fast, and with a worker away, the same requests see longer times.
     let (args, matches) = parse(&[path, "--speed", "3", "--fault", "slow:0@0=2"]);
     let hardware = Hardware::or(&args.hardware, log.source()).unwrap();
     let slower = what_if(&args, &matches, &log, &hardware).unwrap().unwrap();
-    let as_it_was = super::run(&log, &hardware, &real(&args, &log, &hardware));
-    let slowed = super::run(&log, &hardware, &slower);
+    let as_it_was = super::run(&log, &hardware, &real(&args, &log, &hardware), 1.0);
+    let slowed = super::run(&log, &hardware, &slower, args.replay.speed.unwrap());
     let ttft = |run: &Run| figure(&figures(&run.outcomes, None), "ttft_p50_ms");
     assert!(ttft(&slowed) > 2.0 * ttft(&as_it_was));
 }
