@@ -39,6 +39,23 @@ def test_a_run_is_reported_as_bench_serve_reports_it(
     assert {len(times) for times in result["requests"]["chunk_s"]} == {50}
 
 
+def test_roles_follow_the_load_and_more_requests_are_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rates = "step-ms=2.63,sequence-us=13.8,kv-token-ns=30.4,prompt-step-ms=2.63,prompt-token-us=14"
+    words = ["--mixed", "2", "--strict-roles", "--rates", rates, "--seed", "1"]
+    words += ["--ttft-target-ms", "2000", "--tpot-target-ms", "8"]
+    words += ["--lengths", "5000:250", "--num-requests", "300", "--request-rate", "13"]
+    completed = {}
+    for roles in ("fixed", "follow"):
+        output = tmp_path / f"{roles}.json"
+        assert _native.run_simulate([*words, "--roles", roles, "--output", str(output)]) == 0
+        changed = "from mixed to prefill:" in capfd.readouterr().out
+        assert changed == (roles == "follow")
+        completed[roles] = json.loads(output.read_text())["metrics"]["completed"]
+    assert completed["follow"] > completed["fixed"]
+
+
 def test_plot_reads_what_simulate_writes(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--output", str(output)]) == 0
