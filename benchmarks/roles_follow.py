@@ -1,12 +1,14 @@
 """Roles that follow the load, against every static topology and deciders by thresholds, simulated.
 
-    python benchmarks/roles_follow.py --output benchmarks/results/roles_follow.json
+    python benchmarks/roles_follow.py --trace TRACE --output benchmarks/results/roles_follow.json
 
 Steps are those of Qwen3-4B's shape on an H200, as other programs measured them (`overload.py`).
 W1, W2, their mixture, a load that swings between them, and bursts, before 2, 16 and 256
-workers with strict roles. A request is good if its first token comes within 2 s and the mean time
-per token after it is 8 ms at most: with these objectives two workers serve W1 best as two mixed
-ones and W2 best as prefill and decode. Goodput counts good requests by when they were due. The
+workers with strict roles. `--trace`: also a trace in Mooncake's format before 2 and 16 workers, so
+much faster or slower that TRACE_RATE requests a second come for each worker; what its prompts have
+in common is left out. A request is good if its first token comes within 2 s and the mean time per
+token after it is 8 ms at most: with these objectives two workers serve W1 best as two mixed ones
+and W2 best as prefill and decode. Goodput counts good requests by when they were due. The
 deciders:
 
     round robin     all workers mixed, one after another
@@ -44,6 +46,9 @@ KINDS = {
 RATES = {"w1": 21.0, "w2": 6.5, "mixture": 10.0}
 SWING = (("w1", 1.0), ("w2", 1.0), ("mixture", 1.0), ("w1", 0.6), ("w2", 0.8))
 BURSTS = (("w1", 0.5), ("w2", 1.3), ("w1", 1.3), ("w2", 0.4))
+# The same of a trace: with these many prompts are long.
+TRACE_RATE = 1.6
+TRACE_WORKERS = (2, 16)
 PHASE_S = {2: 120.0, 16: 120.0, 256: 60.0}
 SEED = 11
 
@@ -61,6 +66,17 @@ def phases(load: str, workers: int) -> list[dict[str, Any]]:
     return [
         {"seconds": s, "rate": RATES[kind] * part * workers, "kinds": KINDS[kind]}
         for kind, part, s in parts
+    ]
+
+
+def read_trace(path: Path, workers: int) -> list[tuple[float, int, int]]:
+    """Requests of a trace: when each is due, in seconds, its prompt's and its answer's tokens."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    span_s = (lines[-1]["timestamp"] - lines[0]["timestamp"]) / 1e3
+    speed = TRACE_RATE * workers / (len(lines) / span_s)
+    return [
+        (line["timestamp"] / 1e3 / speed, line["input_length"], max(line["output_length"], 1))
+        for line in lines
     ]
 
 
@@ -111,8 +127,14 @@ def build() -> Path:
     return Path(json.loads(metadata)["target_directory"]) / "release" / "examples" / "roles"
 
 
-def scenario(workers: int, load: str) -> dict[str, Any]:
-    """What the program reads."""
+def scenario(workers: int, load: str, trace: Path | None = None) -> dict[str, Any]:
+    """What the program reads; `trace`: of the load of that name."""
+    requests = read_trace(trace, workers) if trace and load == "trace" else []
+    if requests:
+        seconds = requests[-1][0]
+        sent = [{"seconds": seconds, "rate": len(requests) / seconds, "kinds": []}]
+    else:
+        sent = phases(load, workers)
     steps = {name: value * 1e-3 for name, value in fit().items()}
     return {
         "rates": {
@@ -125,11 +147,13 @@ def scenario(workers: int, load: str) -> dict[str, Any]:
         },
         "kv_bytes_per_token": 147_456,
         "num_blocks": 25_000,
+        "max_model_len": 131_072 if requests else 16_384,
         "ttft_s": TTFT_S,
         "tpot_s": TPOT_S,
         "seed": SEED,
         "part_s": 2.0,
-        "phases": phases(load, workers),
+        "phases": sent,
+        "requests": requests,
         "runs": list(cases(workers, load)),
     }
 
@@ -158,13 +182,17 @@ def main() -> None:
     """Simulate all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=list(PHASE_S))
+    parser.add_argument("--trace", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     program = build()
     rows = []
     for workers in options.workers:
-        for load in ("w1", "w2", "mixture", "swinging", "bursts"):
-            given = scenario(workers, load)
+        loads = ["w1", "w2", "mixture", "swinging", "bursts"]
+        if options.trace and workers in TRACE_WORKERS:
+            loads.append("trace")
+        for load in loads:
+            given = scenario(workers, load, options.trace)
             text = json.dumps(given)
             done = subprocess.run(
                 [str(program)], input=text, check=True, capture_output=True, text=True

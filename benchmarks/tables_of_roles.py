@@ -23,7 +23,7 @@ def roles() -> str:
                 number(row["best_static_goodput"]),
                 number(worst["goodput"]),
                 f"{row['of_best_static']:.2f}",
-                f"{min(row['of_best_in_phase']):.2f}" if row["load"] != "bursts" else "",
+                f"{min(row['of_best_in_phase']):.2f}" if len(row["phases"]) < 10 else "",
                 worst["role_changes"],
                 *(number(goodput[name]) for name in DECIDERS),
             ]

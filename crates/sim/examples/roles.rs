@@ -19,10 +19,14 @@ struct Scenario {
     rates: StepRates,
     kv_bytes_per_token: f64,
     num_blocks: u32,
+    max_model_len: u32,
     ttft_s: f64,
     tpot_s: f64,
     seed: u64,
     phases: Vec<Phase>,
+    /// When each is due, in seconds, its prompt and its output, in tokens: in place of random ones.
+    #[serde(default)]
+    requests: Vec<(f64, u32, u32)>,
     runs: Vec<Case>,
     /// The length of a part of the timeline.
     part_s: f64,
@@ -110,6 +114,13 @@ impl Draw {
 
 impl Scenario {
     fn requests(&self) -> Vec<Request> {
+        if !self.requests.is_empty() {
+            let given = self.requests.iter().enumerate();
+            let request = |(index, &(due_s, input, output))| {
+                Request::new(index, Time::from_s(due_s), input, output)
+            };
+            return given.map(request).collect();
+        }
         let mut draw = Draw(self.seed);
         let (mut from_s, mut requests) = (0.0, Vec::new());
         for phase in &self.phases {
@@ -161,7 +172,7 @@ impl Scenario {
                 host: index % hosts,
                 class: "gpu".into(),
                 steps: Arc::clone(&steps),
-                limits: Limits::gpu(self.num_blocks, 16_384),
+                limits: Limits::gpu(self.num_blocks, self.max_model_len),
             }));
         }
         let threshold = case.policy.parse::<u32>().ok();
