@@ -93,6 +93,7 @@ ALLOWED_PACKAGES = {
 
 ALLOWED_CRATES = {
     "core": set(),
+    "http1": set(),
     "wire": set(),
     "text": {"searches"},
     "searches": set(),  # for tests only
@@ -101,9 +102,9 @@ ALLOWED_CRATES = {
     "sim": {"core", "flow", "policy"},
     "reqlog": {"core"},
     "plan": {"bench", "core", "flow", "policy", "reqlog", "sim"},
-    "bench": {"core", "searches", "text"},
+    "bench": {"core", "http1", "searches", "text"},
     # sim for tests only
-    "router": {"core", "flow", "policy", "reqlog", "searches", "sim", "text", "wire"},
+    "router": {"core", "flow", "http1", "policy", "reqlog", "searches", "sim", "text", "wire"},
     "cpu": set(),
     "py": {"bench", "core", "cpu", "plan", "router"},
 }

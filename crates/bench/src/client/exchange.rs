@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::{HeaderName, HeaderValue, InvalidHeaderValue};
+use tasuki_http1::{Connection, Head};
 use tokio::time::{Instant, timeout};
 
 use super::answer::Answer;
@@ -16,7 +17,6 @@ use super::pool::Pool;
 use super::sse::SseReader;
 use super::target::{Target, api_path};
 use super::transport::Transport;
-use super::wire::{Connection, Head};
 use crate::live::Counters;
 use crate::plan::Planned;
 
@@ -241,7 +241,8 @@ async fn refuse_other_than_streams(
     connection: &mut Connection,
     head: &mut Head,
 ) -> Result<(), Failure> {
-    if head.status == 200 && head.content_type.starts_with("text/event-stream") {
+    let kind = head.content_type.to_ascii_lowercase();
+    if head.status == 200 && kind.starts_with("text/event-stream") {
         return Ok(());
     }
     let beginning = read_up_to(connection, head, ERROR_BYTES).await;

@@ -13,7 +13,6 @@ mod target;
 #[cfg(feature = "tls")]
 mod tls;
 mod transport;
-mod wire;
 
 pub use answer::{Answer, Chunk};
 pub use body::{RequestOptions, UsageStats};
@@ -22,4 +21,5 @@ pub use exchange::{Client, ClientOptions, Stop};
 pub use failure::Failure;
 pub use probe::{ProbeError, served_model, wait_ready};
 pub use target::{Target, TargetError, api_path};
-pub use transport::{Io, Network, Transport};
+pub use tasuki_http1::Io;
+pub use transport::{Network, Transport};

@@ -6,15 +6,17 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tasuki_http1::Connection;
 use tokio::time::{Instant, timeout};
 
 use super::failure::Failure;
 use super::transport::Transport;
-use super::wire::Connection;
 
 /// Servers close idle connections, many after 5 s; ours must be gone before.
 const IDLE: Duration = Duration::from_secs(3);
 const CONNECT: Duration = Duration::from_secs(30);
+/// What is read at once at most.
+const READ_BYTES: usize = 64 << 10;
 
 /// The connections to one server.
 pub struct Pool {
@@ -56,7 +58,7 @@ impl Pool {
     pub async fn open(&self) -> Result<Connection, Failure> {
         let address = self.address.clone();
         Err(match timeout(CONNECT, self.transport.connect()).await {
-            Ok(Ok(io)) => return Ok(Connection::new(io)),
+            Ok(Ok(io)) => return Ok(Connection::new(io, READ_BYTES)),
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 Failure::Refused { address }
             }

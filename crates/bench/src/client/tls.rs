@@ -3,12 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
+use tasuki_http1::Io;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
-
-use super::transport::Io;
 
 /// Makes connections secret. Cheap to clone.
 #[derive(Clone)]

@@ -3,16 +3,12 @@
 use std::io;
 
 use futures::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tasuki_http1::Io;
 use tokio::net::TcpStream;
 
 use super::target::Target;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
-
-/// A connection's two directions.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// Opens connections to one server.
 pub trait Transport: Send + Sync {

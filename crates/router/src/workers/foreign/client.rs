@@ -1,4 +1,5 @@
-//! HTTP to workers of other engines: one pool of connections for all of them.
+//! Pages of workers of other engines: health, models, metrics. Legs have connections of their own,
+//! see `exchange`.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
 
 /// Their servers close connections that are idle for 5 s.
-const POOL_IDLE: Duration = Duration::from_secs(3);
+pub const POOL_IDLE: Duration = Duration::from_secs(3);
 
 /// What a worker answers at once: more is no answer of an inference server.
 pub const MOST_ANSWER_BYTES: usize = 128 << 20;

@@ -1,11 +1,12 @@
 //! Passing an answer on, whole or as a stream.
 
-use axum::body::{Body, Bytes};
-use axum::http::{Response, StatusCode, header};
+use axum::body::Bytes;
+use axum::http::{StatusCode, header};
 use tasuki_flow::{LegEndReason, Opaque, Output};
 use tokio::time::timeout;
 
-use super::client::{self, HttpError, MOST_ANSWER_BYTES};
+use super::client::{HttpError, MOST_ANSWER_BYTES};
+use super::exchange::Exchange;
 use super::leg::{Failure, Leg, MOST_LOGGED};
 use super::parts::Parts;
 use super::sglang;
@@ -18,11 +19,11 @@ const MOST_TOKENS: u64 = 1 << 20;
 impl Leg<'_> {
     pub async fn forward_whole(
         &self,
-        response: Response<Body>,
+        answer: Exchange<'_>,
         told: Option<PromptLogprobs>,
     ) -> Result<(), Failure> {
-        let head = head_of(&response);
-        let answer = client::collect(response.into_body(), MOST_ANSWER_BYTES).await?;
+        let head = head_of(&answer);
+        let answer = answer.whole(MOST_ANSWER_BYTES).await?;
         let usage = events::usage_of(&answer);
         let tokens = usage.map_or(1, |usage| usage.completion_tokens.clamp(1, MOST_TOKENS));
         let merged = told.and_then(|told| sglang::merge(&answer, &told));
@@ -39,11 +40,11 @@ impl Leg<'_> {
     pub async fn forward(
         &self,
         request: &ForeignRequest,
-        response: Response<Body>,
+        answer: Exchange<'_>,
         told: Option<PromptLogprobs>,
     ) -> Result<(), Failure> {
-        let mut head = Some(head_of(&response));
-        let mut parts = Parts::new(response.into_body());
+        let mut head = Some(head_of(&answer));
+        let mut parts = Parts::new(answer);
         let mut splitter = Splitter::default();
         // What comes before the first token waits for it: until then another worker may serve.
         let mut held: Vec<u8> = Vec::new();
@@ -192,9 +193,9 @@ pub fn first_error(events: &Bytes) -> Option<(Option<u16>, String)> {
     error.map(|(status, message, _)| (status, message))
 }
 
-fn head_of(response: &Response<Body>) -> Head {
+fn head_of(answer: &Exchange<'_>) -> Head {
     Head {
-        status: response.status(),
-        content_type: response.headers().get(header::CONTENT_TYPE).cloned(),
+        status: answer.status(),
+        content_type: answer.content_type(),
     }
 }

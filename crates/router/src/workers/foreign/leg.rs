@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use axum::http::{HeaderMap, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use tasuki_core::FailureKind;
 use tasuki_flow::{Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output};
 use tasuki_flow::{Ticket, WorkerKey};
 use tokio::sync::Notify;
 
-use super::client::{self, Client, HttpError, MOST_ANSWER_BYTES};
+use super::client::{HttpError, MOST_ANSWER_BYTES};
+use super::exchange::{Connections, Exchange};
 use super::forward::first_error;
 use super::recomputed::{KvLoads, Recomputed};
 use super::sglang::{self, Meeting};
@@ -29,7 +29,7 @@ pub struct Site {
     pub address: ForeignAddress,
     /// By which it knows its model, the preferred one first.
     pub names: Vec<String>,
-    pub client: Client,
+    pub connections: Connections,
     pub registry: Arc<Registry>,
     /// Its health is to be looked at now.
     pub doubts: Notify,
@@ -152,9 +152,9 @@ impl Leg<'_> {
         let request = request.ok_or_else(|| Failure::failed("a request without its content"))?;
         let loaded = self.site.loads.now();
         let body = self.body(request)?;
-        let response = self.send(request, &body).await?;
+        let answer = self.send(request, &body).await?;
         if self.spec.kind == LegKind::Prefill {
-            let end = self.hand_off(request, response).await?;
+            let end = self.hand_off(request, answer).await?;
             return Ok((Vec::new(), end));
         }
         let told = match self.spec.handoff {
@@ -164,9 +164,9 @@ impl Leg<'_> {
             _ => None,
         };
         if request.stream {
-            self.forward(request, response, told).await?;
+            self.forward(request, answer, told).await?;
         } else {
-            self.forward_whole(response, told).await?;
+            self.forward_whole(answer, told).await?;
         }
         if let Some(Handoff::Redeem(_)) = self.spec.handoff {
             self.site.loads.redeemed(loaded);
@@ -233,38 +233,38 @@ impl Leg<'_> {
     }
 
     /// The answer, if it is one of success.
-    async fn send(
-        &self,
-        request: &ForeignRequest,
-        body: &Object,
-    ) -> Result<Response<Body>, Failure> {
-        let uri = format!("http://{}{}", self.site.address.authority, request.path);
-        let mut message = Request::post(uri)
-            .header(header::CONTENT_TYPE, "application/json")
-            .header("x-request-id", self.name);
+    async fn send(&self, request: &ForeignRequest, body: &Object) -> Result<Exchange<'_>, Failure> {
+        let body = body.to_json();
+        let mut message = format!(
+            "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nx-request-id: {}\r\n",
+            request.path,
+            self.site.address.authority,
+            body.len(),
+            self.name
+        )
+        .into_bytes();
         let of_leg = self.spec.trace.as_ref().and_then(Opaque::get::<HeaderMap>);
         let of_client = request.headers.iter();
         let of_client =
             of_client.filter(|(name, _)| !of_leg.is_some_and(|h| h.contains_key(*name)));
         for (name, value) in of_client.chain(of_leg.into_iter().flatten()) {
-            message = message.header(name, value);
+            add_header(&mut message, name.as_str(), value);
         }
-        let message = message.body(Body::from(body.to_json()));
-        let message = message.map_err(|error| Failure::failed(error.to_string()))?;
-        let response = self.site.client.send(message).await?;
-        match response.status() {
-            status if status.is_success() => Ok(response),
-            status => Err(self.refused(status, response).await),
+        message.extend_from_slice(b"\r\n");
+        message.extend_from_slice(&body);
+        let answer = self.site.connections.ask(&message).await?;
+        match answer.status() {
+            status if status.is_success() => Ok(answer),
+            status => Err(self.refused(status, answer).await),
         }
     }
 
     /// What an answer other than success means. What the client did wrong goes to the client
     /// as the worker says it.
-    async fn refused(&self, status: StatusCode, response: Response<Body>) -> Failure {
-        let (head, body) = response.into_parts();
-        let bytes = client::collect(body, MOST_ANSWER_BYTES)
-            .await
-            .unwrap_or_default();
+    async fn refused(&self, status: StatusCode, answer: Exchange<'_>) -> Failure {
+        let content_type = answer.content_type();
+        let bytes = answer.whole(MOST_ANSWER_BYTES).await.unwrap_or_default();
         let said = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_LOGGED)]).into_owned();
         let message = format!("{status}: {said}");
         match status.as_u16() {
@@ -273,7 +273,7 @@ impl Leg<'_> {
                 answer: Some(Opaque::new(Answer {
                     head: Some(Head {
                         status,
-                        content_type: head.headers.get(header::CONTENT_TYPE).cloned(),
+                        content_type,
                     }),
                     bytes,
                     usage: None,
@@ -297,9 +297,9 @@ impl Leg<'_> {
     async fn hand_off(
         &self,
         request: &ForeignRequest,
-        response: Response<Body>,
+        answer: Exchange<'_>,
     ) -> Result<LegEnd, Failure> {
-        let answer = client::collect(response.into_body(), MOST_ANSWER_BYTES).await?;
+        let answer = answer.whole(MOST_ANSWER_BYTES).await?;
         if self.site.address.engine == Engine::Sglang {
             if let Some((_, data)) = first_error(&answer).filter(|_| request.stream) {
                 return Err(Failure::failed(data));
@@ -327,5 +327,11 @@ impl Leg<'_> {
             );
         }
         Ok(ended(LegEndReason::HandedOff, ticket.ok()))
+    }
+}
+
+fn add_header(message: &mut Vec<u8>, name: &str, value: &HeaderValue) {
+    for part in [name.as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+        message.extend_from_slice(part);
     }
 }

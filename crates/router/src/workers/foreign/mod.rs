@@ -9,6 +9,7 @@
 //! `vllm` and `sglang` know what each engine needs of a request to hand its KV over.
 
 mod client;
+mod exchange;
 mod forward;
 mod identify;
 mod leg;

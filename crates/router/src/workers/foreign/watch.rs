@@ -17,6 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::Client;
+use super::exchange::Connections;
 use super::identify::{Probe, ProbeError, Scrape};
 use super::leg::{self, Site};
 use super::recomputed::{KvLoads, Recomputed};
@@ -180,7 +181,7 @@ impl Watch {
             key,
             address: self.address.clone(),
             names,
-            client: self.client.clone(),
+            connections: Connections::new(self.address.authority.clone(), self.liveness.connect),
             registry: Arc::clone(&self.registry),
             doubts: Notify::new(),
             stalled: self.liveness.stalled,

@@ -2,33 +2,36 @@
 //! an answer that is decoded where it lies, a whole read at a time.
 //!
 //! A general client hands every chunk of a body from task to task, which costs
-//! more than reading the chunk's JSON; and a load generator shares the machine
-//! with what it measures.
+//! more than reading the chunk's JSON. The load generator shares the machine with
+//! what it measures, and the router passes every token of other engines' workers on.
 
 use std::io;
 
 use bytes::{Buf, BytesMut};
+use futures::FutureExt;
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::transport::Io;
-
-/// What is read at once at most.
-const READ_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: usize = 256 << 10;
+
+/// A connection's two directions.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// One connection, between two answers or within one.
 pub struct Connection {
     io: Box<dyn Io>,
     /// Received and not yet decoded.
     buffer: BytesMut,
+    read_bytes: usize,
 }
 
 /// The beginning of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub status: u16,
+    /// As it was written; empty: it has none.
     pub content_type: String,
     /// The connection may carry another request after this answer.
     pub keeps_alive: bool,
@@ -58,11 +61,19 @@ enum Chunked {
 }
 
 impl Connection {
-    pub fn new(io: Box<dyn Io>) -> Self {
+    /// `read_bytes`: what is read at once at most.
+    pub fn new(io: Box<dyn Io>, read_bytes: usize) -> Self {
         Self {
             io,
-            buffer: BytesMut::with_capacity(READ_BYTES),
+            buffer: BytesMut::with_capacity(read_bytes),
+            read_bytes,
         }
+    }
+
+    /// Whether the server has neither closed the connection nor sent anything, as far as is
+    /// known now. For one that is kept: anything else says that it is of no use.
+    pub fn is_quiet(&mut self) -> bool {
+        self.buffer.is_empty() && self.read().now_or_never().is_none()
     }
 
     /// Sends a whole request and waits for the answer's head. None: the server
@@ -71,13 +82,18 @@ impl Connection {
     /// # Errors
     /// What broke.
     pub async fn ask(&mut self, request: &[u8]) -> io::Result<Option<Head>> {
-        self.io.write_all(request).await?;
-        self.io.flush().await?;
+        let sent = async {
+            self.io.write_all(request).await?;
+            self.io.flush().await
+        };
+        // A server that refuses a request may not read the rest of it.
+        let sent = sent.await;
         loop {
             if let Some(head) = self.head()? {
                 return Ok(Some(head));
             }
             if self.read().await? == 0 {
+                sent?;
                 return match self.buffer.is_empty() {
                     true => Ok(None),
                     false => Err(closed("in the head of its answer")),
@@ -119,7 +135,7 @@ impl Connection {
     }
 
     async fn read(&mut self) -> io::Result<usize> {
-        self.buffer.reserve(READ_BYTES);
+        self.buffer.reserve(self.read_bytes);
         self.io.read_buf(&mut self.buffer).await
     }
 
@@ -157,12 +173,13 @@ impl Head {
         let value = |name: &str| {
             let mut headers = response.headers.iter();
             let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
-            Some(String::from_utf8_lossy(header.value).to_ascii_lowercase())
+            Some(String::from_utf8_lossy(header.value).into_owned())
         };
-        let connection = value("connection").unwrap_or_default();
+        let word = |name| value(name).map(|value| value.to_ascii_lowercase());
+        let connection = word("connection").unwrap_or_default();
         let status = response.code.unwrap_or_default();
         let length = value("content-length").and_then(|length| length.trim().parse().ok());
-        let chunked = value("transfer-encoding").is_some_and(|how| how.contains("chunked"));
+        let chunked = word("transfer-encoding").is_some_and(|how| how.contains("chunked"));
         let framing = match length {
             _ if status == 204 || status == 304 => Framing::Length(0),
             _ if chunked => Framing::Chunked(Chunked::Size),
@@ -266,7 +283,7 @@ mod tests {
             theirs.read_exact(&mut request).await.unwrap();
             let _ = theirs.write_all(&answer).await;
         });
-        let mut connection = Connection::new(Box::new(ours));
+        let mut connection = Connection::new(Box::new(ours), 64);
         let mut head = connection
             .ask(b"ask")
             .await?
@@ -315,6 +332,19 @@ mod tests {
         }
         let (head, body) = received(b"HTTP/1.1 204 None\r\n\r\n", 9).await.unwrap();
         assert_eq!((head.status, body.as_str()), (204, ""));
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_not_quiet_and_an_early_answer_counts() {
+        let (ours, mut theirs) = tokio::io::duplex(100);
+        let mut connection = Connection::new(Box::new(ours), 64);
+        assert!(connection.is_quiet());
+        let refusal = b"HTTP/1.1 413 Too large\r\nContent-Length: 0\r\n\r\n";
+        theirs.write_all(refusal).await.unwrap();
+        drop(theirs);
+        let head = connection.ask(&[b'x'; 1000]).await.unwrap();
+        assert_eq!(head.map(|head| head.status), Some(413));
+        assert!(!connection.is_quiet());
     }
 
     #[tokio::test]
