@@ -25,6 +25,7 @@ import argparse
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ BURSTS = (("w1", 0.5), ("w2", 1.3), ("w1", 1.3), ("w2", 0.4))
 # The same of a trace: with these many prompts are long.
 TRACE_RATE = 1.6
 TRACE_WORKERS = (2, 16)
-PHASE_S = {2: 120.0, 16: 120.0, 256: 60.0}
+PHASE_S = {2: 120.0, 16: 120.0, 256: 40.0}
 SEED = 11
 
 
@@ -178,41 +179,35 @@ def compared(runs: list[dict[str, Any]], static: int) -> dict[str, Any]:
     }
 
 
+def row(program: Path, workers: int, load: str, trace: Path | None) -> dict[str, Any]:
+    """Every run of one load before so many workers."""
+    given = scenario(workers, load, trace)
+    done = subprocess.run(
+        [str(program)], input=json.dumps(given), check=True, capture_output=True, text=True
+    )
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compared(runs, len(topologies(workers)))
+    sent = [{"seconds": phase["seconds"], "rate": phase["rate"]} for phase in given["phases"]]
+    whole, phase = found["of_best_static"], min(found["of_best_in_phase"])
+    print(f"{workers:4} {load:9} {whole:.3f} of the best static, {phase:.3f}", flush=True)
+    return {"workers": workers, "load": load, "phases": sent, "runs": runs, **found}
+
+
 def main() -> None:
-    """Simulate all of it."""
+    """Simulate all of it, two loads at a time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=list(PHASE_S))
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     program = build()
-    rows = []
-    for workers in options.workers:
-        loads = ["w1", "w2", "mixture", "swinging", "bursts"]
-        if options.trace and workers in TRACE_WORKERS:
-            loads.append("trace")
-        for load in loads:
-            given = scenario(workers, load, options.trace)
-            text = json.dumps(given)
-            done = subprocess.run(
-                [str(program)], input=text, check=True, capture_output=True, text=True
-            )
-            runs = [json.loads(line) for line in done.stdout.splitlines()]
-            found = compared(runs, len(topologies(workers)))
-            rows.append(
-                {
-                    "workers": workers,
-                    "load": load,
-                    "phases": [
-                        {"seconds": phase["seconds"], "rate": phase["rate"]}
-                        for phase in given["phases"]
-                    ],
-                    "runs": runs,
-                    **found,
-                }
-            )
-            whole, phase = found["of_best_static"], min(found["of_best_in_phase"])
-            print(f"{workers:4} {load:9} {whole:.3f} of the best static, {phase:.3f}", flush=True)
+    loads = ["w1", "w2", "mixture", "swinging", "bursts"]
+    wanted = [(workers, load) for workers in options.workers for load in loads]
+    if options.trace:
+        wanted += [(count, "trace") for count in options.workers if count in TRACE_WORKERS]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        jobs = [pool.submit(row, program, *one, options.trace) for one in wanted]
+        rows = sorted((job.result() for job in jobs), key=lambda done: int(done["workers"]))
     result = header("roles_follow", label="roles", topology=None, model="qwen3-4b-shape")
     machine_load = dict(zip(("1_min", "5_min", "15_min"), psutil.getloadavg(), strict=True))
     slo = {"ttft_s": TTFT_S, "tpot_s": TPOT_S}
