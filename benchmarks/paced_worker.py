@@ -27,6 +27,7 @@ import torch
 from tasuki.engine.api import Leg
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
+from tasuki.engine.grammar import GrammarCompiler
 from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import Draw, StepOutcome, StepPlan
 from tasuki.execution.inputs import wanted_logits
@@ -43,6 +44,7 @@ from tasuki.worker.build import Built
 from tasuki.worker.config import WorkerConfig
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.failures import Failures
+from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.main import _serve, configure_logging
 from tasuki.worker.startup import Phases
 
@@ -209,7 +211,9 @@ def make(role: str, pace: Pace, size: Size, note: Note) -> Built:
         device="clock",
         tensor_parallel_size=1,
     )
-    return Built(Engine(config, PacedRunner(pace, note)), transport, layout, identity, info, None)
+    engine = Engine(config, PacedRunner(pace, note))
+    grammars = GrammarPool(GrammarCompiler(Path(), size.vocabulary, [0]))  # requests have none
+    return Built(engine, transport, layout, identity, info, grammars, None)
 
 
 def main() -> None:
