@@ -94,9 +94,9 @@ def test_prefill_never_stops_however_many_decode():
 
 
 def test_prompts_come_in_small_chunks_where_somebody_decodes():
-    bench = Bench(num_blocks=64, max_batched_tokens=32, itl_target_s=0.012)
+    bench = Bench(num_blocks=64, max_batched_tokens=32, itl_target_s=0.010)
     bench.rates.prefill_tokens_per_s = 2_000.0
-    bench.rates.record(StepSample(1, 0.006, 2, 62, 0, 0.0))
+    bench.rates.record(StepSample(1, 0.004, 2, 62, 0, 0.0))
     first, second = bench.add(40), bench.add(20)
     assert rows(bench.step()) == [(first, 16), (second, 16)], "nobody decodes yet"
     assert rows(bench.step()) == [(first, 24), (second, 4)]
