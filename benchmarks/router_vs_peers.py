@@ -93,7 +93,7 @@ class Bench:
         peer = ["--policy", "round_robin", "--prometheus-port", str(free_port())]
         if name == "tasuki":
             words += ["--log", "warn", "--max-concurrent-requests", "20000"]
-            words += ["--max-connections", "20000"]
+            words += ["--max-connections", "20000", "--no-admission"]
             words += ["--worker", f"{engine}://{at['prefill']}?role=prefill"]
             words += ["--worker", f"{engine}://{at['decode']}?role=decode"]
         elif name == "smg":
