@@ -9,7 +9,8 @@ workers and the load generator (`tasuki bench serve`) share the others.
 
 *cost*: requests per second of the router's processor time, user and system, with so many clients
 at once; *busy* is the share of the run in which it computed. Peers write each
-chunk by itself; ours passes on together the chunks of a stream that come within 1 ms.
+chunk by itself; ours passes on together the chunks of a stream that come within 1 ms. It places
+at once, as peers do (`--no-admission`).
 *latency*: TTFT of requests at half of the highest rate that a peer reached with 32 clients
 (Poisson), less that of a worker that serves alone, asked directly. *memory*: the resident set's
 highest with so many streams open. A request that fails ends the comparison.

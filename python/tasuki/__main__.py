@@ -2,4 +2,5 @@
 
 from tasuki.cli import main
 
-main()
+if __name__ == "__main__":  # not in a process that one of ours spawns
+    main()

@@ -70,6 +70,12 @@ def test_without_a_target_tokens_alone_bound_a_step():
     assert tokens(config(itl_target_s=None), slow, decodes=3_000, backlog=1) == 3_000
 
 
+def test_prompts_get_more_than_the_time_of_decodes_up_to_512_tokens():
+    for tokens_per_s, expected in ((10_000.0, 320), (25_000.0, 512), (40_000.0, 704)):
+        measured = rates(tokens_per_s, 0.02, 60)
+        assert tokens(config(itl_target_s=0.02), measured, decodes=60, backlog=500) == expected
+
+
 def test_prompts_get_four_fifths_of_the_time_of_decodes():
     """On an H200 50 decodes take 5.16 ms, with 462 tokens of prompts 8.72: results/gpu_steps."""
     measured = StepRates()

@@ -100,8 +100,8 @@ class DecodeAttention:
         if tile_elements is None:
             tile_elements = kernels.TILE_BYTES // pool.itemsize
         self._tile = max(tile_elements // self._head_dim, _LEAST_TILE)
-        if together >= 16:  # the kernel's fast way has at most four units in a tile
-            self._tile = min(self._tile, 4 * together)
+        if together >= 16:  # the kernel's fast way has few units in a tile
+            self._tile = min(self._tile, together * (4 if pool.itemsize == 1 else 2))
         self._tile, programs_per_core = self._fitting(limits, self._tile, pool.itemsize)
         self._unit = min(together, self._tile)
         self._fields = 2 + self._tile // self._unit

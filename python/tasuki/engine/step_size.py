@@ -4,9 +4,9 @@
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
 
 Prompts get four fifths of the time of the decodes beside them, also where that exceeds the
-target; and up to a quarter more than that time, while the step has no more tokens than GPUs
-multiply at nearly the price of reading the weights. With less, prompts that wait would keep a
-batch of long contexts from filling up. Where many prompts wait, the
+target; and up to a quarter more than the decodes' time in steps of at most 512 tokens, beyond
+which a GPU takes longer for each. With less, prompts that wait would keep a batch of long
+contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
 bounds both. No torch.
 """
@@ -19,7 +19,7 @@ from tasuki.engine.stats import StepRates
 _DRAIN_STEPS = 96  # in which all prompts that wait should be computed
 _STRETCH = 4.0  # times the target: the longest step that a queue of prompts may cause
 _LEAST_SHARE = 0.8  # of a decode step: the time that prompts get however long decodes take
-_KNEE_TOKENS = 512  # of a step: more of them take longer in proportion
+_KNEE_TOKENS = 512  # of a step, with which a GPU computes most in a second
 _KNEE_SHARE = 1.25  # of a decode step: the time that prompts get up to the knee
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs

@@ -10,7 +10,7 @@ const DRAIN_STEPS: f64 = 96.0;
 const STRETCH: f64 = 4.0;
 /// Of a decode step: the time that prompts get however long decodes take.
 const LEAST_SHARE: f64 = 0.8;
-/// Tokens of a step: more of them take longer in proportion.
+/// Of a step, with which a GPU computes most in a second.
 const KNEE_TOKENS: f64 = 512.0;
 /// Of a decode step: the time that prompts get up to the knee.
 const KNEE_SHARE: f64 = 1.25;
