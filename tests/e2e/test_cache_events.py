@@ -149,3 +149,11 @@ def test_a_router_that_comes_later_knows_what_is_cached(
         for answer in answers:
             chunks[placed(answer)[0]] += TURN_TOKENS // CHUNK_TOKENS
         until(lambda: all(known_chunks(other, w) == chunks[w] for w in chunks), f"{chunks}")
+        # It has yet to learn what prompts cost: by lengths that differ.
+        for tokens in (100, 1600, 700):
+            other.complete([3] * tokens, max_tokens=2)
+        for seed, answer in enumerate(answers):
+            until(lambda: are_idle(other), "a report of idle workers")
+            again = other.complete([*prompt_of(seed), 7, 8, 9], max_tokens=2)
+            assert set(placed(again)) <= set(placed(answer))
+            assert cached(again) == TURN_TOKENS

@@ -149,7 +149,7 @@ def pulses(deployment: Deployment, name: str, stop_s: float, run_s: float) -> It
 
 
 def slowed(name: str) -> Act:
-    """One worker is slow: it gets a fifth of the time, in slices shorter than any request."""
+    """One worker is slow: it gets a fifth of the time, in slices that no probe fits into."""
     return lambda deployment: pulses(deployment, name, 0.04, 0.01)
 
 
