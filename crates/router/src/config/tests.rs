@@ -1,5 +1,7 @@
 //! Command lines that are read, and such that are refused.
 
+use std::time::Duration;
+
 use tasuki_policy::{PolicyKind, Rule};
 
 use super::*;

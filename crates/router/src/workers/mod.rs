@@ -16,6 +16,7 @@ mod collector;
 mod connect;
 mod connection;
 pub mod foreign;
+mod legs;
 mod link;
 mod membership;
 mod placing;
@@ -30,9 +31,9 @@ mod wire;
 pub use catalog::Catalog;
 pub use collector::WorkerCollector;
 pub use connect::{Dialling, Liveness};
-pub use membership::follow;
 #[cfg(test)]
-pub use registry::Report;
+pub use legs::Report;
+pub use membership::follow;
 pub use registry::{Known, Registry};
 pub use roles::{RolesMode, RolesSettings};
 

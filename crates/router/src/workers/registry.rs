@@ -1,4 +1,5 @@
-//! The fleet's state and the connections to its workers, shared by all requests.
+//! The fleet's state and the connections to its workers, shared by all requests. `legs.rs` has
+//! what runs on the workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,35 +8,21 @@ use std::time::{Duration, Instant};
 use tasuki_core::{Hardware, ModelId, RequestView, Role, WorkerId};
 use tasuki_flow::admission::{Admission, AdmissionConfig, EntrantId, Verdict};
 use tasuki_flow::fleet::{
-    CacheEvents, DrainReason, FleetState, JoinError, LoadReport, NotReady, Silence, WorkerInfo,
-    WorkerState,
+    DrainReason, FleetState, JoinError, NotReady, Silence, WorkerInfo, WorkerState,
 };
-use tasuki_flow::{BudgetConfig, RetryBudget};
-use tasuki_flow::{Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey};
+use tasuki_flow::{BudgetConfig, RetryBudget, WorkerKey};
 use tasuki_policy::PolicyConfig;
 use tasuki_wire::v1;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{oneshot, watch};
 
 use super::catalog::Catalog;
-use super::connection::{Connection, RoutedLeg};
+use super::connection::Connection;
 use super::foreign::RecomputedCounts;
 use super::link::WorkerLink;
 use super::roles::Follower;
 
 /// Owns the roles that the admin API sets.
 const OPERATOR: &str = "router admin";
-
-/// What a worker reports at once.
-pub struct Report<Outputs, Ends> {
-    pub load: Option<LoadReport>,
-    /// For metrics alone.
-    pub exported: Option<v1::Load>,
-    pub cache: Option<CacheEvents>,
-    /// Each with the name of its leg on the connection.
-    pub outputs: Outputs,
-    pub ended: Ends,
-}
 
 /// Every worker of the deployment, connected or not.
 pub struct Registry {
@@ -142,15 +129,6 @@ impl Registry {
         }
     }
 
-    /// Legs that run on a worker; 0 if it is not connected.
-    pub fn running_legs(&self, worker: WorkerId) -> usize {
-        let state = self.lock();
-        state
-            .fleet
-            .worker(worker)
-            .map_or(0, WorkerState::running_legs)
-    }
-
     /// Changes whenever a worker gets new work from now on: it joined, recovered, or does not
     /// drain any more.
     pub fn changes(&self) -> watch::Receiver<u64> {
@@ -206,53 +184,6 @@ impl Registry {
         same
     }
 
-    /// Distributes a report among the requests that it is about.
-    pub fn on_report<Outputs, Ends>(
-        &self,
-        key: WorkerKey,
-        report: Report<Outputs, Ends>,
-        now: Instant,
-    ) where
-        Outputs: Iterator<Item = (String, Output)>,
-        Ends: Iterator<Item = (String, LegEnd)>,
-    {
-        let mut state = self.lock();
-        let Some((fleet, connection)) = state.connected(key) else {
-            return;
-        };
-        let recovered = fleet.on_report(key, report.load.as_ref(), self.since_start(now));
-        if report.exported.is_some() {
-            connection.exported = report.exported;
-        }
-        if let Some(events) = &report.cache
-            && !fleet.on_cache_events(key, events)
-        {
-            connection.link.resync_cache();
-        }
-        // A task that is gone has sent its aborts.
-        for (name, output) in report.outputs {
-            if let Some(leg) = connection.legs.get(&name) {
-                let cached = output.cached_prompt_tokens;
-                fleet.on_tokens(key, leg.slot, output.tokens.len(), cached);
-                fleet.on_output(key, leg.slot, cached);
-                let _ = leg.inbox.send(Input::Output(leg.id(key), output));
-            }
-        }
-        for (name, ended) in report.ended {
-            if let Some(leg) = connection.legs.remove(&name) {
-                fleet.on_outcome(key, leg.slot, &ended);
-                fleet.on_ended(key, leg.slot, ended.timings.as_ref());
-                let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));
-            }
-        }
-        fleet.recount(key);
-        state.settle(self.since_start(now));
-        drop(state);
-        if recovered {
-            self.announce_change();
-        }
-    }
-
     /// The connection is over, and its legs with it.
     pub fn leave(&self, key: WorkerKey) {
         let mut state = self.lock();
@@ -281,46 +212,6 @@ impl Registry {
         fleet.check_silence(key, now, suspect_after, lost_after)
     }
 
-    /// Starts a leg under a name of its own on the worker; its messages go to `inbox`.
-    /// False: the connection is gone.
-    pub fn dispatch(
-        &self,
-        leg: LegId,
-        name: String,
-        spec: LegSpec,
-        inbox: &UnboundedSender<Input>,
-    ) -> bool {
-        let mut state = self.lock();
-        let Some((fleet, connection)) = state.connected(leg.worker) else {
-            return false;
-        };
-        let Some(slot) = fleet.on_dispatched(leg.worker, &spec) else {
-            return false;
-        };
-        let routed = RoutedLeg {
-            attempt: leg.attempt,
-            slot,
-            inbox: inbox.clone(),
-        };
-        connection.link.dispatch(&name, slot.number, spec);
-        connection.legs.insert(name, routed);
-        true
-    }
-
-    /// Aborts choices of a leg, or all if there are none in the list.
-    pub fn abort(&self, worker: WorkerKey, name: &str, choices: Vec<u32>) {
-        if let Some((_, connection)) = self.lock().connected(worker) {
-            connection.link.abort(name, choices);
-        }
-    }
-
-    /// Lets a prefill leg hand over to another decode worker.
-    pub fn retarget(&self, worker: WorkerKey, name: &str, peer: Peer) {
-        if let Some((_, connection)) = self.lock().connected(worker) {
-            connection.link.retarget(name, peer);
-        }
-    }
-
     /// Gives a worker another role; it reports it when it has it. False: it is not connected.
     pub fn set_role(&self, worker: WorkerId, role: Role) -> bool {
         let state = self.lock();
@@ -340,29 +231,6 @@ impl Registry {
         };
         fleet.can_place(&request)?;
         fleet.has_started(self.since_start(now))
-    }
-
-    /// Aborts the legs whose request has no task any more. Returns how many there were.
-    pub fn abort_orphans(&self) -> usize {
-        let mut aborted = 0;
-        let State { fleet, members, .. } = &mut *self.lock();
-        for (&worker, member) in members {
-            let Some(connection) = &mut member.connection else {
-                continue;
-            };
-            let key = connection.key(worker);
-            connection.legs.retain(|name, leg| {
-                let orphan = leg.inbox.is_closed();
-                if orphan {
-                    connection.link.abort(name, Vec::new());
-                    fleet.on_ended(key, leg.slot, None);
-                    aborted += 1;
-                }
-                !orphan
-            });
-            fleet.recount(key);
-        }
-        aborted
     }
 
     /// What steps take, as far as it was learnt.
@@ -389,7 +257,7 @@ impl Registry {
         now.saturating_duration_since(self.began)
     }
 
-    fn announce_change(&self) {
+    pub(super) fn announce_change(&self) {
         self.changes.send_modify(|version| *version += 1);
     }
 
@@ -414,7 +282,10 @@ impl State {
     }
 
     /// The fleet and the connection of that key, if it is still there.
-    fn connected(&mut self, key: WorkerKey) -> Option<(&mut FleetState, &mut Connection)> {
+    pub(super) fn connected(
+        &mut self,
+        key: WorkerKey,
+    ) -> Option<(&mut FleetState, &mut Connection)> {
         let connection = self.members.get_mut(&key.worker)?.connection.as_mut()?;
         (connection.serial == key.connection).then_some((&mut self.fleet, connection))
     }

@@ -13,8 +13,8 @@ use tasuki_wire::v1::{self, RouterMessage};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::cache;
+use super::legs::Report;
 use super::link::WorkerLink;
-use super::registry::Report;
 
 /// The protocol of `kv.proto`.
 const KV_BACKEND: &str = "tasuki";

@@ -18,7 +18,8 @@ use super::vllm::{self, NoTicket};
 use crate::discovery::{Engine, ForeignAddress};
 use crate::foreign::object::Object;
 use crate::foreign::request::{Answer, ForeignRequest, Head};
-use crate::workers::registry::{Registry, Report};
+use crate::workers::legs::Report;
+use crate::workers::registry::Registry;
 
 /// Of a worker's error that is logged.
 pub const MOST_LOGGED: usize = 300;

@@ -23,8 +23,9 @@ use super::leg::{self, Site};
 use super::recomputed::{KvLoads, Recomputed};
 use crate::discovery::ForeignAddress;
 use crate::workers::connect::Liveness;
+use crate::workers::legs::Report;
 use crate::workers::link::WorkerLink;
-use crate::workers::registry::{Registry, Report};
+use crate::workers::registry::Registry;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

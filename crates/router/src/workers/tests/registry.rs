@@ -6,7 +6,8 @@ use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer, WorkerKey};
 use tokio::sync::mpsc;
 
-use super::super::registry::{Registry, Report};
+use super::super::legs::Report;
+use super::super::registry::Registry;
 use super::super::testing::{LocalWorker, ToWorker, local_info};
 use super::{registry, spec, view};
 
