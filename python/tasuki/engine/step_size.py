@@ -9,6 +9,9 @@ which a GPU takes longer for each. With less, prompts that wait would keep a bat
 contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
 bounds both. No torch.
+
+The simulator has a copy of the rule, `crates/sim/src/worker/chunks.rs`. Both are tested with
+`tests/golden/step_sizes.json`.
 """
 
 from __future__ import annotations
