@@ -93,7 +93,7 @@ ALLOWED_PACKAGES = {
 
 ALLOWED_CRATES = {
     "core": set(),
-    "http1": set(),
+    "http1": {"searches"},
     "wire": set(),
     "text": {"searches"},
     "searches": set(),  # for tests only

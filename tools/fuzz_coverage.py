@@ -18,12 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = ROOT / "target" / "fuzz-coverage"
-TARGETS = 5
+TARGETS = 6
 PARSERS = {
     "HTTP bodies and fields": "crates/router/src/openai/",
     "tool calls and reasoning": "crates/router/src/openai/calls/",
     "streams of vLLM and SGLang": "crates/router/src/workers/foreign/",
     "answers of vLLM and SGLang": "crates/router/src/foreign/",
+    "their HTTP/1.1": "crates/http1/src/",
     "messages of workers": "crates/router/src/workers/wire",
     "requests' state machine": "crates/flow/src/machine/",
     "registry of workers": "crates/flow/src/fleet/",
@@ -47,7 +48,8 @@ def main() -> None:
         "LLVM_PROFILE_FILE": str(PROFILES / "%p-%m.profraw"),
         "TASUKI_FUZZ_S": str(seconds // TARGETS),
     }
-    packages = ["-p", "tasuki-router", "-p", "tasuki-text", "--lib", "--test", "fuzz"]
+    packages = [word for name in ("router", "http1", "text") for word in ("-p", f"tasuki-{name}")]
+    packages += ["--lib", "--test", "fuzz"]
     binaries = built(["cargo", "test", *packages, "--no-run", "--message-format", "json"])
     run = ["cargo", "test", "--quiet", *packages, "fuzzed_", "--", "--test-threads", "1"]
     subprocess.run([*run, "--nocapture"], cwd=ROOT, env=environment, check=True)
