@@ -24,11 +24,15 @@ from tasuki.launch.config import Topology
 
 HERE = Path(__file__).parent
 INSTALLED = HERE.parents[1] / "target" / "clients"
-REFUSALS = r'tasuki_http_errors_total{path="/v1/chat/completions",code="503"}'
+REFUSALS = r'tasuki_http_errors_total{path="/v1/(chat/completions|responses)",code="503"}'
 COMMANDS = {
     "langchain-openai": [
         str(INSTALLED / "venv/bin/python"),
         str(HERE / "langchain_openai_client.py"),
+    ],
+    "openai for Python: responses": [
+        str(INSTALLED / "venv/bin/python"),
+        str(HERE / "openai_responses.py"),
     ],
     "openai for Node": ["node", str(INSTALLED / "openai.mjs")],
     "ai (Vercel)": ["node", str(INSTALLED / "vercel.mjs")],

@@ -24,7 +24,11 @@ use crate::openai;
 const NOT_SERVED: &[(&str, &str)] = &[
     (
         "/v1/responses",
-        " Use /v1/chat/completions with the whole conversation: nothing is stored here.",
+        " Nothing is stored here: POST /v1/responses takes the whole conversation.",
+    ),
+    (
+        "/v1/conversations",
+        " Nothing is stored here: POST /v1/responses takes the whole conversation.",
     ),
     ("/v1/embeddings", TEXT_ALONE),
     ("/v1/rerank", TEXT_ALONE),
@@ -90,6 +94,7 @@ fn observed(paths: Router<Arc<App>>, app: Arc<App>) -> Router {
 fn paths(app: &Arc<App>) -> Router<Arc<App>> {
     let for_clients = Router::new()
         .route("/v1/chat/completions", post(openai::chat_completions))
+        .route("/v1/responses", post(openai::responses))
         .route("/v1/completions", post(openai::completions))
         .route("/v1/models", get(openai::list_models))
         .route("/v1/models/{*name}", get(openai::retrieve_model))

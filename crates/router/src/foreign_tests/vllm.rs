@@ -190,6 +190,17 @@ async fn what_only_the_router_says_is_refused_of_clients() {
 }
 
 #[tokio::test]
+async fn responses_are_for_our_own_models() {
+    let (router, workers, _) = fleet(&[""]).await;
+    let body = r#"{"model":"theirs","input":"x"}"#;
+    let got = router.post("/v1/responses", body).await;
+    assert_eq!(got.status, 400);
+    let says = "model is theirs, which vLLM or SGLang workers serve";
+    assert!(got.body.contains(says), "{}", got.body);
+    assert!(workers[0].worker.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn models_are_those_that_workers_report() {
     let fabric = Arc::new(Fabric::default());
     let worker = start("w0", "", &fabric);

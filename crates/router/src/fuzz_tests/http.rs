@@ -12,12 +12,13 @@ use crate::routes::routes;
 use crate::testing::{FakeGenerator, TestModel, settings};
 
 const CORPUS: &str = include_str!("../../fuzz/http.txt");
-const PATHS: [&str; 5] = [
+const PATHS: [&str; 6] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/tokenize",
     "/detokenize",
     "/generate",
+    "/v1/responses",
 ];
 const ANSWER: &str = "<think>no</think>Hi <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
 

@@ -54,7 +54,7 @@ pub fn check<W: Wording>(prepared: &Prepared<W>, limit: usize) -> Result<(), Api
         ", or for a stream"
     };
     Err(ApiError::invalid(
-        "n",
+        W::SIZE_FIELD,
         format!(
             "The answer may have about {bytes} bytes ({} choices of up to {} tokens with {} \
              logprobs each{echoed}); the limit is {limit} (--max-answer-bytes). Ask for fewer \

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use tasuki_text::ModelText;
 
-use super::calls::{Call, Parsers, Part, Scanner};
+use super::calls::{Call, Parsers, Part, Reader};
 use super::choice::{Piece, PlacedToken};
 use super::delivery::Delivery;
 use super::logprobs::ChatLogprobs;
@@ -18,7 +18,7 @@ pub struct ChatShape {
     token_ids: bool,
     parsers: Parsers,
     /// Of each choice.
-    scanners: Vec<Option<Scanner>>,
+    readers: Vec<Reader>,
 }
 
 impl ChatShape {
@@ -33,24 +33,18 @@ impl ChatShape {
             logprobs,
             token_ids: delivery.return_token_ids,
             parsers,
-            scanners: vec![parsers.scanner(); delivery.n as usize],
+            readers: vec![parsers.reader(); delivery.n as usize],
         }
     }
 
     /// What a piece says, and how the choice ended if it did.
     fn read(&mut self, index: usize, piece: &mut Piece) -> (Vec<Part>, Option<&'static str>) {
+        let reader = &mut self.readers[index];
         let text = std::mem::take(&mut piece.text);
-        let Some(scanner) = &mut self.scanners[index] else {
-            let content = (!text.is_empty()).then_some(Part::Content(text));
-            return (Vec::from_iter(content), piece.finish.map(finish_reason));
-        };
-        let mut parts = scanner.push(&text);
-        let finish = piece.finish.map(|finish| {
-            parts.extend(scanner.finish());
-            match finish {
-                Finish::Stop if scanner.calls() > 0 => TOOL_CALLS,
-                finish => finish_reason(finish),
-            }
+        let parts = reader.read(text, piece.finish.is_some());
+        let finish = piece.finish.map(|finish| match finish {
+            Finish::Stop if reader.calls() > 0 => TOOL_CALLS,
+            finish => finish_reason(finish),
         });
         (parts, finish)
     }

@@ -79,6 +79,7 @@ fn job(
 ) -> Result<Job, ApiError> {
     let muted = requested == Some(0);
     let max_tokens = output_tokens(
+        "max_tokens",
         prompt.tokens.len(),
         // Workers generate at least one token; it is kept from the client.
         requested.map(|tokens| tokens.max(1)),

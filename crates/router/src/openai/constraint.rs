@@ -43,7 +43,7 @@ impl Constraint {
     pub fn of(fields: &CommonFields) -> Result<Option<Self>, ApiError> {
         let mut found = Found::default();
         if let Some(format) = &fields.response_format {
-            found.take("response_format", response_format(format)?);
+            found.take(format.names.format, response_format(format)?);
         }
         found.json("guided_json", fields.guided_json.as_deref())?;
         found.text("guided_regex", fields.guided_regex.as_ref(), Form::Regex)?;
@@ -127,12 +127,12 @@ pub fn usual_whitespace() -> Value {
 }
 
 fn response_format(format: &ResponseFormat) -> Result<Option<Form>, ApiError> {
-    let field = "response_format";
+    let field = format.names.format;
     match format.kind.as_str() {
         "text" => Ok(None),
         "json_object" => Ok(Some(any_object())),
         "json_schema" => {
-            let place = "response_format.json_schema.schema";
+            let place = format.names.schema;
             let named = format.json_schema.as_ref();
             let Some(given) = named.and_then(|named| named.schema.as_deref()) else {
                 return Err(ApiError::invalid(field, format!("{place} is missing.")));
@@ -142,7 +142,7 @@ fn response_format(format: &ResponseFormat) -> Result<Option<Form>, ApiError> {
         other => Err(ApiError::invalid(
             field,
             format!(
-                "response_format.type is {:?}; it must be \"text\", \"json_object\" or \
+                "{field}.type is {:?}; it must be \"text\", \"json_object\" or \
                  \"json_schema\".",
                 other.chars().take(64).collect::<String>()
             ),

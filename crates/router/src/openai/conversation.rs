@@ -31,6 +31,7 @@ pub fn render(
     max_model_len: Option<u32>,
 ) -> Result<Conversation, ApiError> {
     let text = &model.text;
+    let name = fields.names.messages;
     let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
     let continue_final_message = fields.continue_final_message.unwrap_or(false);
     let add_generation_prompt = fields
@@ -52,7 +53,7 @@ pub fn render(
     let tools = tools(fields.tools, fields.tool_choice.as_ref())?;
     let has_tools = tools.is_some();
     let mut messages = fields.messages.unwrap_or_default();
-    check_messages(&messages)?;
+    check_messages(name, &messages)?;
     messages.iter_mut().for_each(parse_tool_arguments);
     let mut messages = Value::Array(messages);
     let mut template_kwargs = fields.chat_template_kwargs.unwrap_or_default();
@@ -73,15 +74,13 @@ pub fn render(
             chat_template_override: fields.chat_template.as_deref(),
             now: clock::civil_now(),
         })
-        .map_err(|error| text_error("messages", &error))?;
+        .map_err(|error| text_error(name, &error))?;
     if let Some(max_model_len) = max_model_len {
-        model
-            .text_limit
-            .check("messages", &rendered, max_model_len)?;
+        model.text_limit.check(name, &rendered, max_model_len)?;
     }
     let tokens = text
         .encode(&rendered, add_special_tokens)
-        .map_err(|error| text_error("messages", &error))?;
+        .map_err(|error| text_error(name, &error))?;
     Ok(Conversation {
         text: rendered,
         tokens,
@@ -107,15 +106,16 @@ fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Val
     })
 }
 
-fn check_messages(messages: &[Value]) -> Result<(), ApiError> {
+/// `name`: the field that has the messages.
+fn check_messages(name: &str, messages: &[Value]) -> Result<(), ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid(
-            "messages",
-            "messages has 0 items; at least 1 is needed.",
+            name,
+            format!("{name} has 0 items; at least 1 is needed."),
         ));
     }
     for (index, message) in messages.iter().enumerate() {
-        let place = format!("messages[{index}]");
+        let place = format!("{name}[{index}]");
         let Value::Object(message) = message else {
             return Err(ApiError::invalid(
                 &place,
@@ -211,7 +211,9 @@ mod tests {
     #[track_caller]
     fn refusal(messages: Value) -> String {
         let messages = messages.as_array().unwrap().clone();
-        check_messages(&messages).unwrap_err().to_string()
+        check_messages("messages", &messages)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

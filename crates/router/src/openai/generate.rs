@@ -124,6 +124,7 @@ fn job(
     requested: Option<u32>,
 ) -> Result<Job, ApiError> {
     let max_tokens = output_tokens(
+        "max_new_tokens",
         prompt.tokens.len(),
         requested,
         DefaultOutput::AtMost(limits::DEFAULT_NEW_TOKENS),

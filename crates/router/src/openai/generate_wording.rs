@@ -102,7 +102,7 @@ impl Wording for GenerateWording {
         }
     }
 
-    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+    fn fail(&mut self, _run: &Run, error: &ApiError, events: &mut Events) {
         events.event(&error.body());
         events.done();
     }

@@ -1,6 +1,6 @@
 //! OpenAI's HTTP API: requests in, generations out to `serve`, text back.
 //!
-//! A request passes [`intake`], is read by `chat`, `completions` or `generate`, runs in [`outputs`]
+//! A request passes [`intake`], is read by `chat`, `responses`, `completions` or `generate`, runs in [`outputs`]
 //! and leaves through `answer`, worded by the endpoint's `Wording`, whole or by `stream`.
 
 mod answer;
@@ -8,6 +8,8 @@ mod answer_size;
 mod body;
 mod calls;
 mod chat;
+mod chat_names;
+mod chat_request;
 mod chat_shape;
 mod choice;
 mod clock;
@@ -29,6 +31,7 @@ mod logprobs;
 mod models;
 mod outputs;
 mod prompt;
+mod responses;
 mod running;
 mod sampling;
 mod shape;
@@ -51,6 +54,7 @@ pub use generate::generate;
 pub use generator::Generator;
 pub use length::TextLimit;
 pub use models::{list as list_models, retrieve as retrieve_model};
+pub use responses::responses;
 pub use tokenize::{detokenize, tokenize};
 pub use usage::{Usage, milliseconds};
 

@@ -85,7 +85,7 @@ impl<W: Wording> State<W> {
             Some(Err(error)) => {
                 self.ended = true;
                 run.log.end.fail(&error);
-                wording.fail(&error, events);
+                wording.fail(run, &error, events);
             }
             None => {
                 self.ended = true;

@@ -99,7 +99,11 @@ impl BoundCalls {
             return Ok(None);
         }
         let tools = given.iter().enumerate();
-        let tools = tools.map(|(at, tool)| Tool::of(at, tool, must_call || is_strict(tool)));
+        let function = fields.names.function;
+        let tools = tools.map(|(at, tool)| {
+            let place = format!("tools[{at}]{function}");
+            Tool::of(&place, tool, must_call || is_strict(tool))
+        });
         let mut tools = tools.collect::<Result<Vec<_>, _>>()?;
         if let ToolChoice::Named(name) = &choice {
             tools.retain(|tool| tool.name == *name);
@@ -129,9 +133,9 @@ impl Tool {
         Grammar::JsonSchema(self.parameters.to_string())
     }
 
-    /// `by_schema`: arguments must match the parameters' schema; else they may be any object.
-    fn of(at: usize, tool: &Value, by_schema: bool) -> Result<Self, ApiError> {
-        let place = format!("tools[{at}].function");
+    /// `place`: of the function; `by_schema`: arguments must match the parameters' schema; else
+    /// they may be any object.
+    fn of(place: &str, tool: &Value, by_schema: bool) -> Result<Self, ApiError> {
         let name = tool.pointer("/function/name").and_then(Value::as_str);
         let name = name.unwrap_or_default();
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);

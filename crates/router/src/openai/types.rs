@@ -9,6 +9,8 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::chat_names::ChatNames;
+
 /// What `/v1/chat/completions` and `/v1/completions` have in common.
 #[derive(Debug, Default, Deserialize)]
 pub struct CommonFields {
@@ -68,6 +70,8 @@ pub struct ResponseFormat {
     #[serde(rename = "type")]
     pub kind: String,
     pub json_schema: Option<NamedSchema>,
+    #[serde(skip)]
+    pub names: ChatNames,
 }
 
 /// `response_format.json_schema`. Its name and description are for the client's own use, and every
@@ -109,6 +113,8 @@ pub struct TemplateFields {
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// One of these, by OpenAI's name for it.
     pub reasoning_effort: Option<Value>,
+    #[serde(skip)]
+    pub names: ChatNames,
 }
 
 /// The rest of `/v1/chat/completions`.

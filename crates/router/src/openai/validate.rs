@@ -89,11 +89,13 @@ pub enum DefaultOutput {
     AtMost(u32),
 }
 
-/// How many tokens may be generated after a prompt of `prompt_tokens`.
+/// How many tokens may be generated after a prompt of `prompt_tokens`. `name`: the field of the
+/// `requested` number.
 ///
 /// # Errors
 /// When prompt and output do not fit `max_model_len` together.
 pub fn output_tokens(
+    name: &str,
     prompt_tokens: usize,
     requested: Option<u32>,
     default: DefaultOutput,
@@ -104,15 +106,15 @@ pub fn output_tokens(
             "The prompt has {prompt_tokens} tokens and {asked}, but prompt and output together \
              may have {max_model_len} tokens."
         ),
-        param: Some("max_tokens".to_owned()),
+        param: Some(name.to_owned()),
         code: Some("context_length_exceeded"),
     };
     let prompt_len = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
     let room = max_model_len.saturating_sub(prompt_len);
     match (requested, default) {
         (Some(asked), _) if asked <= room && room > 0 => Ok(asked),
-        (Some(asked), _) => Err(too_long(format!("max_tokens is {asked}"))),
-        (None, _) if room == 0 => Err(too_long("max_tokens is not set (at least 1)".to_owned())),
+        (Some(asked), _) => Err(too_long(format!("{name} is {asked}"))),
+        (None, _) if room == 0 => Err(too_long(format!("{name} is not set (at least 1)"))),
         (None, DefaultOutput::Fill { common_len }) => match common_len.saturating_sub(prompt_len) {
             0 => Ok(room),
             common => Ok(common.min(room)),
@@ -168,20 +170,23 @@ mod tests {
     #[test]
     fn output_fits_the_context() {
         use DefaultOutput::AtMost;
+        let tokens = |prompt, asked, default, longest| {
+            output_tokens("max_tokens", prompt, asked, default, longest)
+        };
         let fill = |common_len| DefaultOutput::Fill { common_len };
-        assert_eq!(output_tokens(10, None, fill(100), 100).unwrap(), 90);
-        assert_eq!(output_tokens(10, None, fill(50), 100).unwrap(), 40);
-        assert_eq!(output_tokens(60, None, fill(50), 100).unwrap(), 40);
-        assert_eq!(output_tokens(10, None, AtMost(16), 100).unwrap(), 16);
-        assert_eq!(output_tokens(95, None, AtMost(16), 100).unwrap(), 5);
-        assert_eq!(output_tokens(10, Some(90), fill(100), 100).unwrap(), 90);
-        let text = output_tokens(10, Some(91), fill(100), 100)
+        assert_eq!(tokens(10, None, fill(100), 100).unwrap(), 90);
+        assert_eq!(tokens(10, None, fill(50), 100).unwrap(), 40);
+        assert_eq!(tokens(60, None, fill(50), 100).unwrap(), 40);
+        assert_eq!(tokens(10, None, AtMost(16), 100).unwrap(), 16);
+        assert_eq!(tokens(95, None, AtMost(16), 100).unwrap(), 5);
+        assert_eq!(tokens(10, Some(90), fill(100), 100).unwrap(), 90);
+        let text = tokens(10, Some(91), fill(100), 100)
             .unwrap_err()
             .to_string();
         for part in ["10 tokens", "max_tokens is 91", "100 tokens"] {
             assert!(text.contains(part), "{text}");
         }
-        assert!(output_tokens(100, None, fill(100), 100).is_err());
-        assert!(output_tokens(100, Some(0), fill(100), 100).is_err());
+        assert!(tokens(100, None, fill(100), 100).is_err());
+        assert!(tokens(100, Some(0), fill(100), 100).is_err());
     }
 }

@@ -16,6 +16,8 @@ pub trait Wording: Send + 'static {
     const ID_PREFIX: &'static str;
     /// JSON of one alternative of one token, about.
     const LOGPROB_BYTES: usize;
+    /// The field that makes an answer too large.
+    const SIZE_FIELD: &'static str = "n";
 
     /// What a stream begins with, before its first output.
     fn open(&mut self, _run: &Run, _events: &mut Events) {}
@@ -23,7 +25,7 @@ pub trait Wording: Send + 'static {
     fn output(&mut self, run: &Run, output: Output, events: &mut Events);
 
     /// The last event of a stream that failed.
-    fn fail(&mut self, error: &ApiError, events: &mut Events);
+    fn fail(&mut self, run: &Run, error: &ApiError, events: &mut Events);
 
     /// What a stream ends with, after its last output.
     fn close(&mut self, run: &Run, events: &mut Events);
@@ -99,7 +101,7 @@ impl<S: Shape> Wording for S {
         }
     }
 
-    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+    fn fail(&mut self, _run: &Run, error: &ApiError, events: &mut Events) {
         events.named("error", &error.body());
     }
 

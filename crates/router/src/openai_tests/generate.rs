@@ -168,7 +168,8 @@ async fn what_is_not_done_is_refused_by_name() {
         ),
         (
             json!({"text": "x", "logprob_start_len": 0}),
-            "logprob_start_len is not supported: /v1/completions has echo with logprobs.",
+            "logprob_start_len is 0, which is not supported: /v1/completions has echo with \
+             logprobs.",
         ),
         (
             json!({"text": "x", "top_logprobs_num": 2}),

@@ -6,6 +6,7 @@ mod completions;
 mod generate;
 mod models;
 mod refusals;
+mod responses;
 mod serving;
 mod structured;
 mod tokenize;

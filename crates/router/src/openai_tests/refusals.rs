@@ -224,7 +224,7 @@ async fn paths_and_methods_that_are_not_there() {
     let (_, app) = saying("x");
     for (path, says) in [
         ("/v1/embeddings", "The workers generate text alone"),
-        ("/v1/responses", "Use /v1/chat/completions"),
+        ("/v1/responses/resp_1", "Nothing is stored here"),
     ] {
         let said = refusal(&app, path, json!({}), StatusCode::NOT_FOUND).await;
         assert!(said.contains(path) && said.contains(says), "{said}");

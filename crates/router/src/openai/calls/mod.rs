@@ -13,6 +13,7 @@ mod grammar_tests;
 mod json;
 #[cfg(test)]
 mod random_tests;
+mod reader;
 mod scanner;
 #[cfg(test)]
 mod tests;
@@ -26,8 +27,9 @@ use tasuki_text::ModelText;
 pub use self::format::Call;
 use self::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
 pub use self::grammar::Asked;
-pub use self::scanner::{Part, Scanner};
-use self::scanner::{Reasoning, THINK};
+pub use self::reader::Reader;
+pub use self::scanner::Part;
+use self::scanner::{Reasoning, Scanner, THINK};
 use super::conversation::Conversation;
 use crate::app::HttpSettings;
 
@@ -92,10 +94,15 @@ impl Parsers {
         Self { format, reasoning }
     }
 
-    /// One for each choice; `None` where text is all that there is.
-    pub fn scanner(&self) -> Option<Scanner> {
+    /// One for each choice.
+    pub fn reader(&self) -> Reader {
         let has_work = self.format.is_some() || self.reasoning != Reasoning::Ignored;
-        has_work.then(|| Scanner::new(self.format, self.reasoning))
+        Reader::new(has_work.then(|| Scanner::new(self.format, self.reasoning)))
+    }
+
+    /// What ends reasoning in the text of an answer; `None`: reasoning is not looked for.
+    pub fn reasoning_end(&self) -> Option<&'static str> {
+        (self.reasoning != Reasoning::Ignored).then_some(THINK[1])
     }
 
     /// Special tokens that the scanner has to see in the text.

@@ -1,9 +1,11 @@
 //! Which fields a request may have. A field that would be ignored is never taken: what it asks
 //! for might be missing from the answer, and nobody would know.
 //!
-//! `docs/api.md` is made of [`table::FIELDS`] and [`native::NATIVE_FIELDS`].
+//! `docs/api.md` is made of [`table::FIELDS`], [`responses::RESPONSES_FIELDS`] and
+//! [`native::NATIVE_FIELDS`].
 
 mod native;
+mod responses;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -15,8 +17,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::native::NATIVE_FIELDS;
+use self::responses::RESPONSES_FIELDS;
 use self::table::FIELDS;
 use super::body;
+use crate::app::MAX_QUOTED_CHARS;
 use crate::error::ApiError;
 
 /// Names that differ by more are not taken for a slip.
@@ -29,6 +33,8 @@ pub enum Endpoint {
     Completions,
     /// Chats and completions.
     Both,
+    /// OpenAI's `/v1/responses`.
+    Responses,
     /// SGLang's `/generate`.
     Generate,
     /// The object of this name in the body of `/generate`.
@@ -69,7 +75,7 @@ pub fn check(endpoint: Endpoint, bytes: &[u8]) -> Result<(), ApiError> {
             Some((Policy::Supported | Policy::Harmless, _)) => {}
             Some((Policy::Refused { unless }, text)) => {
                 if !asks_for_nothing(value.get(), unless) {
-                    return Err(refused(&name, format!("{name} is not supported: {text}.")));
+                    return Err(refused(&name, unsupported(&name, value, unless, text)));
                 }
             }
             None => return Err(unknown(endpoint, &name)),
@@ -78,10 +84,23 @@ pub fn check(endpoint: Endpoint, bytes: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The value is named where others are taken.
+fn unsupported(name: &str, value: &RawValue, unless: &[&str], text: &str) -> String {
+    if unless.is_empty() {
+        return format!("{name} is not supported: {text}.");
+    }
+    let shown: String = value.get().chars().take(MAX_QUOTED_CHARS).collect();
+    format!("{name} is {shown}, which is not supported: {text}.")
+}
+
 fn of(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
     let both = matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
-    let all = FIELDS.iter().chain(NATIVE_FIELDS);
-    all.filter(move |field| field.endpoint == endpoint || both && field.endpoint == Endpoint::Both)
+    all()
+        .filter(move |field| field.endpoint == endpoint || both && field.endpoint == Endpoint::Both)
+}
+
+fn all() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().chain(RESPONSES_FIELDS).chain(NATIVE_FIELDS)
 }
 
 fn asks_for_nothing(json: &str, unless: &[&str]) -> bool {
@@ -110,11 +129,11 @@ fn unknown(endpoint: Endpoint, name: &str) -> ApiError {
 
 /// Where a field of this name belongs.
 fn elsewhere(name: &str) -> Option<&'static str> {
-    let mut all = FIELDS.iter().chain(NATIVE_FIELDS);
-    let place = match all.find(|field| field.name == name)?.endpoint {
+    let place = match all().find(|field| field.name == name)?.endpoint {
         Endpoint::Chat => "/v1/chat/completions",
         Endpoint::Completions => "/v1/completions",
         Endpoint::Both => "/v1/chat/completions and /v1/completions",
+        Endpoint::Responses => "/v1/responses",
         Endpoint::Generate => "/generate",
         Endpoint::SamplingParams => "sampling_params of /generate",
     };

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::generate::{GenerateFields, SamplingFields};
+use crate::openai::responses::ResponseFields;
 use crate::openai::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
 
 fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
@@ -20,13 +21,14 @@ fn a_field_stands_once_and_in_no_sentence_that_ends() {
     for endpoint in [
         Endpoint::Chat,
         Endpoint::Completions,
+        Endpoint::Responses,
         Endpoint::Generate,
         Endpoint::SamplingParams,
     ] {
         let names: BTreeSet<&str> = of(endpoint).map(|field| field.name).collect();
         assert_eq!(names.len(), of(endpoint).count());
     }
-    for field in FIELDS.iter().chain(NATIVE_FIELDS) {
+    for field in all() {
         assert!(!field.text.ends_with('.'), "{}", field.text);
         if let Policy::Refused { unless } = field.policy {
             for json in unless {
@@ -47,7 +49,7 @@ const OF_ANY_TYPE: [&str; 5] = [
 
 #[test]
 fn what_is_supported_is_read() {
-    for field in FIELDS.iter().chain(NATIVE_FIELDS) {
+    for field in all() {
         if field.policy != Policy::Supported || OF_ANY_TYPE.contains(&field.name) {
             continue;
         }
@@ -62,12 +64,13 @@ fn what_is_supported_is_read() {
             Endpoint::Both => common || (chat && completions),
             Endpoint::Chat => chat,
             Endpoint::Completions => completions,
+            Endpoint::Responses => common || body::parse::<ResponseFields>(bytes).is_err(),
             Endpoint::Generate => body::parse::<GenerateFields>(bytes).is_err(),
             Endpoint::SamplingParams => body::parse::<SamplingFields>(bytes).is_err(),
         };
         // Lists of anything are checked later.
         assert!(
-            read || ["messages", "tools", "sampling_params"].contains(&field.name),
+            read || ["input", "messages", "tools", "sampling_params"].contains(&field.name),
             "{}",
             field.name
         );
@@ -101,7 +104,7 @@ fn a_constraint_that_is_not_kept_is_refused_by_name() {
         ),
         (
             json!({"length_penalty": 1.5}),
-            "length_penalty is not supported: it is of beam search.",
+            "length_penalty is 1.5, which is not supported: it is of beam search.",
         ),
     ] {
         let said = refusal(Endpoint::Chat, &body).expect("a refusal");
@@ -149,7 +152,7 @@ const HEAD: &str = "\
 
 Made of `crates/router/src/openai/fields` by `make proto`; a test compares them.
 
-`POST /v1/chat/completions` and `POST /v1/completions` as OpenAI's, `GET /v1/models`, `/tokenize` and
+`POST /v1/chat/completions`, `/v1/responses` and `/v1/completions` as OpenAI's, `GET /v1/models`, `/tokenize` and
 `/detokenize` as vLLM's, SGLang's `/generate` and its kin, `/health`, `/ready` and `/metrics`. What a field asks for is done, or the request is
 refused: status 400, the field in `error.param`, and `unsupported_parameter` in `error.code`. That holds
 for names that are not in these tables too. `null` asks for nothing.
@@ -160,6 +163,17 @@ All of this is of models that Tasuki's own workers serve. Requests for models of
 passed on with every field as it is ([docs/foreign-workers.md](foreign-workers.md)), but for those that only the
 router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port` and
 `bootstrap_room` are a 400.
+";
+
+const RESPONSES: &str = "
+## Responses
+
+`POST /v1/responses` is a chat in the form of OpenAI's Responses API, without memory: each request has the whole
+conversation as `input`. The answer has items of type `reasoning`, `message` and `function_call`, which may stand in
+the next request's `input` as they are; `status` is `incomplete` where `max_output_tokens` cut it. A stream has typed
+events with a `sequence_number` and ends with `response.completed`, `response.incomplete` or `response.failed`. There
+are no built-in tools, files or images, and no other paths below `/v1/responses`. Models of vLLM and SGLang workers are
+not served by this path (400).
 ";
 
 const GENERATE: &str = "
@@ -175,6 +189,8 @@ serve the model the request is passed on to them as it is.
 fn page() -> String {
     let mut page = HEAD.to_owned();
     tables(&mut page, "##", "endpoint", FIELDS);
+    page.push_str(RESPONSES);
+    tables(&mut page, "###", "in", RESPONSES_FIELDS);
     page.push_str(GENERATE);
     tables(&mut page, "###", "in", NATIVE_FIELDS);
     page
@@ -191,7 +207,7 @@ fn tables(page: &mut String, level: &str, second: &str, fields: &'static [Field]
                 Endpoint::Both => "both",
                 Endpoint::Chat => "chat",
                 Endpoint::Completions => "completions",
-                Endpoint::Generate => "body",
+                Endpoint::Responses | Endpoint::Generate => "body",
                 Endpoint::SamplingParams => "`sampling_params`",
             };
             let _ = writeln!(page, "| `{}` | {at} | {text} |", field.name);

@@ -28,7 +28,12 @@ use crate::metrics::Counters;
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 
 /// Paths of the requests that generate.
-const TRACED: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/generate"];
+const TRACED: [&str; 4] = [
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/completions",
+    "/generate",
+];
 
 /// Name of the instrumentation scope, and of the service unless OTEL_SERVICE_NAME has another.
 const SERVICE: &str = "tasuki-router";
@@ -80,7 +85,7 @@ impl Traces {
         let route = route.filter(|_| request.method() == Method::POST)?;
         let clock = Clock::now();
         let operation = match route {
-            "/v1/chat/completions" => "chat",
+            "/v1/chat/completions" | "/v1/responses" => "chat",
             _ => "text_completion",
         };
         let span = self
