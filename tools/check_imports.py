@@ -18,6 +18,7 @@ OWNED_LIBRARIES = {
     "nixl": ("tasuki.kv.nixl_agent",),
     "nixl_cu12": ("tasuki.kv.nixl_agent",),
     "nixl_cu13": ("tasuki.kv.nixl_agent",),
+    "mooncake": ("tasuki.kv.mooncake_engine",),
     "flashinfer": ("tasuki.attention.flashinfer", "tasuki.attention.flashinfer_kernels"),
     "ray": ("tasuki.launch.on_ray", "tasuki.launch.ray_child"),
     "matplotlib": ("tasuki.plot.labels", "tasuki.plot.png"),

@@ -101,9 +101,15 @@ def pair(transport: str, hosts: tuple[str, str]) -> Fleet:
     return Fleet(sides, [Pair(sides[0], sides[1], transport, scrapes(moved, moved))])
 
 
+def remedy(transport: str) -> str:
+    return CHECKS["KV transport"](pair(transport, ("h", "h"))).findings[0].remedy
+
+
 def test_tcp_on_one_host_is_found_and_between_hosts_it_is_a_question() -> None:
     assert "travels by TCP" in found("KV transport", pair("nixl/UCX/tcp", ("h", "h")))[0]
     assert not found("KV transport", pair("nixl/UCX/shm", ("h", "h")))
+    assert "unset UCX_TLS" in remedy("nixl/UCX/tcp")
+    assert "--transport nixl-ucx" in remedy("mooncake/tcp")
     apart = pair("nixl/UCX/tcp", ("a", "b"))
     assert not found("KV transport", apart)
     assert "tasuki preflight" in unseen("KV transport", apart)

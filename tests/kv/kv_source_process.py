@@ -9,17 +9,29 @@ import signal
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
+import pytest
 import torch
 
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.transport import create_transport, rank_pool
+from tasuki.kv.transport import TransportError, create_transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
 
 # Sources are forked from a process that has imported torch, and nothing of NIXL.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged", "tasuki.kv.mooncake"]
+)
+
+
+def skip_unless_there(transport: str) -> None:
+    """Skip the test where the optional transport is not installed; says what installs it."""
+    if transport == "mooncake":
+        try:
+            create_transport(transport)
+        except TransportError as error:
+            pytest.skip(str(error))
 
 
 def layout(num_blocks: int, block_kib: int) -> CacheLayout:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from kv_source_process import skip_unless_there
 from rank_processes import (
     DecodeEngine,
     PrefillEngines,
@@ -28,8 +29,9 @@ LARGE = Shape(head_kib=256, num_blocks=48, block_size=16)
 LARGE_SOURCE = LARGE.with_blocks_of(12)
 
 
-@pytest.fixture(scope="module", params=["nixl", "host-staged"])
+@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake"])
 def transport(request: pytest.FixtureRequest) -> str:
+    skip_unless_there(request.param)
     return str(request.param)
 
 
@@ -65,9 +67,10 @@ def test_every_rank_gets_its_heads_of_the_tokens_and_nothing_else_is_written(
     reader.ranked.forget(name)
 
 
-@pytest.fixture(params=["nixl", "host-staged"])
+@pytest.fixture(params=["nixl", "host-staged", "mooncake"])
 def large(request: pytest.FixtureRequest) -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
     """Two ranks on either side, TCP between them, connected as "e"."""
+    skip_unless_there(request.param)
     source, own = (replace(shape, transport=request.param) for shape in (LARGE_SOURCE, LARGE))
     sources = PrefillEngines(source, (2,), SOURCE_SEED, tls="tcp")
     with decode_engines(own, (2,), OWN_SEED) as [reader]:

@@ -12,15 +12,15 @@ from tasuki.kv.transport import TransportError, UnknownTransportError, create_tr
 
 
 def test_what_is_not_there_is_refused_with_what_is() -> None:
-    with pytest.raises(UnknownTransportError, match="'teleport': there is host-staged, nixl"):
+    with pytest.raises(UnknownTransportError, match="'teleport': there is host-staged, mooncake"):
         create_transport("teleport")
-    with pytest.raises(TransportError, match=r"no network backend 'MAGIC': there is .*UCX"):
-        create_transport("nixl", "MAGIC")
+    with pytest.raises(TransportError, match=r"no network backend 'UCCL': there is .*UCX"):
+        create_transport("nixl-uccl")
 
 
 def test_a_backend_whose_libraries_are_missing_is_refused_at_start() -> None:
     with pytest.raises(TransportError, match=r"backend LIBFABRIC does not start here .*UCX"):
-        create_transport("nixl", "LIBFABRIC")
+        create_transport("nixl-libfabric")
 
 
 def test_transfers_use_the_network_that_the_worker_is_bound_to() -> None:

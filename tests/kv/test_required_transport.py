@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from kv_source_process import Source, layout, start_source
+from kv_source_process import Source, layout, skip_unless_there, start_source
 
 from tasuki.kv.net_devices import Network
 from tasuki.kv.transfer_plan import make_plans
@@ -67,6 +67,15 @@ def test_a_silent_tcp_is_refused_and_the_peer_is_named(name: str, start: Start) 
         _connect(reader, start(name, "tcp"), "slow")
     way = _connect(reader, start(name, ""), "near")
     assert way is not None and way.kind == "shm"
+
+
+def test_mooncake_is_tcp(start: Start) -> None:
+    skip_unless_there("mooncake")
+    source = start("mooncake", "")
+    way = _connect(_reader("mooncake", ""), source, "slow")
+    assert way is not None and str(way) == "tcp (tcp/127.0.0.1)"
+    with pytest.raises(TransportError, match=r"KV from slow travels by tcp .* is rdma: run"):
+        _connect(_reader("mooncake", "rdma"), source, "slow")
 
 
 def test_shared_memory_is_no_cuda_ipc(start: Start) -> None:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import torch
-from kv_source_process import DEADLINE_S, Source, block_value, fill, layout, start_source
+from kv_source_process import (
+    DEADLINE_S,
+    Source,
+    block_value,
+    fill,
+    layout,
+    skip_unless_there,
+    start_source,
+)
 from support.waiting import idle_shares
 
 from tasuki.kv.effects import Pull, PullDone, PullProgress
@@ -44,6 +52,7 @@ CASES = (
     Case("nixl", 64, 256, 2),
     Case("host-staged", 24, 64, 2),  # many blocks in a slot
     Case("host-staged", 24, 3072, 20),  # a block fills one slot and a half
+    Case("mooncake", 64, 256, 2),
 )
 
 Pairs = list[tuple[int, int]]
@@ -94,6 +103,7 @@ class Reader:
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    skip_unless_there(request.param.transport)
     reader = Reader(request.param)
     yield reader
     reader.puller.stop()

@@ -84,6 +84,7 @@ def test_nobody_at_the_address_is_said_with_the_remedy() -> None:
 def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "rdma_devices", list)
     tcp, cma, ipc = (Way.of(f"{lane}/x") for lane in ("tcp", "cma", "cuda_ipc"))
+    assert "--transport nixl-ucx" in faster(tcp, replace(SETUP, transport="mooncake"))
     gpus = replace(SETUP, devices=("cuda:0", "cuda:1"))
     assert "shared memory" in faster(tcp, SETUP)
     assert faster(cma, SETUP) == faster(ipc, gpus) == faster(None, gpus) == ""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.sysfs import eight_rails
 
-from tasuki.preflight import limits
-from tasuki.preflight.environment import log_levels
+from tasuki.preflight import environment, limits
+from tasuki.preflight.environment import log_levels, transports
 
 # A process without privileges that may lock 64 KiB: locking 1 MiB fails, which is what RDMA does.
 _LOCK_LITTLE = """
@@ -87,6 +87,17 @@ def test_a_small_shm(size: str, ranks: int, status: str) -> None:
 def test_no_shm_at_all(tmp_path: Path) -> None:
     check = limits.shared_memory(folder=tmp_path / "shm")
     assert check.status == "fail" and "--shm-size" in check.remedy
+
+
+def test_transports_that_are_installed_are_told_from_those_that_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacks = {"mooncake": "mooncake is not installed: pip install it"}
+    monkeypatch.setattr(environment, "missing", lambda backend: lacks.get(backend.name, ""))
+    assert transports().found == (
+        "nixl-ucx, host-staged, nixl-libfabric (untried), nixl-uccl (untried);"
+        " not mooncake: mooncake is not installed: pip install it"
+    )
 
 
 def test_levels_that_slow_transfers_are_named() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tasuki.kv.backends import DEFAULT
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
@@ -71,7 +72,7 @@ class Blocks:
         block_bytes: int,
         num_blocks: int,
         device: torch.device | str = "cpu",
-        transport: str = "nixl",
+        transport: str = DEFAULT,
         network: Network = LOCAL,
     ) -> None:
         layout = CacheLayout(num_blocks, 1, 1, 1, block_bytes // 2, torch.uint8)

@@ -63,7 +63,7 @@ def net_devices(network: Network, sysfs: Path = SYSFS) -> tuple[str, str]:
         NetworkError: An RDMA device that was asked for is not there.
     """
     host = network.host
-    address = _resolve(host)
+    address = address_of(host)
     if address is not None and address.is_loopback:
         return LOOPBACK, f"{LOOPBACK}: {host} is a loopback address"
     interface = None
@@ -117,11 +117,12 @@ def _rdma(network: Network, sysfs: Path) -> tuple[list[str], str]:
 
 def interface_of_host(host: str) -> str | None:
     """The interface of this machine that has the address of `host`; None: none has."""
-    address = _resolve(host)
+    address = address_of(host)
     return None if address is None else interface_of(str(address))
 
 
-def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a name resolves to; None: it does not."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return ipaddress.ip_address(found[0][4][0])

@@ -1,7 +1,7 @@
 """One-sided reads by NIXL, from pool to pool.
 
 Owns the registration of the pool, and of staging memory for peers with blocks of another size
-(`nixl_staging.py`). Runs on the main thread until `register`, on the transfer thread from then on.
+(`staged_reads.py`). Runs on the main thread until `register`, on the transfer thread from then on.
 
 What a peer and we exchange of each block is one strided descriptor list on
 either side, so index i of a prepared list is block i, on our side and on the
@@ -22,9 +22,9 @@ from tasuki.kv.cuda_ipc import TICKET_BYTES, Mapping, ticket
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, Piece, RemoteAgent, describe
-from tasuki.kv.nixl_staging import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.pool_copies import PoolCopies
 from tasuki.kv.repack import Repack
+from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.kv.ways import Way
@@ -95,12 +95,11 @@ class NixlTransport:
         region = (place.base_address, layout.pool_bytes, place.device)
         self._agent.register(region, place.memory, pool)
         self._metadata = ticket(pool) + self._agent.metadata
-        self._staging = StagingMemory(self._agent, pool)
+        self._staging = StagingMemory(self._open, pool)
         self._copies = PoolCopies(pool)  # of the transfer thread
         self._scratch = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=pool.device)
-        scratch = (self._scratch.data_ptr(), _PROBE_BYTES, place.device)
-        self._agent.register(scratch, place.memory, self._scratch)
         self._memory = place.memory
+        self._open(self._scratch)
         self._device = pool.device
         self._pool = pool
 
@@ -123,8 +122,7 @@ class NixlTransport:
                 if plan.alike:
                     ours, staged = self._prepared(plan.local, plan.slice_bytes), None
                 else:
-                    staged = self._staged(plan, theirs)
-                    ours = staged.slots
+                    ours, staged = None, self._staged(plan, theirs)
                 self._peers[peer] = _Peer(remote, ours, theirs, mapping, staged)
         except TransportError:
             mapping.close()
@@ -171,6 +169,11 @@ class NixlTransport:
     def close(self) -> None:
         """Nothing to do: registration and agent end with the process (see `nixl_agent.py`)."""
 
+    def _open(self, memory: torch.Tensor) -> None:
+        """Register memory beside the pool, on its device; shape [bytes], uint8."""
+        region = (memory.data_ptr(), memory.numel(), memory.device.index or 0)
+        self._agent.register(region, self._memory, memory)
+
     def _prepared(self, region: Region, slice_bytes: int) -> Any:
         """Our side's slices, kept for the next peer that needs the same."""
         key = (region, slice_bytes)
@@ -182,9 +185,14 @@ class NixlTransport:
         """Staging memory for a peer whose slices are `theirs`."""
         repack = Repack.of(plan, self._copies.slot_bytes)
         memory = self._staging.take(plan)
-        slots = self._prepared(self._staging.region(memory, plan), plan.slice_bytes)
+        ours = self._prepared(self._staging.region(memory, plan), plan.slice_bytes)
+
+        def read_slices(slots: Sequence[int], blocks: Sequence[int]) -> NixlRead:
+            here, there = (np.array(each, dtype=np.int32) for each in (slots, blocks))
+            return self._agent.read_prepared((ours, here), (theirs, there))
+
         free = list(range(plan.staged_slices))
-        return StagedPeer(self._agent, self._copies, repack, memory, slots, theirs, free)
+        return StagedPeer(self._copies, repack, memory, read_slices, free)
 
 
 @dataclass(frozen=True, slots=True)

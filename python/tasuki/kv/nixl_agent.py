@@ -25,8 +25,8 @@ import numpy as np
 from tasuki.kv import ucx_log
 from tasuki.kv.net_devices import LOCAL, Network, net_devices
 from tasuki.kv.transfer_plan import Region
-from tasuki.kv.transport import TransportError
-from tasuki.kv.ways import REMEDIES, REQUIREMENTS, Way
+from tasuki.kv.transport import TransportError, check_required
+from tasuki.kv.ways import Way
 
 log = logging.getLogger(__name__)
 
@@ -185,16 +185,13 @@ class Agent:
 
     def _require(self, way: Way | None, peer: str) -> None:
         wanted = self._network.require
-        if not wanted or (way is not None and way.kind in REQUIREMENTS[wanted]):
-            return
-        if way is None:
+        if way is not None:
+            check_required(way, wanted, peer)
+        elif wanted:
             raise TransportError(
                 f"how KV from {peer} travels is not known, --require-transport is {wanted}: unset"
                 " UCX_LOG_FILE, UCX_LOG_LEVEL and UCX_PROTO_INFO"
             )
-        raise TransportError(
-            f"KV from {peer} travels by {way}, --require-transport is {wanted}: {REMEDIES[wanted]}"
-        )
 
     def _way_apart(self, peer: str, metadata: bytes, here: Piece, there: Piece) -> Way | None:
         memory = [(here.address, here.size_bytes, here.device, "")]

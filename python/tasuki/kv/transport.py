@@ -1,4 +1,4 @@
-"""The border between the handoff and whatever moves bytes, and the list of what there is.
+"""The border between the handoff and whatever moves bytes; what there is: `backends.py`.
 
 A transport reads blocks of a peer's pool into ours, one-sided. It is made and
 registered at start by the main thread and used by the transfer thread alone
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from tasuki.errors import TasukiError
+from tasuki.kv.backends import ALIASES, BACKENDS, names
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.transfer_plan import Run, TransferPlan
-from tasuki.kv.ways import Way
+from tasuki.kv.ways import REMEDIES, REQUIREMENTS, Way
 from tasuki.v1 import kv_pb2
 
-_BUILT_IN = {
-    "nixl": "tasuki.kv.nixl:NixlTransport",
-    "host-staged": "tasuki.kv.host_staged:HostStagedTransport",
-}
+log = logging.getLogger(__name__)
 
 
 class UnknownTransportError(TasukiError):
@@ -52,7 +51,7 @@ class Transfer(Protocol):
 
 
 class Transport(Protocol):
-    """One-sided reads between pools. Constructed with a `Network` and a backend's name."""
+    """One-sided reads between pools. Constructed with a `Network`; NIXL's with a plugin too."""
 
     @property
     def name(self) -> str:
@@ -134,25 +133,43 @@ def check_metadata(metadata: bytes, digest: bytes) -> None:
         )
 
 
-def create_transport(name: str, backend: str | None = None, network: Network = LOCAL) -> Transport:
-    """Make the transport called `name`, optionally with one of its backends.
+def check_required(way: Way, wanted: str, peer: str) -> None:
+    """Refuse a way that `--require-transport` does not allow.
 
     Args:
-        name: As in the registry.
-        backend: One of the transport's; None: its default.
+        way: How the blocks of `peer` travel.
+        wanted: The option's value; empty: anything is allowed.
+        peer: For the message.
+
+    Raises:
+        TransportError: It is not allowed.
+    """
+    if wanted and way.kind not in REQUIREMENTS[wanted]:
+        raise TransportError(
+            f"KV from {peer} travels by {way}, --require-transport is {wanted}: {REMEDIES[wanted]}"
+        )
+
+
+def create_transport(name: str, network: Network = LOCAL) -> Transport:
+    """Make the transport called `name`.
+
+    Args:
+        name: As in `backends.BACKENDS`, or an alias.
         network: What transfers may use.
 
     Raises:
         UnknownTransportError: there is none by that name; says which there are.
-        TransportError: it cannot run here (library or backend missing).
+        TransportError: it cannot run here (library or plugin missing); says what to install.
     """
-    target = _BUILT_IN.get(name)
-    if target is None:
+    backend = BACKENDS.get(ALIASES.get(name, name))
+    if backend is None:
         raise UnknownTransportError(
-            f"no KV transport is called {name!r}: there is {', '.join(sorted(_BUILT_IN))}"
+            f"no KV transport is called {name!r}: there is {', '.join(sorted(names()))}"
         )
-    module, attribute = target.split(":")
+    if not backend.tried:
+        log.warning("--transport %s is known, but no test of Tasuki has moved KV with it", name)
+    module, attribute = backend.target.split(":")
     factory = getattr(importlib.import_module(module), attribute)
-    options = {"backend": backend} if backend else {}
+    options = {"backend": backend.plugin} if backend.plugin else {}
     transport: Transport = factory(network=network, **options)
     return transport

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tasuki.command_line import parse_bytes
+from tasuki.kv.backends import DEFAULT
 
 _SLOWER_CODE = 3
 
@@ -37,7 +38,9 @@ def linkbench(
         str, typer.Option(help="Where the memory is that is read: cpu, cuda:0, …")
     ] = "cpu",
     reader_device: Annotated[str, typer.Option(help="Where it goes: cpu, cuda:1, …")] = "cpu",
-    transport: Annotated[str, typer.Option(help="As workers' --transport.")] = "nixl",
+    transport: Annotated[
+        str, typer.Option(help="As workers' --transport, on both sides.", metavar="NAME")
+    ] = DEFAULT,
     repeats: Annotated[int, typer.Option(help="Reads of each size.", min=1, max=10_000)] = 20,
     listen: Annotated[
         str,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tasuki.kv.backends import DEFAULT
 from tasuki.kv.measure import Blocks, Link
 from tasuki.kv.rdma_devices import rdma_devices
 from tasuki.kv.ways import Way
@@ -39,7 +40,7 @@ class Setup:
     peer: str = ""
     host: str = "127.0.0.1"
     devices: tuple[str, str] = ("cpu", "cpu")
-    transport: str = "nixl"
+    transport: str = DEFAULT
     repeats: int = 20
 
 
@@ -195,6 +196,9 @@ def faster(way: Way | None, setup: Setup) -> str:
     """Which faster way there is than the one that was used; empty: none that is known."""
     if way is None:
         return ""
+    if setup.transport == "mooncake":
+        faster_one = "shared memory of --transport nixl-ucx is faster on one machine"
+        return "" if setup.peer else faster_one
     on_gpus = all(device.startswith("cuda") for device in setup.devices)
     if not setup.peer and on_gpus and way.kind != "cuda_ipc":
         return "both memories are on GPUs of this machine, where CUDA IPC is faster"

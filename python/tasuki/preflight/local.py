@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasuki.kv.rdma_devices import SYSFS, rdma_devices
 from tasuki.preflight import gpus, limits, model_folder, network
-from tasuki.preflight.environment import log_levels
+from tasuki.preflight.environment import log_levels, transports
 from tasuki.preflight.result import Check
 
 
@@ -61,7 +61,7 @@ def local_checks(subject: Subject, slow: bool = True) -> list[Check]:
         *network.own_address(subject.host, own),
     ]
     if slow:
-        checks += [limits.clock(), *network.interfaces()]
+        checks += [limits.clock(), transports(), *network.interfaces()]
     checks += network.rdma_checks(there.gpus, subject.require == "rdma", subject.sysfs)
     if subject.port:
         checks.append(network.port_free(subject.host, subject.port))

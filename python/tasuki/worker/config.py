@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.errors import TasukiError
+from tasuki.kv import backends
 from tasuki.kv.config import DIGESTS, LEASE_RANGE_S
 from tasuki.kv.fleet import Fleet
 from tasuki.options import first_refused, option
@@ -240,9 +241,11 @@ class WorkerConfig:
     )
     transport: str | None = option(
         None,
-        "How KV moves: nixl, or host-staged, through host memory [nixl; serve: host-staged where"
-        " GPUs cannot read one another].",
-        metavar="WAY",
+        "How KV moves, the same in all workers: nixl-ucx (or nixl), host-staged (through host"
+        " memory), mooncake (TCP between CPU workers), or the untried nixl-libfabric and nixl-uccl"
+        " [nixl-ucx; serve: host-staged where GPUs cannot read one another].",
+        metavar="NAME",
+        choices=backends.names(),
     )
     require_transport: str = option(
         "",
@@ -329,7 +332,7 @@ class WorkerConfig:
     @property
     def kv_transport(self) -> str:
         """Name of the KV transport."""
-        return self.transport or "nixl"
+        return self.transport or backends.DEFAULT
 
     @property
     def fleet(self) -> Fleet | None:

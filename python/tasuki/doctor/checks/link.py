@@ -30,13 +30,11 @@ def _way(pair: Pair, outcome: Outcome) -> None:
     gpus = all("NVIDIA" in each.config.get("device", "") for each in (pair.prefill, pair.decode))
     if pair.prefill.host and pair.prefill.host == pair.decode.host:
         outcome.looked_at.append(f"{pair.name} by {pair.transport}")
-        faster = "CUDA IPC" if gpus else "shared memory"
         outcome.findings.append(
             Finding(
                 f"{pair.name}: KV travels by TCP, although both are on {pair.prefill.host}",
                 (f'label transport="{pair.transport}" of tasuki_kv_pair_pulls_total', _rate(pair)),
-                f"let UCX use {faster}: unset UCX_TLS and UCX_NET_DEVICES, share /dev/shm and the"
-                " PID namespace; --require-transport refuses TCP",
+                _remedy(pair.transport, "CUDA IPC" if gpus else "shared memory"),
                 (pair.prefill.name, pair.decode.name),
             )
         )
@@ -44,6 +42,15 @@ def _way(pair: Pair, outcome: Outcome) -> None:
     outcome.unseen.append(
         f"whether something faster than TCP is between {pair.name}: run `tasuki preflight --peer"
         " HOST:PORT` on one of the two (and give --admin here, so that their hosts are known)"
+    )
+
+
+def _remedy(transport: str, faster: str) -> str:
+    if transport.startswith("mooncake"):
+        return f"start all workers with --transport nixl-ucx, which has {faster}"
+    return (
+        f"let UCX use {faster}: unset UCX_TLS and UCX_NET_DEVICES, share /dev/shm and the"
+        " PID namespace; --require-transport refuses TCP"
     )
 
 

@@ -1,36 +1,36 @@
-"""One-sided reads by NIXL of blocks of another size: slices to staging memory, units to the pool.
+"""One-sided reads of blocks of another size: slices to staging memory, units to the pool.
 
 Each peer with blocks of another size has staging memory of its own while it is connected, of a
 bounded size and on the device of the pool. A slot of it holds one slice. A read is over when its
-units are copied. Transfer thread only.
+units are copied. The transport reads slices into slots (`ReadSlices`). Transfer thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
-from tasuki.kv.nixl_agent import Agent, NixlRead, describe
 from tasuki.kv.pool_copies import PoolCopies, Rows
 from tasuki.kv.repack import Repack
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
-from tasuki.kv.transport import TransportError
+from tasuki.kv.transport import Transfer, TransportError
+
+# Begins to read the peer's slices of these blocks (second) into these slots (first).
+ReadSlices = Callable[[Sequence[int], Sequence[int]], Transfer]
 
 
 class StagingMemory:
     """Registered memory for peers with blocks of another size, used again and never freed.
 
     Args:
-        agent: that it is registered with.
+        register: opens memory to the transport's writes, for the life of the process.
         pool: what is staged goes there.
     """
 
-    def __init__(self, agent: Agent, pool: torch.Tensor) -> None:
-        self._agent = agent
+    def __init__(self, register: Callable[[torch.Tensor], None], pool: torch.Tensor) -> None:
+        self._register = register
         self._device = pool.device
         self._memory = "VRAM" if pool.is_cuda else "DRAM"
         self._free: list[torch.Tensor] = []
@@ -39,7 +39,7 @@ class StagingMemory:
         """Memory for the slices of `plan`, [bytes] uint8.
 
         Raises:
-            TransportError: There is none, or NIXL refuses it.
+            TransportError: There is none, or the transport refuses it.
         """
         size_bytes = plan.staged_slices * plan.slice_bytes
         for index, memory in enumerate(self._free):
@@ -53,8 +53,7 @@ class StagingMemory:
                 f" tokens into blocks of {plan.local_tokens} takes: give both workers the same"
                 " --block-size"
             ) from error
-        region = (memory.data_ptr(), size_bytes, self._device.index or 0)
-        self._agent.register(region, self._memory, memory)
+        self._register(memory)
         return memory
 
     def give_back(self, memory: torch.Tensor) -> None:
@@ -77,18 +76,17 @@ class StagedPeer:
     """What is read of one peer through staging memory.
 
     Attributes:
+        copies: into the pool.
+        repack: how units lie in both sides' blocks.
         memory: its staging memory.
-        slots: descriptors of its slots.
-        remote: descriptors of the peer's slices.
+        read_slices: of this peer, into slots of `memory`.
         free: slots that no read uses.
     """
 
-    agent: Agent
     copies: PoolCopies
     repack: Repack
     memory: torch.Tensor
-    slots: Any
-    remote: Any
+    read_slices: ReadSlices
     free: list[int]
 
     def read(self, runs: Sequence[Run]) -> StagedRead:
@@ -101,10 +99,7 @@ class StagedPeer:
         assert len(blocks) <= len(self.free), "the plan bounds what is under way"
         slots = [self.free.pop() for _ in blocks]
         try:
-            read = self.agent.read_prepared(
-                (self.slots, np.array(slots, dtype=np.int32)),
-                (self.remote, np.array([block for block, _ in blocks], dtype=np.int32)),
-            )
+            read = self.read_slices(slots, [block for block, _ in blocks])
         except Exception:
             self.free += slots
             raise
@@ -120,7 +115,7 @@ class StagedPeer:
 class StagedRead:
     """A read under way; made by `StagedPeer.read`."""
 
-    def __init__(self, peer: StagedPeer, slots: list[int], rows: list[Rows], read: NixlRead):
+    def __init__(self, peer: StagedPeer, slots: list[int], rows: list[Rows], read: Transfer):
         self._peer, self._slots, self._rows, self._read = peer, slots, rows, read
         self._copied: Callable[[], bool] | None = None
 
@@ -141,7 +136,8 @@ class StagedRead:
             self._end()
             if isinstance(error, TransportError):
                 raise
-            raise TransportError(f"copying staged blocks: {describe(error)}") from error
+            said = f"{type(error).__name__}: {error}"
+            raise TransportError(f"copying staged blocks: {said}") from error
         self._end()
         return True
 

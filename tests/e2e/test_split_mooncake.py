@@ -1,0 +1,37 @@
+"""Split requests whose KV moves by Mooncake."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.deployment import Deployment, Options
+from support.models import VOCAB_SIZE
+
+from tasuki.kv.transport import TransportError, create_transport
+
+
+def test_answers_are_those_of_one_worker(
+    deploy: Callable[[Options], Deployment], tiny_model: Path
+) -> None:
+    try:
+        create_transport("mooncake")
+    except TransportError as error:
+        pytest.skip(str(error))
+    worker = ("--kv-memory", "64000000", "--transport", "mooncake", "--kv-digest", "all")
+    split = deploy(Options(tiny_model, prefill=1, decode=1, worker=worker))
+    colocated = deploy(Options(tiny_model, mixed=1, worker=("--kv-memory", "64000000")))
+    draw = random.Random("mooncake")
+    prompts = [[draw.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in (1, 17, 300, 900)]
+
+    def ask(deployment: Deployment, prompt: list[int], moved: bool) -> list[int]:
+        answer = deployment.http.stream(prompt, max_tokens=16)
+        assert answer.timings is not None and (answer.timings["transfer_bytes"] > 0) == moved
+        return answer.tokens
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        found = list(threads.map(lambda prompt: ask(split, prompt, True), prompts))
+    assert found == [ask(colocated, prompt, False) for prompt in prompts]
