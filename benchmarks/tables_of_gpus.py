@@ -75,21 +75,26 @@ def tensor_parallel() -> str:
     return "".join(map(source, names)) + rows(("batch", "GPUs", "sums by", "step ms"), lines)
 
 
-def handoff() -> str:
-    """KV over NVLink."""
-    lines = [
-        [
-            row["block_size"],
-            row["state"],
-            row["tokens"],
-            number(row["gb_per_s"], 0),
-            number(row["descriptors"], 0),
-            number(row["post_ms"], 2),
-            number(row["total_ms"], 2),
+def handoff(name: str) -> Callable[[], str]:
+    """KV over NVLink, from one result file; with digests where it has them."""
+
+    def table() -> str:
+        found = [
+            row
+            for run in load(name)["runs"]
+            if run["ucx_cuda_ipc_cache"] == "n"
+            for row in run.get("rows", [])
         ]
-        for run in load("handoff_nvlink")["runs"]
-        if run["ucx_cuda_ipc_cache"] == "n"
-        for row in run.get("rows", [])
-    ]
-    heads = ("block size", "pool", "tokens", "GB/s", "descriptors", "posting ms", "total ms")
-    return source("handoff_nvlink") + rows(heads, lines)
+        heads = ["block size", "pool", "tokens", "GB/s", "descriptors", "posting ms", "total ms"]
+        columns = [("gb_per_s", 0), ("descriptors", 0), ("post_ms", 2), ("total_ms", 2)]
+        if "checked_ms" in found[0]:
+            heads += ["with digests ms", "digests alone ms"]
+            columns += [("checked_ms", 2), ("digests_ms", 2)]
+        lines = [
+            [row["block_size"], row["state"], row["tokens"]]
+            + [number(row[key], digits) for key, digits in columns]
+            for row in found
+        ]
+        return source(name) + rows(heads, lines)
+
+    return table
