@@ -10,7 +10,8 @@ workers and the load generator (`tasuki bench serve`) share the others.
 *cost*: requests per second of the router's processor time, user and system, with so many clients
 at once; *busy* is the share of the run in which it computed. Peers write each
 chunk by itself; ours passes on together the chunks of a stream that come within 1 ms. It places
-at once, as peers do (`--no-admission`).
+at once, as peers do (`--no-admission`). *paced*: the same with 128 clients where workers take 10 ms
+for each chunk, so that chunks come one by one as from a model.
 *latency*: TTFT of requests at half of the highest rate that a peer reached with 32 clients
 (Poisson), less that of a worker that serves alone, asked directly. *memory*: the resident set's
 highest with so many streams open. A request that fails ends the comparison.
@@ -48,6 +49,7 @@ PROGRAMS = ("--bin", "tasuki-router", "--example", "fake_http_workers")
 PROMPTS = {"1.5 KB": 350, "16 KB": 3700}
 CLIENTS = (32, 128)
 CHUNKS = 64
+PACED_STEP_MS = 10.0
 OPEN_STEP_MS = 300.0
 READY_S = 60.0
 DEADLINE_S = 600.0
@@ -143,9 +145,18 @@ class Bench:
             raise SystemExit(f"the load failed:\n{printed[-3000:]}")
         return metrics
 
-    def cost(self, name: str, engine: str, prompt: str, clients: int, requests: int) -> Any:
+    def cost(
+        self,
+        name: str,
+        engine: str,
+        requests: int,
+        *,
+        prompt: str = "1.5 KB",
+        clients: int = CLIENTS[-1],
+        step_ms: float = 0.0,
+    ) -> dict[str, float]:
         """Requests per second of processor time."""
-        with self.router(name, engine) as (url, pid):
+        with self.router(name, engine, step_ms) as (url, pid):
             at_once = ("--max-concurrency", str(clients))
             self.load(url, prompt, clients, *at_once)
             process = psutil.Process(pid)
@@ -219,13 +230,19 @@ def main() -> None:
             for prompt in PROMPTS:
                 for clients in CLIENTS:
                     for name, engine in setups:
-                        found = bench.cost(name, engine, prompt, clients, options.requests)
+                        found = bench.cost(
+                            name, engine, options.requests, prompt=prompt, clients=clients
+                        )
                         about = {"prompt": prompt, "clients": clients}
                         keep("cost", found, router=name, engine=engine, **about)
+            for name, engine in setups:
+                found = bench.cost(name, engine, options.requests, step_ms=PACED_STEP_MS)
+                keep("paced", found, router=name, engine=engine)
         peers = [
             run["requests_per_s"]
             for run in runs
-            if run["router"] != "tasuki" and (run["prompt"], run["clients"]) == ("1.5 KB", 32)
+            if run["router"] != "tasuki"
+            and (run.get("prompt"), run.get("clients")) == ("1.5 KB", 32)
         ]
         rate = max(peers, default=1000.0) / 2
         for _ in range(options.turns):

@@ -60,11 +60,13 @@ def router_vs_peers() -> str:
     for (name, engine), found in named.items():
         added = [found["latency",][key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
         highest = found.get(("memory",), {}).get("highest_mb")
+        paced = found.get(("paced",), {}).get("requests_per_cpu_s")  # not in files of before
         lines.append(
             [
                 name,
                 engine,
                 *(number(found[cost]["requests_per_cpu_s"], 0) for cost in costs),
+                number(paced, 0),
                 *(number(value, 2) for value in added),
                 number(highest, 0),
             ]
@@ -76,6 +78,7 @@ def router_vs_peers() -> str:
         "128",
         "16 KB, 32",
         "128",
+        "1.5 KB, 128, paced",
         f"added TTFT p50 ms at {result['rate']:.0f}/s",
         "p99",
         f"MB, {result['streams']:,} streams",
