@@ -32,8 +32,9 @@ PROCESS_EVENTS = {
     "subprocess.Popen",
     "support.fork",
 }
-# Programs that only answer a question at once; result files carry what they say.
-HARMLESS_PROGRAMS = {"git", "nvidia-smi"}
+# Programs that only answer a question at once: for result files, and for Matplotlib, which
+# lists the fonts of a machine when it first draws there.
+HARMLESS_PROGRAMS = {"fc-list", "git", "nvidia-smi"}
 
 
 class UnmarkedError(AssertionError):
