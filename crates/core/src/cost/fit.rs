@@ -57,6 +57,24 @@ impl<const N: usize> LinearFit<N> {
         }
     }
 
+    /// The same proportions, all coefficients faster or slower by one factor: so that `x`
+    /// takes `y`. A prior's proportions are nearer the truth than its pace, which the first
+    /// measurement tells; without this the largest coefficient would take all of the difference.
+    pub fn at_pace_of(&self, x: &[f64; N], y: f64) -> Self {
+        let factor = y.max(LEAST) / self.at(x);
+        if !factor.is_finite() || factor <= 0.0 {
+            return *self;
+        }
+        Self {
+            theta: self.theta.map(|theta| theta * factor),
+            information: self
+                .information
+                .map(|row| row.map(|entry| entry / factor.powi(2))),
+            least: self.least.map(|least| least * factor),
+            ..*self
+        }
+    }
+
     /// Takes a measurement into account; one that is not finite and positive counts as nothing.
     pub fn learn(&mut self, x: [f64; N], y: f64) {
         let usable = y.is_finite() && y > 0.0 && x.iter().all(|x| x.is_finite() && *x >= 0.0);

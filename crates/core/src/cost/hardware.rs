@@ -164,6 +164,9 @@ impl HardwareFit {
             // Decodes beside a prompt cost less than a step of their own.
             let own_s = (sample.duration_s - decode_s).max(sample.duration_s / 2.0);
             let x = [alone, f64::from(tokens), sample.prefill_squares];
+            if self.prompt.samples() == 0 {
+                self.prompt = self.prompt.at_pace_of(&x, own_s);
+            }
             self.prompt.learn(x, own_s);
         }
     }

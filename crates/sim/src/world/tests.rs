@@ -361,12 +361,15 @@ fn thresholds_split_long_prompts_and_move_workers_that_are_too_slow() {
     let run = simulate(config, &mut swinging());
     for outcome in &run.outcomes {
         assert_eq!(outcome.failure, None, "{outcome:?}");
-        assert_eq!(
-            outcome.is_split(),
-            outcome.prompt_tokens >= 1_000,
+        // One that is placed again keeps its decode worker, which may be a prefill worker by now.
+        let is_long = outcome.prompt_tokens >= 1_000;
+        assert!(
+            outcome.is_split() == is_long || (is_long && outcome.retries > 0),
             "{outcome:?}"
         );
     }
+    let retried = run.outcomes.iter().filter(|outcome| outcome.retries > 0);
+    assert!(retried.count() < run.outcomes.len() / 100);
     let first = &run.role_changes[0];
     assert_eq!((first.from, first.to), (Role::Decode, Role::Prefill));
 }
