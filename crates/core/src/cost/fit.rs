@@ -60,9 +60,11 @@ impl<const N: usize> LinearFit<N> {
     /// The same proportions, all coefficients faster or slower by one factor: so that `x`
     /// takes `y`. A prior's proportions are nearer the truth than its pace, which the first
     /// measurement tells; without this the largest coefficient would take all of the difference.
+    /// A measurement that is not finite and positive tells no pace.
     pub fn at_pace_of(&self, x: &[f64; N], y: f64) -> Self {
         let factor = y.max(LEAST) / self.at(x);
-        if !factor.is_finite() || factor <= 0.0 {
+        let tells = y.is_finite() && y > 0.0 && factor.is_finite() && factor > 0.0;
+        if !tells {
             return *self;
         }
         Self {

@@ -1,3 +1,5 @@
+mod pace;
+
 use super::*;
 use crate::WorkerId;
 
@@ -394,27 +396,4 @@ fn roles_cost_a_share_of_an_idle_workers_time() {
         share * idle_s,
         1e-9
     ));
-}
-
-#[test]
-fn hardware_far_faster_than_the_prior_still_takes_time_for_each_token_of_a_prompt() {
-    let mut hardware = Hardware::default();
-    let class = hardware.class(&HardwareClass::default());
-    for number in 1..=20 {
-        let sample = StepSample {
-            number,
-            duration_s: 0.008,
-            prefill_tokens: 384,
-            prefill_squares: 384.0_f64.powi(2),
-            ..StepSample::default()
-        };
-        hardware.learn(class, &sample);
-        let rates = hardware.rates()[0];
-        let tokens_s = rates.prompt_s(384.0, 0.0);
-        assert!(tokens_s > 0.001, "{rates:?}");
-        assert!(
-            near(rates.prompt_step_s + tokens_s, 0.008, 0.05),
-            "{rates:?}"
-        );
-    }
 }
