@@ -361,7 +361,7 @@ fn thresholds_split_long_prompts_and_move_workers_that_are_too_slow() {
     let run = simulate(config, &mut swinging());
     for outcome in &run.outcomes {
         assert_eq!(outcome.failure, None, "{outcome:?}");
-        // One that is placed again keeps its decode worker, which may be a prefill worker by now.
+        // One that is placed again may be computed as a whole by the decode worker that it has.
         let is_long = outcome.prompt_tokens >= 1_000;
         assert!(
             outcome.is_split() == is_long || (is_long && outcome.retries > 0),
