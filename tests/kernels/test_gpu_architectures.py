@@ -1,7 +1,8 @@
 """Every Triton kernel of ours compiles for every architecture, within its shared memory.
 
-It needs no GPU: launches.py says how. Triton keeps what it compiled, so that only the first
-run after a change takes long.
+It needs no GPU: launches.py says how. `make test` compiles them for two architectures, with and
+without Hopper's instructions and memory; `make test-kernels` compiles every configuration for
+all of them. Triton keeps what it compiled, so that only the first run after a change takes long.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ LIMITS = {
     "10.0": 232_448,
     "12.0": 101_376,
 }
-# 8.6 is compiled as 8.9 is but for fp8, and 9.0 as 10.0 but for their matrix instructions.
-THIN = ("8.0", "8.9", "9.0", "10.0", "12.0")
+THIN = ("8.9", "9.0")
 EXTENT = os.environ.get("TASUKI_TEST_KERNELS", "thin")  # `make test-kernels`: full
 
 

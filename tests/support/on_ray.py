@@ -33,8 +33,11 @@ class RayCluster:
         command = [sys.executable, str(REPOSITORY / "tests" / "support" / "ray_cluster.py")]
         self._process = self.namespace.run(
             subprocess.Popen,
-            [*command, str(self.folder), *map(str, cpus)],
-            env=environment(TASUKI_CACHE=str(self.folder / "cache")),
+            [*command, *map(str, cpus)],
+            # All that Ray writes; it notes a cluster's address where it keeps files by default.
+            env=environment(
+                RAY_TMPDIR=str(self.folder), TASUKI_CACHE=str(self.folder / "cache")
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(self.folder / "cluster.log").open("wb"),

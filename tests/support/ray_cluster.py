@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, as a process that tests command.
 
-    python tests/support/ray_cluster.py FOLDER CPUS...
+    RAY_TMPDIR=FOLDER python tests/support/ray_cluster.py CPUS...
 
 Prints `cluster HOST:PORT` once it is up: a head without CPUs, and a node for each of CPUS.
 Then it obeys lines on stdin, each answered by a line `looks JSON` about the cluster:
@@ -30,9 +30,9 @@ _NODE = {
 }
 
 
-def main(folder: str, *cpus: str) -> None:
+def main(*cpus: str) -> None:
     """Keep a cluster until stdin ends."""
-    head = {"num_cpus": 0, "include_dashboard": False, "no_monitor": True, "temp_dir": folder}
+    head = {"num_cpus": 0, "include_dashboard": False, "no_monitor": True}
     cluster = Cluster(initialize_head=True, head_node_args={**head, **_NODE})
     nodes = {}
     for each in cpus:
