@@ -31,6 +31,7 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies, Rows
+from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staging import (
     LANES,
@@ -45,7 +46,6 @@ from tasuki.kv.staging_server import StagingServer
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.kv.ways import Way
-from tasuki.v1 import kv_pb2
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,10 @@ _POLL_S = 1e-3  # between looks for a welcome
 _PROBE_BYTES = 4096  # what is read of a peer to see how its slots are read
 
 
-class HostStagedTransport:
+class HostStagedTransport(PoolTransport["_Peer"]):
     """Reads through host memory; see the module.
+
+    Metadata is where the slots are, then the agent's name, connection and memory.
 
     Args:
         network: What transfers may use.
@@ -67,40 +69,17 @@ class HostStagedTransport:
     """
 
     def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
+        super().__init__("host-staged")
         self._agent = Agent(network, backend)
-        self._layout = kv_pb2.Layout()
-        self._metadata = b""
-        self._pool = torch.empty(0)
-        self._peers: dict[str, _Peer] = {}  # transfer thread only
         self._own_sets = list(range(MAX_PEERS, 2 * MAX_PEERS))
         self._next_id = 0
         self._replies: dict[str, str] = {}  # of the staging thread, by what was asked
         self._stopping = threading.Event()
 
     @property
-    def name(self) -> str:
-        """As in the registry."""
-        return "host-staged"
-
-    @property
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
         return LANES * SLOT_BYTES
-
-    @property
-    def pool(self) -> torch.Tensor:
-        """The registered pool."""
-        return self._pool
-
-    @property
-    def layout(self) -> kv_pb2.Layout:
-        """What a peer must know of the registered pool."""
-        return self._layout
-
-    @property
-    def metadata(self) -> bytes:
-        """Where the slots are, then the agent's name, connection and memory."""
-        return self._metadata
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
         """Register slots for `pool`, once, and begin to serve readers.
@@ -108,12 +87,12 @@ class HostStagedTransport:
         Raises:
             TransportError: NIXL refuses the memory.
         """
-        self._layout = layout.to_wire(pool, transport=f"host-staged/{self._agent.backend}")
+        self.layout = layout.to_wire(pool, transport=f"host-staged/{self._agent.backend}")
         self._slots = Slots(pinned=pool.is_cuda)
         address, size_bytes = self._slots.memory.data_ptr(), self._slots.memory.numel()
         self._agent.register((address, size_bytes, 0), "DRAM", (pool, self._slots))
-        self._metadata = _HEADER.pack(address) + self._agent.metadata
-        self._pool = pool
+        self.metadata = _HEADER.pack(address) + self._agent.metadata
+        self.pool = pool
         self._copies = PoolCopies(pool)  # of the transfer thread
         server = StagingServer(self._agent, pool, self._slots, self._replies)
         threading.Thread(
@@ -157,9 +136,7 @@ class HostStagedTransport:
         Raises:
             TransportError: The peer is not there.
         """
-        known = self._peers.get(peer)
-        if known is None:
-            raise TransportError(f"{peer} is not connected")
+        known = self._connected(peer)
         transfer = StagedTransfer(self, known)
         parts = list(self._parts(runs, known.plan, transfer))
         transfer.left = len(parts)

@@ -30,12 +30,12 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.mooncake_engine import Engine
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError, check_required
 from tasuki.kv.ways import Way
-from tasuki.v1 import kv_pb2
 
 _MAX_INFLIGHT_BYTES = 16 << 20  # as much as NIXL over TCP
 ROWS_ASKED = 512  # of a peer; Mooncake refuses what is above 2,048 (0.3.13)
@@ -46,8 +46,10 @@ _POLL_S = 1e-4
 _Row = tuple[int, int, int]  # address here, address there, bytes
 
 
-class MooncakeTransport:
+class MooncakeTransport(PoolTransport["_Peer"]):
     """Reads by Mooncake; see the module.
+
+    Metadata is JSON: where the engine listens, where the token is, and what it is.
 
     Args:
         network: What transfers may use.
@@ -57,38 +59,15 @@ class MooncakeTransport:
     """
 
     def __init__(self, network: Network = LOCAL) -> None:
+        super().__init__("mooncake")
         self._network = network
         self._engine = Engine(network)
         self._met: dict[str, bytes] = {}  # tokens, by session
-        self._peers: dict[str, _Peer] = {}
-        self._layout = kv_pb2.Layout()
-        self._metadata = b""
-        self._pool = torch.empty(0)
-
-    @property
-    def name(self) -> str:
-        """As in the registry."""
-        return "mooncake"
 
     @property
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
         return _MAX_INFLIGHT_BYTES
-
-    @property
-    def pool(self) -> torch.Tensor:
-        """The registered pool."""
-        return self._pool
-
-    @property
-    def layout(self) -> kv_pb2.Layout:
-        """What a peer must know of the registered pool."""
-        return self._layout
-
-    @property
-    def metadata(self) -> bytes:
-        """JSON: where the engine listens, where the token is, and what it is."""
-        return self._metadata
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
         """Register `pool`, once; it stays mapped for the life of the process.
@@ -96,21 +75,17 @@ class MooncakeTransport:
         Raises:
             TransportError: It is not in host memory, or Mooncake refuses it.
         """
-        if pool.device.type != "cpu":
-            raise TransportError(
-                f"--transport mooncake moves host memory, the KV pool is on {pool.device}: use"
-                " --transport nixl-ucx"
-            )
-        self._layout = layout.to_wire(pool, transport=self.name)
-        self._engine.register(self._layout.pool.base_address, layout.pool_bytes, pool)
+        self._require_host_memory(pool.device)
+        self.layout = layout.to_wire(pool, transport=self.name)
+        self._engine.register(self.layout.pool.base_address, layout.pool_bytes, pool)
         token = secrets.token_bytes(_TOKEN_BYTES)
         own = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         self._open(own)
         told = {"session": self._engine.session, "at": own.data_ptr(), "token": token.hex()}
-        self._metadata = json.dumps(told).encode()
+        self.metadata = json.dumps(told).encode()
         self._staging = StagingMemory(self._open, pool)
         self._copies = PoolCopies(pool)  # of the transfer thread
-        self._pool = pool
+        self.pool = pool
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Read a peer's token; its metadata's digest is checked by now.
@@ -153,13 +128,7 @@ class MooncakeTransport:
         Raises:
             TransportError: The peer is not there.
         """
-        known = self._peers.get(peer)
-        if known is None:
-            raise TransportError(f"{peer} is not connected")
-        return known.begin(runs)
-
-    def close(self) -> None:
-        """Nothing to do: memory and engine end with the process."""
+        return self._connected(peer).begin(runs)
 
     def _open(self, memory: torch.Tensor) -> None:
         self._engine.register(memory.data_ptr(), memory.numel(), memory)

@@ -23,12 +23,12 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies
+from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
 from tasuki.kv.transport import TransportError
 from tasuki.kv.ways import Way
-from tasuki.v1 import kv_pb2
 
 # More than this under way over TCP, and the death of the reader can take the source with it.
 _MAX_INFLIGHT_DRAM_BYTES = 16 << 20
@@ -38,8 +38,8 @@ _MAX_INFLIGHT_VRAM_BYTES = 1 << 30
 _PROBE_BYTES = 4096  # what is read of a peer to see how its blocks travel
 
 
-class NixlTransport:
-    """One-sided reads by NIXL.
+class NixlTransport(PoolTransport["_Peer"]):
+    """One-sided reads by NIXL. Metadata maps the pool on this machine, then is the agent's.
 
     Args:
         network: What transfers may use.
@@ -50,39 +50,16 @@ class NixlTransport:
     """
 
     def __init__(self, network: Network = LOCAL, backend: str = "UCX") -> None:
+        super().__init__("nixl")
         self._agent = Agent(network, backend)
-        self._peers: dict[str, _Peer] = {}
-        self._layout = kv_pb2.Layout()
         self._local: dict[tuple[Region, int], Any] = {}  # prepared slices of our blocks
         self._memory = "DRAM"
         self._device = torch.device("cpu")
-        self._metadata = b""
-        self._pool = torch.empty(0)
-
-    @property
-    def name(self) -> str:
-        """As in the registry."""
-        return "nixl"
 
     @property
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
         return _MAX_INFLIGHT_DRAM_BYTES if self._memory == "DRAM" else _MAX_INFLIGHT_VRAM_BYTES
-
-    @property
-    def pool(self) -> torch.Tensor:
-        """The registered pool."""
-        return self._pool
-
-    @property
-    def layout(self) -> kv_pb2.Layout:
-        """What a peer must know of the registered pool."""
-        return self._layout
-
-    @property
-    def metadata(self) -> bytes:
-        """What maps the pool on this machine, then the agent's: name, connection, memory."""
-        return self._metadata
 
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
         """Register `pool`, once; it stays mapped for the life of the process.
@@ -90,18 +67,18 @@ class NixlTransport:
         Raises:
             TransportError: NIXL refuses the memory.
         """
-        self._layout = layout.to_wire(pool, transport=f"nixl/{self._agent.backend}")
-        place = self._layout.pool
+        self.layout = layout.to_wire(pool, transport=f"nixl/{self._agent.backend}")
+        place = self.layout.pool
         region = (place.base_address, layout.pool_bytes, place.device)
         self._agent.register(region, place.memory, pool)
-        self._metadata = ticket(pool) + self._agent.metadata
+        self.metadata = ticket(pool) + self._agent.metadata
         self._staging = StagingMemory(self._open, pool)
         self._copies = PoolCopies(pool)  # of the transfer thread
         self._scratch = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=pool.device)
         self._memory = place.memory
         self._open(self._scratch)
         self._device = pool.device
-        self._pool = pool
+        self.pool = pool
 
     def connect(self, peer: str, metadata: bytes, plan: TransferPlan) -> Way | None:
         """Load a peer's metadata (its digest is checked by now) and prepare its blocks.
@@ -153,9 +130,7 @@ class NixlTransport:
         Raises:
             TransportError: the peer is not there.
         """
-        known = self._peers.get(peer)
-        if known is None:
-            raise TransportError(f"{peer} is not connected")
+        known = self._connected(peer)
         try:
             if known.staged is not None:
                 return known.staged.read(runs)
@@ -165,9 +140,6 @@ class NixlTransport:
             )
         except Exception as error:
             raise TransportError(f"NIXL read from {peer}: {describe(error)}") from error
-
-    def close(self) -> None:
-        """Nothing to do: registration and agent end with the process (see `nixl_agent.py`)."""
 
     def _open(self, memory: torch.Tensor) -> None:
         """Register memory beside the pool, on its device; shape [bytes], uint8."""

@@ -1,0 +1,59 @@
+"""What transports of this package have in common: one registered pool, and peers by name."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import torch
+
+from tasuki.kv.transport import TransportError
+from tasuki.v1 import kv_pb2
+
+Peer = TypeVar("Peer")
+
+
+class PoolTransport(Generic[Peer]):
+    """The base of a `Transport`; it adds what moves the bytes.
+
+    Args:
+        name: As in the registry.
+
+    Attributes:
+        name: As in the registry.
+        pool: The registered pool; set by `register`, as are the next two.
+        layout: What a peer must know of it.
+        metadata: What a peer's `connect` takes.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pool = torch.empty(0)
+        self.layout = kv_pb2.Layout()
+        self.metadata = b""
+        self._peers: dict[str, Peer] = {}  # connected ones; transfer thread only
+
+    def close(self) -> None:
+        """Nothing to do: registered memory and what reads it end with the process."""
+
+    def _connected(self, peer: str) -> Peer:
+        """A peer that was connected.
+
+        Raises:
+            TransportError: It is not.
+        """
+        try:
+            return self._peers[peer]
+        except KeyError:
+            raise TransportError(f"{peer} is not connected") from None
+
+    def _require_host_memory(self, device: torch.device) -> None:
+        """Refuse a pool that this transport cannot move.
+
+        Raises:
+            TransportError: It is not in host memory.
+        """
+        if device.type != "cpu":
+            raise TransportError(
+                f"--transport {self.name} moves host memory, the KV pool is on {device}: use"
+                " --transport nixl-ucx"
+            )
