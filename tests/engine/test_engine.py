@@ -332,14 +332,16 @@ def test_timings_and_load_tell_what_happened():
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (1, 0)
     assert (load.waiting_prefill_tokens, load.waiting_sequences) == (30, 1)
+    assert load.waiting_kv_tokens == 30
     rig.step()
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (0, 1)
     assert load.waiting_prefill_tokens == 14
+    assert (load.waiting_sequences, load.waiting_kv_tokens) == (1, 30)
     rig.step()
     load = rig.engine.load()
     assert (load.running_sequences, load.running_kv_tokens) == (1, 30)
-    assert load.waiting_sequences == 0
+    assert (load.waiting_sequences, load.waiting_kv_tokens) == (0, 0)
     rig.drain()
     load = rig.engine.load()
     assert (load.waiting_requests, load.running_requests) == (0, 0)

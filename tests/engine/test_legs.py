@@ -64,6 +64,33 @@ def test_decode_leg_goes_on_from_the_second_token(prompt: int):
     assert rig.ended["a"].timings.first_decode_s > 0
 
 
+def test_the_load_has_the_kv_of_all_that_will_decode_here():
+    """Once for each choice, from the submit until it decodes; a PREFILL leg's never."""
+    rig = make_rig(max_batched_tokens=16)
+
+    def waiting() -> tuple[int, int]:
+        load = rig.engine.load()
+        return load.waiting_sequences, load.waiting_kv_tokens
+
+    pull = spec("pull", range(8), leg=Leg.DECODE, choices=(0, 3), max_tokens=6)
+    rig.engine.submit(pull)
+    rig.engine.submit(spec("hand over", range(30), leg=Leg.PREFILL))
+    assert waiting() == (2, 16)
+    pulled(rig, pull, {choice: expected(pull, choice, 64)[0][0] for choice in (0, 3)})
+    assert waiting() == (0, 0)
+    assert (rig.engine.load().running_sequences, rig.engine.load().running_kv_tokens) == (2, 16)
+    own = spec("own", [9] * 20, choices=(0, 1, 2))
+    rig.engine.submit(own)
+    assert waiting() == (3, 60)
+    rig.engine.abort("own", (1,))
+    assert waiting() == (2, 40)
+    rig.engine.end_prefill_leg("hand over", LegEndReason.ABORTED)
+    rig.step()
+    assert waiting() == (2, 40), "a part of the prompt is computed"
+    rig.drain()
+    assert waiting() == (0, 0)
+
+
 def test_first_decode_begins_when_the_request_may_be_scheduled():
     rig = make_rig()
     request = spec("a", range(4), leg=Leg.DECODE, max_tokens=2)

@@ -2,13 +2,14 @@
 
 import pytest
 
-from tasuki.engine.api import Leg, LegEnd, LegEndReason
+from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, SamplingParams
 from tasuki.engine.failure import FailureKind
 from tasuki.engine.grammar import GrammarSource
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import (
     RefusedMessageError,
     UnknownLegError,
+    add_waiting,
     failed_leg,
     grammar_from_wire,
     leg_end_to_wire,
@@ -97,3 +98,16 @@ def test_a_request_has_an_id_and_a_handoff_a_peer() -> None:
     with pytest.raises(RefusedMessageError, match="'r' names no engine"):
         peer_from_wire("r", pb.Peer(kv_endpoint="127.0.0.1:1"))
     assert peer_from_wire("r", pb.Peer(engine_id="e", kv_endpoint="a:1")) == ("e", "a:1")
+
+
+def test_legs_that_the_engine_lacks_count_as_those_that_wait() -> None:
+    params = SamplingParams(seed=0, max_tokens=1)
+    load = pb.Load(waiting_requests=1, waiting_sequences=1, waiting_kv_tokens=100)
+    legs = [
+        RequestSpec("own", Leg.COLOCATED, [1, 2], params, resumed_tokens=[3], choices=(0, 1)),
+        RequestSpec("hand over", Leg.PREFILL, [1] * 7, params),
+        RequestSpec("pull", Leg.DECODE, [1] * 20, params),
+    ]
+    add_waiting(load, legs)
+    assert (load.waiting_requests, load.waiting_prefill_tokens) == (4, 10)
+    assert (load.waiting_sequences, load.waiting_kv_tokens) == (4, 126)

@@ -89,7 +89,7 @@ class Handoffs:
 
 
 class Loop(EngineLoop):
-    def _load(self) -> pb.Load:
+    def _engine_load(self) -> pb.Load:
         return pb.Load()
 
 
@@ -310,11 +310,14 @@ def test_a_leg_waits_for_its_grammar_and_others_do_not() -> None:
         ):
             inbox.put(command)
         ended: list[pb.LegEnd] = []
+        load = pb.Load()
         async with asyncio.timeout(10):
             while not ended:
                 message = await session.queue.get()
                 assert message is not None
                 ended += message.step.ended
+                load = message.step.load
+        assert (load.waiting_requests, load.waiting_prefill_tokens) == (4, 4), "orphan is there yet"
         assert [(end.request_id, end.reason) for end in ended] == [("aborted", pb.LEG_END_ABORTED)]
         assert [spec.request_id for spec in engine.submitted] == ["free"]
         compiler.may.set()

@@ -24,6 +24,7 @@ LOAD = EngineLoad(
     running_sequences=0,
     running_kv_tokens=0,
     waiting_sequences=0,
+    waiting_kv_tokens=0,
     last_decode=None,
     last_prefill=None,
 )

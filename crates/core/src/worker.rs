@@ -44,6 +44,9 @@ pub struct ReportedLoad {
     pub waiting_sequences: u32,
     /// That the decoding ones attend to.
     pub running_kv_tokens: u64,
+    /// That the waiting ones attend to when they begin to decode. `None`: the worker does not
+    /// report it.
+    pub waiting_kv_tokens: Option<u64>,
     /// Not yet computed, of all requests there.
     pub waiting_prefill_tokens: u64,
     /// Free or evictable.
@@ -57,7 +60,8 @@ pub struct Outstanding {
     pub requests: u32,
     /// That will decode there.
     pub sequences: u32,
-    /// That these will attend to, and those of our sequences that the report has as waiting.
+    /// That these will attend to. Of a worker that does not report the KV of waiting sequences
+    /// also that of ours among them.
     pub kv_tokens: u64,
     /// Blocks that our requests are going to take but do not hold yet.
     pub promised_blocks: u64,
@@ -96,9 +100,11 @@ impl WorkerView {
         self.load.waiting_requests + self.load.running_requests + self.outstanding.requests
     }
 
-    /// Tokens of KV that these attend to, as far as is known.
+    /// Tokens of KV that [`WorkerView::sequences`] attend to, as far as is known.
     pub fn kv_tokens(&self) -> u64 {
-        self.load.running_kv_tokens + self.outstanding.kv_tokens
+        let waiting = self.load.waiting_kv_tokens.unwrap_or(0);
+        let reported = self.load.running_kv_tokens.saturating_add(waiting);
+        reported.saturating_add(self.outstanding.kv_tokens)
     }
 
     /// Blocks that a new arrival may count on.

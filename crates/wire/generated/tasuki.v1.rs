@@ -429,6 +429,10 @@ pub struct Load {
     /// it was told to end: place nothing here; what runs goes on
     #[prost(bool, tag = "19")]
     pub draining: bool,
+    /// KV that `waiting_sequences` attend to when they begin to decode: prompt, resumed tokens and
+    /// earlier output, once for each choice. Unset: not known, from workers built before it.
+    #[prost(uint64, optional, tag = "20")]
+    pub waiting_kv_tokens: ::core::option::Option<u64>,
 }
 /// What one step contained and how long it took: a cost model is fitted to many of these.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

@@ -188,15 +188,16 @@ class Engine:
         sequences, decode = self._queues.running, Stage.DECODE
         running = {id(sequence.request) for sequence in sequences}
         decoding = [sequence.computed for sequence in sequences if sequence.stage is decode]
-        uncomputed = sum(len(sequence.tokens) for sequence in self._queues.waiting)
+        prompts = self._queues.waiting.copy()  # of these nothing is computed
         if len(decoding) < len(sequences):
-            prompts = (sequence for sequence in sequences if sequence.stage is not decode)
-            uncomputed += sum(len(prompt.tokens) - prompt.computed for prompt in prompts)
+            prompts += [sequence for sequence in sequences if sequence.stage is not decode]
+        will_decode = [prompt for prompt in prompts if prompt.request.leg is not Leg.PREFILL]
+        will_decode += [request.sequences[0] for request in self._budget.inbound.values()]
         kept = sum(request.phase is Phase.PREFILLED for request in self._legs.requests.values())
         return EngineLoad(
             waiting_requests=max(0, len(self._legs.requests) - len(running) - kept),
             running_requests=len(running),
-            waiting_prefill_tokens=uncomputed,
+            waiting_prefill_tokens=sum(len(s.tokens) - s.computed for s in prompts),
             free_blocks=self._pool.available,
             total_blocks=self.config.num_blocks,
             leased_blocks=sum(r.leased for r in self._budget.outbound.values()),
@@ -205,7 +206,8 @@ class Engine:
             decode_step_s=self._rates.decode_step_s,
             running_sequences=len(decoding),
             running_kv_tokens=sum(decoding),
-            waiting_sequences=max(0, self._legs.generating - len(decoding)),
+            waiting_sequences=sum(len(s.choices) for s in will_decode),
+            waiting_kv_tokens=sum(len(s.choices) * len(s.tokens) for s in will_decode),
             last_decode=self._rates.last_decode,
             last_prefill=self._rates.last_prefill,
             pages_per_block=pages_per_block(self.config.groups),

@@ -32,7 +32,6 @@ class Legs:
     Attributes:
         requests: The legs, by request id.
         pending: What the next step's result will tell.
-        generating: Choices of legs that generate here, now or later.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Legs:
         self._arrivals = 0
         self.requests: dict[str, Request] = {}
         self.pending = StepResult()
-        self.generating = 0
 
     def submit(self, spec: RequestSpec, arrived_s: float) -> bool:
         """Take a leg in; see `Engine.submit`. Returns whether it waits to be computed."""
@@ -65,7 +63,6 @@ class Legs:
         root = root_hash(self._config.identity, spec.tenant)
         request = Request(spec, self._arrivals, root, arrived_s)
         self.requests[spec.request_id] = request
-        self.generating += _generating(request)
         if request.leg is Leg.DECODE:
             self._budget.inbound[spec.request_id] = request
             return False
@@ -118,7 +115,6 @@ class Legs:
         request.sequences.clear()
         self._budget.drop(request)
         del self.requests[request.request_id]
-        self.generating -= _generating(request)
         self.pending.ended.append(
             LegEnd(request.request_id, reason, message, request.timings, failure)
         )
@@ -173,7 +169,3 @@ class Legs:
                 self._queues.remove(sequence)
                 request.sequences.remove(sequence)
         return True
-
-
-def _generating(request: Request) -> int:
-    return 0 if request.leg is Leg.PREFILL else len(request.spec.choices)

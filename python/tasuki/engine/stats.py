@@ -66,6 +66,7 @@ class EngineLoad:
     running_sequences: int
     running_kv_tokens: int
     waiting_sequences: int
+    waiting_kv_tokens: int
     last_decode: StepSample | None
     last_prefill: StepSample | None
     pages_per_block: float = 1

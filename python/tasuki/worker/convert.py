@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from tasuki.engine.api import (
     FinishReason,
@@ -198,6 +199,7 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
         running_sequences=engine.running_sequences,
         running_kv_tokens=engine.running_kv_tokens,
         waiting_sequences=engine.waiting_sequences,
+        waiting_kv_tokens=engine.waiting_kv_tokens,
         last_decode=_sample_to_wire(engine.last_decode),
         last_prefill=_sample_to_wire(engine.last_prefill),
         counters=pb.Counters(
@@ -220,6 +222,18 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
         ),
         kv_pairs=[_pair_to_wire(engine_id, pair) for engine_id, pair in kv.pairs],
     )
+
+
+def add_waiting(load: pb.Load, legs: Iterable[RequestSpec]) -> None:
+    """Count legs that the engine does not have yet as it counts those that wait."""
+    for spec in legs:
+        tokens, choices = len(spec.prompt_tokens) + len(spec.resumed_tokens), len(spec.choices)
+        load.waiting_requests += 1
+        if spec.leg is not Leg.DECODE:
+            load.waiting_prefill_tokens += tokens
+        if spec.leg is not Leg.PREFILL:
+            load.waiting_sequences += choices
+            load.waiting_kv_tokens += choices * tokens
 
 
 def _pair_to_wire(engine_id: str, pair: PairCounters) -> pb.KvPair:

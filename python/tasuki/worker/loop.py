@@ -24,7 +24,7 @@ from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.cache_feed import MOST_HELD
-from tasuki.worker.convert import ROLES, failed_leg, load_to_wire
+from tasuki.worker.convert import ROLES, add_waiting, failed_leg, load_to_wire
 from tasuki.worker.drain import Drain, Held
 from tasuki.worker.grammar_pool import Compiled, GrammarPool
 from tasuki.worker.sessions import Session, Sessions
@@ -369,6 +369,10 @@ class EngineLoop(threading.Thread):
             self._handoffs.abort(request_id)
 
     def _load(self) -> pb.Load:
-        load = load_to_wire(self._engine.load(), self._engine.counters(), self._handoffs)
+        load = self._engine_load()
+        add_waiting(load, (waiting.spec for waiting in self._compiling.values()))
         load.draining = self._drain is not None
         return load
+
+    def _engine_load(self) -> pb.Load:
+        return load_to_wire(self._engine.load(), self._engine.counters(), self._handoffs)

@@ -48,6 +48,9 @@ pub struct LoadReport {
     pub waiting_sequences: u32,
     /// That the decoding ones attend to.
     pub running_kv_tokens: u64,
+    /// That the waiting ones attend to when they begin to decode, once for each choice. `None`:
+    /// not known; that of our own legs is counted until they have output.
+    pub waiting_kv_tokens: Option<u64>,
     /// It was told to end: new work would hold it up.
     pub is_draining: bool,
     /// The last step that only decoded.

@@ -242,6 +242,7 @@ impl WorkerState {
             running_sequences: load.running_sequences,
             waiting_sequences: load.waiting_sequences,
             running_kv_tokens: load.running_kv_tokens,
+            waiting_kv_tokens: load.waiting_kv_tokens,
         };
         for leg in self.legs.iter_mut().flatten() {
             leg.is_counted |= load
@@ -363,14 +364,15 @@ impl WorkerState {
     /// Counts what the worker's last report cannot show, from our own legs.
     pub(super) fn recount(&mut self) {
         let mut outstanding = Outstanding::default();
+        let knows_waiting_kv = self.view.load.waiting_kv_tokens.is_some();
         for leg in self.legs.iter().flatten() {
             if !leg.is_counted {
                 outstanding.prefill_tokens += leg.prefill_tokens;
                 outstanding.requests += 1;
                 outstanding.sequences += leg.sequences;
             }
-            // Of sequences that wait the load has the number only, not the KV.
-            if !leg.is_counted || leg.placed.is_some() {
+            // Some workers report how many sequences wait, and not their KV.
+            if !leg.is_counted || (leg.placed.is_some() && !knows_waiting_kv) {
                 outstanding.kv_tokens += leg.kv_tokens;
             }
             if !leg.has_blocks {

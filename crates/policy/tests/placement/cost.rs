@@ -83,6 +83,34 @@ fn the_cost_outweighs_a_role() {
 }
 
 #[test]
+fn the_kv_of_sequences_that_wait_counts_like_that_of_sequences_that_decode() {
+    let cost_s = |load: ReportedLoad| {
+        let mut worker = worker(0, Role::Mixed);
+        worker.load = ReportedLoad {
+            free_blocks: worker.load.free_blocks,
+            ..load
+        };
+        let placed = choose(&[worker], &RequestView::new(500, 200), false, 0);
+        placed.expect("a placement").cost_s
+    };
+    let decode = cost_s(ReportedLoad {
+        running_sequences: 40,
+        running_kv_tokens: 40_000,
+        ..ReportedLoad::default()
+    });
+    let wait = |waiting_kv_tokens| {
+        cost_s(ReportedLoad {
+            waiting_sequences: 40,
+            waiting_kv_tokens,
+            ..ReportedLoad::default()
+        })
+    };
+    assert_eq!(wait(Some(40_000)), decode);
+    assert!(wait(Some(80_000)) > decode);
+    assert_eq!(wait(None), wait(Some(0)), "as of workers that do not report it");
+}
+
+#[test]
 fn a_placement_says_what_it_compared() {
     let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
     let explain = |workers: &[WorkerView]| {

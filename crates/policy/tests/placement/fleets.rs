@@ -101,6 +101,7 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
             waiting_prefill_tokens: load.2,
             free_blocks: load.3,
             running_kv_tokens: load.4,
+            waiting_kv_tokens: (load.0 > 1).then_some(5_000 * u64::from(load.0)),
             ..ReportedLoad::default()
         };
         worker.outstanding = Outstanding {

@@ -181,6 +181,7 @@ fn load(load: &v1::Load, applied_submits: u64) -> LoadReport {
         running_sequences: load.running_sequences,
         waiting_sequences: load.waiting_sequences,
         running_kv_tokens: load.running_kv_tokens,
+        waiting_kv_tokens: load.waiting_kv_tokens,
         is_draining: load.draining,
         last_decode: load.last_decode.map(sample),
         last_prefill: load.last_prefill.map(sample),

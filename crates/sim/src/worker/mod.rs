@@ -250,16 +250,21 @@ impl Worker {
         };
         let waiting = self.waiting.iter().map(left).sum::<u64>();
         let started = self.prefilling.iter().map(left).sum::<u64>();
-        let inbound = (self.budget.inbound.len() + self.arriving.len()) as u32;
+        let inbound = &self.budget.inbound;
+        let will_decode = self.waiting.iter().chain(&self.prefilling).chain(inbound);
+        let will_decode = will_decode.map(|&seq| self.sequence(seq));
+        let will_decode = will_decode.filter(|sequence| !sequence.hands_over());
+        let waiting_kv_tokens = will_decode.map(|sequence| u64::from(sequence.tokens)).sum();
         LoadReport {
             applied_legs: Some(self.applied_legs),
-            waiting_requests: self.waiting.len() as u32 + inbound,
+            waiting_requests: (self.waiting.len() + inbound.len()) as u32,
             running_requests: self.prefilling.len() as u32 + decoding,
             waiting_prefill_tokens: waiting + started,
             free_blocks: self.pool.available(),
             running_sequences: decoding,
             waiting_sequences: self.generating.saturating_sub(decoding),
             running_kv_tokens: self.decodes.kv_tokens().saturating_sub(u64::from(decoding)),
+            waiting_kv_tokens: Some(waiting_kv_tokens),
             last_decode: self.samples[0],
             last_prefill: self.samples[1],
             is_draining: false,

@@ -170,6 +170,37 @@ fn a_decode_leg_gets_room_or_waits_for_it() {
 }
 
 #[test]
+fn the_load_has_the_kv_of_what_will_decode() {
+    let mut worker = worker(limits());
+    let waiting = |worker: &mut Worker| {
+        let load = worker.load(Time::ZERO);
+        let kv_tokens = load.waiting_kv_tokens.expect("known");
+        (load.waiting_requests, load.waiting_sequences, kv_tokens)
+    };
+    for (kind, tokens) in [
+        (LegKind::Colocated, 600),
+        (LegKind::Prefill, 50),
+        (LegKind::Decode, 70),
+    ] {
+        let leg = NewLeg {
+            kind,
+            ..leg(tokens, 11)
+        };
+        worker.submit(leg, Time::ZERO);
+    }
+    assert_eq!(waiting(&mut worker), (3, 2, 670));
+    // Parts of both prompts are computed, then all.
+    worker.turn(worker.next);
+    assert_eq!(waiting(&mut worker), (1, 2, 670));
+    while worker.load(Time::ZERO).running_sequences == 0 {
+        worker.turn(worker.next);
+    }
+    assert_eq!(waiting(&mut worker), (1, 1, 70));
+    worker.remove(2);
+    assert_eq!(waiting(&mut worker), (0, 0, 0));
+}
+
+#[test]
 fn a_slow_worker_takes_longer() {
     let mut worker = worker(limits());
     worker.slowness = 2.0;

@@ -127,6 +127,7 @@ impl Clock {
             running_sequences: self.decoding.len() as u32,
             waiting_sequences: self.waiting.len() as u32,
             running_kv_tokens: self.decoding.iter().map(Leg::kv).sum(),
+            waiting_kv_tokens: Some(self.waiting.iter().map(Leg::kv).sum()),
             is_draining: false,
             last_decode: self.samples[0],
             last_prefill: self.samples[1],

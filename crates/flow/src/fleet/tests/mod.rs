@@ -94,7 +94,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         promised_blocks,
         ..Outstanding::default()
     };
-    // The load counts the sequence as one that waits, without its KV.
+    // This worker reports the sequence as one that waits, and not its KV.
     let waits = Outstanding {
         kv_tokens: 33,
         ..promised(14)
@@ -104,6 +104,66 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
     assert_eq!(report(&mut fleet, Some(2)), promised(7));
     fleet.on_ended(key, prefill, None);
     assert_eq!(report(&mut fleet, Some(2)), promised(0));
+}
+
+#[test]
+fn the_kv_of_a_sequence_that_waits_is_counted_once() {
+    let mut fleet = fleet(1);
+    let key = fleet.join(WorkerId(0), info("a"), NOW).expect("joined");
+    let leg = fleet.on_dispatched(key, &spec(LegKind::Decode, 33));
+    let leg = leg.expect("the worker is there");
+    let mut report = |applied, reported, running_kv_tokens, waiting_kv_tokens| {
+        let load = LoadReport {
+            applied_legs: Some(applied),
+            running_kv_tokens,
+            waiting_kv_tokens,
+            ..idle()
+        };
+        if reported {
+            fleet.on_report(key, Some(&load), NOW);
+        } else {
+            fleet.on_output(key, leg, 0);
+        }
+        fleet.recount(key);
+        view(&fleet, 0).kv_tokens()
+    };
+    // By us, by us as the worker does not know, by the worker, and when it decodes.
+    assert_eq!(report(0, true, 0, Some(0)), 33);
+    assert_eq!(report(1, true, 0, None), 33);
+    assert_eq!(report(1, true, 0, Some(33)), 33);
+    assert_eq!(report(1, true, 33, Some(0)), 33);
+    assert_eq!(report(1, false, 33, Some(0)), 33);
+    // With what other routers have sent there.
+    assert_eq!(report(1, true, 33, Some(500)), 533);
+}
+
+#[test]
+fn a_router_that_placed_nothing_avoids_the_kv_that_others_wait_with() {
+    let shares = |knows: bool| {
+        let mut fleet = fleet(2);
+        for (worker, waiting_kv_tokens) in [(0, 6_000), (1, 300)] {
+            let engine = format!("e{worker}");
+            let key = fleet.join(WorkerId(worker), info(&engine), NOW);
+            let load = LoadReport {
+                waiting_requests: 6,
+                waiting_sequences: 6,
+                waiting_kv_tokens: knows.then_some(waiting_kv_tokens),
+                ..idle()
+            };
+            let key = key.expect("joined");
+            fleet.on_report(key, Some(&load), NOW);
+            fleet.recount(key);
+        }
+        let placed = |_| {
+            let placed = fleet.place(&RequestView::new(100, 100)).expect("a worker");
+            placed.decode.key.worker
+        };
+        let workers: Vec<WorkerId> = (0..20).map(placed).collect();
+        [0, 1].map(|id| workers.iter().filter(|worker| worker.0 == id).count())
+    };
+    assert_eq!(shares(true), [0, 20]);
+    // Of workers that do not report it: the same number of sequences waits at each.
+    assert!(shares(false).iter().all(|share| *share > 0));
 }
 
 #[test]

@@ -262,6 +262,7 @@ async fn role_and_load_follow_the_worker() {
             waiting_prefill_tokens: 70,
             free_blocks: 40,
             running_kv_tokens: 900,
+            waiting_kv_tokens: Some(700),
             ..idle()
         }),
         applied_submits: 0,
@@ -275,4 +276,12 @@ async fn role_and_load_follow_the_worker() {
     assert_eq!(view.load.waiting_prefill_tokens, 70);
     assert_eq!(view.load.free_blocks, 40);
     assert_eq!(view.load.running_kv_tokens, 900);
+    assert_eq!(view.load.waiting_kv_tokens, Some(700));
+    // A worker that was built before the field.
+    session.report(v1::StepReport {
+        load: Some(idle()),
+        ..Default::default()
+    });
+    let unknown = || super::view(registry, 0).load.waiting_kv_tokens.is_none();
+    until("the load of an older worker", unknown).await;
 }
