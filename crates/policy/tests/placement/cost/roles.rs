@@ -1,0 +1,99 @@
+//! Roles and costs: who is asked for which half, and whether a request is split.
+
+use tasuki_core::{Health, RequestView, Role};
+use tasuki_policy::NoPlacement;
+
+use super::{choose, pair, strict_pair};
+use crate::fleets::{domain, worker};
+
+#[test]
+fn strict_roles_decide_who_does_what() {
+    let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    for busy in [0, 50] {
+        workers[0].load.running_sequences = busy;
+        let request = RequestView::new(100, 10);
+        assert_eq!(strict_pair(&workers, &request), (1, 0));
+    }
+}
+
+#[test]
+fn among_idle_workers_roles_decide_where_a_handoff_costs_less_than_they_count() {
+    let workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    assert_eq!(pair(&workers, &RequestView::new(500, 200)), (1, 0));
+    // 5% of two steps are less than a handoff.
+    let (prefill, decode) = pair(&workers, &RequestView::new(100, 3));
+    assert_eq!(prefill, decode);
+}
+
+#[test]
+fn the_cost_outweighs_a_role() {
+    let request = RequestView::new(500, 200);
+    let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    workers[0].load.running_sequences = 40;
+    workers[0].load.running_kv_tokens = 40_000;
+    assert_eq!(
+        pair(&workers, &request),
+        (1, 1),
+        "decodes where it disturbs nobody"
+    );
+    let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    workers[1].load.waiting_prefill_tokens = 50_000;
+    assert_eq!(pair(&workers, &request), (0, 0), "no queue is there");
+}
+
+#[test]
+fn one_token_is_not_split() {
+    let workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    assert_eq!(pair(&workers, &RequestView::new(100, 1)), (1, 1));
+    assert_eq!(strict_pair(&workers, &RequestView::new(100, 1)), (1, 1));
+}
+
+#[test]
+fn the_last_worker_serves_everything() {
+    for role in [Role::Prefill, Role::Decode, Role::Mixed] {
+        let mut workers = [worker(0, role), worker(1, Role::Prefill)];
+        workers[1].health = Health::Down;
+        assert_eq!(pair(&workers, &RequestView::new(100, 10)), (0, 0));
+    }
+}
+
+#[test]
+fn strict_roles_do_not_yield() {
+    let only_decode = [worker(0, Role::Decode)];
+    let request = RequestView::new(100, 10);
+    assert_eq!(
+        choose(&only_decode, &request, true, 0),
+        Err(NoPlacement::NoRole {
+            role: Role::Prefill
+        })
+    );
+    let only_prefill = [worker(0, Role::Prefill)];
+    assert_eq!(
+        choose(&only_prefill, &request, true, 0),
+        Err(NoPlacement::NoRole { role: Role::Decode })
+    );
+}
+
+#[test]
+fn a_pair_of_another_identity_is_worked_around_unless_roles_are_strict() {
+    let mut workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+    workers[1].domain = domain(2);
+    let request = RequestView::new(100, 10);
+    let (prefill, decode) = pair(&workers, &request);
+    assert_eq!(prefill, decode);
+    assert_eq!(
+        choose(&workers, &request, true, 0),
+        Err(NoPlacement::NoPair)
+    );
+}
+
+#[test]
+fn whole_on_request() {
+    let workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+    let mut request = RequestView::new(100, 10);
+    request.keep_whole = true;
+    let (prefill, decode) = pair(&workers, &request);
+    assert_eq!(prefill, decode);
+    let placement = choose(&workers, &request, true, 0).unwrap();
+    assert_eq!((placement.prefill.0, placement.decode.0), (0, 1));
+}
