@@ -108,7 +108,8 @@ fn check_reasoning(reasoning: &ReasoningField) -> Result<(), ApiError> {
     ];
     for (field, given) in summaries {
         if let Some(given) = given {
-            let instead = "reasoning is not summed up but in the answer as it is; leave it out";
+            let instead = "Tasuki does not summarize reasoning; leave the field out. Reasoning items \
+                           contain the model's own reasoning text";
             return Err(unsupported(field, given, instead));
         }
     }

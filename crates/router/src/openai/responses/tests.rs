@@ -247,7 +247,7 @@ fn what_other_fields_ask_for_in_vain_is_named() {
         (
             json!({"reasoning": {"summary": "auto"}}),
             "reasoning.summary",
-            "is \"auto\", which is not supported",
+            "is \"auto\", which is not supported: Tasuki does not summarize reasoning",
         ),
         (
             json!({"reasoning": {"mode": "x"}}),
