@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from tasuki.engine.config import EngineConfig
@@ -13,7 +10,6 @@ from tasuki.engine.stats import StepRates, StepSample
 from tasuki.engine.step_size import step_tokens
 
 TARGET_S = 0.1
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def config(**settings: float | None) -> EngineConfig:
@@ -117,12 +113,3 @@ def test_a_small_chunk_hardly_moves_the_rate():
 def test_times_must_be_positive():
     with pytest.raises(EngineConfigError, match="itl_target_s is 0"):
         config(itl_target_s=0.0)
-
-
-def test_the_simulator_is_tested_with_this_rule(monkeypatch: pytest.MonkeyPatch):
-    """`crates/sim/src/worker/chunks.rs` copies the rule and is tested with the same file."""
-    monkeypatch.setattr(sys, "path", [str(GOLDEN), *sys.path])
-    import make_step_sizes
-
-    committed = (GOLDEN / "step_sizes.json").read_text(encoding="utf-8")
-    assert make_step_sizes.generate() == committed, "change chunks.rs too, run make_step_sizes.py"

@@ -5,6 +5,9 @@ has at most half as many tokens left, the long ones get half of the budget toget
 the short ones do not need is given out afterwards (`lift`). Prompts of about
 the same length are computed one after the other: to alternate would delay the first one
 and speed up none. No torch.
+
+The simulator has a copy of the rule, `crates/sim/src/worker/chunks.rs`. Both are tested with
+`tests/golden/prompt_shares.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What the engine counts and measures about itself."""
+"""What the engine counts and measures about itself.
+
+The simulator has a copy of how `StepRates` learns the speed of prompts,
+`crates/sim/src/worker/chunks.rs`. Both are tested with `tests/golden/prompt_rates.json`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-//! How many prompt tokens a step gets and how prompts share them: the rules of
-//! `engine/step_size.py` and `engine/sharing.py`.
+//! How many prompt tokens a step gets, how prompts share them, and what is learnt of their speed:
+//! the rules of `engine/step_size.py`, `engine/sharing.py` and of `StepRates` in `engine/stats.py`.
+//! Both copies are tested with the cases of `tests/golden`.
 
 use super::config::Limits;
 use crate::steps::{StepModel, Work};
@@ -148,50 +149,4 @@ impl Shares {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde::Deserialize;
-
-    use super::*;
-
-    /// Of `tests/golden/step_sizes.json`, which the worker's own rule is tested against too.
-    #[derive(Debug, Deserialize)]
-    struct Case {
-        block_size: u32,
-        max_batched_tokens: u32,
-        itl_target_s: Option<f64>,
-        longest_step_s: f64,
-        alone_per_s: f64,
-        beside_token_s: Option<f64>,
-        decodes: u32,
-        decode_s: f64,
-        backlog: u64,
-        prompt_tokens: u32,
-    }
-
-    #[test]
-    fn a_step_has_as_many_prompt_tokens_as_a_workers() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../tests/golden/step_sizes.json"
-        );
-        let text = std::fs::read_to_string(path).expect("the golden file");
-        let cases: Vec<Case> = serde_json::from_str(&text).expect("golden cases");
-        assert!(cases.len() >= 100);
-        for case in cases {
-            let limits = Limits {
-                block_size: case.block_size,
-                max_batched_tokens: case.max_batched_tokens,
-                itl_target_s: case.itl_target_s,
-                longest_step_s: case.longest_step_s,
-                ..Limits::gpu(1_000, 1_000)
-            };
-            let rates = PromptRates {
-                alone_per_s: case.alone_per_s,
-                beside_token_s: case.beside_token_s,
-            };
-            let decodes = (case.decodes, case.decode_s);
-            let got = prompt_tokens(&limits, &rates, decodes, case.backlog);
-            assert_eq!(got, case.prompt_tokens, "{case:?}");
-        }
-    }
-}
+mod tests;
