@@ -21,7 +21,7 @@ DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
 # Sources are forked from a process that has imported torch, and nothing of NIXL.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged", "tasuki.kv.mooncake"]
+    ["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged", "tasuki.kv.mooncake", "tasuki.kv.shm"]
 )
 
 
@@ -103,9 +103,9 @@ def _serve(
     if tls:
         os.environ["UCX_TLS"] = tls
     shape = layout(num_blocks, block_kib)
-    pool = shape.allocate()
-    fill(pool, seed)
     transport = create_transport(transport_name)
+    pool = transport.allocate(shape)
+    fill(pool, seed)
     transport.register(pool, shape)
     pipe.send_bytes(rank_pool(transport).SerializeToString())
     assert pipe.recv() == "stop"

@@ -91,9 +91,9 @@ class RankPool:
         device = torch.device(shape.devices[rank % len(shape.devices)])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self.pool = self.layout.allocate(device)
-        self.fill(seed)
         self.transport: Transport = create_transport(shape.transport)
+        self.pool = self.transport.allocate(self.layout, device)
+        self.fill(seed)
         self.transport.register(self.pool, self.layout)
 
     def _words(self) -> torch.Tensor:

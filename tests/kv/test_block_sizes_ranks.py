@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from kv_source_process import skip_unless_there
 from rank_processes import (
+    DEADLINE_S,
     DecodeEngine,
     PrefillEngines,
     Shape,
@@ -29,7 +30,7 @@ LARGE = Shape(head_kib=256, num_blocks=48, block_size=16)
 LARGE_SOURCE = LARGE.with_blocks_of(12)
 
 
-@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake"])
+@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake", "shm"])
 def transport(request: pytest.FixtureRequest) -> str:
     skip_unless_there(request.param)
     return str(request.param)
@@ -67,7 +68,7 @@ def test_every_rank_gets_its_heads_of_the_tokens_and_nothing_else_is_written(
     reader.ranked.forget(name)
 
 
-@pytest.fixture(params=["nixl", "host-staged", "mooncake"])
+@pytest.fixture(params=["nixl", "host-staged", "mooncake", "shm"])
 def large(request: pytest.FixtureRequest) -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
     """Two ranks on either side, TCP between them, connected as "e"."""
     skip_unless_there(request.param)
@@ -99,6 +100,9 @@ def test_a_rank_that_dies_in_mid_pull_fails_the_order_and_no_later_one(
     victim.send_signal(signal.SIGSTOP)  # so that none of the orders is over when it dies
     orders = [reader.begin("e", everything) for _ in range(4)]
     victim.send_signal(signal.SIGKILL)
+    if reader._own.transport.name == "shm":  # reads what a stopped process has
+        victim.process.join(DEADLINE_S)
+        orders.append(reader.begin("e", everything))
     ends = [reader.end() for _ in orders]
     assert sorted(end.order_id for end in ends) == orders
     assert ends[-1].error

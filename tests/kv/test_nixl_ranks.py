@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -30,16 +31,21 @@ SCATTERED = tuple(((i * 7 + 3) % 24, i) for i in range(0, 24, 2))
 ADJACENT = tuple((i, i + 9) for i in range(4, 13))
 
 
+@pytest.fixture(scope="module", params=["nixl", "shm"])
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return replace(SHAPE, transport=request.param)
+
+
 @pytest.fixture(scope="module")
-def sources() -> Iterator[PrefillEngines]:
-    sources = PrefillEngines(SHAPE, DEGREES, SOURCE_SEED)
+def sources(shape: Shape) -> Iterator[PrefillEngines]:
+    sources = PrefillEngines(shape, DEGREES, SOURCE_SEED)
     yield sources
     sources.stop()
 
 
 @pytest.fixture(scope="module")
-def readers() -> Iterator[dict[int, DecodeEngine]]:
-    with decode_engines(SHAPE, DEGREES, OWN_SEED) as engines:
+def readers(shape: Shape) -> Iterator[dict[int, DecodeEngine]]:
+    with decode_engines(shape, DEGREES, OWN_SEED) as engines:
         yield {engine.degree: engine for engine in engines}
 
 

@@ -38,7 +38,7 @@ def start() -> Iterator[Start]:
 def _reader(name: str, require: str) -> Transport:
     transport = create_transport(name, network=Network(require=require))
     shape = layout(BLOCKS, BLOCK_KIB)
-    transport.register(shape.allocate(), shape)
+    transport.register(transport.allocate(shape), shape)
     return transport
 
 
@@ -76,6 +76,14 @@ def test_mooncake_is_tcp(start: Start) -> None:
     assert way is not None and str(way) == "tcp (tcp/127.0.0.1)"
     with pytest.raises(TransportError, match=r"KV from slow travels by tcp .* is rdma: run"):
         _connect(_reader("mooncake", "rdma"), source, "slow")
+
+
+def test_shm_is_shared_memory(start: Start) -> None:
+    source = start("shm", "")
+    way = _connect(_reader("shm", "rdma"), source, "near")
+    assert way is not None and str(way) == "shm (memfd)"
+    with pytest.raises(TransportError, match=r"KV from near travels by shm \(memfd\), --require"):
+        _connect(_reader("shm", "cuda_ipc"), source, "near")
 
 
 def test_shared_memory_is_no_cuda_ipc(start: Start) -> None:

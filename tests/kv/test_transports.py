@@ -53,6 +53,7 @@ CASES = (
     Case("host-staged", 24, 64, 2),  # many blocks in a slot
     Case("host-staged", 24, 3072, 20),  # a block fills one slot and a half
     Case("mooncake", 64, 256, 2),
+    Case("shm", 64, 256, 2),
 )
 
 Pairs = list[tuple[int, int]]
@@ -65,8 +66,8 @@ class Reader:
         self.case = case
         self._others = {thread.id for thread in psutil.Process().threads()}
         shape = layout(case.num_blocks, case.block_kib)
-        self.pool = shape.allocate()
         self.transport = create_transport(case.transport)
+        self.pool = self.transport.allocate(shape)
         self.transport.register(self.pool, shape)
         self.reports: queue.Queue[PullerReport] = queue.Queue()
         self.puller = Puller(self.transport, self.reports.put)

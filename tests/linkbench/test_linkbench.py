@@ -44,6 +44,14 @@ def test_every_point_is_measured_beside_its_rivals(measured: Measured) -> None:
     assert measured.way.kind in ("shm", "tcp")
 
 
+def test_shared_memory_is_measured_and_named() -> None:
+    setup = replace(SETUP, transport="shm")
+    found = run.measure(POINTS, setup)
+    assert [row.point for row in found.rows] == POINTS
+    assert (str(found.way), found.warning) == ("shm (memfd)", "")
+    assert all("memcpy" in rates for rates in found.rivals.values())
+
+
 def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     write_result(path, report.result(measured, SETUP))
@@ -87,7 +95,9 @@ def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch
     assert "--transport nixl-ucx" in faster(tcp, replace(SETUP, transport="mooncake"))
     gpus = replace(SETUP, devices=("cuda:0", "cuda:1"))
     assert "shared memory" in faster(tcp, SETUP)
-    assert faster(cma, SETUP) == faster(ipc, gpus) == faster(None, gpus) == ""
+    assert "--transport shm" in faster(cma, SETUP)
+    shm = replace(SETUP, transport="shm")
+    assert faster(cma, shm) == faster(ipc, gpus) == faster(None, gpus) == ""
     assert "CUDA IPC" in faster(tcp, gpus)
     far = replace(SETUP, peer="10.0.0.1:7000")
     assert faster(tcp, far) == ""

@@ -120,9 +120,9 @@ class TransferTimer:
 def _be_read(pipe: Connection, transport_name: str, layout: CacheLayout, device: str) -> None:
     """The other process: own a pool until the pipe closes."""
     torch.set_num_threads(1)
-    pool = layout.allocate(device)
-    pool.fill_(1.0)
     transport = create_transport(transport_name)
+    pool = transport.allocate(layout, device)
+    pool.fill_(1.0)
     transport.register(pool, layout)
     pipe.send_bytes(rank_pool(transport).SerializeToString())
     with contextlib.suppress(EOFError):

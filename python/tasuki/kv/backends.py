@@ -28,7 +28,7 @@ class Backend:
     Attributes:
         name: As `--transport` takes it.
         target: Module and class of its `Transport`.
-        modules: Python packages, of which it needs one.
+        modules: Python packages, of which it needs one; empty: it needs none.
         install: The command that installs one of them.
         memory: Where pools may be.
         between: Which workers it connects, and by what.
@@ -76,6 +76,14 @@ BACKENDS = {
             "one host or several: TCP",
         ),
         Backend(
+            "shm",
+            "tasuki.kv.shm:ShmTransport",
+            (),
+            "",
+            "host",
+            "one host: shared memory",
+        ),
+        Backend(
             "nixl-libfabric",
             _NIXL,
             _NIXL_MODULES,
@@ -110,7 +118,7 @@ def missing(backend: Backend) -> str:
     Loads no library: a backend may still refuse to start, and then says why.
     """
     places = [place for name in backend.modules if (place := _folder(name)) is not None]
-    if not places:
+    if backend.modules and not places:
         return f"{' or '.join(backend.modules)} is not installed: {backend.install}"
     if backend.plugin and not any(_has_plugin(place, backend.plugin) for place in places):
         return f"NIXL has no plugin {backend.plugin} here: {backend.install}"

@@ -77,9 +77,10 @@ class Blocks:
     ) -> None:
         layout = CacheLayout(num_blocks, 1, 1, 1, block_bytes // 2, torch.uint8)
         self.block_bytes, self.num_blocks = block_bytes, num_blocks
-        self.memory = layout.allocate(torch.device(device)).view(num_blocks, block_bytes)
         self.transport = create_transport(transport, network=network)
-        self.transport.register(self.memory.view(layout.shape), layout)
+        pool = self.transport.allocate(layout, device)
+        self.memory = pool.view(num_blocks, block_bytes)
+        self.transport.register(pool, layout)
 
     @property
     def pool(self) -> kv_pb2.RankPool:

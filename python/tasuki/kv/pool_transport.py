@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import TransportError
 from tasuki.v1 import kv_pb2
 
@@ -31,6 +32,10 @@ class PoolTransport(Generic[Peer]):
         self.layout = kv_pb2.Layout()
         self.metadata = b""
         self._peers: dict[str, Peer] = {}  # connected ones; transfer thread only
+
+    def allocate(self, layout: CacheLayout, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A pool as `CacheLayout.allocate` makes it."""
+        return layout.allocate(device)
 
     def close(self) -> None:
         """Nothing to do: registered memory and what reads it end with the process."""

@@ -41,7 +41,7 @@ def parts_of(
     """Cut the slices of `runs` into parts of at most `slot_bytes`."""
     part: list[Segment] = []
     room = slot_bytes
-    for segment in _segments(runs, plan):
+    for segment in segments(runs, plan):
         begin = 0
         while begin < segment.size_bytes:
             size = min(room, segment.size_bytes - begin)
@@ -54,7 +54,8 @@ def parts_of(
         yield part
 
 
-def _segments(runs: Sequence[Run], plan: TransferPlan) -> Iterator[Segment]:
+def segments(runs: Sequence[Run], plan: TransferPlan) -> Iterator[Segment]:
+    """The bytes of `runs`, of blocks of equal sizes."""
     remote, local = plan.remote, plan.local
     for run in runs:
         joined = plan.whole_blocks

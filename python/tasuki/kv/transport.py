@@ -61,8 +61,22 @@ class Transport(Protocol):
     def max_inflight_bytes(self) -> int:
         """Bytes that may be under way from one peer at a time."""
 
+    def allocate(self, layout: CacheLayout, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Make a pool that can be registered, zeroed.
+
+        Returns:
+            Contiguous tensor of the layout's shape and dtype on `device`.
+
+        Raises:
+            TransportError: There is no such memory, or the transport does not move it.
+        """
+
     def register(self, pool: torch.Tensor, layout: CacheLayout) -> None:
         """Open `pool` to local writes and peers' reads, for the life of the process.
+
+        Args:
+            pool: Made by `allocate`.
+            layout: Of it.
 
         Raises:
             TransportError: the memory cannot be registered.

@@ -197,9 +197,12 @@ def faster(way: Way | None, setup: Setup) -> str:
     if way is None:
         return ""
     if setup.transport == "mooncake":
-        faster_one = "shared memory of --transport nixl-ucx is faster on one machine"
+        faster_one = "shared memory is faster on one machine: --transport nixl-ucx or shm"
         return "" if setup.peer else faster_one
     on_gpus = all(device.startswith("cuda") for device in setup.devices)
+    if not setup.peer and set(setup.devices) == {"cpu"} and way.kind == "shm":
+        faster_one = "both memories are the CPU's and on this machine: --transport shm is faster"
+        return "" if setup.transport == "shm" else faster_one
     if not setup.peer and on_gpus and way.kind != "cuda_ipc":
         return "both memories are on GPUs of this machine, where CUDA IPC is faster"
     if not setup.peer and not on_gpus and way.kind == "tcp":

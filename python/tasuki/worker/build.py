@@ -127,7 +127,7 @@ def _build(
         size = _pool_size(plan, spec, one, available * config.tensor_parallel, spare=False)
     if ranks is not None:
         ranks.make_pools(PoolShape(size.num_blocks, size.max_model_len))
-    pool, layout = parts.make_pool(size.num_blocks)
+    pool, layout = parts.make_pool(size.num_blocks, transport)
     identity = model_identity(
         config.model,
         dtype=dtypes.model,

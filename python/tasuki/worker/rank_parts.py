@@ -21,6 +21,7 @@ from tasuki.execution.joint_logits import JointLogits
 from tasuki.execution.runner import ModelRunner
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import interface_of_host
+from tasuki.kv.transport import Transport
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
 from tasuki.models.dispatch.settle import settle
@@ -139,11 +140,15 @@ class RankParts:
                 self._whole,
             )
 
-    def make_pool(self, num_blocks: int) -> tuple[torch.Tensor, CacheLayout]:
-        """The pool of so many blocks."""
+    def make_pool(self, num_blocks: int, transport: Transport) -> tuple[torch.Tensor, CacheLayout]:
+        """The pool of so many blocks, where `transport` can move it.
+
+        Raises:
+            TransportError: It cannot move memory of this rank's device.
+        """
         layout = layout_of(self._spec, self._plan, num_blocks)
         with self._phases.phase("pool"):
-            return layout.allocate(self._device), layout
+            return transport.allocate(layout, self._device), layout
 
     def attend(self, pool: torch.Tensor) -> AttentionBackend:
         """Attention over a pool."""

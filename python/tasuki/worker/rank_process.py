@@ -112,7 +112,7 @@ def _build(plan: RankPlan, pipe: Connection, kv_pipe: Connection) -> tuple[Execu
     parts = RankParts(plan, spec, collective, phases)
     pipe.send(Fits(parts.available_bytes()))
     shape = _receive(pipe, PoolShape)
-    pool, layout = parts.make_pool(shape.num_blocks)
+    pool, layout = parts.make_pool(shape.num_blocks, transport)
     attention = parts.attend(pool)
     executor = Executor(parts.model, attention, pool, collective, len(layout.groups))
     parts.capture(executor, attention, shape.max_model_len)

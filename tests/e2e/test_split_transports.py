@@ -1,4 +1,4 @@
-"""Split requests whose KV moves by Mooncake."""
+"""Split requests whose KV moves by another transport than NIXL."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from support.models import VOCAB_SIZE
 from tasuki.kv.transport import TransportError, create_transport
 
 
+@pytest.mark.parametrize("transport", ["mooncake", "shm"])
 def test_answers_are_those_of_one_worker(
-    deploy: Callable[[Options], Deployment], tiny_model: Path
+    transport: str, deploy: Callable[[Options], Deployment], tiny_model: Path
 ) -> None:
     try:
-        create_transport("mooncake")
+        create_transport(transport)
     except TransportError as error:
         pytest.skip(str(error))
-    worker = ("--kv-memory", "64000000", "--transport", "mooncake", "--kv-digest", "all")
+    worker = ("--kv-memory", "64000000", "--transport", transport, "--kv-digest", "all")
     split = deploy(Options(tiny_model, prefill=1, decode=1, worker=worker))
     colocated = deploy(Options(tiny_model, mixed=1, worker=("--kv-memory", "64000000")))
-    draw = random.Random("mooncake")
+    draw = random.Random(transport)
     prompts = [[draw.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in (1, 17, 300, 900)]
 
     def ask(deployment: Deployment, prompt: list[int], moved: bool) -> list[int]:
