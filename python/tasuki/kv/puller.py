@@ -169,9 +169,10 @@ class Puller(threading.Thread):
     def run(self) -> None:
         pause_s = _POLL_MIN_S
         moved_s = self._clock()
+        moved = False  # if so it looks again at once: what was posted may have ended by now
         while True:
             with self._condition:
-                if not (self._commands or self._stopping or self._digests.waiting):
+                if not (self._commands or self._stopping or self._digests.waiting or moved):
                     busy = self._digests.busy or any(peer.inflight for peer in self._peers.values())
                     self._condition.wait(pause_s if busy else None)
                 if self._stopping:
