@@ -1,0 +1,68 @@
+"""A router is told of the KV that sequences wait with at a worker, whoever sent them there."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.deployment import Deployment, Options
+from support.direct import WorkerStream
+from support.waiting import until
+
+from tasuki.v1 import worker_pb2 as pb
+
+WAITING = 6
+LONG, SHORT = 1_500, 20
+
+
+def wait_at(worker: WorkerStream, peer: WorkerStream, tokens: int) -> None:
+    """Decode legs whose KV does not come: the peer never gets the other legs."""
+    for index in range(WAITING):
+        worker.send(
+            submit=pb.Submit(
+                request_id=f"waits-{tokens}-{index}",
+                number=index + 1,
+                leg=pb.LEG_DECODE,
+                peer=peer.peer(),
+                prompt_tokens=[5 + index] * tokens,
+                choices=[0],
+                sampling=pb.SamplingParams(seed=1, top_p=1.0, repetition_penalty=1.0, max_tokens=8),
+            )
+        )
+
+
+def test_a_router_places_by_the_kv_that_anothers_sequences_wait_with(
+    tiny_model: Path, deploy: Callable[[Options], Deployment]
+) -> None:
+    memory = ("--kv-memory", "64000000", "--max-model-len", "2048")
+    system = deploy(Options(tiny_model, mixed=2, worker=memory))
+    heard: queue.Queue[Any] = queue.Queue()
+
+    def streams() -> list[WorkerStream]:
+        return [WorkerStream(f"127.0.0.1:{w.port}", heard) for w in system.workers.values()]
+
+    senders, others = streams(), streams()
+    try:
+        wait_at(senders[0], senders[1], LONG)
+        wait_at(senders[1], senders[0], SHORT)
+        expected = [(WAITING, WAITING * LONG), (WAITING, WAITING * SHORT)]
+        until(lambda: [waiting(stream) for stream in others] == expected, "the loads")
+        metrics = system.metrics
+        until(lambda: metrics().sum("tasuki_worker_waiting") == 2 * WAITING, "the router's loads")
+        # As many wait at either. What the first step shows of this machine comes later.
+        answer = system.http.complete([100, 7, 8], max_tokens=40)
+        assert answer.timings is not None
+        assert answer.timings["decode_worker"] == "1"
+        for sender in senders:
+            sender.close()
+        until(lambda: [waiting(stream) for stream in others] == [(0, 0)] * 2, "nothing waits")
+    finally:
+        for stream in (*senders, *others):
+            stream.close()
+
+
+def waiting(stream: WorkerStream) -> tuple[int, int]:
+    """Sequences and tokens of KV, as a router's stream was told."""
+    return stream.load.waiting_sequences, stream.load.waiting_kv_tokens
