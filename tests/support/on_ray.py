@@ -35,9 +35,7 @@ class RayCluster:
             subprocess.Popen,
             [*command, *map(str, cpus)],
             # All that Ray writes; it notes a cluster's address where it keeps files by default.
-            env=environment(
-                RAY_TMPDIR=str(self.folder), TASUKI_CACHE=str(self.folder / "cache")
-            ),
+            env=environment(RAY_TMPDIR=str(self.folder), TASUKI_CACHE=str(self.folder / "cache")),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(self.folder / "cluster.log").open("wb"),

@@ -7,6 +7,7 @@
 
 mod access_log;
 mod admin;
+mod alarm;
 mod api_keys;
 mod app;
 mod config;

@@ -121,7 +121,11 @@ impl FleetState {
         if let Some(load) = load {
             state.take_ending(load.is_draining);
         }
+        let health = state.view.health;
         let recovered = state.recover();
+        if load.is_none() && state.view.health == health {
+            return recovered; // most reports of workers that are looked at
+        }
         if let Some(load) = load {
             let (class, samples) = (state.view.hardware, state.take_load(load));
             for sample in samples {
@@ -192,7 +196,6 @@ impl FleetState {
 
     /// A leg has output. `cached`: tokens of the prompt that were found cached, with the first.
     pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, cached: u32) {
-        self.chosen.take();
         if let Some(state) = self.connected(key)
             && let Some(placed) = state.on_output(slot)
         {
@@ -200,6 +203,7 @@ impl FleetState {
             let told = state.view.capabilities.payload == Payload::Tokens;
             let cached = told.then_some(cached);
             self.prefixes.on_settled(key.worker, &placed, cached);
+            self.chosen.take();
         }
     }
 
@@ -236,8 +240,9 @@ impl FleetState {
 
     /// Counts again what a worker's load does not show, after outputs and ends.
     pub fn recount(&mut self, key: WorkerKey) {
-        if let Some(state) = self.connected(key) {
-            state.recount();
+        if let Some(state) = self.connected(key)
+            && state.recount()
+        {
             self.reindex(key.worker);
         }
     }

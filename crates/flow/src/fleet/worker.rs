@@ -33,6 +33,8 @@ pub struct WorkerState {
     legs: Vec<Option<RunningLeg>>,
     free_slots: Vec<u32>,
     dispatched_legs: u64,
+    /// Something has happened since the last recount.
+    is_stale: bool,
     /// Numbers of the last samples, of both kinds.
     last_samples: [u64; 2],
 }
@@ -87,6 +89,7 @@ impl WorkerState {
             legs: Vec::new(),
             free_slots: Vec::new(),
             dispatched_legs: 0,
+            is_stale: false,
             last_samples: [0; 2],
         }
     }
@@ -187,7 +190,8 @@ impl WorkerState {
     /// After a change of the breakers.
     fn refresh_health(&mut self) {
         if matches!(self.view.health, Health::Ready | Health::Failing) {
-            self.view.health = self.health_when_up();
+            let health = self.health_when_up();
+            self.is_stale |= std::mem::replace(&mut self.view.health, health) != health;
         }
     }
 
@@ -244,6 +248,7 @@ impl WorkerState {
             running_kv_tokens: load.running_kv_tokens,
             waiting_kv_tokens: load.waiting_kv_tokens,
         };
+        self.is_stale = true;
         for leg in self.legs.iter_mut().flatten() {
             leg.is_counted |= load
                 .applied_legs
@@ -303,6 +308,7 @@ impl WorkerState {
                 u32::try_from(self.legs.len() - 1).expect("fewer legs than 2^32")
             }
         };
+        self.is_stale = true;
         self.breakers.on_dispatched(number);
         self.refresh_health();
         LegSlot { index, number }
@@ -321,6 +327,7 @@ impl WorkerState {
         let mut placed = None;
         if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
             placed = leg.placed.take();
+            self.is_stale |= placed.is_some();
             leg.prefill_tokens = 0;
             if self.view.capabilities.reports_load {
                 leg.has_blocks = true;
@@ -343,6 +350,7 @@ impl WorkerState {
     pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<EndedLeg> {
         let leg = self.legs.get_mut(slot.index as usize)?.take()?;
         self.free_slots.push(slot.index);
+        self.is_stale = true;
         let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
         let handoff = leg.handoff.map(|same_machine| (same_machine, tokens));
         Some(EndedLeg {
@@ -361,8 +369,12 @@ impl WorkerState {
         }
     }
 
-    /// Counts what the worker's last report cannot show, from our own legs.
-    pub(super) fn recount(&mut self) {
+    /// Counts what the worker's last report cannot show, from our own legs. False: nothing has
+    /// happened since it did.
+    pub(super) fn recount(&mut self) -> bool {
+        if !std::mem::take(&mut self.is_stale) {
+            return false;
+        }
         let mut outstanding = Outstanding::default();
         let knows_waiting_kv = self.view.load.waiting_kv_tokens.is_some();
         for leg in self.legs.iter().flatten() {
@@ -380,6 +392,7 @@ impl WorkerState {
             }
         }
         self.view.outstanding = outstanding;
+        true
     }
 }
 

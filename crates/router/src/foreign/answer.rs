@@ -11,12 +11,12 @@ use axum::response::Response;
 use futures::Stream;
 use serde_json::json;
 use tasuki_flow::Opaque;
-use tokio::time::timeout;
 
 use super::request::{Answer, Usage};
 use super::resume::Resumption;
 use super::serve::response_of;
 use crate::access_log::{Ended, RequestLog};
+use crate::alarm::Alarm;
 use crate::api_keys::CallerPermit;
 use crate::app::App;
 use crate::error::ApiError;
@@ -207,8 +207,10 @@ pub fn events(
         sending: None,
         ended: false,
         heartbeat,
+        quiet: Alarm::new(),
     };
-    futures::stream::unfold(state, |mut state| async move {
+    // Boxed: it is moved for every part.
+    futures::stream::unfold(Box::new(state), |mut state| async move {
         let bytes = state.bytes().await?;
         Some((Ok(bytes), state))
     })
@@ -227,6 +229,8 @@ struct State {
     sending: Option<Opaque>,
     ended: bool,
     heartbeat: Duration,
+    /// Goes off when there was nothing for so long.
+    quiet: Alarm,
 }
 
 impl State {
@@ -238,7 +242,10 @@ impl State {
         let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
             Pending::There(next) => Some(next),
             Pending::Late => None,
-            Pending::Awaited => timeout(self.heartbeat, self.answering.next()).await.ok(),
+            Pending::Awaited => {
+                let next = self.answering.next();
+                self.quiet.within(Some(self.heartbeat), next).await
+            }
         };
         match next {
             None => Some(Bytes::from_static(HEARTBEAT)),

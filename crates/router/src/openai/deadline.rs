@@ -2,31 +2,29 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::timeout_at;
-
+use crate::alarm::Alarm;
 use crate::error::ApiError;
 
 /// Of one request, from the last byte of its body to the end of its answer.
-#[derive(Debug, Clone, Copy)]
 pub struct Deadline {
-    at: Instant,
+    alarm: Alarm,
     limit: Duration,
 }
 
 impl Deadline {
     pub fn after(begun: Instant, limit: Duration) -> Self {
-        Self {
-            at: begun + limit,
-            limit,
-        }
+        let mut alarm = Alarm::new();
+        alarm.set(Some(begun + limit));
+        Self { alarm, limit }
     }
 
     /// Waits for `work`, until the deadline.
     ///
     /// # Errors
     /// `Deadline` when that passes first.
-    pub async fn limit<T>(&self, work: impl Future<Output = T>) -> Result<T, ApiError> {
-        let limited = timeout_at(self.at.into(), work).await;
-        limited.map_err(|_| ApiError::Deadline { limit: self.limit })
+    pub async fn limit<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ApiError> {
+        let limit = self.limit;
+        let done = self.alarm.before(work).await;
+        done.ok_or(ApiError::Deadline { limit })
     }
 }

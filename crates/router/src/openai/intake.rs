@@ -101,7 +101,7 @@ pub async fn serve<W: Wording>(
     let caller_permit = caller.as_ref().map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let received = Instant::now();
-    let deadline = Deadline::after(received, app.settings.request_timeout);
+    let mut deadline = Deadline::after(received, app.settings.request_timeout);
     let tokenize = trace
         .as_ref()
         .map(|t| t.begin(PhaseName::Tokenize, received));

@@ -5,11 +5,11 @@ use std::convert::Infallible;
 
 use axum::body::Bytes;
 use futures::Stream;
-use tokio::time::timeout;
 
 use super::outputs::Output;
 use super::running::Running;
 use super::wording::{Events, Wording};
+use crate::alarm::Alarm;
 use crate::error::ApiError;
 
 type Next = Option<Result<Output, ApiError>>;
@@ -25,8 +25,10 @@ pub fn events<W: Wording>(
         next: first.map_or(Pending::Late, Pending::There),
         opened: false,
         ended: false,
+        quiet: Alarm::new(),
     };
-    futures::stream::unfold(state, |mut state| async move {
+    // Boxed: it is moved for every part.
+    futures::stream::unfold(Box::new(state), |mut state| async move {
         let events = state.events().await?;
         Some((Ok(events), state))
     })
@@ -47,6 +49,8 @@ struct State<W> {
     /// What comes before the first output was sent.
     opened: bool,
     ended: bool,
+    /// Goes off when there was nothing for too long.
+    quiet: Alarm,
 }
 
 impl<W: Wording> State<W> {
@@ -62,7 +66,7 @@ impl<W: Wording> State<W> {
                 Pending::Late => None,
                 Pending::Awaited => {
                     let run = &mut self.running.run;
-                    timeout(run.heartbeat, run.next()).await.ok()
+                    self.quiet.within(Some(run.heartbeat), run.next()).await
                 }
             };
             match next {

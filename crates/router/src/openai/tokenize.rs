@@ -56,7 +56,7 @@ async fn work<T: Send + 'static>(
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
     let body = app.bodies.read(&parts.headers, body).await?;
-    let deadline = Deadline::after(Instant::now(), app.settings.request_timeout);
+    let mut deadline = Deadline::after(Instant::now(), app.settings.request_timeout);
     let done = deadline.limit(work_up(app, Purpose::Text, body, work));
     done.await?.map(Json)
 }

@@ -1,8 +1,11 @@
 //! The task of one request: passes inputs to its machine and carries out the effects.
 
+use std::future::pending;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use futures::FutureExt;
 use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
@@ -10,12 +13,12 @@ use tasuki_reqlog::RequestLog;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 
-use super::alarm::Alarm;
 use super::api::{Account, Arrival, ServeError};
 use super::events::EventSender;
 use super::forecasts::Checked;
 use super::meter::Meter;
 use crate::access_log;
+use crate::alarm::Alarm;
 use crate::metrics::Metrics;
 use crate::request_log::Recording;
 use crate::traces::{LegTraces, PhaseName, Trace};
@@ -46,7 +49,7 @@ pub async fn drive(
     mut client: ClientEnds,
     shared: Arc<Shared>,
 ) {
-    let mut changes = shared.registry.changes();
+    let changes = shared.registry.changes();
     let mut cancel = shared.cancel.subscribe();
     let (sender, mut inbox) = mpsc::unbounded_channel();
     let prompt_tokens = generation.prompt.len();
@@ -114,11 +117,21 @@ pub async fn drive(
     drop(turn);
     let mut stops_open = true;
     let mut alarm = Alarm::new();
+    // What seldom comes is waited for once, not anew for each token.
+    let seldom = async {
+        tokio::select! {
+            biased;
+            () = client.events.closed() => Input::HangUp,
+            () = cancelled(cancel) => Input::Cancel,
+        }
+    };
+    let mut seldom = pin!(seldom.fuse());
+    let mut changed = pin!(next_change(changes));
     while !task.machine.is_over() {
         alarm.set(task.machine.deadline().map(|after| received + after));
         let input = tokio::select! {
             biased;
-            () = client.events.closed() => Input::HangUp,
+            input = &mut seldom => input,
             choice = client.stop.recv(), if stops_open => match choice {
                 Some(choice) => Input::Stop(choice),
                 None => {
@@ -127,11 +140,28 @@ pub async fn drive(
                 }
             },
             Some(input) = inbox.recv() => input,
-            Ok(()) = changes.changed() => Input::WorkersChanged,
-            Ok(_) = cancel.wait_for(|&cancel| cancel) => Input::Cancel,
+            changes = &mut changed => {
+                changed.set(next_change(changes));
+                Input::WorkersChanged
+            }
             () = alarm.rings() => Input::Tick,
         };
         task.on_input(input);
+    }
+}
+
+/// Waits until running requests are to end; forever once nobody tells.
+async fn cancelled(mut cancel: watch::Receiver<bool>) {
+    if cancel.wait_for(|&cancel| cancel).await.is_err() {
+        pending().await
+    }
+}
+
+/// Waits until workers change; forever once nobody tells.
+async fn next_change(mut changes: watch::Receiver<u64>) -> watch::Receiver<u64> {
+    match changes.changed().await {
+        Ok(()) => changes,
+        Err(_) => pending().await,
     }
 }
 

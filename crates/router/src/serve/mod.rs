@@ -1,6 +1,5 @@
 //! From a validated prompt to its tokens: `tasuki_flow` in real time, over real streams.
 
-mod alarm;
 pub mod api;
 mod config;
 mod driver;

@@ -64,15 +64,12 @@ impl Registry {
     }
 
     /// Distributes a report among the requests that it is about.
-    pub fn on_report<Outputs, Ends>(
+    pub fn on_report<Name: AsRef<str>>(
         &self,
         key: WorkerKey,
-        report: Report<Outputs, Ends>,
+        report: Report<impl Iterator<Item = (Name, Output)>, impl Iterator<Item = (Name, LegEnd)>>,
         now: Instant,
-    ) where
-        Outputs: Iterator<Item = (String, Output)>,
-        Ends: Iterator<Item = (String, LegEnd)>,
-    {
+    ) {
         let mut state = self.lock();
         let Some((fleet, connection)) = state.connected(key) else {
             return;
@@ -88,7 +85,7 @@ impl Registry {
         }
         // A task that is gone has sent its aborts.
         for (name, output) in report.outputs {
-            if let Some(leg) = connection.legs.get(&name) {
+            if let Some(leg) = connection.legs.get(name.as_ref()) {
                 let cached = output.cached_prompt_tokens;
                 fleet.on_tokens(key, leg.slot, output.tokens.len(), cached);
                 fleet.on_output(key, leg.slot, cached);
@@ -96,7 +93,7 @@ impl Registry {
             }
         }
         for (name, ended) in report.ended {
-            if let Some(leg) = connection.legs.remove(&name) {
+            if let Some(leg) = connection.legs.remove(name.as_ref()) {
                 fleet.on_outcome(key, leg.slot, &ended);
                 fleet.on_ended(key, leg.slot, ended.timings.as_ref());
                 let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));

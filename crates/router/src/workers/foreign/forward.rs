@@ -3,13 +3,13 @@
 use axum::body::Bytes;
 use axum::http::{StatusCode, header};
 use tasuki_flow::{LegEndReason, Opaque, Output};
-use tokio::time::timeout;
 
 use super::client::{HttpError, MOST_ANSWER_BYTES};
 use super::exchange::Exchange;
 use super::leg::{Failure, Leg, MOST_LOGGED};
 use super::parts::Parts;
 use super::sglang;
+use crate::alarm::Alarm;
 use crate::foreign::events::{self, Data, Splitter};
 use crate::foreign::request::{Answer, ForeignRequest, Head, PromptLogprobs, Usage};
 
@@ -49,8 +49,12 @@ impl Leg<'_> {
         // What comes before the first token waits for it: until then another worker may serve.
         let mut held: Vec<u8> = Vec::new();
         let mut seen = Seen::default();
+        let mut stalled = Alarm::new();
         // Only the worker is waited for here: a slow client is waited for below.
-        while let Some(part) = self.before_stalled(&seen, parts.next()).await? {
+        while let Some(part) = self
+            .before_stalled(&mut stalled, &seen, parts.next())
+            .await?
+        {
             let part = part.map_err(|error| self.broken(&seen, &error))?;
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
@@ -93,16 +97,15 @@ impl Leg<'_> {
     /// What comes next of the stream, within the limit for one that has begun.
     async fn before_stalled<T>(
         &self,
+        alarm: &mut Alarm,
         seen: &Seen,
         next: impl Future<Output = T>,
     ) -> Result<T, Failure> {
-        match self.site.stalled.filter(|_| seen.begun) {
-            None => Ok(next.await),
-            Some(limit) => timeout(limit, next).await.map_err(|_| {
-                let tokens = seen.total;
-                Failure::failed(format!("nothing for {limit:?}, after {tokens} tokens"))
-            }),
-        }
+        let limit = self.site.stalled.filter(|_| seen.begun);
+        alarm.within(limit, next).await.ok_or_else(|| {
+            let (limit, tokens) = (limit.unwrap_or_default(), seen.total);
+            Failure::failed(format!("nothing for {limit:?}, after {tokens} tokens"))
+        })
     }
 
     fn broken(&self, seen: &Seen, error: &HttpError) -> Failure {
@@ -145,7 +148,7 @@ impl Leg<'_> {
             frame: Some(Opaque::new(answer)),
             ..Output::default()
         };
-        self.site.report(self.name, vec![output], None);
+        self.site.report(self.name, Some(output), None);
     }
 }
 

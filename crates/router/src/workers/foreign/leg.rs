@@ -96,14 +96,13 @@ fn ended(reason: LegEndReason, ticket: Option<Ticket>) -> LegEnd {
 
 impl Site {
     /// Passes on what happened of a leg.
-    pub fn report(&self, name: &str, outputs: Vec<Output>, end: Option<LegEnd>) {
-        let named = |output| (name.to_owned(), output);
+    pub fn report(&self, name: &str, output: Option<Output>, end: Option<LegEnd>) {
         let report = Report {
             load: None,
             exported: None,
             cache: None,
-            outputs: outputs.into_iter().map(named),
-            ended: end.into_iter().map(|end| (name.to_owned(), end)),
+            outputs: output.into_iter().map(|output| (name, output)),
+            ended: end.into_iter().map(|end| (name, end)),
         };
         self.registry.on_report(self.key, report, Instant::now());
     }
@@ -111,11 +110,11 @@ impl Site {
     /// The leg's task is gone.
     pub fn failed(&self, name: &str) {
         let failure = Failure::failed("the router failed on its answer");
-        self.report(name, Vec::new(), Some(failure.into()));
+        self.report(name, None, Some(failure.into()));
     }
 
     pub fn aborted(&self, name: &str) {
-        self.report(name, Vec::new(), Some(ended(LegEndReason::Aborted, None)));
+        self.report(name, None, Some(ended(LegEndReason::Aborted, None)));
     }
 }
 
@@ -127,16 +126,16 @@ pub async fn run(site: Arc<Site>, name: String, spec: LegSpec) {
         name: &name,
         spec: &spec,
     };
-    let (outputs, end) = match leg.serve().await {
-        Ok((outputs, end)) => (outputs, end),
+    let (output, end) = match leg.serve().await {
+        Ok((output, end)) => (output, end),
         Err(failure) => {
             if failure.reason == LegEndReason::Failed {
                 site.doubts.notify_one();
             }
-            (Vec::new(), failure.into())
+            (None, failure.into())
         }
     };
-    site.report(&name, outputs, Some(end));
+    site.report(&name, output, Some(end));
 }
 
 /// A leg, and where it runs.
@@ -147,7 +146,7 @@ pub struct Leg<'a> {
 }
 
 impl Leg<'_> {
-    async fn serve(&self) -> Result<(Vec<Output>, LegEnd), Failure> {
+    async fn serve(&self) -> Result<(Option<Output>, LegEnd), Failure> {
         let content = self.spec.opaque.as_ref().map(|opaque| &opaque.content);
         let request = content.and_then(|content| content.get::<ForeignRequest>());
         let request = request.ok_or_else(|| Failure::failed("a request without its content"))?;
@@ -156,7 +155,7 @@ impl Leg<'_> {
         let answer = self.send(request, &body).await?;
         if self.spec.kind == LegKind::Prefill {
             let end = self.hand_off(request, answer).await?;
-            return Ok((Vec::new(), end));
+            return Ok((None, end));
         }
         let told = match self.spec.handoff {
             Some(Handoff::With(_)) if sglang::wants_prompt_logprobs(&request.body) => {
@@ -176,7 +175,7 @@ impl Leg<'_> {
             finish: Some(Finish::Stop),
             ..Output::default()
         };
-        Ok((vec![finish], ended(LegEndReason::Finished, None)))
+        Ok((Some(finish), ended(LegEndReason::Finished, None)))
     }
 
     /// The client's body, with what the engine needs for this leg.

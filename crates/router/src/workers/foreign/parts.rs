@@ -11,8 +11,8 @@ use super::exchange::Exchange;
 
 /// Bytes that are enough for one part.
 const MOST_TOGETHER: usize = 32 << 10;
-/// Bytes of several chunks, most of the time.
-const USUAL_TOGETHER: usize = 4 << 10;
+/// Bytes of one to three chunks, and still of a size that allocators hand out quickly.
+const USUAL_TOGETHER: usize = 1 << 10;
 /// Parts of a stream that has begun are at least so far apart. Engines step far more slowly, so
 /// only tokens of one step, or of a stream that catches up, wait for each other.
 const APART: Duration = Duration::from_millis(1);

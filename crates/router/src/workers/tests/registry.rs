@@ -113,8 +113,8 @@ fn a_worker_whose_events_were_missed_is_asked_for_all_of_its_cache() {
             load: None,
             exported: None,
             cache: Some(cache),
-            outputs: std::iter::empty(),
-            ended: std::iter::empty(),
+            outputs: std::iter::empty::<(&str, Output)>(),
+            ended: std::iter::empty::<(&str, LegEnd)>(),
         };
         registry.on_report(key, report, Instant::now());
     };

@@ -1,8 +1,9 @@
-//! A deadline that moves with every token: one registered timer serves many of them.
+//! A deadline that moves with every token: one registered timer serves many of them, where
+//! `tokio::time::timeout` registers one for each.
 
 use std::future::pending;
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep_until};
 
@@ -46,6 +47,25 @@ impl Alarm {
         pending().await
     }
 
+    /// Waits for `work`, and longer than that for nobody: `None` when it goes off first.
+    pub async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = self.rings() => None,
+        }
+    }
+
+    /// Waits for `work` for so long, or without end.
+    pub async fn within<T>(
+        &mut self,
+        limit: Option<Duration>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        self.set(limit.map(|limit| Instant::now() + limit));
+        self.before(work).await
+    }
+
     fn arm(&mut self, at: Instant) {
         self.sleep.as_mut().reset(at.into());
         self.armed_for = Some(at);
@@ -54,7 +74,7 @@ impl Alarm {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::future::ready;
 
     use tokio::time::timeout;
 
@@ -85,5 +105,20 @@ mod tests {
         assert!(!rings_within(&mut alarm, SHORT).await);
         alarm.set(Some(Instant::now() + SHORT));
         assert!(rings_within(&mut alarm, LONG).await);
+    }
+
+    #[tokio::test]
+    async fn work_is_waited_for_until_it_goes_off() {
+        let mut alarm = Alarm::new();
+        assert_eq!(alarm.before(ready(1)).await, Some(1));
+        assert_eq!(alarm.within(Some(SHORT), pending::<()>()).await, None);
+        // What is there is taken, however late.
+        assert_eq!(alarm.before(ready(2)).await, Some(2));
+        let start = Instant::now();
+        assert_eq!(alarm.within(Some(LONG), ready(3)).await, Some(3));
+        assert_eq!(alarm.within(Some(2 * SHORT), pending::<()>()).await, None);
+        assert!(start.elapsed() >= 2 * SHORT);
+        let without_end = alarm.within(None, pending::<()>());
+        assert!(timeout(SHORT, without_end).await.is_err());
     }
 }
