@@ -361,15 +361,17 @@ fn thresholds_split_long_prompts_and_move_workers_that_are_too_slow() {
     let run = simulate(config, &mut swinging());
     for outcome in &run.outcomes {
         assert_eq!(outcome.failure, None, "{outcome:?}");
-        // One that is placed again may be computed as a whole by the decode worker that it has.
+        // One that its decode worker gives back for want of memory when a single token is
+        // missing has nothing left to decode: it is computed again as a whole.
+        let pauses = outcome.token_times.windows(2).map(|t| t[1].s_since(t[0]));
+        let pauses: Vec<f64> = pauses.collect();
+        let lacked_one = outcome.retries > 0
+            && pauses
+                .split_last()
+                .is_some_and(|(last, others)| others.iter().all(|pause| pause < last));
         let is_long = outcome.prompt_tokens >= 1_000;
-        assert!(
-            outcome.is_split() == is_long || (is_long && outcome.retries > 0),
-            "{outcome:?}"
-        );
+        assert_eq!(outcome.is_split(), is_long && !lacked_one, "{outcome:?}");
     }
-    let retried = run.outcomes.iter().filter(|outcome| outcome.retries > 0);
-    assert!(retried.count() < run.outcomes.len() / 100);
     let first = &run.role_changes[0];
     assert_eq!((first.from, first.to), (Role::Decode, Role::Prefill));
 }
