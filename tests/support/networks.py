@@ -29,6 +29,10 @@ T = TypeVar("T")
 ADDRESSES = {"prefill": "10.78.0.1", "decode": "10.78.0.2"}
 ROUTER = "10.78.1.254"
 _DEADLINE_S = 60.0
+# Classic BPF (linux/filter.h), and what a filter of packets decides (linux/pkt_cls.h).
+_LOAD, _IF_AT_LEAST, _RETURN = 0x20, 0x35, 0x06
+_RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: a new number at each load
+_PASS, _DROP = 0, 2
 
 
 class HostProcess(Process):
@@ -75,18 +79,32 @@ class Hosts:
         """Between the workers nothing goes through any more, and nobody is told."""
         self._shape("pfifo limit 0")
 
+    def lose(self, share: float) -> None:
+        """Between the workers this share of the packets is lost, in either direction.
+
+        A filter that draws a number for each packet does it: kernels without netem have that.
+        """
+        keep_from = int(share * (1 << 32))
+        program = f"4,{_LOAD} 0 0 {_RANDOM},{_IF_AT_LEAST} 1 0 {keep_from},{_RETURN} 0 0 {_DROP}"
+        attach = ["tc", "filter", "add", "dev", "kv", "egress", "bpf", "da", "bytecode"]
+        for host in ADDRESSES:
+            self.by_name[host].command("tc qdisc add dev kv clsact")
+            command = [*attach, f"{program},{_RETURN} 0 0 {_PASS}"]
+            self.by_name[host].run(subprocess.run, command, check=True, timeout=60)
+
     def heal(self) -> None:
         """The cable between the workers is as it was made."""
         for host in ADDRESSES:
-            command = ["tc", "qdisc", "del", "dev", "kv", "root"]  # fails where there is none
-            self.by_name[host].run(subprocess.run, command, capture_output=True, timeout=60)
+            for kind in ("root", "clsact"):
+                command = ["tc", "qdisc", "del", "dev", "kv", kind]  # fails where there is none
+                self.by_name[host].run(subprocess.run, command, capture_output=True, timeout=60)
 
     def dropped(self) -> int:
         """Packets that the cable between the workers did not take since it was last shaped."""
         dropped = 0
         for host in ADDRESSES:
             said = self.by_name[host].command("tc -s qdisc show dev kv")
-            dropped += int(said.split("dropped ")[1].split(",")[0])
+            dropped += sum(int(each.split(",")[0]) for each in said.split("dropped ")[1:])
         return dropped
 
     def _shape(self, discipline: str) -> None:
@@ -97,6 +115,8 @@ class Hosts:
         near, far = self.by_name[one], self.by_name[other]
         near.ip(f"link add {name} type veth peer name {name} netns {far.path()}")
         for host, own in ((near, address), (far, other_address)):
+            # Packets as an Ethernet has them: by default one of 64 KB would go through, or be lost.
+            host.ip(f"link set {name} gso_max_segs 1")
             host.ip(f"addr add {own}/24 dev {name}", f"link set {name} up")
 
 
