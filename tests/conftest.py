@@ -26,6 +26,8 @@ from support import models, searches
 from support.deployment import Deployment, Options
 from support.kinds import Kinds
 from support.lanes import LanePlugin
+from support.processes import Process
+from support.serving import Serve
 from support.times import TimeByFolder
 
 
@@ -125,3 +127,25 @@ def _factory(directory: Callable[[], Path]) -> Iterator[Callable[[Options], Depl
     finally:
         for deployment in started:
             deployment.destroy()
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts `tasuki serve`, as a user would; ends what a test leaves."""
+    monkeypatch.setenv("TASUKI_CACHE", str(tmp_path / "cache"))  # logs are kept there
+    started: list[Process] = []
+
+    def start(*arguments: str) -> Process:
+        log = tmp_path / f"serve-{len(started)}.log"
+        started.append(Process("serve", ["serve", *arguments], log))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.exit_code() is None:
+            children = process.descendants()
+            process.kill()
+            for child in children:
+                if child.is_running():
+                    child.kill()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from support.client import Client
 from support.processes import Process, environment
-from support.serving import START_DEADLINE_S, Serve, wait_for_url
+from support.serving import START_DEADLINE_S, Serve, wait_for_url, workers_of
 from support.waiting import free_port, until
 
 
@@ -28,19 +28,6 @@ def wait_ready(client: Client) -> None:
 
 def model_name(client: Client) -> str:
     return str(client.http.get("/v1/models").json()["data"][0]["id"])
-
-
-def workers_of(process: Process) -> dict[str, psutil.Process]:
-    """Worker processes under the launcher, by their `--name`."""
-    found = {}
-    for child in process.descendants():
-        try:
-            command = child.cmdline()
-        except psutil.NoSuchProcess:
-            continue
-        if "worker" in command and "--name" in command:
-            found[command[command.index("--name") + 1]] = child
-    return found
 
 
 def printed(process: Process, beginning: str) -> str:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from support.client import Answer, Client
-from support.deployment import Deployment
 from support.reference import Reference
 from support.waiting import until
+
+
+class Served(Protocol):
+    """What a crowd asks."""
+
+    @property
+    def http(self) -> Client:
+        """Its router's client."""
+
+    def logs(self) -> str:
+        """What its processes said."""
 
 
 class Crowd:
@@ -20,9 +30,7 @@ class Crowd:
         references: prompts and the answers expected of them.
     """
 
-    def __init__(
-        self, deployment: Deployment, references: Sequence[Reference], **options: Any
-    ) -> None:
+    def __init__(self, deployment: Served, references: Sequence[Reference], **options: Any) -> None:
         self._deployment = deployment
         self._references = list(references)
         self._options = options

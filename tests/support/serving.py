@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import psutil
+
 from support.processes import Process
 from support.waiting import until
 
@@ -22,3 +24,16 @@ def wait_for_url(process: Process) -> str:
         return found.group(1) if found else None
 
     return until(probe, lambda: f"a URL in\n{process.output()}", deadline_s=START_DEADLINE_S)
+
+
+def workers_of(process: Process) -> dict[str, psutil.Process]:
+    """Worker processes under the launcher, by their `--name`."""
+    found = {}
+    for child in process.descendants():
+        try:
+            command = child.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if "worker" in command and "--name" in command:
+            found[command[command.index("--name") + 1]] = child
+    return found
