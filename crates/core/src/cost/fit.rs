@@ -12,6 +12,9 @@ const OUTLIER: f64 = 3.0;
 /// What is left of older information about a direction when a sample adds to it: a memory
 /// of about a hundred samples.
 const KEPT: f64 = 0.97;
+/// A term below this share of every measurement cannot be told from noise: it is twice the error
+/// that is left in the mean of a memory's samples.
+const RESOLVED: f64 = 0.02;
 /// No measurement is shorter than that, in seconds: its weight would exceed all others'.
 const LEAST: f64 = 1e-9;
 /// Rounds of the descent that makes coefficients non-negative.
@@ -19,12 +22,19 @@ const ROUNDS: usize = 100;
 
 /// `y = θ·x` with non-negative coefficients, by recursive least squares of relative errors.
 ///
+/// A coefficient has a floor: its prior, or less once its term at that floor would be
+/// `RESOLVED` of some sample. Without the floor, noise takes a coefficient whose term is small
+/// in all samples to 0, and larger inputs then cost nothing until one of them is measured.
+///
 /// A sample discounts older ones in its own direction alone. So the newest samples
 /// prevail where there are any, and what others taught about different inputs is kept however
 /// long ago it was.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearFit<const N: usize> {
     theta: [f64; N],
+    prior: [f64; N],
+    /// By input, the largest `x / y` of the samples.
+    seen: [f64; N],
     /// Inverse of the coefficients' covariance.
     information: [[f64; N]; N],
     /// The least that a coefficient counts for where doubt is relative to it.
@@ -37,6 +47,8 @@ impl<const N: usize> LinearFit<N> {
     pub fn new(prior: [f64; N], doubt: f64) -> Self {
         Self {
             theta: prior,
+            prior,
+            seen: [0.0; N],
             information: [[0.0; N]; N],
             least: prior.map(|theta| theta / doubt),
             samples: 0,
@@ -44,7 +56,7 @@ impl<const N: usize> LinearFit<N> {
         .doubted(doubt)
     }
 
-    /// The same coefficients, of which each may be wrong by a factor of `doubt`.
+    /// The same coefficients as a prior, of which each may be wrong by a factor of `doubt`.
     pub fn doubted(&self, doubt: f64) -> Self {
         let mut information = [[0.0; N]; N];
         for i in 0..N {
@@ -52,6 +64,8 @@ impl<const N: usize> LinearFit<N> {
         }
         Self {
             information,
+            prior: self.theta,
+            seen: [0.0; N],
             samples: 0,
             ..*self
         }
@@ -69,6 +83,8 @@ impl<const N: usize> LinearFit<N> {
         }
         Self {
             theta: self.theta.map(|theta| theta * factor),
+            prior: self.prior.map(|prior| prior * factor),
+            seen: self.seen.map(|seen| seen / factor),
             information: self
                 .information
                 .map(|row| row.map(|entry| entry / factor.powi(2))),
@@ -89,7 +105,11 @@ impl<const N: usize> LinearFit<N> {
         // Not by shares of what is expected: that is 0 where all coefficients in x are.
         let usual = ((NOISE * expected).powi(2) + self.variance(&x)).sqrt();
         let off = (y - expected).clamp(-OUTLIER * usual, OUTLIER * usual);
-        let weight = (NOISE * (expected + off).max(expected / OUTLIER)).powi(-2);
+        let counted = (expected + off).max(expected / OUTLIER);
+        let weight = (NOISE * counted).powi(-2);
+        for (seen, x) in self.seen.iter_mut().zip(x) {
+            *seen = seen.max(x / counted);
+        }
         // Older information about this very sum of coefficients: all else is kept.
         let Some(spread) = self.solve(x) else {
             return;
@@ -107,7 +127,7 @@ impl<const N: usize> LinearFit<N> {
         for i in 0..N {
             free[i] += step[i];
         }
-        self.theta = self.nearest_non_negative(free);
+        self.theta = self.nearest_allowed(free);
     }
 
     /// The expected measurement.
@@ -169,18 +189,31 @@ impl<const N: usize> LinearFit<N> {
         b.iter().all(|x| x.is_finite()).then_some(b)
     }
 
-    /// What fits the information best among the vectors without a negative coefficient.
-    fn nearest_non_negative(&self, free: [f64; N]) -> [f64; N] {
-        if free.iter().all(|theta| *theta >= 0.0) {
+    /// The least value of each coefficient, see [`LinearFit`].
+    fn floor(&self) -> [f64; N] {
+        let mut floor = self.prior;
+        for (floor, seen) in floor.iter_mut().zip(self.seen) {
+            *floor = floor.min(RESOLVED / seen);
+        }
+        floor
+    }
+
+    /// What fits the information best among the vectors with no coefficient below its floor.
+    fn nearest_allowed(&self, free: [f64; N]) -> [f64; N] {
+        let floor = self.floor();
+        let mut near = free;
+        for i in 0..N {
+            near[i] = free[i].max(floor[i]);
+        }
+        if near == free {
             return free;
         }
-        let mut near = free.map(|theta| theta.max(0.0));
         for _ in 0..ROUNDS {
             for i in 0..N {
                 let slope: f64 = (0..N)
                     .map(|j| self.information[i][j] * (near[j] - free[j]))
                     .sum();
-                near[i] = (near[i] - slope / self.information[i][i]).max(0.0);
+                near[i] = (near[i] - slope / self.information[i][i]).max(floor[i]);
             }
         }
         near

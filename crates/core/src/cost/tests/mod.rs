@@ -1,4 +1,5 @@
 mod pace;
+mod short;
 
 use super::*;
 use crate::WorkerId;
@@ -84,22 +85,6 @@ fn noisy_steps_of_all_sizes_teach_their_rates() {
         let got = learnt.prompt_step_s + learnt.prompt_s(tokens, 0.0);
         assert!(near(got, wanted, 0.1), "{learnt:?}");
     }
-}
-
-#[test]
-fn a_coefficient_of_zero_is_not_the_end_of_learning() {
-    let mut fit = LinearFit::new([0.03, 5e-4, 2.5e-8], 10.0);
-    for _ in 0..200 {
-        // More takes less: only the constant is left.
-        fit.learn([1.0, 16.0, 256.0], 0.1);
-        fit.learn([1.0, 160.0, 25_600.0], 0.05);
-    }
-    assert_eq!(fit.coefficients()[1..], [0.0, 0.0]);
-    for y in [0.01, 1e-300, 0.01] {
-        fit.learn([0.0, 16.0, 256.0], y);
-    }
-    let expected = fit.at(&[0.0, 16.0, 256.0]);
-    assert!(expected > 0.0 && expected.is_finite(), "{fit:?}");
 }
 
 #[test]
