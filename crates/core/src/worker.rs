@@ -65,6 +65,8 @@ pub struct Outstanding {
     pub kv_tokens: u64,
     /// Blocks that our requests are going to take but do not hold yet.
     pub promised_blocks: u64,
+    /// That the worker reports as waiting and `promised_blocks` has room for.
+    pub waiting_kv_tokens: u64,
 }
 
 /// One worker at one moment.
@@ -109,7 +111,22 @@ impl WorkerView {
 
     /// Blocks that a new arrival may count on.
     pub fn spare_blocks(&self) -> u64 {
-        u64::from(self.load.free_blocks).saturating_sub(self.outstanding.promised_blocks)
+        let taken = self.outstanding.promised_blocks + self.awaited_blocks();
+        u64::from(self.load.free_blocks).saturating_sub(taken)
+    }
+
+    /// Free blocks that the waiting sequences of other routers will take, as far as the worker's
+    /// report shows. Blocks that are neither free nor of sequences that decode count as held by
+    /// them already. A prompt that several of them share counts for each.
+    fn awaited_blocks(&self) -> u64 {
+        let waiting = self.load.waiting_kv_tokens.unwrap_or(0);
+        let others = waiting.saturating_sub(self.outstanding.waiting_kv_tokens);
+        let used = self
+            .capacity
+            .total_blocks
+            .saturating_sub(self.load.free_blocks);
+        let held = u64::from(used).saturating_sub(self.blocks_for(self.load.running_kv_tokens));
+        self.blocks_for(others).saturating_sub(held)
     }
 
     /// Whether it has nothing to do, as far as is known.

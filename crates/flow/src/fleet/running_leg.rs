@@ -2,6 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use tasuki_core::Outstanding;
+
 use super::prefixes::PlacedPrompt;
 use crate::leg::{Handoff, LegKind, LegSpec};
 
@@ -32,6 +34,28 @@ pub(super) struct RunningLeg {
     /// The worker's load counts it.
     pub is_counted: bool,
     pub has_blocks: bool,
+}
+
+impl RunningLeg {
+    /// Adds what the worker's last report cannot show of it. `knows_waiting_kv`: the worker
+    /// reports the KV of sequences that wait.
+    pub fn count(&self, outstanding: &mut Outstanding, knows_waiting_kv: bool) {
+        if !self.is_counted {
+            outstanding.prefill_tokens += self.prefill_tokens;
+            outstanding.requests += 1;
+            outstanding.sequences += self.sequences;
+        }
+        // Some workers report how many sequences wait, and not their KV.
+        if !self.is_counted || (self.placed.is_some() && !knows_waiting_kv) {
+            outstanding.kv_tokens += self.kv_tokens;
+        }
+        if !self.has_blocks {
+            outstanding.promised_blocks += self.promised_blocks;
+            if self.is_counted && knows_waiting_kv {
+                outstanding.waiting_kv_tokens += self.kv_tokens;
+            }
+        }
+    }
 }
 
 /// The engine that a decode leg gets its KV from.

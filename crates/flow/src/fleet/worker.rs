@@ -378,18 +378,7 @@ impl WorkerState {
         let mut outstanding = Outstanding::default();
         let knows_waiting_kv = self.view.load.waiting_kv_tokens.is_some();
         for leg in self.legs.iter().flatten() {
-            if !leg.is_counted {
-                outstanding.prefill_tokens += leg.prefill_tokens;
-                outstanding.requests += 1;
-                outstanding.sequences += leg.sequences;
-            }
-            // Some workers report how many sequences wait, and not their KV.
-            if !leg.is_counted || (leg.placed.is_some() && !knows_waiting_kv) {
-                outstanding.kv_tokens += leg.kv_tokens;
-            }
-            if !leg.has_blocks {
-                outstanding.promised_blocks += leg.promised_blocks;
-            }
+            leg.count(&mut outstanding, knows_waiting_kv);
         }
         self.view.outstanding = outstanding;
         true

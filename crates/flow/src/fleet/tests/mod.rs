@@ -1,5 +1,6 @@
 //! Who is admitted, and what is counted of our own legs.
 
+mod awaited;
 mod failing;
 mod herding;
 mod index;
@@ -76,6 +77,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         sequences: 1,
         kv_tokens: 33,
         promised_blocks: 14,
+        waiting_kv_tokens: 0,
     };
     assert_eq!(view(&fleet, 0).outstanding, all);
     // Many reports may come before the worker's engine has the legs.

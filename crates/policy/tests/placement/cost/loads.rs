@@ -13,7 +13,7 @@ fn the_kv_of_sequences_that_wait_counts_like_that_of_sequences_that_decode() {
     let cost_s = |load: ReportedLoad| {
         let mut worker = worker(0, Role::Mixed);
         worker.load = ReportedLoad {
-            free_blocks: worker.load.free_blocks,
+            free_blocks: 10_000,
             ..load
         };
         let placed = choose(&[worker], &RequestView::new(500, 200), false, 0);
