@@ -19,16 +19,25 @@ def simulator() -> str:
     lines = [
         [
             row["case"],
+            row.get("simulator", "tasuki"),
             f"{row['requests']:,}",
             number(row["requests_per_s"], 0),
             number(row["cpu_s"], 2),
             number(row["simulated_s"], 0),
-            f"{row['steps']:,}",
-            f"{row['events']:,}",
+            *(f"{row[name]:,}" if name in row else "" for name in ("steps", "events")),
         ]
         for row in result["rows"]
     ]
-    heads = ("workers", "requests", "requests/s", "seconds", "simulated s", "steps", "events")
+    heads = (
+        "workers",
+        "simulator",
+        "requests",
+        "requests/s",
+        "seconds",
+        "simulated s",
+        "steps",
+        "events",
+    )
     return source("simulator") + rows(heads, lines)
 
 
