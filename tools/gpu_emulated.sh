@@ -9,7 +9,7 @@ folder=${1:-benchmarks/results/gpu_emulated}
 read -ra variants <<<"${VARIANTS:-8.0 8.9 12.0 no-flashinfer}"
 export LIMIT_S=${LIMIT_S:-1200}
 kernels=$'test_attention -k not(other_head_dims)and(not(test_mixed_steps_in_cuda_graphs[256))
-test_gpu_engine test_gemms test_own_attention
+test_gpu_engine test_gpu_gemms test_own_attention
 test_models'
 without=$'test_gpu_engine test_own_attention\ntest_serving'
 

@@ -14,7 +14,7 @@ together=(
   "test_attention -k not(other_head_dims)and(not(mixed_steps_in))"
   "test_attention -k other_head_dims"
   "test_attention -k mixed_steps_in"
-  "test_gpu_engine test_gemms"
+  "test_gpu_engine test_gpu_gemms"
   "test_models"
   "test_fallback"
 )

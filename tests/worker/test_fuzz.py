@@ -76,8 +76,10 @@ class System:
             submit(f"{name}.split", prompt, leg=pb.LEG_DECODE, peer=here)
         )
         tokens, _ = expected(spec(name, prompt, max_tokens=4), 0, 64)
-        reasons = [(await leg.end()).reason for leg in (alone, first, rest)]
-        assert reasons == [pb.LEG_END_FINISHED, pb.LEG_END_HANDED_OFF, pb.LEG_END_FINISHED]
+        ends = [await leg.end() for leg in (alone, first, rest)]
+        reasons = [end.reason for end in ends]
+        wanted = [pb.LEG_END_FINISHED, pb.LEG_END_HANDED_OFF, pb.LEG_END_FINISHED]
+        assert reasons == wanted, [end.message for end in ends]
         assert alone.tokens[0] == rest.tokens[0] == tokens
 
     async def check(self) -> None:
