@@ -7,6 +7,7 @@ that died comes back on its port and is used again.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ from support.deployment import Deployment, Options
 from support.pace import Pace
 from support.reference import Reference
 from support.waiting import until
+
+from tasuki.kv.config import HandoffConfig
 
 pytestmark = pytest.mark.faults
 SAMPLED_STEPS = 300
@@ -119,7 +122,10 @@ def test_prefill_before_its_first_token(system: Deployment, sixteen: list[Refere
 def test_prefill_after_first_tokens(
     system: Deployment, sixteen: list[Reference], with_token: int
 ) -> None:
-    """It dies with KV that decode workers have asked for and not read: they are frozen."""
+    """It dies with KV that decode workers have asked for and not read: they are frozen.
+
+    Nobody listens at its address any more, so they do not wait for its lease to run out.
+    """
     open_streams(system, sixteen)
     crowd = hold_handoffs(system, sixteen)
     try:
@@ -130,7 +136,9 @@ def test_prefill_after_first_tokens(
     finally:
         for name in by_role(system, "decode"):
             system.continue_process(name)
+    continued = time.monotonic()
     assert replacements(crowd.finish()) > 0, held
+    assert time.monotonic() - continued < HandoffConfig().lease_s
     assert system.retries() > before
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
@@ -15,6 +15,7 @@ from tasuki.kv.link import (
     Disconnected,
     HandoffServicer,
     LinkEvent,
+    Refused,
     keepalive_options,
 )
 from tasuki.v1 import kv_pb2
@@ -22,6 +23,7 @@ from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.worker.server import SERVER_OPTIONS
 
 IDENTITY = bytes(16)
+HELLO = kv_pb2.Hello(protocol_version=1, identity=IDENTITY, engine_id="d", expected_engine_id="p")
 KEEPALIVE_S = 0.5
 DEADLINE_S = 60.0
 
@@ -66,33 +68,44 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def vanish(client_keepalive_s: float, server_options: list[tuple[str, int]]) -> None:
-    """Connects the two over a network that vanishes; ends when the stream is given up."""
+@contextlib.asynccontextmanager
+async def serving(
+    options: Sequence[tuple[str, int]] = SERVER_OPTIONS,
+) -> AsyncIterator[tuple[grpc.aio.Server, HandoffServicer, int]]:
+    """A prefill engine `p`: its server, its streams and its port."""
     served = HandoffServicer(
         IDENTITY, "p", lambda: kv_pb2.HelloReply(engine_id="p", lease_s=10.0), lambda _: None, 1
     )
-    server = grpc.aio.server(options=server_options)
+    server = grpc.aio.server(options=options)
     add_KvServicer_to_server(served, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    try:
+        yield server, served, port
+    finally:
+        await server.stop(0)
+
+
+async def vanish(client_keepalive_s: float, server_options: list[tuple[str, int]]) -> None:
+    """Connects the two over a network that vanishes; ends when the stream is given up."""
     network = Network()
     events: list[LinkEvent] = []
-    hello = kv_pb2.Hello(
-        protocol_version=1, identity=IDENTITY, engine_id="d", expected_engine_id="p"
-    )
-    async with network.to(port) as entrance:
-        link = DialledLink("p", f"127.0.0.1:{entrance}", hello, events.append, client_keepalive_s)
+    async with (
+        serving(server_options) as (_, served, port),
+        network.to(port) as entrance,
+    ):
+        link = DialledLink("p", f"127.0.0.1:{entrance}", HELLO, events.append, client_keepalive_s)
         try:
             await until(heard(events, Connected))
             assert served._streams
             network.swallows = True
             if client_keepalive_s == KEEPALIVE_S:
                 await until(heard(events, Disconnected))
+                assert not heard(events, Refused)(), "it may come back"
             else:
                 await until(lambda: not served._streams)
         finally:
             link.close()
-            await server.stop(0)
 
 
 def test_the_decode_worker_notices() -> None:
@@ -102,6 +115,23 @@ def test_the_decode_worker_notices() -> None:
 def test_the_prefill_worker_notices() -> None:
     known = [option for option in SERVER_OPTIONS if option not in keepalive_options()]
     asyncio.run(vanish(1_000.0, [*known, *keepalive_options(KEEPALIVE_S)]))
+
+
+def test_an_engine_at_whose_address_nobody_listens_is_gone() -> None:
+    async def run() -> None:
+        async with serving() as (server, _, port):
+            events: list[LinkEvent] = []
+            link = DialledLink("p", f"127.0.0.1:{port}", HELLO, events.append)
+            await until(heard(events, Connected))
+            await server.stop(0)
+            await until(heard(events, Refused))
+            gone = events[-1]
+            assert isinstance(gone, Refused) and gone.replaced
+            assert gone.message == f"engine p is gone: nobody listens at 127.0.0.1:{port}"
+            assert heard(events, Disconnected)(), "at the first attempts it may come back"
+            link.close()
+
+    asyncio.run(run())
 
 
 def test_the_worker_s_server_pings() -> None:

@@ -45,6 +45,7 @@ STREAM_BROKE = (
 )
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
+_REFUSALS = 3  # in a row, in 0.4 s: an engine listens as long as it lives
 _HANDSHAKE_S = 5.0
 _KEEPALIVE_S = 10.0
 _CHANNEL_OPTIONS = (
@@ -154,6 +155,7 @@ class DialledLink:
     async def _run(self) -> None:
         backoff_s = _BACKOFF_MIN_S
         logged = ""
+        refusals = 0
         while True:
             greeted = False
             try:
@@ -173,6 +175,12 @@ class DialledLink:
                     )
                 logged = why
                 greeted = self._outbox is not None
+                refusals = refusals + 1 if _nobody_listens(error) else 0
+                if refusals == _REFUSALS:
+                    expected = self._hello.hello.expected_engine_id
+                    message = f"engine {expected} is gone: nobody listens at {self._endpoint}"
+                    self._on_event(Refused(self._peer, message, replaced=True))
+                    return
             if self._outbox is not None:
                 self._outbox = None
                 log.warning("kv stream to %s at %s broke", self._peer, self._endpoint)
@@ -220,14 +228,21 @@ class DialledLink:
         return True
 
 
+def _nobody_listens(error: BaseException) -> bool:
+    """Whether the peer's host is there and refuses the connection: no process has the port."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    said = error.details() or ""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in said
+
+
 def _misunderstanding(error: BaseException) -> str:
     """What broke a connection that was made, if certificates may be the reason; else empty."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return ""
-    said = error.details() or ""
     refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
-    made = error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" not in said
-    return said if refused or made else ""
+    made = error.code() is grpc.StatusCode.UNAVAILABLE and not _nobody_listens(error)
+    return (error.details() or "") if refused or made else ""
 
 
 async def _write(call: Any, outbox: Outbox[kv_pb2.FromDecode]) -> None:
