@@ -70,8 +70,8 @@ def hold_handoffs(system: System, references: Sequence[Reference]) -> Crowd:
     crowd = Crowd(system, references)  # before: after 4 s of silence they would get nothing
     prefill.suspend()
     crowd.start()
-    until(
-        lambda: system.total("worker_waiting", role="decode") == len(references),
+    until(  # where roles are preferences, the decode worker may compute some as a whole
+        lambda: system.total("worker_waiting", role="decode") > len(references) / 2,
         lambda: f"requests that wait for their KV\n{system.logs()}",
         interval_s=0.01,
     )
