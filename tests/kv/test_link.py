@@ -125,9 +125,9 @@ def test_an_engine_at_whose_address_nobody_listens_is_gone() -> None:
             await until(heard(events, Connected))
             await server.stop(0)
             await until(heard(events, Refused))
-            gone = events[-1]
-            assert isinstance(gone, Refused) and gone.replaced
-            assert gone.message == f"engine p is gone: nobody listens at 127.0.0.1:{port}"
+            event = events[-1]
+            assert isinstance(event, Refused) and event.gone
+            assert event.message == f"engine p is gone: nobody listens at 127.0.0.1:{port}"
             assert heard(events, Disconnected)(), "at the first attempts it may come back"
             link.close()
 

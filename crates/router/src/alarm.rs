@@ -47,7 +47,7 @@ impl Alarm {
         pending().await
     }
 
-    /// Waits for `work`, and longer than that for nobody: `None` when it goes off first.
+    /// Waits for `work`; `None` when the alarm goes off first.
     pub async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -56,7 +56,7 @@ impl Alarm {
         }
     }
 
-    /// Waits for `work` for so long, or without end.
+    /// Waits for `work`; `None` when it takes longer than `limit`.
     pub async fn within<T>(
         &mut self,
         limit: Option<Duration>,

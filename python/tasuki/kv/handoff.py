@@ -287,8 +287,8 @@ class Handoffs:
                 self._on_connected(peer, reply, now_s)
             case Disconnected(peer):
                 self._carrier.disconnected(peer)
-            case Refused(peer, message, replaced):
-                reason = LegEndReason.KV_LOST if replaced else LegEndReason.FAILED
+            case Refused(peer, message, gone):
+                reason = LegEndReason.KV_LOST if gone else LegEndReason.FAILED
                 self._on_peer_gone(peer, message, reason, now_s)
             case PeerFailed(rank, message):
                 if (engine := self._pullers.engine_of(rank)) is not None:

@@ -91,11 +91,11 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Prefill engine `peer` is gone (another one answers), or will never accept us."""
+    """Prefill engine `peer` is `gone` (nobody or another one answers), or never accepts us."""
 
     peer: str
     message: str
-    replaced: bool
+    gone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class DialledLink:
                     if self._outbox is None and not greeted:
                         return  # refused
             except UnreadableMessageError as error:
-                self._on_event(Refused(self._peer, str(error), replaced=False))
+                self._on_event(Refused(self._peer, str(error), gone=False))
                 return
             except STREAM_BROKE as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
@@ -179,7 +179,7 @@ class DialledLink:
                 if refusals == _REFUSALS:
                     expected = self._hello.hello.expected_engine_id
                     message = f"engine {expected} is gone: nobody listens at {self._endpoint}"
-                    self._on_event(Refused(self._peer, message, replaced=True))
+                    self._on_event(Refused(self._peer, message, gone=True))
                     return
             if self._outbox is not None:
                 self._outbox = None
@@ -206,15 +206,15 @@ class DialledLink:
         expected = self._hello.hello.expected_engine_id
         if reply.engine_id != expected:
             message = f"engine {expected} is gone: {reply.engine_id} is at {self._endpoint}"
-            self._on_event(Refused(self._peer, message, replaced=True))
+            self._on_event(Refused(self._peer, message, gone=True))
             return False
         if reply.refusal:
             message = f"{self._endpoint} refused the handshake: {reply.refusal}"
-            self._on_event(Refused(self._peer, message, replaced=False))
+            self._on_event(Refused(self._peer, message, gone=False))
             return False
         if flaw := reply_flaw(reply):
             message = f"the handshake with {self._endpoint} failed: {flaw}"
-            self._on_event(Refused(self._peer, message, replaced=False))
+            self._on_event(Refused(self._peer, message, gone=False))
             return False
         self._outbox = Outbox()
         self._on_event(Connected(self._peer, reply))

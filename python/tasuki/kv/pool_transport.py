@@ -14,7 +14,7 @@ Peer = TypeVar("Peer")
 
 
 class PoolTransport(Generic[Peer]):
-    """The base of a `Transport`; it adds what moves the bytes.
+    """The base of a `Transport`, which adds what moves the bytes.
 
     Args:
         name: As in the registry.

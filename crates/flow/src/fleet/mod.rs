@@ -124,7 +124,7 @@ impl FleetState {
         let health = state.view.health;
         let recovered = state.recover();
         if load.is_none() && state.view.health == health {
-            return recovered; // most reports of workers that are looked at
+            return recovered; // outputs alone, as most reports of other engines are
         }
         if let Some(load) = load {
             let (class, samples) = (state.view.hardware, state.take_load(load));
