@@ -243,7 +243,7 @@ def overload(
     return {"seconds": seconds, **summary(result)}
 
 
-def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
+def unfair(options: argparse.Namespace, rate: float, seconds: float) -> dict[str, Any]:
     """One tenant sends nine tenths, nine others the rest."""
     shares = {"much": 0.9, **{f"little-{index}": 0.1 / 9 for index in range(9)}}
     with deployment(options, OBJECTIVES) as url, tempfile.TemporaryDirectory() as folder:
@@ -254,7 +254,7 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
             arguments = {
                 **options.load,
                 "request-rate": rate * share,
-                "duration-s": options.seconds,
+                "duration-s": seconds,
                 "slo": SLO,
                 "seed": 10 + index,
                 "extra-body": json.dumps({"user": tenant}),
@@ -269,10 +269,11 @@ def unfair(options: argparse.Namespace, rate: float) -> dict[str, Any]:
                 raise SystemExit(f"the load of {tenant} failed")
             results[tenant] = summary(json.loads(output.read_text()))
     little = [result for tenant, result in results.items() if tenant != "much"]
-    sent = sum(result["requests"] for result in little) / options.seconds
+    sent = sum(result["requests"] for result in little) / seconds
     good = sum(result["goodput"] for result in little)
     return {
         "tenants": results,
+        "seconds": seconds,
         "others_sent_per_s": sent,
         "others_goodput": good,
         "others_share": good / sent,
@@ -283,6 +284,7 @@ def main() -> None:
     """Prepare what the options name, and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0, help="of each run")
+    parser.add_argument("--tenants-s", type=float, help="of the run with tenants, if it differs")
     parser.add_argument("--probe-s", type=float, default=30.0, help="of a probe, at least")
     parser.add_argument("--workers", type=int, default=2, help="that are clocks")
     parser.add_argument("--gpus", type=int, default=0, help="real workers, one on each")
@@ -327,7 +329,7 @@ def measure(options: argparse.Namespace) -> None:
         say(name, content[name])
     content["share_of_best"] = content["with"]["goodput"] / rate
     write_result(options.output, content)  # what is measured outlives what comes after it
-    content["tenants"] = unfair(options, twice)
+    content["tenants"] = unfair(options, twice, options.tenants_s or options.seconds)
     say(content["tenants"], content["share_of_best"])
     write_result(options.output, content)
 

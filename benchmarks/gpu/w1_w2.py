@@ -68,6 +68,7 @@ def measure(
     seed: int,
     out: Path,
     sampling: Sequence[str] = (),
+    warmup: int | None = None,
 ) -> dict[str, float]:
     """One run of `tasuki bench serve`, its result in `out`.
 
@@ -80,6 +81,7 @@ def measure(
         seed: Draws the prompts.
         out: The result file.
         sampling: Further options; none: greedy.
+        warmup: Unmeasured requests before it; None: as many as run at once.
 
     Returns:
         See `figures`.
@@ -89,7 +91,8 @@ def measure(
     """
     command = [sys.executable, "-m", "tasuki", "bench", "serve", "--base-url", url]
     command += ["--model", model, "--tokenizer", str(tokenizer), *workload.options]
-    command += ["--num-requests", str(workload.requests), "--warmup", str(workload.at_a_time)]
+    warmup = workload.at_a_time if warmup is None else warmup
+    command += ["--num-requests", str(workload.requests), "--warmup", str(warmup)]
     command += ["--max-concurrency", str(workload.at_a_time), "--answers", "exact", "--quiet"]
     command += ["--no-chunks", "--label", label, "--output", str(out), "--seed", str(seed)]
     done = subprocess.run([*command, *sampling], capture_output=True, text=True)
