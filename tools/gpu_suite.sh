@@ -2,8 +2,9 @@
 # Runs the tests that need a GPU and keeps what they said, with versions, device and time:
 #   tools/gpu_suite.sh [LOG]          PYTHON chooses the interpreter
 # Most of their time is the compiling of kernels on the CPU: parts that need little of the
-# GPU run side by side. Fails if there is no GPU, if a test fails, or beyond LIMIT_S. Lines
-# begin with the second and the part.
+# GPU run side by side, each on one of the GPUs. SEVERAL=1 runs those alone that need more than
+# one GPU. Fails if there is no GPU, if a test fails, or beyond LIMIT_S. Lines begin with the
+# second and the part.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=${1:-benchmarks/results/gpu_suite.log}
@@ -24,6 +25,10 @@ for file in tests/gpu/test_*.py; do
   name=$(basename "$file" .py)
   [[ " ${together[*]} " == *" $name "* ]] || alone+=("$name")
 done
+if [ -n "${SEVERAL:-}" ]; then
+  together=()
+  alone=(test_rank_handoff test_handoff test_tensor_parallel)
+fi
 if [ -n "${PARTS:-}" ]; then
   mapfile -t together <<<"$PARTS"
   alone=()
@@ -63,11 +68,12 @@ part() {
 }
 
 suite() {
-  local status=0 jobs=() took
+  local status=0 jobs=() gpus took
   about || return 1
+  gpus=$(nvidia-smi --list-gpus | wc -l)
   for names in "${together[@]}"; do
     # shellcheck disable=SC2086  # several words
-    part $names &
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$((${#jobs[@]} % gpus))} part $names &
     jobs+=("$!")
   done
   for job in "${jobs[@]}"; do wait "$job" || status=1; done
