@@ -30,7 +30,7 @@ GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
 VLLM_MODEL := $(or $(TASUKI_CACHE),$(HOME)/.cache/tasuki)/models/smollm2-135m-instruct
 
 # What `make quick` leaves out, and the crates whose tests it runs: those without sockets.
-QUICK_MARKERS := not (system or interpreter or slow or long or gpu or cluster)
+QUICK_MARKERS := not (system or interpreter or slow or long or gpu or cluster or upgrade)
 QUICK_CRATES := -p tasuki-core -p tasuki-flow -p tasuki-policy -p tasuki-searches -p tasuki-text -p tasuki-cpu
 
 # Features that are off by default; all commands have the same, else dependencies are compiled twice.
@@ -40,7 +40,7 @@ CLUSTER_FEATURES := $(RUST_FEATURES),tasuki-router/kubernetes
 CLUSTER_TOOLS := $(or $(TASUKI_CLUSTER_TOOLS),$(HOME)/.cache/tasuki/cluster-tools)
 
 .PHONY: help demo serve model test test-gpu test-gpu-emulated test-kernels lint fmt bench setup setup-dev check proto requirements clean
-.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-kubernetes test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
+.PHONY: chaos cluster-tools fuzz fuzz-coverage test-all test-clients test-cluster test-kubernetes test-upgrade test-vllm test-long test-search quick quick-checks quick-tests lint-python lint-rust
 .PHONY: setup-gpu announce model-files wheel
 
 help: ## Show this list
@@ -78,7 +78,7 @@ test-all: lint model
 	@mkdir -p target
 	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
 	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
-	@$(BIN)/python -m pytest -n 2 -m "not (long or cluster)" 2>&1 | tee target/pytest.log; \
+	@$(BIN)/python -m pytest -n 2 -m "not (long or cluster or upgrade)" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
 
@@ -131,6 +131,9 @@ test-kubernetes: setup-dev cluster-tools ## A real control plane and process kub
 	@cargo build -p tasuki-router $(CLUSTER_FEATURES) --bin tasuki-router
 	@TASUKI_CLUSTER_TOOLS=$(CLUSTER_TOOLS) PYTHON=$(BIN)/python tools/cluster_suite.sh kubernetes
 
+test-upgrade: setup-dev ## The release BASE (the newest) and this checkout together, the log kept; builds what is not there
+	@PYTHON=$(BIN)/python tools/upgrade_suite.sh $(BASE)
+
 test-gpu: setup-dev setup-gpu ## The tests that need an NVIDIA GPU, their log kept
 	@PYTHON=$(BIN)/python tools/gpu_suite.sh
 
@@ -152,6 +155,7 @@ lint-python:
 	$(BIN)/python tools/make_errors.py --check
 	$(BIN)/python tools/make_reference.py --check
 	tools/check_proto.sh $(BIN)/python
+	$(BIN)/python tools/check_contract.py
 
 lint-rust:
 	cargo fmt --all --check

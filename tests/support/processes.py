@@ -23,17 +23,12 @@ class ProcessFailedError(Exception):
     """A process ended while something was expected of it; the message has its last lines."""
 
 
-def environment(**extra: str) -> dict[str, str]:
-    """The environment of every process under test: this checkout, one thread, no hub."""
-    path = os.pathsep.join(
-        p
-        for p in (
-            str(REPOSITORY / "python"),
-            str(REPOSITORY / "tests"),
-            os.environ.get("PYTHONPATH"),
-        )
-        if p
-    )
+def environment(checkout: Path = REPOSITORY, **extra: str) -> dict[str, str]:
+    """The environment of every process under test: a checkout, one thread, no hub."""
+    folders = [str(checkout / "python")]
+    if checkout == REPOSITORY:
+        folders += [str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folder for folder in folders if folder)
     # Agents of NIXL in the tests' own process choose a network for themselves by this variable.
     inherited = {name: value for name, value in os.environ.items() if name != "UCX_NET_DEVICES"}
     return {
@@ -74,6 +69,7 @@ class Process:
         log: output of every start is appended there.
         module: what runs in place of `tasuki`, and its arguments before the others.
         program: what runs in place of Python and the module.
+        checkout: the folder of the revision that runs, with its extension built.
     """
 
     def __init__(
@@ -83,11 +79,13 @@ class Process:
         log: Path,
         module: Sequence[str] = ("tasuki",),
         program: Sequence[str] = (),
+        checkout: Path = REPOSITORY,
     ) -> None:
         self.name = name
         self.arguments = [*(() if program else module), *arguments]
         self._program = [*program] or [sys.executable, "-m"]
         self.log = log
+        self._checkout = checkout
         self._popen: subprocess.Popen[bytes] | Forked | None = None
         self._log_start = 0
 
@@ -100,8 +98,8 @@ class Process:
                 return
             self._popen = subprocess.Popen(
                 [*self._program, *self.arguments],
-                cwd=REPOSITORY,
-                env=environment(),
+                cwd=self._checkout,
+                env=environment(self._checkout),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -110,7 +108,7 @@ class Process:
 
     def _forked(self, output: BinaryIO) -> Forked | None:
         """Workers are forked, from where the repository is; all else is started anew."""
-        if "worker" not in self.arguments or Path.cwd() != REPOSITORY:
+        if "worker" not in self.arguments or not self._checkout == Path.cwd() == REPOSITORY:
             return None
         return fork(self.name, self.arguments, environment(), output)
 

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from support.chaos.asking import Asking, LostError, Manner, ask
@@ -80,14 +80,17 @@ class Load:
     """Asks from construction to `end`, on an event loop and a thread of its own.
 
     Args:
-        port: of the router.
+        port: of the router; called for each request where routers come and go.
         cases: the requests to ask.
         clients: how many ask at once.
         seed: of what they ask, and how.
     """
 
-    def __init__(self, port: int, cases: Sequence[Case], clients: int, seed: int) -> None:
-        self._port, self._cases, self._clients, self._seed = port, cases, clients, seed
+    def __init__(
+        self, port: int | Callable[[], int], cases: Sequence[Case], clients: int, seed: int
+    ) -> None:
+        self._port = port if callable(port) else lambda: port
+        self._cases, self._clients, self._seed = cases, clients, seed
         self._over = False
         self._begin_s = time.monotonic()
         self.tally = Tally()
@@ -119,7 +122,7 @@ class Load:
             self.asked += 1
             outcome = Outcome(case.name, asking, time.monotonic() - self._begin_s, 0.0)
             try:
-                document = await ask(self._port, case.path, case.body, asking)
+                document = await ask(self._port(), case.path, case.body, asking)
             except LostError as error:
                 outcome.trouble = f"lost: {error}"
             else:
