@@ -110,6 +110,7 @@ def test_tcp_on_one_host_is_found_and_between_hosts_it_is_a_question() -> None:
     assert not found("KV transport", pair("nixl/UCX/shm", ("h", "h")))
     assert "unset UCX_TLS" in remedy("nixl/UCX/tcp")
     assert "--transport nixl-ucx" in remedy("mooncake/tcp")
+    assert "--transport nixl-ucx" in remedy("tcp/tcp")
     apart = pair("nixl/UCX/tcp", ("a", "b"))
     assert not found("KV transport", apart)
     assert "tasuki preflight" in unseen("KV transport", apart)

@@ -14,7 +14,7 @@ from support.models import VOCAB_SIZE
 from tasuki.kv.transport import TransportError, create_transport
 
 
-@pytest.mark.parametrize("transport", ["mooncake", "shm"])
+@pytest.mark.parametrize("transport", ["mooncake", "shm", "tcp"])
 def test_answers_are_those_of_one_worker(
     transport: str, deploy: Callable[[Options], Deployment], tiny_model: Path
 ) -> None:

@@ -33,10 +33,12 @@ RATE_MEGABITS = 8.0
 class System:
     """One prefill and one decode worker on two hosts, and the router on a third one."""
 
-    def __init__(self, hosts: Hosts, model: Path, folder: Path) -> None:
+    def __init__(self, hosts: Hosts, model: Path, folder: Path, transport: str) -> None:
         self.hosts = hosts
         self.processes = [
-            HostProcess(role, hosts.by_name[role], _worker(model, role), folder / f"{role}.log")
+            HostProcess(
+                role, hosts.by_name[role], _worker(model, role, transport), folder / f"{role}.log"
+            )
             for role in ADDRESSES
         ]
         router = ["tasuki", "router", "--host", ROUTER, "--port", "8000", "--model", str(model)]
@@ -87,8 +89,9 @@ class System:
             process.kill()
 
 
-def _worker(model: Path, role: str) -> list[str]:
+def _worker(model: Path, role: str, transport: str) -> list[str]:
     words = ["worker", "--model", str(model), "--name", role, "--role", role]
+    words += ["--transport", transport]
     words += ["--host", ADDRESSES[role], "--port", str(PORT), "--dtype", "float32"]
     words += ["--device", "cpu", "--kv-memory", "50000000", "--lease-s", f"{LEASE_S:g}"]
     return [*words, "--pull-timeout-s", "3", "--kv-digest", "all"]
@@ -99,10 +102,13 @@ def prompt(seed: int) -> list[int]:
     return [draw.randrange(3, VOCAB_SIZE) for _ in range(LENGTH)]
 
 
-@pytest.fixture(scope="module")
-def system(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+@pytest.fixture(scope="module", params=["nixl", "tcp"])
+def system(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[System]:
     with three_hosts() as hosts:
-        system = System(hosts, tiny_model, tmp_path_factory.mktemp("network"))
+        folder = tmp_path_factory.mktemp("network")
+        system = System(hosts, tiny_model, folder, request.param)
         try:
             system.start()
             yield system

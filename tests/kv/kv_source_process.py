@@ -21,7 +21,7 @@ DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
 # Sources are forked from a process that has imported torch, and nothing of NIXL.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch", "tasuki.kv.nixl", "tasuki.kv.host_staged", "tasuki.kv.mooncake", "tasuki.kv.shm"]
+    ["torch", *(f"tasuki.kv.{name}" for name in ("nixl", "host_staged", "mooncake", "shm", "tcp"))]
 )
 
 

@@ -30,7 +30,7 @@ LARGE = Shape(head_kib=256, num_blocks=48, block_size=16)
 LARGE_SOURCE = LARGE.with_blocks_of(12)
 
 
-@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake", "shm"])
+@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake", "shm", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     skip_unless_there(request.param)
     return str(request.param)
@@ -68,7 +68,7 @@ def test_every_rank_gets_its_heads_of_the_tokens_and_nothing_else_is_written(
     reader.ranked.forget(name)
 
 
-@pytest.fixture(params=["nixl", "host-staged", "mooncake", "shm"])
+@pytest.fixture(params=["nixl", "host-staged", "mooncake", "shm", "tcp"])
 def large(request: pytest.FixtureRequest) -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
     """Two ranks on either side, TCP between them, connected as "e"."""
     skip_unless_there(request.param)
@@ -105,8 +105,9 @@ def test_a_rank_that_dies_in_mid_pull_fails_the_order_and_no_later_one(
         orders.append(reader.begin("e", everything))
     ends = [reader.end() for _ in orders]
     assert sorted(end.order_id for end in ends) == orders
-    assert ends[-1].error
-    assert "cancelled" not in ends[-1].error, "the error that came first"
+    [last] = [end for end in ends if end.order_id == orders[-1]]  # ranks may end in another order
+    assert last.error
+    assert "cancelled" not in last.error, "the error that came first"
     shape = replace(LARGE_SOURCE, transport=reader._own.transport.name)
     successor = PrefillEngines(shape, (2,), SOURCE_SEED, tls="tcp")
     reader.ranked.forget("e")

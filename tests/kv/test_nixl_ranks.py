@@ -31,7 +31,7 @@ SCATTERED = tuple(((i * 7 + 3) % 24, i) for i in range(0, 24, 2))
 ADJACENT = tuple((i, i + 9) for i in range(4, 13))
 
 
-@pytest.fixture(scope="module", params=["nixl", "shm"])
+@pytest.fixture(scope="module", params=["nixl", "shm", "tcp"])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return replace(SHAPE, transport=request.param)
 

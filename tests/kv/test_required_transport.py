@@ -78,6 +78,14 @@ def test_mooncake_is_tcp(start: Start) -> None:
         _connect(_reader("mooncake", "rdma"), source, "slow")
 
 
+def test_sockets_are_tcp(start: Start) -> None:
+    source = start("tcp", "")
+    way = _connect(_reader("tcp", ""), source, "slow")
+    assert way is not None and str(way) == "tcp (socket/127.0.0.1)"
+    with pytest.raises(TransportError, match=r"KV from slow travels by tcp .* is rdma: run"):
+        _connect(_reader("tcp", "rdma"), source, "slow")
+
+
 def test_shm_is_shared_memory(start: Start) -> None:
     source = start("shm", "")
     way = _connect(_reader("shm", "rdma"), source, "near")

@@ -23,7 +23,7 @@ from kv_source_process import DEADLINE_S, Source, block_value, layout, start_sou
 from support.namespace import Namespace
 from support.waiting import until
 
-from tasuki.kv import shm_door
+from tasuki.kv import greeting
 from tasuki.kv.shm_door import Door, Place, Visit
 from tasuki.kv.shm_segment import Segment, map_to_read
 from tasuki.kv.transfer_plan import Run, make_plans
@@ -138,7 +138,7 @@ def _read_on(metadata: bytes, wire: bytes, begun: Any) -> None:
 def test_a_stopped_source_does_not_hold_up_the_thread(
     reader: Transport, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm_door, "_GREETING_S", 0.3)
+    monkeypatch.setattr(greeting, "GREETING_S", 0.3)
     source = start()
     assert source.process.pid is not None
     os.kill(source.process.pid, signal.SIGSTOP)
@@ -268,7 +268,7 @@ def test_a_source_without_the_key_is_not_believed(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(TransportError, match="another key: it is another process by now"):
             Visit("source", "tasuki-kv-impostor", key)
         thread.join(DEADLINE_S)
-        monkeypatch.setattr(shm_door, "_GREETING_S", 0.3)
+        monkeypatch.setattr(greeting, "GREETING_S", 0.3)
         with pytest.raises(TransportError, match="does not answer"):
             Visit("source", "tasuki-kv-impostor", key)
     assert len(os.listdir("/proc/self/fd")) <= before, "nothing stays open"

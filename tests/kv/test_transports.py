@@ -54,6 +54,7 @@ CASES = (
     Case("host-staged", 24, 3072, 20),  # a block fills one slot and a half
     Case("mooncake", 64, 256, 2),
     Case("shm", 64, 256, 2),
+    Case("tcp", 64, 256, 2),
 )
 
 Pairs = list[tuple[int, int]]

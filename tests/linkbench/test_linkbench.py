@@ -52,6 +52,13 @@ def test_shared_memory_is_measured_and_named() -> None:
     assert all("memcpy" in rates for rates in found.rivals.values())
 
 
+def test_sockets_are_measured_and_shared_memory_is_named() -> None:
+    found = run.measure(POINTS, replace(SETUP, transport="tcp"))
+    assert [row.point for row in found.rows] == POINTS
+    assert str(found.way) == "tcp (socket/127.0.0.1)"
+    assert found.warning.endswith("--transport nixl-ucx or shm")
+
+
 def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     write_result(path, report.result(measured, SETUP))

@@ -95,7 +95,7 @@ def test_transports_that_are_installed_are_told_from_those_that_are_not(
     lacks = {"mooncake": "mooncake is not installed: pip install it"}
     monkeypatch.setattr(environment, "missing", lambda backend: lacks.get(backend.name, ""))
     assert transports().found == (
-        "nixl-ucx, host-staged, shm, nixl-libfabric (untried), nixl-uccl (untried);"
+        "nixl-ucx, host-staged, shm, tcp, nixl-libfabric (untried), nixl-uccl (untried);"
         " not mooncake: mooncake is not installed: pip install it"
     )
 

@@ -84,6 +84,14 @@ BACKENDS = {
             "one host: shared memory",
         ),
         Backend(
+            "tcp",
+            "tasuki.kv.tcp:TcpTransport",
+            (),
+            "",
+            "host",
+            "one host or several: TCP",
+        ),
+        Backend(
             "nixl-libfabric",
             _NIXL,
             _NIXL_MODULES,

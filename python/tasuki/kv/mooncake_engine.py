@@ -19,7 +19,8 @@ from typing import Any
 
 from tasuki.kv.backends import INSTALL_MOONCAKE
 from tasuki.kv.listeners import only_to
-from tasuki.kv.net_devices import Network, address_of, interface_of
+from tasuki.kv.net_devices import Network, interface_of
+from tasuki.kv.pool_transport import address_for_peers
 from tasuki.kv.transport import TransportError
 
 log = logging.getLogger(__name__)
@@ -132,12 +133,7 @@ def _own_address(host: str) -> ipaddress.IPv4Address:
     Raises:
         TransportError: There is none that Mooncake can use.
     """
-    address = address_of(host)
-    if address is None or address.is_unspecified:
-        raise TransportError(
-            f"with --transport mooncake others connect to one address, the worker has {host}: add"
-            " --advertise ADDRESS"
-        )
+    address = address_for_peers("mooncake", host)
     if not isinstance(address, ipaddress.IPv4Address):
         raise TransportError(
             f"--transport mooncake works by IPv4, the worker has {address}: use an IPv4 address, or"

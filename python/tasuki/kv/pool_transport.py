@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Generic, TypeVar
 
 import torch
 
 from tasuki.kv.layout import CacheLayout
+from tasuki.kv.net_devices import address_of
 from tasuki.kv.transport import TransportError
 from tasuki.v1 import kv_pb2
 
@@ -62,3 +64,18 @@ class PoolTransport(Generic[Peer]):
                 f"--transport {self.name} moves host memory, the KV pool is on {device}: use"
                 " --transport nixl-ucx"
             )
+
+
+def address_for_peers(transport: str, host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address at which peers of a transport reach the worker that has `host`.
+
+    Raises:
+        TransportError: It is none, or all.
+    """
+    address = address_of(host)
+    if address is None or address.is_unspecified:
+        raise TransportError(
+            f"with --transport {transport} others connect to one address, the worker has {host}:"
+            " add --advertise ADDRESS"
+        )
+    return address

@@ -2,14 +2,13 @@
 
     reader                              source: thread `kv-shm`, and one for each reader
       ── connect ─────────────────────▶   same user? (the kernel says so)
-      ◀───────────────────── nonce ────
-      ── nonce, HMAC of both ─────────▶   has the key?
-      ◀── HMAC of both, descriptor ────
+      ◀────────── greeting ───────────▶   has the key? (greeting.py)
+      ◀── its last proof, descriptor ──
       ═══ open while it reads ═════════   the end of either is seen by the other
 
 The socket has an abstract name, which is no path and ends with the source. Its name is random,
-so a later process never has it. The key is part of the metadata that workers tell each other
-(by mTLS with --fleet-cert), so no process of another container with the same user number reads KV.
+so a later process never has it. Because of the key no process of another container with the same
+user number reads KV.
 
 An abstract name belongs to a network namespace, a user number to a user namespace, and memory
 to a host: both processes must have the same of each (`Place`).
@@ -27,18 +26,14 @@ import struct
 import threading
 from dataclasses import dataclass
 
+from tasuki.kv import greeting
 from tasuki.kv.clock import machine
 from tasuki.kv.transport import TransportError
 
 log = logging.getLogger(__name__)
 
-KEY_BYTES = 32
-_NONCE_BYTES = 16
-_PROOF_BYTES = 32
-_GREETING_S = 5.0  # for each message of a greeting
 _BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
-_READER, _SOURCE = b"reader", b"source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +85,14 @@ class Door:
 
     Attributes:
         name: Where readers connect, random.
-        key: What they must have, `KEY_BYTES`.
+        key: What they must have, `greeting.KEY_BYTES`.
 
     Raises:
         TransportError: The system has no such sockets.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.name, self.key = f"tasuki-kv-{secrets.token_hex(16)}", secrets.token_bytes(KEY_BYTES)
+        self.name, self.key = f"tasuki-kv-{secrets.token_hex(16)}", greeting.new_key()
         self._descriptor = descriptor
         try:
             self._listener = _socket()
@@ -116,7 +111,6 @@ class Door:
 
     def _serve(self, reader: socket.socket) -> None:
         with reader, contextlib.suppress(OSError):
-            reader.settimeout(_GREETING_S)
             if self._greet(reader):
                 reader.settimeout(None)
                 reader.recv(1)  # until it ends
@@ -126,14 +120,10 @@ class Door:
         if (user := _user_of(reader)) != os.geteuid():
             log.warning("user %d asked for the KV pool of user %d", user, os.geteuid())
             return False
-        ours = secrets.token_bytes(_NONCE_BYTES)
-        reader.send(ours)
-        answer = reader.recv(_NONCE_BYTES + _PROOF_BYTES)
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(self.key, _READER, ours, theirs)):
+        reply = greeting.admit(reader, self.key)
+        if not reply:
             log.warning("a process without the key asked for the KV pool")
             return False
-        reply = _proof(self.key, _SOURCE, ours, theirs)
         socket.send_fds(reader, [reply], [self._descriptor])
         return True
 
@@ -157,13 +147,14 @@ class Visit:
         self._peer = peer
         self._connection = _socket()
         try:
-            self._connection.settimeout(_GREETING_S)
+            self._connection.settimeout(greeting.GREETING_S)
             self._connection.connect(_address(name))
             self.descriptor = self._greet(key)
             self._connection.setblocking(False)
         except TimeoutError:
             self._connection.close()
-            raise TransportError(f"{peer} does not answer within {_GREETING_S:g} s") from None
+            limit_s = greeting.GREETING_S
+            raise TransportError(f"{peer} does not answer within {limit_s:g} s") from None
         except OSError as error:
             self._connection.close()
             raise TransportError(f"{peer} cannot be reached, it has ended: {error}") from error
@@ -177,13 +168,11 @@ class Visit:
                 f"{self._peer} runs as user {user}, this worker as {os.geteuid()}: start both as"
                 " one user, or with --transport nixl-ucx"
             )
-        theirs = self._connection.recv(_NONCE_BYTES)
-        ours = secrets.token_bytes(_NONCE_BYTES)
-        self._connection.send(ours + _proof(key, _READER, theirs, ours))
+        expected = greeting.introduce(self._connection, key)
         reply, descriptors, _, _ = socket.recv_fds(
-            self._connection, _PROOF_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            self._connection, greeting.PROOF_BYTES, 1, socket.MSG_CMSG_CLOEXEC
         )
-        trusted = hmac.compare_digest(reply, _proof(key, _SOURCE, theirs, ours))
+        trusted = hmac.compare_digest(reply, expected)
         if trusted and descriptors:
             return descriptors[0]
         for descriptor in descriptors:
@@ -222,10 +211,6 @@ def _user_of(connection: socket.socket) -> int:
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(told)
     return int(user)
-
-
-def _proof(key: bytes, side: bytes, source_nonce: bytes, reader_nonce: bytes) -> bytes:
-    return hmac.digest(key, side + source_nonce + reader_nonce, "sha256")
 
 
 def _namespace(kind: str) -> str:

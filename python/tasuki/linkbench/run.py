@@ -196,7 +196,7 @@ def faster(way: Way | None, setup: Setup) -> str:
     """Which faster way there is than the one that was used; empty: none that is known."""
     if way is None:
         return ""
-    if setup.transport == "mooncake":
+    if setup.transport in ("mooncake", "tcp"):
         faster_one = "shared memory is faster on one machine: --transport nixl-ucx or shm"
         return "" if setup.peer else faster_one
     on_gpus = all(device.startswith("cuda") for device in setup.devices)

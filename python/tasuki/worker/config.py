@@ -243,7 +243,7 @@ class WorkerConfig:
         None,
         "How KV moves, the same in all workers: nixl-ucx (or nixl), host-staged (through host"
         " memory), mooncake (TCP between CPU workers), shm (shared memory of CPU workers of one"
-        " host), or the untried nixl-libfabric and nixl-uccl"
+        " host), tcp (sockets between CPU workers), or the untried nixl-libfabric and nixl-uccl"
         " [nixl-ucx; serve: host-staged where GPUs cannot read one another].",
         metavar="NAME",
         choices=backends.names(),

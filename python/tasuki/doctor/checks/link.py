@@ -46,7 +46,7 @@ def _way(pair: Pair, outcome: Outcome) -> None:
 
 
 def _remedy(transport: str, faster: str) -> str:
-    if transport.startswith("mooncake"):
+    if transport.startswith(("mooncake/", "tcp/")):
         return f"start all workers with --transport nixl-ucx, which has {faster}"
     return (
         f"let UCX use {faster}: unset UCX_TLS and UCX_NET_DEVICES, share /dev/shm and the"
