@@ -24,7 +24,7 @@ from tables_of_cpu import (
     split_on_cpu,
 )
 from tables_of_doctor import doctor
-from tables_of_gpus import handoff, peers, served, tensor_parallel
+from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
 from tables_of_roles import roles
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
@@ -54,6 +54,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "clients-on-server": clients_on_server,
     "speculation": speculation,
     "served": served("serve_split_strict", "serve_w1_w2", "serve_mixed_and_decode", "serve_roles"),
+    "role-names": role_names,
     "served-h100": served("serve_roles_h100", "serve_roles_h100_w2"),
     "peers": peers,
     "steps": steps,

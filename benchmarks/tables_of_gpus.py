@@ -36,6 +36,25 @@ def served(*names: str) -> Callable[[], str]:
     return table
 
 
+def role_names() -> str:
+    """Two workers under every way of naming their roles, from `role_names.py`."""
+    result = load("role_names")
+    lines = []
+    for workload, by_name in result["summary"].items():
+        for name, row in by_name.items():
+            rates = [
+                run["output_throughput"]
+                for run in result["runs"]
+                if (run["workload"], run["naming"]) == (workload, name)
+            ]
+            cells = [
+                number(value, 0) for value in (row["output_tokens_per_s"], min(rates), max(rates))
+            ]
+            lines.append([workload, name, len(rates), *cells, number(row["of_best"], 3)])
+    heads = ("workload", "named", "runs", "output tok/s", "least", "most", "of the best")
+    return source("role_names") + rows(heads, lines)
+
+
 def peers() -> str:
     """vLLM and Tasuki in one lease."""
     result = load("peers_2xh200")

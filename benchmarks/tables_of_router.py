@@ -106,7 +106,7 @@ def placement() -> str:
 
 def overload() -> str:
     """Goodput at twice the load that a fleet takes."""
-    return "\n\n".join(_overload(name) for name in ("overload", "overload_gpu"))
+    return "\n\n".join(_overload(name) for name in ("overload", "overload_gpu", "overload_2gpus"))
 
 
 def _overload(file: str) -> str:
