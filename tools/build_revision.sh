@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Checks a revision out beside this one and builds its extension, so that both can run together:
 #   tools/build_revision.sh REVISION        PYTHON chooses the interpreter, of a .venv with maturin
-# Prints the folder, target/revisions/COMMIT. It is kept: a second call does nothing. Crates of
-# others are compiled once for all revisions, in this checkout's target folder.
+# Prints the folder, target/revisions/COMMIT. It is kept: a second call does nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -16,6 +15,14 @@ if [ ! -e "$folder/built" ]; then
   rm -rf "$folder"
   mkdir -p "$folder"
   git archive "$commit" | tar -x -C "$folder"
+  # Crates of others are not compiled again. Each revision has a target folder of its own: in one
+  # that they share cargo takes crates of equal version for the same, whatever their source.
+  if [ -d target/release/deps ]; then
+    mkdir -p "$folder/target/release"
+    cp -al target/release/{.fingerprint,build,deps} "$folder/target/release"
+    find "$folder/target/release" -mindepth 2 -maxdepth 2 \
+      \( -name '*tasuki*' -o -name 'lib_native.*' -o -name '_native.*' \) -exec rm -rf {} +
+  fi
   # What this checkout's extension has, as far as that revision knows it; else all crates compile anew.
   features=extension-module
   for feature in $(tr , ' ' <"$venv/.stamps/native" 2>/dev/null); do
@@ -23,8 +30,8 @@ if [ ! -e "$folder/built" ]; then
   done
   (
     cd "$folder"
-    export PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv CARGO_TARGET_DIR=$root/target
-    unset MAKEFLAGS MFLAGS
+    export PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv
+    unset MAKEFLAGS MFLAGS CARGO_TARGET_DIR
     maturin develop --release --skip-install --features "$features"
   ) >&2
   # A worker reports the version of the distribution that is found first.
@@ -32,6 +39,7 @@ if [ ! -e "$folder/built" ]; then
   mkdir "$folder/python/tasuki-$version.dist-info"
   printf 'Metadata-Version: 2.1\nName: tasuki\nVersion: %s\n' "$version" \
     >"$folder/python/tasuki-$version.dist-info/METADATA"
+  rm -rf "$folder/target"
   touch "$folder/built"
 fi
 echo "$folder"
