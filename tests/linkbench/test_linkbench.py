@@ -107,6 +107,9 @@ def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch
     assert faster(cma, shm) == faster(ipc, gpus) == faster(None, gpus) == ""
     assert "CUDA IPC" in faster(tcp, gpus)
     far = replace(SETUP, peer="10.0.0.1:7000")
-    assert faster(tcp, far) == ""
+    assert "--transport tcp is faster than UCX" in faster(tcp, far)
+    for other in (replace(far, transport="tcp"), replace(far, devices=gpus.devices)):
+        assert faster(tcp, other) == ""
+    assert faster(tcp, replace(far, transport="mooncake")) == ""
     monkeypatch.setattr(run, "rdma_devices", lambda: ["mlx5_0:1"])
     assert "tasuki preflight" in faster(tcp, far)

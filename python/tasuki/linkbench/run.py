@@ -196,9 +196,10 @@ def faster(way: Way | None, setup: Setup) -> str:
     """Which faster way there is than the one that was used; empty: none that is known."""
     if way is None:
         return ""
-    if setup.transport in ("mooncake", "tcp"):
-        faster_one = "shared memory is faster on one machine: --transport nixl-ucx or shm"
-        return "" if setup.peer else faster_one
+    if setup.transport in ("mooncake", "tcp") and not setup.peer:
+        return "shared memory is faster on one machine: --transport nixl-ucx or shm"
+    if setup.transport == "mooncake":
+        return ""
     on_gpus = all(device.startswith("cuda") for device in setup.devices)
     if not setup.peer and set(setup.devices) == {"cpu"} and way.kind == "shm":
         faster_one = "both memories are the CPU's and on this machine: --transport shm is faster"
@@ -209,4 +210,7 @@ def faster(way: Way | None, setup: Setup) -> str:
         return "both processes are on this machine, where shared memory is faster (unset UCX_TLS)"
     if setup.peer and way.kind == "tcp" and rdma_devices():
         return "this machine has RDMA devices; `tasuki preflight` says what they lack"
+    if setup.peer and way.kind == "tcp" and set(setup.devices) == {"cpu"}:
+        faster_one = "both memories are the CPU's: --transport tcp is faster than UCX over TCP"
+        return "" if setup.transport == "tcp" else faster_one
     return ""
