@@ -25,7 +25,7 @@ about() {
 suite() {
   local status=0
   about
-  PYTHONUNBUFFERED=1 "$PYTHON" -m pytest tests/upgrade -p no:cacheprovider \
+  PYTHONUNBUFFERED=1 TQDM_DISABLE=1 "$PYTHON" -m pytest tests/upgrade -p no:cacheprovider \
     --no-header -v -ra -s --tb=short || status=1
   echo "took $SECONDS s; $([ "$status" = 0 ] && echo passed || echo FAILED)"
   return "$status"
