@@ -12,7 +12,8 @@ from tasuki.bench.topologies import Target
 
 # Kinds of transport that UCX chooses among, and what leaves it one of them (UCX_TLS): beside
 # it what GPU memory is copied by, and for CUDA IPC, which reaches one machine only, TCP for the
-# messages that set it up. Source: UCX's FAQ, "Which transports does UCX use?".
+# messages that set it up. `tcp` is UCX's here, not `--transport tcp`.
+# Source: UCX's FAQ, "Which transports does UCX use?".
 UCX_TRANSPORTS = {
     "cuda_ipc": "cuda_ipc,cuda_copy,tcp,self",
     "rdma": "rc,cuda_copy,gdr_copy,self",
