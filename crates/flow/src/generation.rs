@@ -52,7 +52,7 @@ pub enum Event {
         tokens: u32,
     },
     /// Every choice ended. Nothing follows.
-    Done(Timings),
+    Done(Box<Timings>),
     /// The generation ended without all its choices. Nothing follows.
     Failed(ServeError),
 }

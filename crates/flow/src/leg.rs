@@ -102,7 +102,7 @@ pub struct Output {
     /// Of an opaque request: what `tokens` stand for, one of any value for each token.
     pub frame: Option<Opaque>,
     /// With a first token: queue and prefill, so that nothing waits for the end of the leg.
-    pub timings: Option<LegTimings>,
+    pub timings: Option<Box<LegTimings>>,
 }
 
 /// The end of a leg: the worker holds nothing of the request any more.
@@ -117,7 +117,7 @@ pub struct LegEnd {
     pub answer: Option<Opaque>,
     /// Of a prefill leg that was to issue one, where it has handed off.
     pub ticket: Option<Ticket>,
-    pub timings: Option<LegTimings>,
+    pub timings: Option<Box<LegTimings>>,
 }
 
 /// Why a leg ended.

@@ -34,6 +34,8 @@ pub struct Connection {
     /// Received and not yet decoded.
     buffer: BytesMut,
     read_bytes: usize,
+    /// The last read filled its buffer, so more may have come.
+    is_full: bool,
 }
 
 impl Connection {
@@ -43,6 +45,7 @@ impl Connection {
             io,
             buffer: BytesMut::with_capacity(read_bytes),
             read_bytes,
+            is_full: false,
         }
     }
 
@@ -50,6 +53,11 @@ impl Connection {
     /// known now. For one that is kept: anything else says that it is of no use.
     pub fn is_quiet(&mut self) -> bool {
         self.buffer.is_empty() && self.read().now_or_never().is_none()
+    }
+
+    /// Whether there was more than what has been decoded, as far as the last read shows.
+    pub fn may_have_more(&self) -> bool {
+        self.is_full || !self.buffer.is_empty()
     }
 
     /// Sends a whole request and waits for the answer's head. None: the server
@@ -112,7 +120,10 @@ impl Connection {
 
     async fn read(&mut self) -> io::Result<usize> {
         self.buffer.reserve(self.read_bytes);
-        self.io.read_buf(&mut self.buffer).await
+        let room = self.buffer.capacity() - self.buffer.len();
+        let read = self.io.read_buf(&mut self.buffer).await?;
+        self.is_full = read == room;
+        Ok(read)
     }
 
     /// The head, once it is there as a whole; informational ones are skipped.

@@ -1,15 +1,20 @@
 //! A deadline that moves with every token: one registered timer serves many of them, where
 //! `tokio::time::timeout` registers one for each.
 
-use std::future::pending;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep_until};
 
+use crate::woken::Woken;
+
 /// Goes off at a time that may be moved, or never.
 pub struct Alarm {
     sleep: Pin<Box<Sleep>>,
+    /// Whether `sleep` is to be looked at.
+    woken: Woken,
     at: Option<Instant>,
     /// When `sleep` ends: at `at` or before it; `None`: it has ended.
     armed_for: Option<Instant>,
@@ -19,41 +24,48 @@ impl Alarm {
     pub fn new() -> Self {
         Self {
             sleep: Box::pin(sleep_until(Instant::now().into())),
+            woken: Woken::new(),
             at: None,
             armed_for: None,
         }
     }
 
-    /// When it goes off; `None`: never.
-    pub fn set(&mut self, at: Option<Instant>) {
+    /// When it goes off; `None`: never. True: it is to be waited for anew.
+    pub fn set(&mut self, at: Option<Instant>) -> bool {
+        let was_off = self.at.is_none();
         self.at = at;
-        if let Some(at) = at
-            && self.armed_for.is_none_or(|armed| at < armed)
-        {
+        let Some(at) = at else {
+            return false;
+        };
+        let is_early = self.armed_for.is_none_or(|armed| at < armed);
+        if is_early {
             self.arm(at);
         }
+        is_early || was_off
     }
 
-    /// Waits until it goes off. May be dropped and called again.
-    pub async fn rings(&mut self) {
+    /// Ready when it goes off.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while let Some(at) = self.at {
-            self.sleep.as_mut().await;
+            let sleep = self.sleep.as_mut();
+            ready!(self.woken.poll(context, |context| sleep.poll(context)));
             self.armed_for = None;
             if Instant::now() >= at {
-                return;
+                return Poll::Ready(());
             }
             self.arm(at); // it was moved meanwhile
         }
-        pending().await
+        Poll::Pending
     }
 
     /// Waits for `work`; `None` when the alarm goes off first.
     pub async fn before<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            biased;
-            done = work => Some(done),
-            () = self.rings() => None,
-        }
+        let mut work = pin!(work);
+        poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.poll(context).map(|()| None),
+        })
+        .await
     }
 
     /// Waits for `work`; `None` when it takes longer than `limit`.
@@ -68,13 +80,14 @@ impl Alarm {
 
     fn arm(&mut self, at: Instant) {
         self.sleep.as_mut().reset(at.into());
+        self.woken.set();
         self.armed_for = Some(at);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
+    use std::future::{pending, ready};
 
     use tokio::time::timeout;
 
@@ -84,7 +97,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     async fn rings_within(alarm: &mut Alarm, limit: Duration) -> bool {
-        timeout(limit, alarm.rings()).await.is_ok()
+        timeout(limit, poll_fn(|context| alarm.poll(context)))
+            .await
+            .is_ok()
     }
 
     #[tokio::test]

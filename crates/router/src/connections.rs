@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
+use crate::attached;
 use crate::routes::{routes, routes_beyond_the_limit};
 use crate::tls::Tls;
 
@@ -229,7 +230,7 @@ fn http<S: AsyncRead + AsyncWrite + Send + 'static>(
             TokioIo::new(Box::pin(stream)),
             TowerToHyperService::new(service),
         );
-    let connection = watcher.watch(connection);
+    let connection = attached::run(watcher.watch(connection));
     Box::pin(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection ended early");

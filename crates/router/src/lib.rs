@@ -10,11 +10,13 @@ mod admin;
 mod alarm;
 mod api_keys;
 mod app;
+mod attached;
 mod config;
 mod connections;
 mod dashboard;
 mod discovery;
 mod error;
+mod event_body;
 mod foreign;
 #[cfg(test)]
 mod foreign_tests;
@@ -37,6 +39,7 @@ mod serve;
 mod testing;
 mod tls;
 mod traces;
+mod woken;
 mod workers;
 
 pub use run::run;

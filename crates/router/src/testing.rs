@@ -180,12 +180,12 @@ pub fn say(generation: &Generation, text: &str) -> Vec<Event> {
             });
         }
     }
-    events.push(Event::Done(Timings {
+    events.push(Event::Done(Box::new(Timings {
         total: Duration::from_millis(12),
         cached_prompt_tokens: 3,
         prefill_worker: "p0".into(),
         ..Timings::default()
-    }));
+    })));
     events
 }
 
@@ -202,6 +202,7 @@ impl Generator for FakeGenerator {
             events,
             stop,
             account: Arc::default(),
+            work: None,
         }
     }
 

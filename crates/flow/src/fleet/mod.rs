@@ -238,13 +238,14 @@ impl FleetState {
         }
     }
 
-    /// Counts again what a worker's load does not show, after outputs and ends.
-    pub fn recount(&mut self, key: WorkerKey) {
-        if let Some(state) = self.connected(key)
-            && state.recount()
-        {
+    /// Counts again what a worker's load does not show, after outputs and ends. False: that is as
+    /// it was.
+    pub fn recount(&mut self, key: WorkerKey) -> bool {
+        let changed = self.connected(key).is_some_and(WorkerState::recount);
+        if changed {
             self.reindex(key.worker);
         }
+        changed
     }
 
     /// Every worker, in the order in which they were added.

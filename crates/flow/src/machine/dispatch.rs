@@ -208,6 +208,7 @@ impl Machine {
 
     fn dispatch(&mut self, group: usize, leg: LegId, kind: LegKind, handoff: Option<Handoff>) {
         let spec = self.spec(group, kind, handoff);
+        let spec = Box::new(spec);
         self.effects.push_back(Effect::Dispatch { leg, spec });
     }
 

@@ -32,7 +32,7 @@ pub enum Effect {
     /// Start a leg. If the worker is gone, [`Input::Lost`] answers.
     Dispatch {
         leg: LegId,
-        spec: LegSpec,
+        spec: Box<LegSpec>,
     },
     Abort {
         leg: LegId,

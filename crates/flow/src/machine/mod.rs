@@ -268,7 +268,7 @@ impl Machine {
             self.timings.total = now;
             timing::add_messages(&mut self.timings, self.second_token);
             let timings = std::mem::take(&mut self.timings);
-            self.emit(Event::Done(timings));
+            self.emit(Event::Done(Box::new(timings)));
             self.over = true;
         }
     }

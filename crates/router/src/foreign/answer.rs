@@ -1,7 +1,6 @@
 //! The answer to a request of another engine's model, as it comes: parts of the worker's, a
 //! comment while there is nothing, at most one error event.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,7 @@ impl Answering {
                 }
                 Some(Event::Tokens { .. } | Event::PromptLogprobs(_)) => {}
                 Some(Event::Done(timings)) => {
-                    self.timings = Some(timings);
+                    self.timings = Some(*timings);
                     self.log.end.finish();
                     return Next::Done;
                 }
@@ -200,7 +199,7 @@ pub fn events(
     answering: Answering,
     first: Option<Next>,
     heartbeat: Duration,
-) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+) -> impl Stream<Item = Bytes> + Send {
     let state = State {
         answering,
         next: first.map_or(Pending::Late, Pending::There),
@@ -212,7 +211,7 @@ pub fn events(
     // Boxed: it is moved for every part.
     futures::stream::unfold(Box::new(state), |mut state| async move {
         let bytes = state.bytes().await?;
-        Some((Ok(bytes), state))
+        Some((bytes, state))
     })
 }
 

@@ -22,6 +22,7 @@ use crate::access_log::{self, RequestLog};
 use crate::api_keys::{Caller, CallerPermit};
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
+use crate::event_body::EventBody;
 use crate::openai::{Deadline, tenant};
 use crate::serve::api::{Arrival, Generation, ServeError};
 use crate::traces::Trace;
@@ -222,7 +223,7 @@ async fn streamed(mut answering: Answering, heartbeat: Duration) -> Result<Respo
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
     answering.log.end.begin(StatusCode::OK);
-    let body = Body::from_stream(events(answering, first, heartbeat));
+    let body = Body::new(EventBody::new(events(answering, first, heartbeat)));
     Ok((headers, [("x-accel-buffering", "no")], body).into_response())
 }
 

@@ -1,6 +1,7 @@
 //! Whole requests through the router to workers of other engines, real HTTP on both sides of
 //! it.
 
+mod connection;
 mod fake;
 mod fake_answer;
 mod sglang;
@@ -106,8 +107,8 @@ impl Router {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::from(body.to_owned())).unwrap();
-        let response = routes(Arc::clone(&self.app)).oneshot(request);
-        soon("the head of an answer", response).await.unwrap()
+        let response = connection::answer(routes(Arc::clone(&self.app)), request);
+        soon("the head of an answer", response).await
     }
 
     pub async fn post(&self, path: &str, body: &str) -> Got {

@@ -17,9 +17,9 @@ use tasuki_wire::v1::{self, worker_message::Message};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::fields;
-use crate::workers::Registry;
 use crate::workers::fuzzed::{info_from_wire, report_from_wire};
 use crate::workers::testing::{LocalWorker, idle, info};
+use crate::workers::{Dispatched, Registry};
 
 const MAX_TOKENS: u32 = 8;
 const CHOICES: u32 = 2;
@@ -185,7 +185,7 @@ impl World {
             match effect {
                 Effect::Dispatch { leg, spec } => {
                     let (name, inbox) = (name(leg.attempt), &self.sender);
-                    if !self.registry.dispatch(leg, name, spec, inbox) {
+                    if let Dispatched::Gone = self.registry.dispatch(leg, name, *spec, inbox) {
                         let _ = inbox.send(Input::Lost(leg.worker));
                     }
                 }

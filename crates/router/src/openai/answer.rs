@@ -11,6 +11,7 @@ use super::stream;
 use super::usage::server_timing;
 use super::wording::Wording;
 use crate::error::ApiError;
+use crate::event_body::EventBody;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -47,7 +48,7 @@ impl<W: Wording> Running<W> {
             (NO_BUFFERING, "no"),
         ];
         self.run.log.end.begin(StatusCode::OK);
-        let body = Body::from_stream(stream::events(self, first));
+        let body = Body::new(EventBody::new(stream::events(self, first)));
         Ok((headers, body).into_response())
     }
 

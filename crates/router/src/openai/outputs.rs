@@ -140,7 +140,7 @@ impl Outputs {
                     }
                 }
                 Some(Event::Done(timings)) if prompt.is_finished() => {
-                    prompt.timings = Some(timings)
+                    prompt.timings = Some(*timings)
                 }
                 // Frames are of requests that are not tokens, which are not served here.
                 Some(Event::Done(_) | Event::Frame { .. }) | None => {

@@ -1,8 +1,6 @@
 //! An answer as server-sent events, worded by a [`Wording`]. While there is nothing to send, a
 //! comment goes out at each heartbeat.
 
-use std::convert::Infallible;
-
 use axum::body::Bytes;
 use futures::Stream;
 
@@ -19,7 +17,7 @@ type Next = Option<Result<Output, ApiError>>;
 pub fn events<W: Wording>(
     running: Running<W>,
     first: Option<Next>,
-) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+) -> impl Stream<Item = Bytes> + Send {
     let state = State {
         running,
         next: first.map_or(Pending::Late, Pending::There),
@@ -30,7 +28,7 @@ pub fn events<W: Wording>(
     // Boxed: it is moved for every part.
     futures::stream::unfold(Box::new(state), |mut state| async move {
         let events = state.events().await?;
-        Some((Ok(events), state))
+        Some((events, state))
     })
 }
 

@@ -10,6 +10,7 @@ use tasuki_reqlog::Outcome;
 use tokio::sync::mpsc;
 
 use super::events::EventReceiver;
+use crate::attached::Attached;
 use crate::traces::Trace;
 
 pub use tasuki_flow::{Event, Finish, Generation, ServeError, Timings};
@@ -45,6 +46,8 @@ pub struct Generating {
     pub(crate) events: EventReceiver,
     pub(crate) stop: mpsc::UnboundedSender<u32>,
     pub(crate) account: Arc<Account>,
+    /// The last to be dropped: it then sees that the client is gone. `None`: a task does it.
+    pub(crate) work: Option<Attached>,
 }
 
 /// What the access log needs to know of a generation that has not ended: its workers, and why
@@ -66,7 +69,7 @@ impl Account {
 impl Generating {
     /// The next event; `None` after `Done` or `Failed`.
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv().await
+        self.events.recv(self.work.as_ref()).await
     }
 
     /// Ends one choice early: a stop string was found in its text. Its further

@@ -1,11 +1,11 @@
 //! The task of one request: passes inputs to its machine and carries out the effects.
 
-use std::future::pending;
-use std::pin::pin;
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use futures::FutureExt;
 use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
 use tasuki_flow::{Effect, Event, Generation, Input, LegId, Machine, MachineConfig};
@@ -17,12 +17,12 @@ use super::api::{Account, Arrival, ServeError};
 use super::events::EventSender;
 use super::forecasts::Checked;
 use super::meter::Meter;
+use super::others::Others;
 use crate::access_log;
-use crate::alarm::Alarm;
 use crate::metrics::Metrics;
 use crate::request_log::Recording;
 use crate::traces::{LegTraces, PhaseName, Trace};
-use crate::workers::Registry;
+use crate::workers::{Dispatched, LocalLeg, Registry};
 
 /// What every request's task shares.
 pub struct Shared {
@@ -46,12 +46,12 @@ pub struct ClientEnds {
 pub async fn drive(
     generation: Generation,
     Arrival { received, trace }: Arrival,
-    mut client: ClientEnds,
+    client: ClientEnds,
     shared: Arc<Shared>,
 ) {
     let changes = shared.registry.changes();
     let mut cancel = shared.cancel.subscribe();
-    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let (sender, inbox) = mpsc::unbounded_channel();
     let prompt_tokens = generation.prompt.len();
     let registry = Arc::clone(&shared.registry);
     let model = generation.model;
@@ -82,6 +82,8 @@ pub async fn drive(
         events: client.events.clone(),
         account: Arc::clone(&client.account),
         inbox: sender,
+        local: Vec::new(),
+        aborted: VecDeque::new(),
         shared,
     };
     let queue = trace.map(|trace| trace.begin(PhaseName::Queue, Instant::now()));
@@ -115,54 +117,8 @@ pub async fn drive(
     task.checked = Some(Checked::new(&registry, model, forecast, now));
     task.start();
     drop(turn);
-    let mut stops_open = true;
-    let mut alarm = Alarm::new();
-    // What seldom comes is waited for once, not anew for each token.
-    let seldom = async {
-        tokio::select! {
-            biased;
-            () = client.events.closed() => Input::HangUp,
-            () = cancelled(cancel) => Input::Cancel,
-        }
-    };
-    let mut seldom = pin!(seldom.fuse());
-    let mut changed = pin!(next_change(changes));
-    while !task.machine.is_over() {
-        alarm.set(task.machine.deadline().map(|after| received + after));
-        let input = tokio::select! {
-            biased;
-            input = &mut seldom => input,
-            choice = client.stop.recv(), if stops_open => match choice {
-                Some(choice) => Input::Stop(choice),
-                None => {
-                    stops_open = false;
-                    continue;
-                }
-            },
-            Some(input) = inbox.recv() => input,
-            changes = &mut changed => {
-                changed.set(next_change(changes));
-                Input::WorkersChanged
-            }
-            () = alarm.rings() => Input::Tick,
-        };
-        task.on_input(input);
-    }
-}
-
-/// Waits until running requests are to end; forever once nobody tells.
-async fn cancelled(mut cancel: watch::Receiver<bool>) {
-    if cancel.wait_for(|&cancel| cancel).await.is_err() {
-        pending().await
-    }
-}
-
-/// Waits until workers change; forever once nobody tells.
-async fn next_change(mut changes: watch::Receiver<u64>) -> watch::Receiver<u64> {
-    match changes.changed().await {
-        Ok(()) => changes,
-        Err(_) => pending().await,
-    }
+    let mut others = Others::new(client, cancel, changes, inbox);
+    poll_fn(|context| task.poll(&mut others, context)).await;
 }
 
 struct RequestTask {
@@ -180,35 +136,81 @@ struct RequestTask {
     account: Arc<Account>,
     /// For what the workers report of this request's legs.
     inbox: UnboundedSender<Input>,
+    /// The legs that run here.
+    local: Vec<LocalLeg>,
+    /// What is still to be learnt of those that were aborted.
+    aborted: VecDeque<Input>,
     shared: Arc<Shared>,
 }
 
 impl RequestTask {
+    /// Goes on until there is nothing more to do now. Ready at the request's end.
+    fn poll(&mut self, others: &mut Others, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            while let Some(input) = self.next_local(context) {
+                self.on_input(input);
+            }
+            if self.machine.is_over() {
+                return Poll::Ready(());
+            }
+            let deadline = self.machine.deadline();
+            others.set_deadline(deadline.map(|after| self.received + after));
+            match others.poll(context) {
+                Poll::Ready(input) => self.on_input(input),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// What has happened of the legs that run here.
+    fn next_local(&mut self, context: &Context<'_>) -> Option<Input> {
+        if let Some(input) = self.aborted.pop_front() {
+            return Some(input);
+        }
+        let legs = self.local.iter_mut();
+        let input = { legs }.find_map(|leg| {
+            leg.next().or_else(|| {
+                leg.poll(context);
+                leg.next()
+            })
+        });
+        if input.is_none() {
+            self.local.retain(|leg| !leg.has_ended());
+        }
+        input
+    }
+
     fn start(&mut self) {
         if let Some(legs) = &mut self.legs {
             legs.place();
         }
-        let now = Instant::now().saturating_duration_since(self.received);
-        self.machine.start(now, &mut &*self.shared.registry);
-        self.perform_effects();
+        let now = Instant::now();
+        let since = now.saturating_duration_since(self.received);
+        self.machine.start(since, &mut &*self.shared.registry);
+        self.perform_effects(now);
     }
 
     fn on_input(&mut self, input: Input) {
+        if let Input::Lost(worker) = input {
+            self.local.retain(|leg| leg.id().worker != worker);
+        }
         if let Some(legs) = &mut self.legs {
             legs.observe(&input);
         }
-        let now = Instant::now().saturating_duration_since(self.received);
-        self.machine.handle(input, now, &mut &*self.shared.registry);
-        self.perform_effects();
+        let now = Instant::now();
+        let since = now.saturating_duration_since(self.received);
+        self.machine
+            .handle(input, since, &mut &*self.shared.registry);
+        self.perform_effects(now);
     }
 
-    fn perform_effects(&mut self) {
+    fn perform_effects(&mut self, now: Instant) {
         while let Some(effect) = self.machine.next_effect() {
-            self.perform(effect);
+            self.perform(effect, now);
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn perform(&mut self, effect: Effect, now: Instant) {
         let registry = &self.shared.registry;
         match effect {
             Effect::Dispatch { leg, mut spec } => {
@@ -230,19 +232,29 @@ impl RequestTask {
                     prompt_tokens = spec.prompt.len(),
                     "dispatch",
                 );
-                if !registry.dispatch(leg, name, spec, &self.inbox) {
-                    let _ = self.inbox.send(Input::Lost(leg.worker));
+                match registry.dispatch(leg, name, *spec, &self.inbox) {
+                    Dispatched::Gone => {
+                        let _ = self.inbox.send(Input::Lost(leg.worker));
+                    }
+                    Dispatched::Sent => {}
+                    Dispatched::Local(leg) => self.local.push(leg),
                 }
             }
-            Effect::Abort {
-                leg: LegId { worker, attempt },
-                choices,
-            } => registry.abort(worker, &self.name_of(attempt), choices),
+            Effect::Abort { leg, choices } => {
+                match self.local.iter().position(|local| local.id() == leg) {
+                    // It has one choice.
+                    Some(at) => {
+                        let ended = self.local.swap_remove(at).abort();
+                        self.aborted.extend(ended);
+                    }
+                    None => registry.abort(leg.worker, &self.name_of(leg.attempt), choices),
+                }
+            }
             Effect::Retarget {
                 leg: LegId { worker, attempt },
                 peer,
             } => registry.retarget(worker, &self.name_of(attempt), peer),
-            Effect::Emit(event) => self.emit(event),
+            Effect::Emit(event) => self.emit(event, now),
             Effect::Retry {
                 attempt,
                 reason,
@@ -275,11 +287,12 @@ impl RequestTask {
             "{}, and {} requests wait before it",
             refusal.reason, refusal.ahead
         );
-        self.emit(Event::Failed(ServeError::Overloaded {
+        let refused = Event::Failed(ServeError::Overloaded {
             reason,
             retry_after_s: refusal.retry_after.as_secs_f64().ceil() as u32,
             over_share: refusal.over_share,
-        }));
+        });
+        self.emit(refused, Instant::now());
     }
 
     /// The name of an attempt's legs on their workers, and in logs.
@@ -287,8 +300,7 @@ impl RequestTask {
         format!("{}.{attempt}", self.request_id)
     }
 
-    fn emit(&mut self, event: Event) {
-        let now = Instant::now();
+    fn emit(&mut self, event: Event, now: Instant) {
         self.meter.observe(&event, now);
         if let Some(checked) = &mut self.checked {
             checked.observe(&event, now);

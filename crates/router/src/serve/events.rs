@@ -6,11 +6,15 @@
 //! up: with too many bytes waiting the client has lost its request.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use tasuki_core::FailureKind;
 use tasuki_flow::{Event, ServeError, TokenLogprob, TopLogprob};
 use tokio::sync::Notify;
+
+use crate::attached::Attached;
 
 /// While no more events wait, each is handed out as it came.
 const EVENTS_APART: usize = 32;
@@ -25,7 +29,6 @@ pub fn channel(choices: u32) -> (EventSender, EventReceiver) {
     let shared = Arc::new(Shared {
         queue: Mutex::new(Queue::default()),
         most_bytes: MOST_BYTES_PER_CHOICE * choices as usize,
-        arrived: Notify::new(),
         closed: Notify::new(),
     });
     let sender = EventSender(Arc::new(Sending(Arc::clone(&shared))));
@@ -45,7 +48,6 @@ struct Sending(Arc<Shared>);
 struct Shared {
     queue: Mutex<Queue>,
     most_bytes: usize,
-    arrived: Notify,
     closed: Notify,
 }
 
@@ -58,6 +60,8 @@ struct Queue {
     ended: bool,
     /// The client is gone, or was given up.
     closed: bool,
+    /// It waits for an event.
+    reader: Option<Waker>,
 }
 
 impl EventSender {
@@ -75,8 +79,11 @@ impl EventSender {
             queue.give_up(shared.most_bytes);
             shared.closed.notify_one();
         }
+        let reader = queue.reader.take();
         drop(queue);
-        shared.arrived.notify_one();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
         keeps_up
     }
 
@@ -95,27 +102,47 @@ impl EventSender {
 }
 
 impl EventReceiver {
-    /// The next event; `None` after the last one.
-    pub async fn recv(&mut self) -> Option<Event> {
-        loop {
-            {
+    /// The next event; `None` after the last one. `work`: what makes events, and is to go on
+    /// here and now before there is nothing.
+    pub async fn recv(&mut self, work: Option<&Attached>) -> Option<Event> {
+        poll_fn(|context| {
+            if let Some(work) = work {
                 let mut queue = self.0.lock();
-                if let Some(event) = queue.pop() {
-                    return Some(event);
+                if let Some(event) = queue.next() {
+                    return Poll::Ready(event);
                 }
-                if queue.ended || queue.closed {
-                    return None;
-                }
+                // It does not wait: it looks again when the work has gone on.
+                queue.reader = None;
+                drop(queue);
+                work.poll(context);
             }
-            self.0.arrived.notified().await;
+            self.poll_recv(context)
+        })
+        .await
+    }
+
+    fn poll_recv(&self, context: &Context<'_>) -> Poll<Option<Event>> {
+        let mut queue = self.0.lock();
+        if let Some(event) = queue.next() {
+            return Poll::Ready(event);
         }
+        match &mut queue.reader {
+            Some(reader) => reader.clone_from(context.waker()),
+            None => queue.reader = Some(context.waker().clone()),
+        }
+        Poll::Pending
     }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.0.lock().ended = true;
-        self.0.arrived.notify_one();
+        let mut queue = self.0.lock();
+        queue.ended = true;
+        let reader = queue.reader.take();
+        drop(queue);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 }
 
@@ -183,6 +210,14 @@ impl Queue {
         known_logprobs.extend(logprobs);
         *last = finish;
         None
+    }
+
+    /// The next event or the end, if either is there.
+    fn next(&mut self) -> Option<Option<Event>> {
+        match self.pop() {
+            None if self.ended || self.closed => Some(None),
+            event => event.map(Some),
+        }
     }
 
     fn pop(&mut self) -> Option<Event> {

@@ -50,7 +50,7 @@ impl Meter {
             Event::Done(timings) => {
                 self.outcome = Outcome::Done;
                 self.metrics.finished(timings);
-                self.request.phases = Some(Phases::from(timings));
+                self.request.phases = Some(Phases::from(&**timings));
                 self.request.total_s = timings.total.as_secs_f64();
             }
             Event::Failed(error) => {

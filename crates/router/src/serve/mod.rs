@@ -6,6 +6,7 @@ mod driver;
 pub(crate) mod events;
 mod forecasts;
 mod meter;
+mod others;
 mod service;
 #[cfg(test)]
 mod tests;

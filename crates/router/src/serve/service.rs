@@ -19,6 +19,7 @@ use super::api::{Arrival, Event, Generating, Generation, ModelLimits, ServeError
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
+use crate::attached::attach;
 use crate::dashboard::{Objectives, Recorder};
 use crate::discovery::{Address, Discovery, Engine, ForeignAddress, union};
 use crate::foreign::native::Asked;
@@ -153,10 +154,11 @@ impl Service {
     pub fn generate(&self, generation: Generation, arrival: impl Into<Arrival>) -> Generating {
         let (events, for_client) = events::channel(generation.n);
         let (stop, stops) = mpsc::unbounded_channel();
-        let generating = Generating {
+        let mut generating = Generating {
             events: for_client,
             stop,
             account: Arc::default(),
+            work: None,
         };
         let admitted = self.inner.running.send_if_modified(|running| {
             running.requests += usize::from(!running.draining);
@@ -177,7 +179,7 @@ impl Service {
             stop: stops,
             account: Arc::clone(&generating.account),
         };
-        tokio::spawn(async move {
+        generating.work = attach(async move {
             let _ticket = ticket;
             let request_id = generation.request_id.clone();
             let task = drive(generation, arrival, client, Arc::clone(&shared));

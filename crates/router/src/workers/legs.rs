@@ -3,12 +3,14 @@
 use std::time::Instant;
 
 use tasuki_core::WorkerId;
-use tasuki_flow::fleet::{CacheEvents, LoadReport, WorkerState};
+use tasuki_flow::fleet::{CacheEvents, LegSlot, LoadReport, WorkerState};
 use tasuki_flow::{Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey};
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::connection::RoutedLeg;
+use super::link::NewLeg;
+use super::local_leg::LocalLeg;
 use super::registry::{Registry, State};
 
 /// What a worker reports at once.
@@ -22,31 +24,46 @@ pub struct Report<Outputs, Ends> {
     pub ended: Ends,
 }
 
+/// What became of a leg that was to be started.
+pub enum Dispatched {
+    /// The connection is gone.
+    Gone,
+    /// The worker has it.
+    Sent,
+    /// The request's task runs it.
+    Local(LocalLeg),
+}
+
 impl Registry {
-    /// Starts a leg under a name of its own on the worker; its messages go to `inbox`.
-    /// False: the connection is gone.
+    /// Starts a leg under a name of its own on the worker. `inbox` gets its messages, but for those
+    /// of a leg that the request's task runs.
     pub fn dispatch(
         &self,
         leg: LegId,
         name: String,
         spec: LegSpec,
         inbox: &UnboundedSender<Input>,
-    ) -> bool {
+    ) -> Dispatched {
         let mut state = self.lock();
         let Some((fleet, connection)) = state.connected(leg.worker) else {
-            return false;
+            return Dispatched::Gone;
         };
         let Some(slot) = fleet.on_dispatched(leg.worker, &spec) else {
-            return false;
+            return Dispatched::Gone;
         };
         let routed = RoutedLeg {
             attempt: leg.attempt,
             slot,
             inbox: inbox.clone(),
         };
-        connection.link.dispatch(&name, slot.number, spec);
+        let new = NewLeg {
+            id: leg,
+            name: &name,
+            slot,
+        };
+        let local = connection.link.dispatch(new, spec);
         connection.legs.insert(name, routed);
-        true
+        local.map_or(Dispatched::Sent, Dispatched::Local)
     }
 
     /// Aborts choices of a leg, or all if there are none in the list.
@@ -95,7 +112,7 @@ impl Registry {
         for (name, ended) in report.ended {
             if let Some(leg) = connection.legs.remove(name.as_ref()) {
                 fleet.on_outcome(key, leg.slot, &ended);
-                fleet.on_ended(key, leg.slot, ended.timings.as_ref());
+                fleet.on_ended(key, leg.slot, ended.timings.as_deref());
                 let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));
             }
         }
@@ -105,6 +122,55 @@ impl Registry {
         if recovered {
             self.announce_change();
         }
+    }
+
+    /// A leg that its request's task runs has output. False: it does not count any more.
+    pub fn on_leg_output(
+        &self,
+        key: WorkerKey,
+        slot: LegSlot,
+        output: &Output,
+        now: Instant,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some((fleet, _)) = state.connected(key) else {
+            return false;
+        };
+        let now = self.since_start(now);
+        let recovered = fleet.on_report(key, None, now);
+        let cached = output.cached_prompt_tokens;
+        fleet.on_tokens(key, slot, output.tokens.len(), cached);
+        fleet.on_output(key, slot, cached);
+        if fleet.recount(key) {
+            state.settle(now);
+        }
+        drop(state);
+        if recovered {
+            self.announce_change();
+        }
+        true
+    }
+
+    /// A leg that its request's task runs has ended. False: it does not count any more.
+    pub fn on_leg_end(&self, key: WorkerKey, name: &str, end: &LegEnd, now: Instant) -> bool {
+        let mut state = self.lock();
+        let Some((fleet, connection)) = state.connected(key) else {
+            return false;
+        };
+        let Some(leg) = connection.legs.remove(name) else {
+            return false;
+        };
+        let now = self.since_start(now);
+        let recovered = fleet.on_report(key, None, now);
+        fleet.on_outcome(key, leg.slot, end);
+        fleet.on_ended(key, leg.slot, end.timings.as_deref());
+        fleet.recount(key);
+        state.settle(now);
+        drop(state);
+        if recovered {
+            self.announce_change();
+        }
+        true
     }
 
     /// Aborts the legs whose request has no task any more. Returns how many there were.

@@ -1,16 +1,28 @@
 //! The border between the router and one worker's protocol.
 
 use tasuki_core::Role;
-use tasuki_flow::{LegSpec, Peer};
+use tasuki_flow::fleet::LegSlot;
+use tasuki_flow::{LegId, LegSpec, Peer};
+
+use super::local_leg::LocalLeg;
+
+/// A leg that is to be started.
+#[derive(Debug, Clone, Copy)]
+pub struct NewLeg<'a> {
+    pub id: LegId,
+    /// Unique on the connection; both legs of an attempt have the same.
+    pub name: &'a str,
+    /// Its number counts the connection's legs, in the order in which they are started.
+    pub slot: LegSlot,
+}
 
 /// Sends messages to one connected worker, in its own protocol.
 ///
 /// Nothing here waits or fails: if the worker is gone, whoever keeps the connection
 /// reports its loss to the registry, which also takes what the worker sends.
 pub trait WorkerLink: Send + Sync {
-    /// Starts a leg under a name that is unique on the connection; both legs of an attempt
-    /// have the same. `number` counts the connection's legs, in the order of the calls.
-    fn dispatch(&self, name: &str, number: u64, spec: LegSpec);
+    /// Starts a leg, or gives it back to be run by its request's task, which then aborts it too.
+    fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg>;
 
     /// Aborts choices of a leg, or all if there are none in the list.
     fn abort(&self, name: &str, choices: Vec<u32>);

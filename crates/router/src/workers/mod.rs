@@ -18,6 +18,7 @@ mod connection;
 pub mod foreign;
 mod legs;
 mod link;
+mod local_leg;
 mod membership;
 mod placing;
 mod registry;
@@ -31,8 +32,10 @@ mod wire;
 pub use catalog::Catalog;
 pub use collector::WorkerCollector;
 pub use connect::{Dialling, Liveness};
+pub use legs::Dispatched;
 #[cfg(test)]
 pub use legs::Report;
+pub use local_leg::LocalLeg;
 pub use membership::follow;
 pub use registry::{Known, Registry};
 pub use roles::{RolesMode, RolesSettings};

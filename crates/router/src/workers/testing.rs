@@ -20,7 +20,8 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::link::WorkerLink;
+use super::link::{NewLeg, WorkerLink};
+use super::local_leg::LocalLeg;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -238,9 +239,10 @@ impl LocalWorker {
 }
 
 impl WorkerLink for LocalLink {
-    fn dispatch(&self, name: &str, number: u64, spec: LegSpec) {
-        let message = ToWorker::Dispatch(name.to_owned(), number, spec);
+    fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg> {
+        let message = ToWorker::Dispatch(leg.name.to_owned(), leg.slot.number, spec);
         let _ = self.0.send(message);
+        None
     }
 
     fn abort(&self, name: &str, choices: Vec<u32>) {

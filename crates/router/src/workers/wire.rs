@@ -14,7 +14,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::cache;
 use super::legs::Report;
-use super::link::WorkerLink;
+use super::link::{NewLeg, WorkerLink};
+use super::local_leg::LocalLeg;
 
 /// The protocol of `kv.proto`.
 const KV_BACKEND: &str = "tasuki";
@@ -52,9 +53,10 @@ pub enum Outgoing {
 impl WorkerLink for GrpcLink {
     // A closed channel means that the stream's task is about to report the loss.
 
-    fn dispatch(&self, request_id: &str, number: u64, spec: LegSpec) {
-        let message = Outgoing::Dispatch(request_id.to_owned(), number, spec);
+    fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg> {
+        let message = Outgoing::Dispatch(leg.name.to_owned(), leg.slot.number, spec);
         let _ = self.0.send(message);
+        None
     }
 
     fn abort(&self, request_id: &str, choices: Vec<u32>) {
@@ -214,7 +216,7 @@ fn output(output: v1::Output) -> (String, Output) {
         finish,
         prompt_logprobs: logprobs(output.prompt_logprobs),
         cached_prompt_tokens: output.cached_prompt_tokens,
-        timings: output.timings.as_ref().map(timings),
+        timings: output.timings.as_ref().map(|t| Box::new(timings(t))),
     };
     (output.request_id, converted)
 }
@@ -237,7 +239,7 @@ fn leg_end(ended: v1::LegEnd) -> (String, LegEnd) {
         message: ended.message,
         answer: None,
         ticket: None,
-        timings: ended.timings.as_ref().map(timings),
+        timings: ended.timings.as_ref().map(|t| Box::new(timings(t))),
     };
     (ended.request_id, converted)
 }

@@ -124,7 +124,7 @@ impl World<'_> {
             }
         });
         let end = reason.map(|reason| LegEnd {
-            timings,
+            timings: timings.map(Box::new),
             ..ended(reason)
         });
         Some(Said {
@@ -187,7 +187,7 @@ impl World<'_> {
         for (one, &(_, slot)) in said.iter().zip(&inputs) {
             if let Some(end) = &one.end {
                 self.fleet.on_outcome(key, slot, end);
-                self.fleet.on_ended(key, slot, end.timings.as_ref());
+                self.fleet.on_ended(key, slot, end.timings.as_deref());
             }
         }
         self.fleet.recount(key);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tasuki_flow::{Finish, Timings};
+use tasuki_flow::Finish;
 use tokio::time::timeout;
 
 use super::*;
@@ -30,7 +30,7 @@ fn tokens(choice: u32, tokens: &[u32], top: usize) -> Event {
 /// All that waits: events, and the tokens of each choice.
 async fn read(receiver: &mut EventReceiver, choices: u32) -> (usize, Vec<Vec<u32>>) {
     let (mut events, mut seen) = (0, vec![Vec::new(); choices as usize]);
-    while let Some(event) = soon("an event", receiver.recv()).await {
+    while let Some(event) = soon("an event", receiver.recv(None)).await {
         events += 1;
         if let Event::Tokens {
             choice,
@@ -76,7 +76,7 @@ async fn tokens_that_wait_are_joined_and_come_in_order() {
         if top == 0 {
             assert!((0..3).all(|choice| sender.send(finish(choice))));
         }
-        sender.send(Event::Done(Timings::default()));
+        sender.send(Event::Done(Box::default()));
         let held = sender.0.0.lock().waiting.len();
         assert!(held <= EVENTS_APART + 4, "{held}");
         drop(sender);
@@ -110,7 +110,7 @@ async fn the_end_of_a_choice_comes_with_its_last_tokens() {
     });
     drop(sender);
     let mut ends = Vec::new();
-    while let Some(Event::Tokens { tokens, finish, .. }) = receiver.recv().await {
+    while let Some(Event::Tokens { tokens, finish, .. }) = receiver.recv(None).await {
         ends.push((tokens.last().copied(), finish));
     }
     let last = ends.pop();
@@ -148,12 +148,12 @@ async fn a_client_that_lets_too_much_wait_loses_its_request() {
     assert!(sent > 4_000);
     soon("the end", sender.closed()).await;
     sender.send(tokens(0, &[1], 0));
-    let Some(Event::Failed(error)) = receiver.recv().await else {
+    let Some(Event::Failed(error)) = receiver.recv(None).await else {
         panic!("an error comes first")
     };
     assert_eq!(error.kind(), FailureKind::Client);
     assert!(error.to_string().contains("read too slowly"));
-    assert!(receiver.recv().await.is_none());
+    assert!(receiver.recv(None).await.is_none());
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn either_end_learns_that_the_other_is_gone() {
     soon("the same again", sender.closed()).await;
     let (sender, mut receiver) = channel(1);
     let other = sender.clone();
-    let reader = tokio::spawn(async move { receiver.recv().await.is_none() });
+    let reader = tokio::spawn(async move { receiver.recv(None).await.is_none() });
     drop(sender);
     drop(other);
     assert!(soon("the request's end", reader).await.expect("no panic"));

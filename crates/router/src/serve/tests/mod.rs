@@ -110,7 +110,7 @@ async fn hear(mut generating: Generating) -> Heard {
             }
             Event::PromptLogprobs(_) | Event::Frame { .. } => panic!("nobody asked"),
             Event::Done(timings) => {
-                let end = Ok(timings);
+                let end = Ok(*timings);
                 return Heard {
                     tokens,
                     finish,

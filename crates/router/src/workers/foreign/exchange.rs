@@ -146,6 +146,13 @@ impl Exchange<'_> {
         Ok(false)
     }
 
+    /// Whether there may be more of the body without waiting.
+    pub fn may_have_more(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::may_have_more)
+    }
+
     /// The whole body.
     ///
     /// # Errors

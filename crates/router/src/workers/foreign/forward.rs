@@ -148,7 +148,7 @@ impl Leg<'_> {
             frame: Some(Opaque::new(answer)),
             ..Output::default()
         };
-        self.site.report(self.name, Some(output), None);
+        self.reports.output(output);
     }
 }
 

@@ -1,12 +1,15 @@
 //! One leg on a worker of another engine: a request to it, and its answer passed on.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use tasuki_core::FailureKind;
-use tasuki_flow::{Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output};
-use tasuki_flow::{Ticket, WorkerKey};
+use futures::FutureExt;
+use tasuki_core::{FailureKind, WorkerId};
+use tasuki_flow::{
+    Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output, Ticket,
+};
 use tokio::sync::Notify;
 
 use super::client::{HttpError, MOST_ANSWER_BYTES};
@@ -18,7 +21,7 @@ use super::vllm::{self, NoTicket};
 use crate::discovery::{Engine, ForeignAddress};
 use crate::foreign::object::Object;
 use crate::foreign::request::{Answer, ForeignRequest, Head};
-use crate::workers::legs::Report;
+use crate::workers::local_leg::Reports;
 use crate::workers::registry::Registry;
 
 /// Of a worker's error that is logged.
@@ -26,7 +29,7 @@ pub const MOST_LOGGED: usize = 300;
 
 /// A worker while it is connected: what all its legs share.
 pub struct Site {
-    pub key: WorkerKey,
+    pub worker: WorkerId,
     pub address: ForeignAddress,
     /// By which it knows its model, the preferred one first.
     pub names: Vec<String>,
@@ -94,48 +97,34 @@ fn ended(reason: LegEndReason, ticket: Option<Ticket>) -> LegEnd {
     }
 }
 
-impl Site {
-    /// Passes on what happened of a leg.
-    pub fn report(&self, name: &str, output: Option<Output>, end: Option<LegEnd>) {
-        let report = Report {
-            load: None,
-            exported: None,
-            cache: None,
-            outputs: output.into_iter().map(|output| (name, output)),
-            ended: end.into_iter().map(|end| (name, end)),
-        };
-        self.registry.on_report(self.key, report, Instant::now());
-    }
-
-    /// The leg's task is gone.
-    pub fn failed(&self, name: &str) {
-        let failure = Failure::failed("the router failed on its answer");
-        self.report(name, None, Some(failure.into()));
-    }
-
-    pub fn aborted(&self, name: &str) {
-        self.report(name, None, Some(ended(LegEndReason::Aborted, None)));
-    }
-}
-
 /// Runs a leg to its end, and reports it. Dropped: the connection to the worker closes, which
 /// ends its work.
-pub async fn run(site: Arc<Site>, name: String, spec: LegSpec) {
+pub async fn run(site: Arc<Site>, spec: LegSpec, reports: Reports) {
     let leg = Leg {
         site: &site,
-        name: &name,
+        name: reports.name(),
         spec: &spec,
+        reports: &reports,
     };
-    let (output, end) = match leg.serve().await {
-        Ok((output, end)) => (output, end),
+    let served = AssertUnwindSafe(leg.serve()).catch_unwind().await;
+    let served = served.unwrap_or_else(|_| {
+        tracing::error!(request_id = reports.name(), "the work of a leg panicked");
+        Err(Failure::failed("the router failed on its answer"))
+    });
+    match served {
+        Ok((output, end)) => {
+            if let Some(output) = output {
+                reports.output(output);
+            }
+            reports.end(end);
+        }
         Err(failure) => {
             if failure.reason == LegEndReason::Failed {
                 site.doubts.notify_one();
             }
-            (None, failure.into())
+            reports.end(failure.into());
         }
-    };
-    site.report(&name, output, Some(end));
+    }
 }
 
 /// A leg, and where it runs.
@@ -143,6 +132,7 @@ pub struct Leg<'a> {
     pub site: &'a Site,
     pub name: &'a str,
     pub spec: &'a LegSpec,
+    pub reports: &'a Reports,
 }
 
 impl Leg<'_> {
@@ -312,7 +302,7 @@ impl Leg<'_> {
         }
         let ticket = vllm::ticket(&answer);
         if let Err(error) = &ticket {
-            let (worker, address) = (self.site.key.worker, &self.site.address.authority);
+            let (worker, address) = (self.site.worker, &self.site.address.authority);
             let reason = match error {
                 NoTicket::Missing => Recomputed::NoTicket,
                 NoTicket::Incomplete(_) => Recomputed::IncompleteTicket,

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //!  watch ──health, models, metrics──▶ worker          one task for each worker
-//!    │ orders of the registry, through ForeignLink
-//!    └──▶ leg ──request, answer────▶ worker           one task for each leg
+//!  leg   ──request, answer──────────▶ worker          in the request's task
 //! ```
 //!
 //! `vllm` and `sglang` know what each engine needs of a request to hand its KV over.

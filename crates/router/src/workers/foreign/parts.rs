@@ -54,13 +54,18 @@ impl<'a> Parts<'a> {
             Err(error) if part.is_empty() => return Some(Err(error)),
             Err(error) => self.error = Some(error),
         }
+        let mut waited = false;
         if let Some(last) = self.last.take() {
             let due = last + APART;
             if Instant::now() < due {
                 sleep_until(due).await;
+                waited = true;
             }
         }
-        while self.error.is_none() && part.len() < MOST_TOGETHER {
+        while self.error.is_none()
+            && part.len() < MOST_TOGETHER
+            && (waited || self.answer.may_have_more())
+        {
             match self.answer.read(&mut part).now_or_never() {
                 None | Some(Ok(false)) => break,
                 Some(Ok(true)) => {}

@@ -1,30 +1,27 @@
 //! Keeps watch over one worker of another engine: finds it, lets it join, looks at its health
-//! and load, starts and aborts its legs, notices its loss, and begins again.
+//! and load, starts its legs, notices its loss, and begins again.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use tasuki_core::{Role, WorkerId};
 use tasuki_flow::fleet::{JoinError, LoadReport, Silence};
 use tasuki_flow::{LegEnd, LegSpec, Output, Peer, WorkerKey};
 use tasuki_wire::v1;
-use tokio::sync::{Notify, mpsc};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::Client;
 use super::exchange::Connections;
 use super::identify::{Probe, ProbeError, Scrape};
 use super::leg::{self, Site};
-use super::recomputed::{KvLoads, Recomputed};
+use super::recomputed::{KvLoads, KvSources, Recomputed};
 use crate::discovery::ForeignAddress;
 use crate::workers::connect::Liveness;
 use crate::workers::legs::Report;
-use crate::workers::link::WorkerLink;
+use crate::workers::link::{NewLeg, WorkerLink};
+use crate::workers::local_leg::{LocalLeg, Reports};
 use crate::workers::registry::Registry;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -47,26 +44,23 @@ enum WatchError {
     Removed,
 }
 
-/// What the registry asks of the worker.
-enum Order {
-    Dispatch(String, Box<LegSpec>),
-    Abort(String),
+/// Starts legs in the tasks of their requests.
+struct ForeignLink {
+    site: Arc<Site>,
+    /// Closed when the registry lets go of the worker.
+    _held: oneshot::Sender<Infallible>,
 }
 
-/// Passes orders to the task that watches the worker.
-struct ForeignLink(mpsc::UnboundedSender<Order>);
-
 impl WorkerLink for ForeignLink {
-    fn dispatch(&self, name: &str, _number: u64, spec: LegSpec) {
-        let _ = self
-            .0
-            .send(Order::Dispatch(name.to_owned(), Box::new(spec)));
+    fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg> {
+        let registry = Arc::clone(&self.site.registry);
+        let reports = Reports::new(registry, leg.id, leg.slot, leg.name);
+        let work = leg::run(Arc::clone(&self.site), spec, reports.clone());
+        Some(LocalLeg::new(reports, Box::pin(work)))
     }
 
-    /// Its legs have one choice each.
-    fn abort(&self, name: &str, _choices: Vec<u32>) {
-        let _ = self.0.send(Order::Abort(name.to_owned()));
-    }
+    /// A leg is aborted, or is gone, with its request's task.
+    fn abort(&self, _name: &str, _choices: Vec<u32>) {}
 
     fn retarget(&self, name: &str, _peer: Peer) {
         debug_assert!(false, "leg {name}: these workers do not retarget");
@@ -163,23 +157,11 @@ impl Watch {
         let (info, scrape) = self.probe().info().await?;
         let names = std::iter::once(&info.model).chain(&info.further_names);
         let names: Vec<String> = names.cloned().collect();
-        let (sender, mut orders) = mpsc::unbounded_channel();
-        let link = Arc::new(ForeignLink(sender));
+        let (held, let_go) = oneshot::channel();
+        let model = info.model.clone();
         let role = info.role;
-        let now = Instant::now();
-        let key = self.registry.join(self.worker, info, link, now)?;
-        self.key = Some(key);
-        tracing::info!(
-            worker = %self.worker,
-            engine = %self.address.engine,
-            %role,
-            model = names[0],
-            address = self.address.authority,
-            reports_load = scrape.load.is_some(),
-            "worker joins",
-        );
         let site = Arc::new(Site {
-            key,
+            worker: self.worker,
             address: self.address.clone(),
             names,
             connections: Connections::new(self.address.authority.clone(), self.liveness.connect),
@@ -188,17 +170,37 @@ impl Watch {
             stalled: self.liveness.stalled,
             loads: KvLoads::default(),
         });
-        let mut legs = Legs::new(Arc::clone(&site));
-        self.take(&site, &scrape, Vec::new());
+        let link = Arc::new(ForeignLink {
+            site: Arc::clone(&site),
+            _held: held,
+        });
+        let now = Instant::now();
+        let key = self.registry.join(self.worker, info, link, now)?;
+        self.key = Some(key);
+        tracing::info!(
+            worker = %self.worker,
+            engine = %self.address.engine,
+            %role,
+            model,
+            address = self.address.authority,
+            reports_load = scrape.load.is_some(),
+            "worker joins",
+        );
+        self.take(key, &site, &scrape, Vec::new());
         tokio::select! {
             biased;
-            error = self.look(&site, scrape.started) => error,
-            () = legs.follow(&mut orders) => Err(WatchError::Removed),
+            error = self.look(key, &site, scrape.started) => error,
+            _ = let_go => Err(WatchError::Removed),
         }
     }
 
     /// Looks at health and load again and again.
-    async fn look(&self, site: &Site, started: Option<f64>) -> Result<Infallible, WatchError> {
+    async fn look(
+        &self,
+        key: WorkerKey,
+        site: &Site,
+        started: Option<f64>,
+    ) -> Result<Infallible, WatchError> {
         let quick = (self.liveness.suspect_after / 4).max(Duration::from_millis(10));
         let mut ticks = interval(LOOK.min(quick));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -207,19 +209,24 @@ impl Watch {
                 _ = ticks.tick() => {}
                 () = site.doubts.notified() => {}
             }
-            let mut health = std::pin::pin!(self.observe(site, started));
+            let mut health = std::pin::pin!(self.observe(key, site, started));
             // A worker that does not answer is suspected while it is asked.
             loop {
                 tokio::select! {
                     observed = &mut health => break observed?,
-                    () = sleep(quick) => self.check_silence(site.key)?,
+                    () = sleep(quick) => self.check_silence(key)?,
                 }
             }
-            self.check_silence(site.key)?;
+            self.check_silence(key)?;
         }
     }
 
-    async fn observe(&self, site: &Site, started: Option<f64>) -> Result<(), WatchError> {
+    async fn observe(
+        &self,
+        key: WorkerKey,
+        site: &Site,
+        started: Option<f64>,
+    ) -> Result<(), WatchError> {
         match self.probe().health().await {
             Ok(()) => {}
             Err(error) if error.is_gone() => return Err(error.into()),
@@ -235,11 +242,11 @@ impl Watch {
         {
             return Err(WatchError::Restarted);
         }
-        self.take(site, &scrape, ended);
+        self.take(key, site, &scrape, ended);
         Ok(())
     }
 
-    fn take(&self, site: &Site, scrape: &Scrape, ended: Vec<super::recomputed::KvSources>) {
+    fn take(&self, key: WorkerKey, site: &Site, scrape: &Scrape, ended: Vec<KvSources>) {
         let missed = site.loads.scraped(scrape.sources, ended);
         for _ in 0..missed {
             self.registry.recomputed.count(Recomputed::NotLoaded);
@@ -261,7 +268,7 @@ impl Watch {
             outputs: std::iter::empty::<(String, Output)>(),
             ended: std::iter::empty::<(String, LegEnd)>(),
         };
-        self.registry.on_report(site.key, report, Instant::now());
+        self.registry.on_report(key, report, Instant::now());
     }
 
     fn check_silence(&self, key: WorkerKey) -> Result<(), WatchError> {
@@ -289,64 +296,5 @@ fn exported(load: &LoadReport, scrape: &Scrape) -> v1::Load {
         free_blocks: load.free_blocks,
         total_blocks: scrape.total_blocks.unwrap_or(load.free_blocks),
         ..v1::Load::default()
-    }
-}
-
-/// The legs that run on the worker. Dropped: their connections close.
-struct Legs {
-    site: Arc<Site>,
-    tasks: JoinSet<String>,
-    running: HashMap<String, AbortHandle>,
-}
-
-impl Legs {
-    fn new(site: Arc<Site>) -> Self {
-        Self {
-            site,
-            tasks: JoinSet::new(),
-            running: HashMap::new(),
-        }
-    }
-
-    /// Carries out orders, until nobody gives any.
-    async fn follow(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) {
-        loop {
-            tokio::select! {
-                order = orders.recv() => match order {
-                    Some(Order::Dispatch(name, spec)) => self.start(name, *spec),
-                    Some(Order::Abort(name)) => self.abort(&name),
-                    None => return,
-                },
-                Some(ended) = self.tasks.join_next() => {
-                    if let Ok(name) = ended {
-                        self.running.remove(&name);
-                    }
-                }
-            }
-        }
-    }
-
-    fn start(&mut self, name: String, spec: LegSpec) {
-        let site = Arc::clone(&self.site);
-        let leg = AssertUnwindSafe(leg::run(Arc::clone(&site), name.clone(), spec));
-        let task = {
-            let name = name.clone();
-            async move {
-                if leg.catch_unwind().await.is_err() {
-                    tracing::error!(request_id = name, "the task of a leg panicked");
-                    site.failed(&name);
-                }
-                name
-            }
-        };
-        let handle = self.tasks.spawn(task);
-        self.running.insert(name, handle);
-    }
-
-    fn abort(&mut self, name: &str) {
-        if let Some(handle) = self.running.remove(name) {
-            handle.abort();
-            self.site.aborted(name);
-        }
     }
 }

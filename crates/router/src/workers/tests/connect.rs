@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::super::connect::keep_connected;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
-use super::super::{Dialling, Liveness, Registry};
+use super::super::{Dialling, Dispatched, Liveness, Registry};
 use super::{registry, spec, view};
 use crate::tls::fleet::WorkerTransport;
 
@@ -53,7 +53,8 @@ fn placed(registry: &Registry) -> WorkerRef {
 
 fn dispatch(registry: &Registry, leg: LegId, inbox: &mpsc::UnboundedSender<Input>) -> bool {
     let name = format!("r.{}", leg.attempt);
-    registry.dispatch(leg, name, spec(LegKind::Colocated), inbox)
+    let dispatched = registry.dispatch(leg, name, spec(LegKind::Colocated), inbox);
+    matches!(dispatched, Dispatched::Sent)
 }
 
 fn health(registry: &Registry, worker: usize) -> Health {

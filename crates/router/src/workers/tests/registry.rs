@@ -6,7 +6,7 @@ use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer, WorkerKey};
 use tokio::sync::mpsc;
 
-use super::super::legs::Report;
+use super::super::legs::{Dispatched, Report};
 use super::super::registry::Registry;
 use super::super::testing::{LocalWorker, ToWorker, local_info};
 use super::{registry, spec, view};
@@ -53,7 +53,8 @@ fn messages_of_a_leg_go_to_its_worker_and_to_its_request() {
     });
     let (sender, mut inbox) = mpsc::unbounded_channel();
     for (leg, name) in legs.into_iter().zip(["r.0", "r.1"]) {
-        assert!(registry.dispatch(leg, name.to_owned(), spec(LegKind::Prefill), &sender));
+        let dispatched = registry.dispatch(leg, name.to_owned(), spec(LegKind::Prefill), &sender);
+        assert!(matches!(dispatched, Dispatched::Sent));
     }
     registry.abort(key, "r.0", vec![3]);
     registry.retarget(key, "r.1", Peer::default());

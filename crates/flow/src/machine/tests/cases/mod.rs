@@ -218,7 +218,7 @@ impl Case {
 
     fn done(&self) -> Option<&Timings> {
         self.effects.iter().find_map(|effect| match effect {
-            Effect::Emit(Event::Done(timings)) => Some(timings),
+            Effect::Emit(Event::Done(timings)) => Some(&**timings),
             _ => None,
         })
     }

@@ -94,7 +94,7 @@ impl World {
                     seen.push(token);
                 }
             }
-            Event::Done(timings) => self.client.done = Some(timings),
+            Event::Done(timings) => self.client.done = Some(*timings),
             Event::Failed(error) => self.client.failed = Some(error),
             Event::PromptLogprobs(_) => {
                 assert!(self.setup.scored && !self.client.scored);

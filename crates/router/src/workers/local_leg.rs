@@ -1,0 +1,143 @@
+//! A leg that its request's task runs, as those on workers of other engines.
+//!
+//! What happens of it reaches the request without another task's turn; the registry learns it
+//! before, as it does what workers report.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+use std::time::Instant;
+
+use tasuki_flow::fleet::LegSlot;
+use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, Output};
+
+use super::registry::Registry;
+use crate::woken::Woken;
+
+/// What runs a leg to its end and reports it to its [`Reports`]. Dropped: the worker learns that
+/// nobody reads.
+pub type LegWork = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A leg in its request's task. Dropped before its end, it is aborted.
+pub struct LocalLeg {
+    id: LegId,
+    reports: Reports,
+    /// `None`: it has ended.
+    work: Option<LegWork>,
+    woken: Woken,
+}
+
+/// Where a leg's work says what happened of it. Cheap to clone.
+#[derive(Clone)]
+pub struct Reports(Arc<Shared>);
+
+struct Shared {
+    registry: Arc<Registry>,
+    id: LegId,
+    slot: LegSlot,
+    name: String,
+    inputs: Mutex<VecDeque<Input>>,
+}
+
+impl LocalLeg {
+    pub fn new(reports: Reports, work: LegWork) -> Self {
+        Self {
+            id: reports.0.id,
+            reports,
+            work: Some(work),
+            woken: Woken::new(),
+        }
+    }
+
+    pub fn id(&self) -> LegId {
+        self.id
+    }
+
+    /// Goes on with the leg, if something has happened that it waits for. What it reports is to be
+    /// taken from [`LocalLeg::next`].
+    pub fn poll(&mut self, context: &Context<'_>) {
+        let Some(work) = &mut self.work else {
+            return;
+        };
+        let polled = self
+            .woken
+            .poll(context, |context| work.as_mut().poll(context));
+        if polled.is_ready() {
+            self.work = None;
+        }
+    }
+
+    /// What was reported and not taken yet.
+    pub fn next(&self) -> Option<Input> {
+        self.reports.lock().pop_front()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.work.is_none()
+    }
+
+    /// Ends it now; what its request learns of that.
+    pub fn abort(self) -> Option<Input> {
+        let reports = self.reports.clone();
+        drop(self);
+        let last = reports.lock().pop_back();
+        last.filter(|input| matches!(input, Input::Ended(..)))
+    }
+}
+
+impl Drop for LocalLeg {
+    fn drop(&mut self) {
+        if self.work.take().is_some() {
+            self.reports.end(LegEnd {
+                reason: LegEndReason::Aborted,
+                failure: LegEndReason::Aborted.usual_failure(),
+                message: String::new(),
+                answer: None,
+                ticket: None,
+                timings: None,
+            });
+        }
+    }
+}
+
+impl Reports {
+    pub fn new(registry: Arc<Registry>, id: LegId, slot: LegSlot, name: &str) -> Self {
+        Self(Arc::new(Shared {
+            registry,
+            id,
+            slot,
+            name: name.to_owned(),
+            inputs: Mutex::default(),
+        }))
+    }
+
+    /// The leg's name on the connection.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The leg has output.
+    pub fn output(&self, output: Output) {
+        let Shared {
+            registry, id, slot, ..
+        } = &*self.0;
+        if registry.on_leg_output(id.worker, *slot, &output, Instant::now()) {
+            self.lock().push_back(Input::Output(*id, output));
+        }
+    }
+
+    /// The leg has ended.
+    pub fn end(&self, end: LegEnd) {
+        let Shared {
+            registry, id, name, ..
+        } = &*self.0;
+        if registry.on_leg_end(id.worker, name, &end, Instant::now()) {
+            self.lock().push_back(Input::Ended(*id, end));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Input>> {
+        self.0.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
