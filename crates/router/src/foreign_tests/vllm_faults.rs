@@ -305,6 +305,25 @@ async fn a_client_that_reads_slowly_holds_its_worker_back() {
 }
 
 #[tokio::test]
+async fn a_worker_is_free_when_the_rest_of_its_answer_waits_for_the_client() {
+    let (router, workers, fabric) = fleet(&[""]).await;
+    // In several parts, and less than the window.
+    workers[0].set(|manner| {
+        manner.tokens = 50;
+        manner.padding = 4_096;
+    });
+    let (begun, rest) = read_until(router.send(COMPLETIONS, STREAM).await, "t0").await;
+    until("the request is over", || {
+        router.metric("tasuki_requests_in_flight") == 0.0
+    })
+    .await;
+    let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert!(all.contains("t49") && all.ends_with("[DONE]\n\n"));
+    fabric.check();
+}
+
+#[tokio::test]
 async fn a_stream_that_stalls_goes_on_with_another_worker() {
     let (router, workers, fabric) = tuned(&["", ""], |tuning, _| {
         tuning.liveness.stalled = Some(Duration::from_millis(200));
