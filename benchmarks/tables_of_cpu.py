@@ -101,7 +101,12 @@ def speculation() -> str:
 def linkbench() -> str:
     """The link between two processes of one machine."""
     lines, sources = [], []
-    for name in ("linkbench_cpu", "linkbench_cpu_shm", "linkbench_cpu_tcp"):
+    for name in (
+        "linkbench_cpu",
+        "linkbench_cpu_shm",
+        "linkbench_cpu_tcp",
+        "linkbench_cpu_own_tcp",
+    ):
         result = load(name)
         sources.append(source(name))
         rivals = {row["payload_bytes"]: row["bytes_per_s"] for row in result["rivals"]}
