@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tasuki_core::{Health, ModelId, RequestView, Role, WorkerId};
 use tasuki_flow::FleetState;
-use tasuki_flow::roles::{Balancer, RolesConfig};
+use tasuki_flow::roles::{Balancer, Order, RolesConfig};
 
 use crate::time::Time;
 
@@ -70,22 +70,25 @@ impl Decider {
         }
     }
 
-    /// The worker whose role is to change, from what to what, and why.
+    /// The workers whose roles are to change, from what to what, and why.
     pub fn look(
         &mut self,
         fleet: &FleetState,
         waiting: (usize, u64),
         now: Duration,
-    ) -> Option<(WorkerId, Role, Role, String)> {
+    ) -> Vec<(WorkerId, Role, Role, String)> {
         match self {
-            Self::Fixed => None,
+            Self::Fixed => Vec::new(),
             Self::Follow(balancer) => {
-                let look = balancer.look(fleet, waiting.0, now)?;
-                let order = balancer.decide(&look, now)?;
-                let reason = order.reason.to_string();
-                Some((order.worker, order.from, order.to, reason))
+                let look = balancer.look(fleet, waiting.0, now);
+                let orders = look.map_or_else(Vec::new, |look| balancer.decide(&look, now));
+                let told = |order: &Order| {
+                    let reason = order.reason.to_string();
+                    (order.worker, order.from, order.to, reason)
+                };
+                orders.iter().map(told).collect()
             }
-            Self::Thresholds(thresholds) => thresholds.look(fleet, waiting),
+            Self::Thresholds(thresholds) => thresholds.look(fleet, waiting).into_iter().collect(),
         }
     }
 }

@@ -90,7 +90,10 @@ impl Look {
         let moves = self.moves(target);
         let change_s = moves
             .iter()
-            .map(|&(from, to)| self.cheapest(from, to).map_or(0.0, |(_, cost_s)| cost_s))
+            .map(|&(from, to)| {
+                let cheapest = self.cheapest(from, to, |_| false);
+                cheapest.map_or(0.0, |(_, cost_s)| cost_s)
+            })
             .sum();
         let better = Better {
             from: (self.now, self.ahead.now().outlook(self.now)),
@@ -111,26 +114,50 @@ impl Look {
         list(&gives).into_iter().zip(list(&takes)).collect()
     }
 
-    /// The change to make first: that after which the workers do best.
-    pub(super) fn first_of(&self, moves: Vec<(Role, Role)>) -> Option<(WorkerId, Role, Role)> {
-        let mut moves = moves;
-        moves.dedup();
-        let after = |&(from, to): &(Role, Role)| {
-            let mut topology = self.now;
-            *topology.of(from) -= 1;
-            *topology.of(to) += 1;
-            topology.serves().then(|| self.ahead.cost_s(topology))
-        };
-        let possible = moves.iter().filter_map(|step| Some((step, after(step)?)));
-        let (&(from, to), _) = possible.min_by(|(_, one), (_, other)| one.total_cmp(other))?;
-        let (worker, _) = self.cheapest(from, to)?;
-        Some((worker, from, to))
+    /// The changes to make first, at most so many: each that after which the workers do best.
+    pub(super) fn first_of(
+        &self,
+        mut moves: Vec<(Role, Role)>,
+        most: usize,
+    ) -> Vec<(WorkerId, Role, Role)> {
+        let mut now = self.now;
+        let mut found: Vec<(WorkerId, Role, Role)> = Vec::new();
+        while found.len() < most {
+            let after = |index: usize| {
+                let (from, to) = moves[index];
+                let mut topology = now;
+                *topology.of(from) -= 1;
+                *topology.of(to) += 1;
+                topology
+                    .serves()
+                    .then(|| (index, topology, self.ahead.cost_s(topology)))
+            };
+            // Equal ones stand together.
+            let kinds = (0..moves.len()).filter(|&i| i == 0 || moves[i] != moves[i - 1]);
+            let least = kinds.filter_map(after).min_by(|a, b| a.2.total_cmp(&b.2));
+            let Some((index, topology, _)) = least else {
+                break;
+            };
+            let (from, to) = moves.remove(index);
+            let taken = |id| found.iter().any(|&(worker, ..)| worker == id);
+            let Some((worker, _)) = self.cheapest(from, to, taken) else {
+                break;
+            };
+            found.push((worker, from, to));
+            now = topology;
+        }
+        found
     }
 
-    /// The worker of a role whose change costs least, and what that is.
-    fn cheapest(&self, from: Role, to: Role) -> Option<(WorkerId, f64)> {
+    /// The worker of a role, of those not taken, whose change costs least, and what that is.
+    fn cheapest(
+        &self,
+        from: Role,
+        to: Role,
+        taken: impl Fn(WorkerId) -> bool,
+    ) -> Option<(WorkerId, f64)> {
         let able = self.workers.iter();
-        let able = able.filter(|seen| seen.role == from && !seen.pinned);
+        let able = able.filter(|seen| seen.role == from && !seen.pinned && !taken(seen.id));
         let costs = able.map(|seen| (seen.id, self.change_s(seen, to)));
         costs.min_by(|(_, one), (_, other)| one.total_cmp(other))
     }

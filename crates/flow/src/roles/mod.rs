@@ -1,7 +1,7 @@
 //! Roles that follow the load: which worker should prefill, decode or do both.
 //!
 //! ```text
-//!  arrivals, outputs ─▶ Demand ─▶ Tasks ─▶ outlook of every topology ─▶ Order: one worker's role
+//!  arrivals, outputs ─▶ Demand ─▶ Tasks ─▶ outlook of every topology ─▶ Orders: a worker's role each
 //!  loads, fitted costs ────────────┘         (the cost model of placement)
 //! ```
 //!
@@ -9,8 +9,9 @@
 //! requests over a horizon ([`outlook`]). A change is made if it pays for itself: if it saves more
 //! than the requests lose whose worker changes, and still would if the measured lengths were off by
 //! their standard error either way. A load that is not expected to last for the horizon counts as
-//! long as it lasts, and those that came before it for the rest ([`ahead`]). One worker changes at a time, and the next one after it has
-//! reported its new role. A change stops nothing: what runs on a worker goes on there.
+//! long as it lasts, and those that came before it for the rest ([`ahead`]). One worker of every
+//! [`AT_ONCE`] changes at a time, and the next ones after these have reported their new roles. A
+//! change stops nothing: what runs on a worker goes on there.
 //!
 //! Where roles are preferences the cost of each placement decides by itself, and roles matter
 //! little. They matter where they are strict, and where workers have limits by role.
@@ -44,6 +45,9 @@ use crate::fleet::{FleetState, WorkerState};
 
 /// A worker that does not report its new role for so long is not waited for.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Of so many workers one changes at a time: all that a large fleet lacks is done in seconds, and
+/// what was begun can still be left.
+const AT_ONCE: usize = 16;
 /// How fast the share of our requests in the workers' loads is learnt, for each look.
 const SHARE_KEPT: f64 = 0.99;
 
@@ -133,8 +137,10 @@ impl fmt::Display for Reason {
 pub struct Balancer {
     model: ModelId,
     config: RolesConfig,
-    /// A change that was ordered and is not reported yet.
-    pending: Option<(WorkerId, Role, Duration)>,
+    /// Changes that were ordered and are not reported yet.
+    pending: Vec<(WorkerId, Role)>,
+    /// When they were ordered.
+    ordered: Duration,
     /// Requests in workers' loads, and those of them that are ours.
     shares: [f64; 2],
 }
@@ -144,7 +150,8 @@ impl Balancer {
         Self {
             model,
             config,
-            pending: None,
+            pending: Vec::new(),
+            ordered: Duration::ZERO,
             shares: [0.0; 2],
         }
     }
@@ -153,34 +160,41 @@ impl Balancer {
     /// `None`: nothing is asked of them, or they cannot serve.
     pub fn look(&mut self, fleet: &FleetState, waiting: usize, now: Duration) -> Option<Look> {
         self.learn_share(fleet);
-        if let Some((worker, role, since)) = self.pending {
+        let waits = now.saturating_sub(self.ordered) < ANSWER_WITHIN;
+        self.pending.retain(|&(worker, role)| {
             let state = fleet.worker(worker);
-            let changed = state.is_none_or(|state| state.view.role == role);
-            if changed || now.saturating_sub(since) >= ANSWER_WITHIN {
-                self.pending = None;
-            }
-        }
+            waits && state.is_some_and(|state| state.view.role != role)
+        });
         self.looked(fleet, waiting, now)
     }
 
     /// What should change, if anything. It takes a while with many workers: hold no lock.
-    pub fn decide(&mut self, look: &Look, now: Duration) -> Option<Order> {
-        if self.pending.is_some() {
-            return None;
+    pub fn decide(&mut self, look: &Look, now: Duration) -> Vec<Order> {
+        if !self.pending.is_empty() {
+            return Vec::new();
         }
-        let (better, moves) = look.better()?;
-        let (worker, from, to) = look.first_of(moves)?;
-        self.pending = Some((worker, to, now));
-        Some(Order {
-            worker,
-            from,
-            to,
-            reason: Reason {
-                better,
-                lengths: look.ahead.now().lengths,
-                horizon_s: self.config.horizon_s,
-            },
-        })
+        let Some((better, moves)) = look.better() else {
+            return Vec::new();
+        };
+        let reason = Reason {
+            better,
+            lengths: look.ahead.now().lengths,
+            horizon_s: self.config.horizon_s,
+        };
+        let most = look.workers.len().div_ceil(AT_ONCE);
+        let orders: Vec<_> = look
+            .first_of(moves, most)
+            .into_iter()
+            .map(|(worker, from, to)| Order {
+                worker,
+                from,
+                to,
+                reason,
+            })
+            .collect();
+        self.pending = orders.iter().map(|one| (one.worker, one.to)).collect();
+        self.ordered = now;
+        orders
     }
 
     fn learn_share(&mut self, fleet: &FleetState) {

@@ -6,8 +6,8 @@ use tasuki_core::{ModelId, Rates, Role, WorkerId};
 
 use super::owner::{Claim, Held, Ownership};
 use super::{
-    Ahead, Balancer, Bound, Lengths, Look, Objectives, Outlook, RolesConfig, Seen, Task, Topology,
-    Wanted, search,
+    Ahead, Balancer, Bound, Lengths, Look, Objectives, Order, Outlook, RolesConfig, Seen, Task,
+    Topology, Wanted, search,
 };
 
 /// An H200's steps with Qwen3-4B's shape, roughly.
@@ -94,6 +94,13 @@ fn balancer() -> Balancer {
     Balancer::new(ModelId::default(), RolesConfig::default())
 }
 
+/// The only order of a new balancer, if there is one.
+fn decide(look: &Look) -> Option<Order> {
+    let orders = balancer().decide(look, at(1.0));
+    assert!(orders.len() <= 1, "{orders:?}");
+    orders.into_iter().next()
+}
+
 fn at(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
@@ -154,7 +161,10 @@ fn the_change_that_pays_is_made_one_at_a_time() {
     let mut balancer = balancer();
     let workers = [(Role::Mixed, 30.0), (Role::Mixed, 3.0)];
     let look = look(task(13.0, 5_000.0, 250.0), &workers);
-    let order = balancer.decide(&look, at(1.0)).expect("an order");
+    let orders = balancer.decide(&look, at(1.0));
+    let [order] = &orders[..] else {
+        panic!("{orders:?}")
+    };
     assert_eq!((order.from, order.to), (Role::Mixed, Role::Prefill));
     // Fewer sequences wait there for prompts.
     assert_eq!(order.worker, WorkerId(1));
@@ -166,22 +176,40 @@ fn the_change_that_pays_is_made_one_at_a_time() {
     );
     assert!(said.contains("2 mixed can serve"), "{said}");
     // It is not reported yet.
-    assert_eq!(balancer.decide(&look, at(1.2)), None);
+    assert_eq!(balancer.decide(&look, at(1.2)), []);
+}
+
+#[test]
+fn of_many_workers_several_change_at_a_time() {
+    let mut balancer = balancer();
+    let workers: Vec<_> = (0..64).map(|_| (Role::Mixed, 3.0)).collect();
+    let look = look(task(64.0 * 6.5, 5_000.0, 250.0), &workers);
+    let orders = balancer.decide(&look, at(1.0));
+    assert_eq!(orders.len(), 4, "{orders:?}");
+    for (index, order) in orders.iter().enumerate() {
+        let others = &orders[..index];
+        assert!(others.iter().all(|one| one.worker != order.worker));
+    }
+    // None goes beyond the topology that pays.
+    let target = orders[0].reason.target();
+    let to = |role| orders.iter().filter(|one| one.to == role).count() as u32;
+    assert!(to(Role::Prefill) <= target.prefill && to(Role::Decode) <= target.decode);
+    assert_eq!(balancer.decide(&look, at(1.2)), []);
 }
 
 #[test]
 fn what_does_not_pay_or_is_in_doubt_is_left() {
     let busy = |task: Task, sequences: f64| {
         let look = look(task, &[(Role::Mixed, sequences), (Role::Mixed, sequences)]);
-        balancer().decide(&look, at(1.0))
+        decide(&look)
     };
-    let decide = |task: Task| busy(task, 10.0);
-    assert_eq!(decide(task(42.0, 512.0, 512.0)), None);
+    let beside = |task: Task| busy(task, 10.0);
+    assert_eq!(beside(task(42.0, 512.0, 512.0)), None);
     let mut doubted = task(13.0, 5_000.0, 250.0);
-    assert!(decide(doubted).is_some());
+    assert!(beside(doubted).is_some());
     doubted.lengths.prompt_error = 0.9;
     doubted.lengths.output_error = 0.9;
-    assert_eq!(decide(doubted), None);
+    assert_eq!(beside(doubted), None);
     // So many requests decode there that their loss is more than the gain.
     assert_eq!(busy(task(13.0, 5_000.0, 250.0), 1e4), None);
 }
@@ -190,15 +218,15 @@ fn what_does_not_pay_or_is_in_doubt_is_left() {
 fn a_load_that_soon_ends_is_no_reason_to_change() {
     let now = task(13.0, 5_000.0, 250.0);
     let later = || vec![(1.0, task(42.0, 512.0, 512.0))];
-    let decide = |rest_s, later| {
+    let lasting = |rest_s, later| {
         let workers = [(Role::Mixed, 1.0), (Role::Mixed, 1.0)];
         let mut look = look(now, &workers);
         look.ahead = Ahead::changing(now, rest_s, later);
-        balancer().decide(&look, at(1.0))
+        decide(&look)
     };
-    assert!(decide(60.0, later()).is_some());
-    assert!(decide(2.0, Vec::new()).is_some(), "nothing else is known");
-    assert_eq!(decide(2.0, later()), None);
+    assert!(lasting(60.0, later()).is_some());
+    assert!(lasting(2.0, Vec::new()).is_some(), "nothing else is known");
+    assert_eq!(lasting(2.0, later()), None);
     // Nor is one that may come.
     let look = |now, later| {
         let mut look = look(now, &[(Role::Mixed, 1.0), (Role::Mixed, 1.0)]);
@@ -206,7 +234,7 @@ fn a_load_that_soon_ends_is_no_reason_to_change() {
         look
     };
     let short = task(42.0, 512.0, 512.0);
-    assert_eq!(balancer().decide(&look(short, now), at(1.0)), None);
+    assert_eq!(decide(&look(short, now)), None);
 }
 
 #[test]
@@ -217,11 +245,11 @@ fn a_role_that_an_operator_set_stays() {
     );
     look.workers[0].pinned = true;
     look.kept = of(0, 0, 1);
-    let order = balancer().decide(&look, at(1.0)).expect("an order");
+    let order = decide(&look).expect("an order");
     assert_eq!(order.worker, WorkerId(1));
     look.workers[1].pinned = true;
     look.kept = of(0, 0, 2);
-    assert_eq!(balancer().decide(&look, at(1.0)), None);
+    assert_eq!(decide(&look), None);
 }
 
 #[test]

@@ -96,8 +96,8 @@ impl Registry {
             }
             if owns {
                 let mut balancer = self.lock().roles[index].balancer.clone();
-                let order = balancer.decide(&look, now);
-                self.lock().change(index, balancer, order, now);
+                let orders = balancer.decide(&look, now);
+                self.lock().change(index, balancer, orders, now);
             }
         }
     }
@@ -212,12 +212,20 @@ impl State {
     }
 
     /// Carries out what was decided.
-    fn change(&mut self, index: usize, balancer: Balancer, order: Option<Order>, now: Duration) {
+    fn change(&mut self, index: usize, balancer: Balancer, orders: Vec<Order>, now: Duration) {
+        if let Some(follower) = self.roles.get_mut(index) {
+            follower.balancer = balancer;
+        }
+        for order in orders {
+            self.carry_out(index, &order, now);
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, order: &Order, now: Duration) {
         let Some(follower) = self.roles.get_mut(index) else {
             return;
         };
-        follower.balancer = balancer;
-        let Some((order, ownership)) = order.zip(follower.ownership.as_mut()) else {
+        let Some(ownership) = &mut follower.ownership else {
             return;
         };
         let (owner, epoch) = (ownership.name().to_owned(), ownership.next_epoch());

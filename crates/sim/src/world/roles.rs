@@ -19,24 +19,23 @@ impl World<'_> {
         let (requests, _, tokens) = self.admission.waiting();
         let now = self.now.since_start();
         let found = self.decider.look(&self.fleet, (requests, tokens), now);
-        let Some((worker, from, to, reason)) = found else {
-            return;
-        };
-        let worker = worker.0;
-        self.run.role_changes.push(RoleChange {
-            at: self.now,
-            worker,
-            from,
-            to,
-            reason,
-        });
-        let role = ROLES
-            .iter()
-            .position(|role| *role == to)
-            .unwrap_or_default() as u8;
-        // There and back: the router places by what the worker has reported.
-        let at = self.now.plus_s(2.0 * self.config.message_s);
-        self.at(at, Event::Role { worker, role });
+        for (worker, from, to, reason) in found {
+            let worker = worker.0;
+            self.run.role_changes.push(RoleChange {
+                at: self.now,
+                worker,
+                from,
+                to,
+                reason,
+            });
+            let role = ROLES
+                .iter()
+                .position(|role| *role == to)
+                .unwrap_or_default() as u8;
+            // There and back: the router places by what the worker has reported.
+            let at = self.now.plus_s(2.0 * self.config.message_s);
+            self.at(at, Event::Role { worker, role });
+        }
     }
 
     pub(super) fn take_role(&mut self, worker: u32, role: u8) {
