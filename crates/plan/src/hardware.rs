@@ -14,6 +14,8 @@ use crate::steps_file::StepsFile;
 
 /// Longest request unless it is said: more is rarely asked for.
 const LONGEST: u32 = 131_072;
+/// A share by which a larger step may take less time before a table is called unsteady.
+const UNSTEADY: f64 = 0.1;
 const MOST_WORKERS: u32 = 20_000;
 /// From the last block there until its sequence may be scheduled.
 const HANDOFF_S: f64 = 1e-3;
@@ -239,10 +241,20 @@ impl Hardware {
 fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
     if let Some(path) = &args.steps {
         let file = StepsFile::read(path)?;
+        let table = file.table(path)?;
+        let mut told = format!("steps measured, {}", path.display());
+        let drop = table.largest_drop();
+        if drop > UNSTEADY {
+            told += &format!(
+                "; they are unsteady: a step took {:.0}% less time than one with less in it (measure \
+                 again on a quiet machine)",
+                100.0 * drop
+            );
+        }
         return Ok(Source {
-            steps: StepModel::Table(file.table(path)?),
+            steps: StepModel::Table(table),
             name: file.label.clone(),
-            told: format!("steps measured, {}", path.display()),
+            told,
             cpu: file.is_cpu(),
             block_size: Some(file.block_size()),
             num_blocks: Some(file.num_blocks()),

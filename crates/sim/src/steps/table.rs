@@ -33,13 +33,16 @@ pub enum TableError {
     NoTime { what: &'static str },
 }
 
-/// Times between points are interpolated, beyond the last ones extrapolated, each linearly.
+/// Times between points are interpolated, beyond the last ones extrapolated, each linearly. A step
+/// with more in it takes no less time: where it was measured so, the points are averaged, since what
+/// disturbed the measurement must not make large steps free.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepTable {
     prefill: Grid,
     decode: Grid,
     /// Of a step with prompts alone, what does not depend on them: not paid beside decodes.
     prompt_step_s: f64,
+    largest_drop: f64,
 }
 
 impl StepTable {
@@ -56,11 +59,19 @@ impl StepTable {
             .map(|row| (row.context, row.batch, row.seconds));
         let decode = Grid::new(points, "decode", "--decode-batch")?;
         let prompt_step_s = prefill.at(0.0, 0.0).max(0.0);
+        let largest_drop = prefill.largest_drop.max(decode.largest_drop);
         Ok(Self {
             prefill,
             decode,
             prompt_step_s,
+            largest_drop,
         })
+    }
+
+    /// How much less time, as a share, a step took than the measured one with less in it. More than
+    /// a few percent: something else ran on the machine.
+    pub fn largest_drop(&self) -> f64 {
+        self.largest_drop
     }
 
     pub fn step_s(&self, work: &Work) -> f64 {
@@ -89,8 +100,9 @@ impl StepTable {
 #[derive(Debug, Clone, PartialEq)]
 struct Grid {
     ys: Vec<f64>,
-    /// Pairs of x and value.
+    /// Pairs of x and value, which grows with x or stays.
     lines: Vec<Vec<(f64, f64)>>,
+    largest_drop: f64,
 }
 
 impl Grid {
@@ -107,6 +119,7 @@ impl Grid {
         let mut grid = Self {
             ys: Vec::new(),
             lines: Vec::new(),
+            largest_drop: 0.0,
         };
         for (y, x, value) in points {
             if grid.ys.last() != Some(&y) {
@@ -124,6 +137,11 @@ impl Grid {
         let mut keep = long.iter();
         grid.ys.retain(|_| *keep.next().unwrap_or(&false));
         grid.lines.retain(|line| line.len() > 1);
+        for line in &mut grid.lines {
+            let drops = line.windows(2).map(|pair| 1.0 - pair[1].1 / pair[0].1);
+            grid.largest_drop = drops.fold(grid.largest_drop, f64::max);
+            rise(line);
+        }
         if grid.lines.is_empty() {
             let points = long.len();
             return Err(TableError::TooFew {
@@ -144,16 +162,49 @@ impl Grid {
         let above = above.clamp(1, self.ys.len() - 1);
         let (low, high) = (self.ys[above - 1], self.ys[above]);
         let share = (y - low) / (high - low);
-        on(above - 1) * (1.0 - share) + on(above) * share
+        let (from, to) = (on(above - 1), on(above));
+        if share > 1.0 {
+            return to + (to - from).max(0.0) * (share - 1.0);
+        }
+        from * (1.0 - share) + to * share
     }
 }
 
-/// The value at `x` of a line of at least two points.
+/// The value at `x` of a line of at least two points. Beyond the last one it rises as fast as before
+/// it or as on the whole, whichever is faster.
 fn between(line: &[(f64, f64)], x: f64) -> f64 {
+    let slope = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| (y1 - y0) / (x1 - x0);
+    let last = line.len() - 1;
     let above = line.partition_point(|point| point.0 < x);
-    let above = above.clamp(1, line.len() - 1);
-    let ((x0, y0), (x1, y1)) = (line[above - 1], line[above]);
-    y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    let (from, to) = (above.clamp(1, last) - 1, above.clamp(1, last));
+    let steep = slope(line[from], line[to]);
+    if above > last {
+        return line[last].1 + steep.max(slope(line[0], line[last])) * (x - line[last].0);
+    }
+    line[from].1 + steep * (x - line[from].0)
+}
+
+/// Replace values that fall by means of neighbours, as few as it takes (isotonic regression).
+fn rise(line: &mut [(f64, f64)]) {
+    let mut blocks: Vec<(f64, usize)> = Vec::new();
+    for &(_, value) in line.iter() {
+        let mut block = (value, 1);
+        while let Some(&(mean, count)) = blocks.last()
+            && mean > block.0
+        {
+            blocks.pop();
+            let all = count + block.1;
+            block.0 = (mean * count as f64 + block.0 * block.1 as f64) / all as f64;
+            block.1 = all;
+        }
+        blocks.push(block);
+    }
+    let means = blocks
+        .iter()
+        .flat_map(|&(mean, count)| std::iter::repeat_n(mean, count));
+    for (point, mean) in line.iter_mut().zip(means) {
+        point.1 = mean;
+    }
 }
 
 #[cfg(test)]
@@ -215,6 +266,45 @@ mod tests {
         };
         // The step's own second is the intercept of the first line.
         assert_eq!(table().step_s(&beside), 1.0 + 2.5 - 1.0);
+    }
+
+    #[test]
+    fn what_disturbed_a_measurement_makes_no_step_free() {
+        let decode = [(1.0, 1.0), (2.0, 5.0), (4.0, 2.0)].map(|(batch, seconds)| DecodeRow {
+            batch,
+            context: 100.0,
+            seconds,
+        });
+        let prefill = [
+            (100.0, 0.0, 3.0),
+            (200.0, 0.0, 4.0),
+            (100.0, 100.0, 1.0),
+            (200.0, 100.0, 2.0),
+        ];
+        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
+            tokens,
+            context,
+            seconds,
+        });
+        let table = StepTable::new(&prefill, &decode).unwrap();
+        let decodes = |sequences: f64| {
+            table.step_s(&Work {
+                sequences,
+                kv_tokens: 100.0 * sequences,
+                ..Work::default()
+            })
+        };
+        assert_eq!((decodes(1.0), decodes(2.0), decodes(4.0)), (1.0, 3.5, 3.5));
+        assert!(decodes(64.0) > 40.0, "{}", decodes(64.0));
+        let prompt = |context: f64| {
+            table.step_s(&Work {
+                prompt_tokens: 100.0,
+                prompt_squares: (context + 100.0).powi(2) - context * context,
+                ..Work::default()
+            })
+        };
+        assert_eq!(prompt(1_000.0), 1.0);
+        assert!((table.largest_drop() - 0.6).abs() < 1e-9);
     }
 
     #[test]
