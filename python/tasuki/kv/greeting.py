@@ -14,13 +14,19 @@ key is sent over the connection. Nothing that follows the greeting is encrypted 
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 import socket
+import time
+from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 GREETING_S = 5.0  # for each message of a greeting
+_PAUSE_S = 0.1  # after a connection that could not be accepted
 
 _READER, _SOURCE = b"reader", b"source"
 
@@ -28,6 +34,18 @@ _READER, _SOURCE = b"reader", b"source"
 def new_key() -> bytes:
     """A key of a worker, `KEY_BYTES`."""
     return secrets.token_bytes(KEY_BYTES)
+
+
+def readers(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections as they come, without end; one that cannot be accepted is told in the log."""
+    while True:
+        try:
+            reader, _ = listener.accept()
+        except OSError as error:  # of this connection, or no descriptor is left
+            log.warning("a reader of KV cannot be accepted: %s", error)
+            time.sleep(_PAUSE_S)
+            continue
+        yield reader
 
 
 def admit(reader: socket.socket, key: bytes) -> bytes:

@@ -103,8 +103,7 @@ class Door:
         threading.Thread(target=self._accept, name="kv-shm", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            reader, _ = self._listener.accept()
+        for reader in greeting.readers(self._listener):
             threading.Thread(
                 target=self._serve, args=(reader,), name="kv-shm-reader", daemon=True
             ).start()

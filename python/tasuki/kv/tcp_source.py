@@ -17,7 +17,6 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 
 from tasuki.kv import greeting
 from tasuki.kv.net_devices import interface_of
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 STALL_S = 30.0  # that a reader takes nothing
 _BACKLOG = 64
 _STRANGERS = 64  # connections that have not proved yet that they have the key
-_PAUSE_S = 0.1  # after a connection that could not be accepted
 
 
 class TcpSource:
@@ -63,13 +61,7 @@ class TcpSource:
         threading.Thread(target=self._accept, name="kv-tcp", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                reader, _ = self._listener.accept()
-            except OSError as error:  # of this connection, or no descriptor is left
-                log.warning("a reader of KV cannot be accepted: %s", error)
-                time.sleep(_PAUSE_S)
-                continue
+        for reader in greeting.readers(self._listener):
             if not self._strangers.acquire(blocking=False):
                 log.warning("%d connections without the key: one more is closed", _STRANGERS)
                 reader.close()
