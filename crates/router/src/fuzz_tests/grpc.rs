@@ -151,14 +151,14 @@ impl World {
             ended: false,
             _worker: worker,
         };
-        world.hear(valid().remove(2));
+        world.receive(valid().remove(2));
         world.machine.start(Duration::ZERO, &mut &*world.registry);
         world.perform();
         world
     }
 
     /// As the connection's task does.
-    fn hear(&mut self, message: v1::WorkerMessage) {
+    fn receive(&mut self, message: v1::WorkerMessage) {
         match message.message {
             Some(Message::Step(report)) => {
                 let report = report_from_wire(report);
@@ -228,11 +228,11 @@ fn fuzzed_messages_keep_the_request_whole() {
         let message = v1::WorkerMessage::decode(bytes).unwrap_or(changed);
         let mut world = World::new();
         for _ in 0..random.random_range(0..3) {
-            world.hear(valid.choose(random).expect("some").clone());
+            world.receive(valid.choose(random).expect("some").clone());
         }
-        world.hear(message);
+        world.receive(message);
         for _ in 0..random.random_range(0..3) {
-            world.hear(valid.choose(random).expect("some").clone());
+            world.receive(valid.choose(random).expect("some").clone());
         }
         let mut fleet = &*world.registry;
         let _ = fleet.place(&RequestView::new(10, 5));

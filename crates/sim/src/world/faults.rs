@@ -82,17 +82,17 @@ impl World<'_> {
         };
         // Tokens of steps that have ended are with the router already.
         let alive = self.workers[worker as usize].crash(self.now);
-        let mut said = Vec::new();
+        let mut reported = Vec::new();
         for seq in alive {
             let sequence = self.workers[worker as usize].sequence_mut(seq);
             if sequence.stage == crate::worker::Stage::Decoding {
                 sequence.place.end = u64::MAX;
             }
-            said.extend(self.say_of_lost(worker, seq));
+            reported.extend(self.report_of_lost(worker, seq));
         }
-        said.retain(|one| one.output.is_some());
-        if !said.is_empty() {
-            self.report(worker, said);
+        reported.retain(|one| one.output.is_some());
+        if !reported.is_empty() {
+            self.report(worker, reported);
         }
         self.keys[worker as usize] = None;
         self.workers[worker as usize].restart();

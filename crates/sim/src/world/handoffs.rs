@@ -4,7 +4,7 @@
 use tasuki_flow::{LegEndReason, LegKind};
 
 use super::legs::ended;
-use super::turns::Said;
+use super::turns::LegReport;
 use super::{Event, World};
 use crate::link::TransferId;
 use crate::time::Time;
@@ -243,14 +243,14 @@ impl World<'_> {
         state.arrive(decode, at);
         self.schedule_turn(to, number);
         self.drop_sequence(from, prefill);
-        let said = Said {
+        let reported = LegReport {
             live: handoff.live,
             seq: prefill,
             attempt: handoff.attempt,
             output: None,
             end: Some(ended(LegEndReason::HandedOff)),
         };
-        self.report(from, vec![said]);
+        self.report(from, vec![reported]);
     }
 
     /// A handoff is given up: nothing more is moved for it.
@@ -300,14 +300,14 @@ impl World<'_> {
             self.drop_sequence(worker, seq);
             let end = Some(ended(LegEndReason::KvLost));
             let output = None;
-            let said = Said {
+            let reported = LegReport {
                 live,
                 seq,
                 attempt,
                 output,
                 end,
             };
-            self.report(worker, vec![said]);
+            self.report(worker, vec![reported]);
         }
     }
 

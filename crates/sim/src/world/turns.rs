@@ -10,7 +10,7 @@ use crate::time::Time;
 use crate::worker::{SeqId, Told};
 
 /// What a worker says of one leg.
-pub(super) struct Said {
+pub(super) struct LegReport {
     pub live: u32,
     pub seq: SeqId,
     pub attempt: u32,
@@ -27,41 +27,41 @@ impl World<'_> {
         }
         state.turn(now);
         let told = std::mem::take(&mut state.told);
-        let mut said = Vec::new();
+        let mut reported = Vec::new();
         for told in &told {
-            self.hear(worker, *told, &mut said);
+            self.collect(worker, *told, &mut reported);
         }
         let state = &mut self.workers[worker as usize];
         state.told = told;
         let owes = state.owes_report(now);
         state.forget_gone();
-        if !said.is_empty() || owes {
-            self.report(worker, said);
+        if !reported.is_empty() || owes {
+            self.report(worker, reported);
         }
         self.schedule_turn(worker, number);
         self.credit_denied(worker);
     }
 
-    fn hear(&mut self, worker: u32, told: Told, said: &mut Vec<Said>) {
+    fn collect(&mut self, worker: u32, told: Told, reported: &mut Vec<LegReport>) {
         match told {
             Told::Started(seq) => self.prefill_started(worker, seq),
             Told::Computed(seq) => self.prefill_computed(worker, seq),
             Told::First(seq) => {
-                said.extend(self.say(worker, seq, None));
+                reported.extend(self.say(worker, seq, None));
                 self.prefill_ended(worker, seq);
             }
             Told::Finished(seq) => {
                 let said_now = self.say(worker, seq, Some(LegEndReason::Finished));
                 // A first token that is the last one is one output.
-                let first = said.iter().position(|one| one.seq == seq);
+                let first = reported.iter().position(|one| one.seq == seq);
                 match (first, said_now) {
-                    (Some(at), Some(last)) => said[at].end = last.end,
-                    (None, last) => said.extend(last),
+                    (Some(at), Some(last)) => reported[at].end = last.end,
+                    (None, last) => reported.extend(last),
                     (Some(_), None) => {}
                 }
             }
             Told::Returned(seq) => {
-                said.extend(self.say(worker, seq, Some(LegEndReason::Returned)));
+                reported.extend(self.say(worker, seq, Some(LegEndReason::Returned)));
             }
             Told::Paused(seq) => self.keep_times(worker, seq),
         }
@@ -73,7 +73,7 @@ impl World<'_> {
         worker: u32,
         seq: SeqId,
         reason: Option<LegEndReason>,
-    ) -> Option<Said> {
+    ) -> Option<LegReport> {
         if reason.is_some() {
             self.keep_times(worker, seq);
         }
@@ -127,7 +127,7 @@ impl World<'_> {
             timings: timings.map(Box::new),
             ..ended(reason)
         });
-        Some(Said {
+        Some(LegReport {
             live: place,
             seq,
             attempt,
@@ -137,9 +137,12 @@ impl World<'_> {
     }
 
     /// What a leg has produced by the end of its worker.
-    pub(super) fn say_of_lost(&mut self, worker: u32, seq: SeqId) -> Option<Said> {
-        let said = self.say(worker, seq, Some(LegEndReason::Failed))?;
-        Some(Said { end: None, ..said })
+    pub(super) fn report_of_lost(&mut self, worker: u32, seq: SeqId) -> Option<LegReport> {
+        let reported = self.say(worker, seq, Some(LegEndReason::Failed))?;
+        Some(LegReport {
+            end: None,
+            ..reported
+        })
     }
 
     /// Keeps when the tokens came that a sequence has decoded until now.
@@ -158,7 +161,7 @@ impl World<'_> {
     }
 
     /// A worker reports: the router takes it in as `Registry::on_report` does.
-    pub(super) fn report(&mut self, worker: u32, said: Vec<Said>) {
+    pub(super) fn report(&mut self, worker: u32, reported: Vec<LegReport>) {
         let Some(key) = self.keys[worker as usize] else {
             return;
         };
@@ -166,14 +169,14 @@ impl World<'_> {
         let load = self.workers[worker as usize].load(self.now);
         let cache = self.cache_events(worker);
         if self.config.record {
-            self.keep_report(worker, load, cache.clone(), &said);
+            self.keep_report(worker, load, cache.clone(), &reported);
         }
         let recovered = self.fleet.on_report(key, Some(&load), now);
         if let Some(events) = &cache {
             self.fleet.on_cache_events(key, events);
         }
-        let mut inputs = Vec::with_capacity(2 * said.len());
-        for one in said.iter() {
+        let mut inputs = Vec::with_capacity(2 * reported.len());
+        for one in reported.iter() {
             let Some((id, slot)) = self.leg_of(worker, one) else {
                 continue;
             };
@@ -184,14 +187,14 @@ impl World<'_> {
             }
             inputs.push((id, slot));
         }
-        for (one, &(_, slot)) in said.iter().zip(&inputs) {
+        for (one, &(_, slot)) in reported.iter().zip(&inputs) {
             if let Some(end) = &one.end {
                 self.fleet.on_outcome(key, slot, end);
                 self.fleet.on_ended(key, slot, end.timings.as_deref());
             }
         }
         self.fleet.recount(key);
-        for (one, (id, _)) in said.into_iter().zip(inputs) {
+        for (one, (id, _)) in reported.into_iter().zip(inputs) {
             if let Some(output) = one.output {
                 self.input(one.live, Input::Output(id, output));
             }
@@ -209,11 +212,11 @@ impl World<'_> {
     fn leg_of(
         &self,
         worker: u32,
-        said: &Said,
+        reported: &LegReport,
     ) -> Option<(tasuki_flow::LegId, tasuki_flow::fleet::LegSlot)> {
-        let live = self.live[said.live as usize].as_ref()?;
+        let live = self.live[reported.live as usize].as_ref()?;
         let mut legs = live.legs.iter();
-        let leg = legs.find(|leg| leg.worker == worker && leg.id.attempt == said.attempt)?;
+        let leg = legs.find(|leg| leg.worker == worker && leg.id.attempt == reported.attempt)?;
         Some((leg.id, leg.slot))
     }
 
@@ -256,17 +259,17 @@ impl World<'_> {
         worker: u32,
         load: tasuki_flow::fleet::LoadReport,
         cache: Option<CacheEvents>,
-        said: &[Said],
+        reported: &[LegReport],
     ) {
-        let index = |one: &Said| {
+        let index = |one: &LegReport| {
             let live = self.live[one.live as usize].as_ref();
             live.map_or(usize::MAX, |live| live.request.index)
         };
-        let outputs = said.iter().filter_map(|one| {
+        let outputs = reported.iter().filter_map(|one| {
             let output = one.output.clone()?;
             Some((index(one), one.attempt, output))
         });
-        let ended = said.iter().filter_map(|one| {
+        let ended = reported.iter().filter_map(|one| {
             let end = one.end.clone()?;
             Some((index(one), one.attempt, end))
         });

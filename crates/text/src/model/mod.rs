@@ -84,19 +84,6 @@ impl ModelText {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// [`Self::encode`] for several texts.
-    ///
-    /// # Errors
-    /// As [`Self::encode`].
-    pub fn encode_batch<T: AsRef<str>>(
-        &self,
-        texts: &[T],
-        add_special_tokens: bool,
-    ) -> Result<Vec<Vec<u32>>, TextError> {
-        let encode = |text: &T| self.encode(text.as_ref(), add_special_tokens);
-        texts.iter().map(encode).collect()
-    }
-
     /// The text of token ids; unknown ids have none.
     ///
     /// # Errors
