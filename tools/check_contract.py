@@ -11,6 +11,7 @@ Usage: check_contract.py [RELEASED CONTRACT]    folders; without them each relea
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -47,14 +48,14 @@ def compile_contract(folder: Path) -> FileDescriptorSet:
     Raises:
         ContractError: There are none, or protoc refuses them; it has said why.
     """
-    from grpc_tools import protoc
-
     files = sorted(folder.glob("tasuki/*/*.proto"))
     if not files:
         raise ContractError(f"{folder} has no tasuki/*/*.proto")
     with tempfile.NamedTemporaryFile() as made:
-        arguments = ["protoc", f"-I{folder}", f"--descriptor_set_out={made.name}"]
-        if protoc.main([*arguments, *map(str, files)]) != 0:
+        # A process of its own: where NIXL is loaded too, importing protoc ends the process.
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}"]
+        command += [f"--descriptor_set_out={made.name}", *map(str, files)]
+        if subprocess.run(command, check=False).returncode != 0:
             raise ContractError(f"protoc refuses the contract in {folder}: see above")
         return FileDescriptorSet.FromString(Path(made.name).read_bytes())
 

@@ -21,6 +21,8 @@ from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import request_from_wire
 
+pytestmark = pytest.mark.system  # protoc
+
 REPOSITORY = Path(__file__).parents[2]
 
 
