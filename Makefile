@@ -78,7 +78,7 @@ test-all: lint model
 	@mkdir -p target
 	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
 	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
-	@$(BIN)/python -m pytest -n 2 -m "not (long or cluster or upgrade)" 2>&1 | tee target/pytest.log; \
+	@$(BIN)/python -m pytest -n 2 --max-worker-restart 0 -m "not (long or cluster or upgrade)" 2>&1 | tee target/pytest.log; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
 	echo "pytest:"; tail -n 1 target/pytest.log
 
