@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
@@ -89,6 +91,22 @@ def start_source(
     process.start()
     assert ours.poll(DEADLINE_S), "the source did not start"
     return Source(process, ours, kv_pb2.RankPool.FromString(ours.recv_bytes()))
+
+
+@contextlib.contextmanager
+def sources(
+    num_blocks: int, block_kib: int, seed: int, transport: str
+) -> Iterator[Callable[[], Source]]:
+    """Starts sources when it is called; they are stopped at the end."""
+    started: list[Source] = []
+
+    def begin() -> Source:
+        started.append(start_source(num_blocks, block_kib, seed, transport=transport))
+        return started[-1]
+
+    yield begin
+    for source in started:
+        source.stop()
 
 
 def _serve(

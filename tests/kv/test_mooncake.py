@@ -20,7 +20,7 @@ from kv_source_process import (
     block_value,
     layout,
     skip_unless_there,
-    start_source,
+    sources,
 )
 
 from tasuki.kv import mooncake
@@ -46,15 +46,8 @@ def reader() -> Transport:
 
 @pytest.fixture
 def start(reader: Transport) -> Iterator[Start]:
-    sources: list[Source] = []
-
-    def begin() -> Source:
-        sources.append(start_source(BLOCKS, BLOCK_KIB, SEED, transport="mooncake"))
-        return sources[-1]
-
-    yield begin
-    for source in sources:
-        source.stop()
+    with sources(BLOCKS, BLOCK_KIB, SEED, "mooncake") as begin:
+        yield begin
 
 
 def connect(reader: Transport, source: Source, peer: str, metadata: bytes = b"") -> None:

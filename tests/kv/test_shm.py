@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from kv_source_process import DEADLINE_S, Source, block_value, layout, start_source
+from kv_source_process import DEADLINE_S, Source, block_value, layout, sources
 from support.namespace import Namespace
 from support.waiting import until
 
@@ -47,15 +47,8 @@ def reader() -> Transport:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    sources: list[Source] = []
-
-    def begin() -> Source:
-        sources.append(start_source(BLOCKS, BLOCK_KIB, SEED, transport="shm"))
-        return sources[-1]
-
-    yield begin
-    for source in sources:
-        source.stop()
+    with sources(BLOCKS, BLOCK_KIB, SEED, "shm") as begin:
+        yield begin
 
 
 def connect(reader: Transport, source: Source, peer: str, **changed: object) -> None:

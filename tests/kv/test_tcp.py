@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from kv_source_process import DEADLINE_S, Source, block_value, fill, layout, start_source
+from kv_source_process import DEADLINE_S, Source, block_value, fill, layout, sources
 from support.namespace import Namespace
 from support.waiting import until
 
@@ -49,15 +49,8 @@ def reader() -> Transport:
 
 @pytest.fixture
 def start(reader: Transport) -> Iterator[Start]:
-    sources: list[Source] = []
-
-    def begin() -> Source:
-        sources.append(start_source(BLOCKS, BLOCK_KIB, SEED, transport="tcp"))
-        return sources[-1]
-
-    yield begin
-    for source in sources:
-        source.stop()
+    with sources(BLOCKS, BLOCK_KIB, SEED, "tcp") as begin:
+        yield begin
 
 
 def connect(reader: Transport, pool: Any, peer: str, **changed: object) -> None:
