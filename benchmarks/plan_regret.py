@@ -235,25 +235,25 @@ class Campaign:
             return
         try:
             for load in self.loads:
-                warm = {**self._sent(load, rates[load] / 2), "duration-s": 3}
-                bench(server.url, warm)
-                for share in LADDER:
+                bench(server.url, {**self._sent(load, rates[load] / 2, 0), "duration-s": 3})
+                for number, share in enumerate(LADDER, 1):
+                    sent = self._sent(load, share * rates[load], number)
                     if time.monotonic() > self._until or not self._one(
-                        server.url, design, steps, load, share * rates[load]
+                        server.url, design, steps, load, sent
                     ):
                         break
         finally:
             server.stop()
 
-    def _sent(self, load: str, rate: float) -> dict[str, Any]:
-        sent = {**self.loads[load], "request-rate": rate, "temperature": 0, "seed": 7}
+    def _sent(self, load: str, rate: float, number: int) -> dict[str, Any]:
+        """Each run of a design gets prompts that its workers have not seen: none is cached."""
+        sent = {**self.loads[load], "request-rate": rate, "temperature": 0, "seed": 7 + number}
         return {**sent, "tokenizer": self._model, "duration-s": self._options.seconds}
 
-    def _one(self, url: str, design: Design, steps: Path, load: str, rate: float) -> bool:
+    def _one(self, url: str, design: Design, steps: Path, load: str, sent: Load) -> bool:
         """A run at one rate; whether a higher one is worth a try."""
-        sent = self._sent(load, rate)
         measured = bench(url, {**sent, "no-chunks": True})
-        row: dict[str, Any] = {"load": load, "design": design.name, "rate": rate}
+        row: dict[str, Any] = {"load": load, "design": design.name, "rate": sent["request-rate"]}
         results = {"measured": measured}
         if design.ranks == 1:
             results["simulated"] = simulate(design, steps, sent)
