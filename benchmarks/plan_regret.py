@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ from tasuki.bench.errors import RunFailedError
 from tasuki.bench.header import header, write_result
 from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
+from tasuki.launch.machine import usable_cores
+from tasuki.launch.topology import threads_per_rank
 from tasuki.models.fetch import resolve_model
 
 TASUKI = (sys.executable, "-m", "tasuki")
@@ -194,7 +197,10 @@ class Campaign:
         grid = CPU_GRID if self._serve["device"] == "cpu" else GPU_GRID
         command = [*TASUKI, "bench", "batch", "--steps", "--model", str(self._model)]
         command += [w for k, v in self._serve.items() for w in ("--serve", f"{k}={v}")]
-        subprocess.run([*command, *words({**grid, "output": output})], check=True)
+        # Workers beside each other share the cores; the one that is measured gets its share too.
+        threads = threads_per_rank(usable_cores(), self.workers)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        subprocess.run([*command, *words({**grid, "output": output})], check=True, env=environment)
         return output
 
     def plan(self, steps: Path, candidates: list[Design]) -> dict[str, float]:
