@@ -15,8 +15,8 @@ mod error;
 mod model;
 mod stop;
 
-pub use chat::{ChatInput, CivilTime};
+pub use chat::ChatInput;
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use model::{GenerationDefaults, ModelText};
-pub use stop::{StopMatcher, StopOutcome, StopStrings};
+pub use stop::{StopMatcher, StopStrings};

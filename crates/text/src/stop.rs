@@ -8,15 +8,6 @@
 
 use std::sync::Arc;
 
-/// What a piece of text led to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StopOutcome {
-    /// Text that is now safe to give out.
-    pub text: String,
-    /// Index of the stop string that ended the text.
-    pub stopped: Option<usize>,
-}
-
 #[derive(Debug)]
 struct Automaton {
     /// Which of the stop strings this is.
@@ -105,16 +96,15 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next piece of text. After a stop all text is swallowed.
-    pub fn push(&mut self, text: &str) -> StopOutcome {
+    /// Takes the next piece of text and appends to `out` what is now safe to give out.
+    /// Returns the index of the stop string that ended the text; after it all is swallowed.
+    pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
         if self.stopped {
-            return StopOutcome::default();
+            return None;
         }
         if self.matched.is_empty() {
-            return StopOutcome {
-                text: text.to_owned(),
-                stopped: None,
-            };
+            out.push_str(text);
+            return None;
         }
         for (offset, byte) in text.bytes().enumerate() {
             let mut found: Option<(usize, usize)> = None;
@@ -126,17 +116,20 @@ impl StopMatcher {
                 }
             }
             if let Some((index, length)) = found {
-                return self.stop(&text[..=offset], index, length);
+                self.stopped = true;
+                self.held.push_str(&text[..=offset]);
+                let kept = self.held.len() - if self.include { 0 } else { length };
+                out.push_str(&self.held[..kept]);
+                self.held.clear();
+                return Some(index);
             }
         }
         self.held.push_str(text);
         let pending = self.matched.iter().copied().max();
         let safe = self.held.len() - pending.unwrap_or(0);
-        let rest = self.held.split_off(safe);
-        StopOutcome {
-            text: std::mem::replace(&mut self.held, rest),
-            stopped: None,
-        }
+        out.push_str(&self.held[..safe]);
+        self.held.drain(..safe);
+        None
     }
 
     /// The text ended without a stop string: gives out what was held back.
@@ -144,40 +137,32 @@ impl StopMatcher {
         self.stopped = true;
         std::mem::take(&mut self.held)
     }
-
-    fn stop(&mut self, last: &str, index: usize, length: usize) -> StopOutcome {
-        self.stopped = true;
-        let mut text = std::mem::take(&mut self.held);
-        text.push_str(last);
-        if !self.include {
-            text.truncate(text.len() - length);
-        }
-        StopOutcome {
-            text,
-            stopped: Some(index),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use super::{StopMatcher, StopOutcome, StopStrings};
+    use super::{StopMatcher, StopStrings};
 
     fn matcher(stops: &[&str], include: bool) -> StopMatcher {
         let stops: Vec<_> = stops.iter().map(ToString::to_string).collect();
         StopMatcher::new(Arc::new(StopStrings::new(&stops)), include)
     }
 
+    fn pushed(matcher: &mut StopMatcher, text: &str) -> (String, Option<usize>) {
+        let mut out = String::new();
+        let stopped = matcher.push(text, &mut out);
+        (out, stopped)
+    }
+
     fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<usize>) {
         let mut matcher = matcher(stops, include);
         let mut text = String::new();
         for piece in pieces {
-            let outcome = matcher.push(piece);
-            text.push_str(&outcome.text);
-            if outcome.stopped.is_some() {
-                return (text, outcome.stopped);
+            let stopped = matcher.push(piece, &mut text);
+            if stopped.is_some() {
+                return (text, stopped);
             }
         }
         text.push_str(&matcher.finish());
@@ -187,22 +172,13 @@ mod tests {
     #[test]
     fn holds_back_only_what_may_be_a_stop_string() {
         let mut matcher = matcher(&["\n\nUser:"], false);
-        let out = |text: &str| StopOutcome {
-            text: text.into(),
-            stopped: None,
-        };
-        assert_eq!(matcher.push("Hello\n"), out("Hello"));
-        assert_eq!(matcher.push("\nUse"), out(""));
-        assert_eq!(matcher.push("d"), out("\n\nUsed"));
-        assert_eq!(matcher.push(" it\n\n\n"), out(" it\n"));
-        assert_eq!(
-            matcher.push("User: hi"),
-            StopOutcome {
-                text: String::new(),
-                stopped: Some(0)
-            }
-        );
-        assert_eq!(matcher.push("more"), StopOutcome::default());
+        let mut told = |text| pushed(&mut matcher, text);
+        assert_eq!(told("Hello\n"), ("Hello".into(), None));
+        assert_eq!(told("\nUse"), ("".into(), None));
+        assert_eq!(told("d"), ("\n\nUsed".into(), None));
+        assert_eq!(told(" it\n\n\n"), (" it\n".into(), None));
+        assert_eq!(told("User: hi"), ("".into(), Some(0)));
+        assert_eq!(told("more"), ("".into(), None));
         assert_eq!(matcher.finish(), "");
     }
 
@@ -249,22 +225,21 @@ mod tests {
         let stops = Arc::new(StopStrings::new(&["END".to_owned()]));
         let mut first = StopMatcher::new(Arc::clone(&stops), false);
         let mut second = StopMatcher::new(stops, false);
-        assert_eq!(first.push("EN").text, "");
-        assert_eq!(second.push("D").text, "D");
-        assert_eq!(first.push("D").stopped, Some(0));
-        assert_eq!(second.push("END").stopped, Some(0));
+        assert_eq!(pushed(&mut first, "EN").0, "");
+        assert_eq!(pushed(&mut second, "D").0, "D");
+        assert_eq!(pushed(&mut first, "D").1, Some(0));
+        assert_eq!(pushed(&mut second, "END").1, Some(0));
     }
 
     #[test]
     fn long_periodic_stop_strings_stay_linear() {
         let stop = format!("{}b", "a".repeat(4096));
         let mut matcher = matcher(&[&stop], false);
-        let mut text = 0;
+        let mut text = String::new();
         for _ in 0..200_000 {
-            text += matcher.push("a").text.len();
+            matcher.push("a", &mut text);
         }
-        assert_eq!(text, 200_000 - 4096);
-        let last = matcher.push("b");
-        assert_eq!((last.text.len(), last.stopped), (0, Some(0)));
+        assert_eq!(text.len(), 200_000 - 4096);
+        assert_eq!(pushed(&mut matcher, "b"), (String::new(), Some(0)));
     }
 }

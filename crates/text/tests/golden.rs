@@ -5,8 +5,9 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use chrono::{NaiveDate, NaiveDateTime};
 use serde_json::{Map, Value};
-use tasuki_text::{ChatInput, CivilTime, Detokenizer, ModelText, TextError};
+use tasuki_text::{ChatInput, Detokenizer, ModelText, TextError};
 
 /// Lines of `expressions.txt` that are known to differ, and why.
 const DEVIATIONS: &[(&str, &str)] = &[
@@ -49,15 +50,11 @@ const LENIENT: &str = "Python fails here, minijinja goes on";
 const BACKWARD: &str = "minijinja takes a backward slice that stops at 0 for one to the start";
 
 /// `NOW` of `golden_cases.py`.
-const NOW: CivilTime = CivilTime {
-    year: 2024,
-    month: 7,
-    day: 6,
-    hour: 9,
-    minute: 5,
-    second: 3,
-    microsecond: 12345,
-};
+fn now() -> NaiveDateTime {
+    NaiveDate::from_ymd_opt(2024, 7, 6)
+        .and_then(|date| date.and_hms_micro_opt(9, 5, 3, 12_345))
+        .expect("a date")
+}
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/text")
@@ -125,7 +122,7 @@ fn input<'a>(messages: &Value, arguments: &Value, template: Option<&'a str>) -> 
         continue_final_message,
         template_kwargs: kwargs,
         chat_template_override: template,
-        now: NOW,
+        now: now(),
     }
 }
 

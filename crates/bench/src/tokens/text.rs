@@ -9,11 +9,11 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use chrono::Utc;
 use rand::seq::SliceRandom;
 use serde_json::{Value, json};
-use tasuki_text::{ChatInput, CivilTime, ModelText, TextError};
+use tasuki_text::{ChatInput, ModelText, TextError};
 
 use crate::error::PlanError;
 use crate::plan::{Api, Prompt};
@@ -116,10 +116,7 @@ fn try_count(model: &ModelText, prompt: &Prompt) -> Result<u32, TextError> {
             let message =
                 |(role, content): &(String, String)| json!({"role": role, "content": content});
             let messages: Value = messages.iter().map(message).collect();
-            let now = SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default();
-            let now = CivilTime::from_unix(now.as_secs().cast_signed(), 0);
+            let now = Utc::now().naive_utc();
             let text = model.render_chat(ChatInput::new(model.fit_content(messages), now))?;
             model.encode(&text, false)?.len()
         }

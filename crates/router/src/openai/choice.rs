@@ -154,16 +154,14 @@ impl Choice {
     /// stop string ended the choice.
     fn emit(&mut self, text: &str, piece: &mut Piece) -> bool {
         self.detokenized_chars += text.chars().count();
+        let before = piece.text.len();
         let stopped = if self.output_tokens <= self.min_tokens {
             piece.text.push_str(text);
-            self.emitted_chars += text.chars().count();
             false
         } else {
-            let outcome = self.stops.push(text);
-            piece.text.push_str(&outcome.text);
-            self.emitted_chars += outcome.text.chars().count();
-            outcome.stopped.is_some()
+            self.stops.push(text, &mut piece.text).is_some()
         };
+        self.emitted_chars += piece.text[before..].chars().count();
         let begun = self
             .held
             .iter()

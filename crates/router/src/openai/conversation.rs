@@ -72,7 +72,7 @@ pub fn render(
             continue_final_message,
             template_kwargs,
             chat_template_override: fields.chat_template.as_deref(),
-            now: clock::civil_now(),
+            now: clock::local_now(),
         })
         .map_err(|error| text_error(name, &error))?;
     if let Some(max_model_len) = max_model_len {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::CivilTime;
+use chrono::NaiveDateTime;
 
 /// Arguments of `apply_chat_template`, by their names there.
 #[derive(Debug, Clone)]
@@ -18,14 +18,14 @@ pub struct ChatInput<'a> {
     pub template_kwargs: Map<String, Value>,
     /// The name of one of the model's templates, or a template.
     pub chat_template_override: Option<&'a str>,
-    /// What `strftime_now` formats.
-    pub now: CivilTime,
+    /// What `strftime_now` formats: local time.
+    pub now: NaiveDateTime,
 }
 
 impl ChatInput<'_> {
     /// Messages and nothing else, with a generation prompt.
     #[must_use]
-    pub fn new(messages: Value, now: CivilTime) -> Self {
+    pub fn new(messages: Value, now: NaiveDateTime) -> Self {
         Self {
             messages,
             tools: None,

@@ -1,7 +1,7 @@
 //! Bounds on what a single call may ask for.
 //!
 //! Steps are counted by the engine's fuel, but one step can pad a string to any
-//! width; minijinja would end the process for want of memory.
+//! width; minijinja would abort the process when memory runs out.
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};

@@ -12,7 +12,6 @@
 //! item of that name, never the method.
 
 mod arguments;
-mod civil_time;
 mod continuation;
 mod convert;
 mod engine;
@@ -24,10 +23,10 @@ mod limits;
 mod methods;
 mod python;
 mod source;
+mod strftime;
 mod strings;
 mod templates;
 mod tests;
 
-pub use civil_time::CivilTime;
 pub use input::ChatInput;
 pub(crate) use templates::Templates;

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use chrono::{DateTime, NaiveDateTime};
 use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
+use super::ChatInput;
 use super::continuation::Continuation;
 use super::convert::{nests_at_most, to_template};
 use super::engine::{Author, Template};
 use super::python::MAX_DEPTH;
-use super::{ChatInput, CivilTime};
+use super::strftime::strftime;
 use crate::TextError;
 
 /// Variables that a request sets by other means than `template_kwargs`.
@@ -191,7 +193,7 @@ impl Templates {
         const PROBE: &str = "content-part-probe";
         let content = json!([{"type": "text", "text": PROBE}]);
         let messages = json!([{"role": "user", "content": content}]);
-        let input = ChatInput::new(messages, CivilTime::from_unix(0, 0));
+        let input = ChatInput::new(messages, DateTime::UNIX_EPOCH.naive_utc());
         let quoted = [format!("'{PROBE}'"), format!("\"{PROBE}\"")];
         self.render(input).is_ok_and(|text| {
             text.contains(PROBE) && !quoted.iter().any(|quoted| text.contains(quoted))
@@ -220,8 +222,8 @@ fn to_shallow(json: Json) -> Result<Value, TextError> {
     }
 }
 
-fn strftime_now(now: CivilTime) -> Value {
-    Value::from_function(move |format: &str| now.strftime(format))
+fn strftime_now(now: NaiveDateTime) -> Value {
+    Value::from_function(move |format: &str| strftime(now, format))
 }
 
 fn call_developer_system(message: &mut Json) {

@@ -8,8 +8,9 @@ mod tokens;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use chrono::{DateTime, NaiveDateTime};
 use serde_json::json;
-use tasuki_text::{ChatInput, CivilTime, ModelText};
+use tasuki_text::{ChatInput, ModelText};
 
 fn small_model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -47,8 +48,10 @@ impl Drop for Folder {
     }
 }
 
-fn now() -> CivilTime {
-    CivilTime::from_unix(1_700_000_000, 0)
+fn now() -> NaiveDateTime {
+    DateTime::from_timestamp(1_700_000_000, 0)
+        .expect("in range")
+        .naive_utc()
 }
 
 fn hello() -> ChatInput<'static> {
