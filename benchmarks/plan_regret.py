@@ -295,8 +295,8 @@ class Campaign:
             most = max(measured.values())
             mixed = [good for name, good in measured.items() if name.startswith(self._all_mixed)]
             both = [name for name in measured if name in best["simulated"]]
-            ranks = [np.argsort(np.argsort([best[w][n] for n in both])) for w in best]
-            alike = len(both) > 2
+            ranks = [_ranks([best[way][name] for name in both]) for way in best]
+            differ = len(both) > 2 and all(np.ptp(found) > 0 for found in ranks)
             yield {
                 **plan,
                 **best,
@@ -304,12 +304,18 @@ class Campaign:
                 "regret": 1 - measured[plan["recommended"]] / most,
                 "regret_random": 1 - float(np.mean(list(measured.values()))) / most,
                 "regret_mixed": 1 - max(mixed) / most if mixed else None,
-                "rank_correlation": float(np.corrcoef(*ranks)[0, 1]) if alike else None,
+                "rank_correlation": float(np.corrcoef(*ranks)[0, 1]) if differ else None,
             }
 
     @property
     def _all_mixed(self) -> str:
         return f"{self.workers}m"
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Of each value; equal ones share theirs."""
+    all_of = np.asarray(values)
+    return np.array([(all_of < one).sum() + (all_of <= one).sum() for one in all_of])
 
 
 def main() -> None:

@@ -54,3 +54,28 @@ def simulator_accuracy() -> str:
         errors = ["" if error is None else f"{100 * error:.0f}%" for error in all_rows]
         lines.append([f"{which} of all", "", "", *errors])
     return source("simulator_accuracy") + rows(("file", "topology", "load", *SHOWN.values()), lines)
+
+
+def plan_regret() -> str:
+    """What the planner's choice lacks of the best measured topology."""
+    result = load("plan_regret")
+    lines = []
+    for verdict in result["verdicts"]:
+        measured, simulated = verdict["measured"], verdict["simulated"]
+        goodput = (
+            f"{name}: {number(good)} ({number(simulated[name])})" if name in simulated else name
+            for name, good in measured.items()
+        )
+        lines.append(
+            [
+                verdict["load"],
+                verdict["objectives"],
+                verdict["recommended"],
+                verdict["best"],
+                f"{100 * verdict['regret']:.0f}%",
+                f"{100 * verdict['regret_random']:.0f}%",
+                ", ".join(goodput),
+            ]
+        )
+    heads = ("load", "objectives", "planned", "best", "regret", "of a random choice", "goodput/s")
+    return source("plan_regret") + rows(heads, lines)
