@@ -10,6 +10,7 @@ import pytest
 import torch
 from paged import Paged, Sequence
 from support.ranks import on_ranks
+from tiny import EXPERTS, NATIVE, save
 
 from tasuki.execution.collective import Collective
 from tasuki.execution.joint_logits import JointLogits
@@ -22,49 +23,8 @@ from tasuki.models.spec import ModelSpec
 TOLERANCE = 1e-4  # of the largest logit
 # 8 heads over 2 KV heads: four ranks hold each KV head twice. 254 rows of the head: four
 # ranks have 64, 64, 64 and 62.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 254,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.25,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-NAMES = ("llama", "llama-bias", "qwen2", "qwen3", "mixtral", "qwen3-moe")
-
-
-def save_model(name: str, folder: Path) -> Path:
-    """Random weights, biases and norms included."""
-    import transformers as t
-
-    config = {
-        "llama": lambda: t.LlamaConfig(**SHAPE),
-        "llama-bias": lambda: t.LlamaConfig(**SHAPE, attention_bias=True, head_dim=12),
-        "qwen2": lambda: t.Qwen2Config(**SHAPE),
-        "qwen3": lambda: t.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
-        "mixtral": lambda: t.MixtralConfig(**SHAPE, num_local_experts=4),
-        "qwen3-moe": lambda: t.Qwen3MoeConfig(
-            **SHAPE,
-            head_dim=16,
-            num_experts=8,
-            num_experts_per_tok=3,
-            moe_intermediate_size=24,
-            mlp_only_layers=[2],
-        ),
-    }[name]()
-    torch.manual_seed(0)
-    model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder)
-    return folder
+SIZES = {"vocab_size": 254, "hidden_size": 64, "num_attention_heads": 8}
+NAMES = (*NATIVE, *EXPERTS)
 
 
 def run(collective: Collective, folders: dict[str, Path]) -> dict[str, list[Any]]:
@@ -94,7 +54,9 @@ def run_steps(model: CausalModel, collective: Collective) -> list[Any]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
-    saved = {name: save_model(name, base / name) for name in NAMES}
+    saved = {name: base / name for name in NAMES}
+    for name, folder in saved.items():
+        save(name, folder, changes=SIZES)
     return saved | {"dummy": saved["qwen3"]}
 
 

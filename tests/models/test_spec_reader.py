@@ -126,6 +126,8 @@ def test_context_after_stretching(tmp_path: Path, rope: dict[str, Any], context:
             for architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
         ),
         ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 0}, (None,) * 4),
+        ({"architectures": ["Phi3ForCausalLM"]}, (None,) * 4),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 9}, (9,) * 4),
     ],
 )
 def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
@@ -201,7 +203,8 @@ def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) ->
         read_spec(folder(tmp_path, **changes))
 
 
-def test_context_ends_where_longrope_would_turn_the_whole_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["longrope", "yarn"])  # which its class takes for the same
+def test_context_ends_where_longrope_would_turn_the_whole_batch(tmp_path: Path, kind: str) -> None:
     factors = [1.0] * 4
     spec = read_spec(
         folder(
@@ -210,10 +213,10 @@ def test_context_ends_where_longrope_would_turn_the_whole_batch(tmp_path: Path) 
             model_type="phi3",
             pad_token_id=0,
             original_max_position_embeddings=32,
-            rope_scaling={"type": "longrope", "short_factor": factors, "long_factor": factors},
+            rope_scaling={"type": kind, "short_factor": factors, "long_factor": factors},
         )
     )
-    assert spec.max_position == 32
+    assert spec.max_position == 32 and not spec.native
 
 
 @pytest.mark.parametrize(

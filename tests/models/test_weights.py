@@ -10,7 +10,6 @@ import pytest
 import torch
 from paged import Paged, Sequence
 from safetensors.torch import load_file, save_file
-from test_shard import save_model
 from tiny import save
 
 from tasuki.models.checkpoint import Checkpoint
@@ -104,7 +103,7 @@ def test_parts_have_the_numbers_of_the_whole(cuts: tuple[int, ...], dim: int) ->
     torch.testing.assert_close(linear_of(whole)(x), x @ whole.dense().t(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "phi3-window", "qwen3", "qwen3-moe"])
 def test_a_folder_of_fp8_blocks_is_what_its_numbers_stand_for(tmp_path: Path, name: str) -> None:
     folder, plain = tmp_path / "fp8", tmp_path / "plain"
     dense = save_blocks(name, folder)
@@ -122,13 +121,11 @@ def test_rounded_weights_are_close_and_not_the_same(tmp_path: Path) -> None:
     assert 1e-3 < float((fp8 - exact).norm() / exact.norm()) < 0.2
 
 
+@pytest.mark.parametrize("name", ["llama", "phi3-window"])
 @pytest.mark.parametrize("stored", [False, True], ids=["rounded", "stored"])
-def test_ranks_have_parts_of_the_same_numbers(tmp_path: Path, stored: bool) -> None:
-    """Heads of 12 and an inner layer of 80 in two: parts that cut blocks."""
-    if stored:
-        save_blocks("llama", tmp_path)
-    else:
-        save_model("llama", tmp_path)
+def test_ranks_have_parts_of_the_same_numbers(tmp_path: Path, stored: bool, name: str) -> None:
+    """Heads of 8 and an inner layer of 80 in two: parts that cut blocks."""
+    (save_blocks if stored else save)(name, tmp_path)
     spec = read_spec(tmp_path)
 
     def read(rank: int, size: int) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ NATIVE = (
     "llama-linear",
     "llama-yarn-bias",
     "mistral-window",
+    "phi3-window",
     "qwen2",
     "qwen2-some-windows",
     "qwen3",
@@ -74,11 +76,11 @@ FALLBACK = (
 )
 
 
-def config(name: str) -> Any:
-    """Configuration of one of NATIVE, EXPERTS or FALLBACK."""
+def config(name: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """Configuration of one of NATIVE, EXPERTS or FALLBACK; `changes` of its sizes."""
     import transformers as t
 
-    shape: dict[str, Any] = dict(_SHAPE)
+    shape: dict[str, Any] = {**_SHAPE, **(changes or {})}
     match name:
         case "llama":
             return t.LlamaConfig(**shape, rope_parameters=_LLAMA3)
@@ -88,6 +90,8 @@ def config(name: str) -> Any:
             return t.LlamaConfig(**shape, rope_parameters=_YARN, attention_bias=True, head_dim=12)
         case "mistral-window":
             return t.MistralConfig(**shape, head_dim=8, sliding_window=13)
+        case "phi3-window":
+            return t.Phi3Config(**shape, sliding_window=13)
         case "qwen2":
             return t.Qwen2Config(**shape)
         case "qwen2-some-windows":
@@ -132,10 +136,15 @@ def config(name: str) -> Any:
     raise ValueError(name)
 
 
-def save(name: str, folder: Path, **options: Any) -> Any:
+def save(
+    name: str, folder: Path, *, changes: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
     """Save a model with random weights; biases and norms too.
 
     Args:
+        name: one of NATIVE, EXPERTS or FALLBACK.
+        folder: created.
+        changes: of its sizes.
         options: for `save_pretrained`.
 
     Returns:
@@ -145,7 +154,7 @@ def save(name: str, folder: Path, **options: Any) -> Any:
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
-        config(name), dtype=torch.float32, attn_implementation="eager"
+        config(name, changes), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     with torch.no_grad():
         for parameter in model.parameters():

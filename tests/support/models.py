@@ -38,6 +38,7 @@ ARCHITECTURES = (
     "llama",
     "qwen3",
     "mistral-window",
+    "phi3",
     "fallback",
     "some-windows",
     "latent",
@@ -94,6 +95,7 @@ def _config(architecture: str) -> Any:
         LlamaConfig,
         MistralConfig,
         Olmo2Config,
+        Phi3Config,
         Qwen3Config,
         Qwen3MoeConfig,
     )
@@ -105,6 +107,8 @@ def _config(architecture: str) -> Any:
             return Qwen3Config(**_SHAPE, **_GQA, tie_word_embeddings=True)
         case "mistral-window":
             return MistralConfig(**_SHAPE, **_GQA, sliding_window=40)
+        case "phi3":
+            return Phi3Config(**_SHAPE, num_key_value_heads=2)
         case "experts":
             return Qwen3MoeConfig(
                 **_SHAPE, **_GQA, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48

@@ -1,4 +1,4 @@
-"""The Llama family, written out: Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE, SmolLM2.
+"""The Llama family, written out; its architectures are the entries of families.py.
 
 q, k and v are one GEMM, gate and up another; what lies between the GEMMs
 is `Ops`, made for the device; modules and their dispatch are left out. In the

@@ -6,22 +6,20 @@ them needs no room for all of them twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tasuki.models.checkpoint import Checkpoint
+from tasuki.models.families import FAMILIES
 from tasuki.models.llama_layer import Norms
 from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
 from tasuki.models.weights import Source, Weight, join
 
 _HEAD = "lm_head.weight"
-# Of a layer: gate, up and down. Of experts the folder and the names in it, by architecture.
-_DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
-_EXPERTS = {"MixtralForCausalLM": ("block_sparse_moe", "w1", "w3", "w2")}
-_EXPERTS_OF_MOST = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +77,10 @@ def require_llama(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         ModelError: It has not; names them.
     """
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-    parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+    qkv = [f"self_attn.{name}" for name in FAMILIES[spec.architecture].names.qkv]
+    parts += [f"{name}.weight" for name in (*qkv, "self_attn.o_proj")]
     if spec.attention_bias:
-        parts += [f"self_attn.{name}_proj.bias" for name in "qkv"]
+        parts += [f"{name}.bias" for name in qkv]
     if spec.output_bias:
         parts.append("self_attn.o_proj.bias")
     if spec.qk_norm:
@@ -113,20 +112,41 @@ def read_llama(shard: Shard, source: Source) -> LlamaTensors:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One GEMM's rows in the tensor that has them, perhaps beside others': `of` rows in all."""
+
+    name: str
+    begin: int
+    of: int
+
+    def part(self, part: Slice) -> Slice:
+        """Of the tensor, those of the GEMM's rows."""
+        return Slice(0, self.begin + part.begin, self.begin + part.end)
+
+
+def _rows(names: Sequence[str], sizes: Sequence[int]) -> list[_Rows]:
+    """Where GEMMs of so many rows are: in a tensor each, or all in one."""
+    if len(names) == len(sizes):
+        return [_Rows(name, 0, size) for name, size in zip(names, sizes, strict=True)]
+    [name] = names
+    begins = itertools.accumulate((0, *sizes[:-1]))
+    return [_Rows(name, begin, sum(sizes)) for begin in begins]
+
+
+def _mlp_names(spec: ModelSpec, index: int) -> tuple[str | None, list[str]]:
+    """The router's name and each expert's folder; else None and the folder of one MLP."""
+    experts, mlp = spec.experts, FAMILIES[spec.architecture].names.mlp
+    if experts is None or index in experts.dense_layers:
+        return None, [mlp]
+    return f"{mlp}.gate.weight", [f"{mlp}.experts.{i}" for i in range(experts.count)]
+
+
 def _all_mlp_names(spec: ModelSpec, index: int) -> list[str]:
     router, mlps = _mlp_names(spec, index)
-    return [*([] if router is None else [router]), *(name for names in mlps for name in names)]
-
-
-def _mlp_names(spec: ModelSpec, index: int) -> tuple[str | None, list[tuple[str, str, str]]]:
-    """The router's name and each expert's gate, up and down; else None and those of one MLP."""
-    experts = spec.experts
-    if experts is None or index in experts.dense_layers:
-        return None, [_DENSE]
-    folder, gate, up, down = _EXPERTS.get(spec.architecture, _EXPERTS_OF_MOST)
-    paths = (f"{folder}.experts.{i}" for i in range(experts.count))
-    each = [(f"{p}.{gate}.weight", f"{p}.{up}.weight", f"{p}.{down}.weight") for p in paths]
-    return f"{folder}.gate.weight", each
+    names = FAMILIES[spec.architecture].names
+    found = [f"{mlp}.{name}.weight" for mlp in mlps for name in (*names.gate_up, names.down)]
+    return found if router is None else [router, *found]
 
 
 def _read_layer(shard: Shard, source: Source, index: int) -> LayerTensors:
@@ -140,20 +160,17 @@ def _read_layer(shard: Shard, source: Source, index: int) -> LayerTensors:
     def weight(name: str, *shape: int, part: Slice) -> Weight:
         return source.weight(f"model.layers.{index}.{name}", shape, part)
 
-    heads, kv_heads = shard.even(0, query), shard.kv_rows()
-    rows = {"q": (query, heads), "k": (kv, kv_heads), "v": (kv, kv_heads)}
+    rows = _rows(FAMILIES[spec.architecture].names.qkv, (query, kv, kv))
+    mine = (shard.even(0, query), shard.kv_rows(), shard.kv_rows())
+    qkv = [(f"self_attn.{r.name}", r.of, r.part(p)) for r, p in zip(rows, mine, strict=True)]
     output_bias = None
     if spec.output_bias:
         added = read("self_attn.o_proj.bias", hidden)
         output_bias = added if shard.rank == 0 else None
     return LayerTensors(
         attention_norm=read("input_layernorm.weight", hidden),
-        qkv=join(
-            [weight(f"self_attn.{n}_proj.weight", r, hidden, part=p) for n, (r, p) in rows.items()]
-        ),
-        qkv_bias=torch.cat(
-            [read(f"self_attn.{n}_proj.bias", r, part=p) for n, (r, p) in rows.items()]
-        )
+        qkv=join([weight(f"{name}.weight", of, hidden, part=part) for name, of, part in qkv]),
+        qkv_bias=torch.cat([read(f"{name}.bias", of, part=part) for name, of, part in qkv])
         if spec.attention_bias
         else None,
         head_norms=(
@@ -170,18 +187,21 @@ def _read_layer(shard: Shard, source: Source, index: int) -> LayerTensors:
 
 
 def _read_mlp(shard: Shard, source: Source, index: int) -> MlpTensors | ExpertsTensors:
-    spec = shard.spec
+    spec, names = shard.spec, FAMILIES[shard.spec.architecture].names
     router, mlps = _mlp_names(spec, index)
     hidden, inner = spec.hidden_size, spec.intermediate_size
     if router is not None and spec.experts is not None:
         inner = spec.experts.inner_size
 
-    def read(part: int, *shape: int, dim: int) -> list[Weight]:
-        names = (f"model.layers.{index}.{parts[part]}" for parts in mlps)
-        return [source.weight(name, shape, shard.even(dim, inner)) for name in names]
+    def read(name: str, *shape: int, part: Slice) -> list[Weight]:
+        folders = (f"model.layers.{index}.{mlp}" for mlp in mlps)
+        return [source.weight(f"{folder}.{name}.weight", shape, part) for folder in folders]
 
-    gate, up = read(0, inner, hidden, dim=0), read(1, inner, hidden, dim=0)
-    down = read(2, hidden, inner, dim=1)
+    gate, up = (
+        read(rows.name, rows.of, hidden, part=rows.part(shard.even(0, inner)))
+        for rows in _rows(names.gate_up, (inner, inner))
+    )
+    down = read(names.down, hidden, inner, part=shard.even(1, inner))
     if router is None:
         return MlpTensors(gate[0], up[0], down[0])
     return ExpertsTensors(

@@ -1,8 +1,8 @@
 """Describes the model in a Hugging Face folder.
 
-The fast path (models/llama.py) covers the Llama family, which is described here;
-every other architecture is described by models/fallback_spec.py, or refused by
-name. This file owns no state.
+The fast path (models/llama.py) covers the Llama family, whose architectures are the entries of
+models/families.py. Every other architecture is described by models/fallback_spec.py, or refused
+by name. This file owns no state.
 """
 
 from __future__ import annotations
@@ -13,50 +13,11 @@ from typing import Any
 
 from tasuki.models.config_file import architecture_of, read_config, read_eos
 from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.families import FAMILIES, Family
 from tasuki.models.rope import context_tokens, read_rope
 from tasuki.models.spec import ExpertsSpec, ModelSpec
 
-# What an absent key of config.json means, by architecture.
-# Source: defaults of the configuration classes in transformers.
-_FAMILY: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "MistralForCausalLM": {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    "Qwen2ForCausalLM": {
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-    },
-    "Qwen3ForCausalLM": {
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "head_dim": 128,
-    },
-    "MixtralForCausalLM": {
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-    },
-    "Qwen3MoeForCausalLM": {
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-    },
-}
 BLOCK = 128  # of fp8 weights
-_EXPERTS = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
 
 
 def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec:
@@ -75,11 +36,12 @@ def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec
     folder = Path(path)
     config = read_config(folder)
     architecture = architecture_of(config, folder)
-    native = architecture in _FAMILY and _why_not_native(architecture, config) is None
+    family = FAMILIES.get(architecture)
+    native = family is not None and _why_not_native(family, config) is None
     if quantization := config.get("quantization_config"):
         _require_fp8_blocks(folder, architecture, quantization, native=native)
-    if native:
-        return _family_spec(folder, architecture, {**_FAMILY[architecture], **config})
+    if family is not None and native:
+        return _family_spec(folder, architecture, family, {**family.absent, **config})
     from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
 
     return fallback_spec(folder, trust_remote_code=trust_remote_code)
@@ -98,26 +60,28 @@ def _require_fp8_blocks(
     raise UnsupportedModelError(
         f"{folder}: quantized weights ({method}, {what}) are not supported: of quantized folders,"
         f" fp8 with weight_block_size [{BLOCK}, {BLOCK}] and dynamic activations is, for"
-        f" {', '.join(_FAMILY)}; or give an unquantized model (--quantization fp8 rounds it)"
+        f" {', '.join(FAMILIES)}; or give an unquantized model (--quantization fp8 rounds it)"
     )
 
 
-def _why_not_native(architecture: str, config: Mapping[str, Any]) -> str | None:
+def _why_not_native(family: Family, config: Mapping[str, Any]) -> str | None:
     """Why a model of the Llama family cannot take the fast path; None when it can."""
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         return f"hidden_act {act}"
     if config.get("mlp_bias"):
         return "mlp_bias"
-    if architecture == "Qwen3MoeForCausalLM" and config.get("use_sliding_window"):
+    if family.experts and config.get("use_sliding_window"):
         return "use_sliding_window"
     try:
-        read_rope(config, int(config.get("max_position_embeddings") or 2048))
+        rope = read_rope(config, int(config.get("max_position_embeddings") or 2048))
     except UnsupportedModelError as error:
         return str(error)
-    return None
+    return None if rope.kind in family.ropes else f"rope type {rope.kind}"
 
 
-def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> ModelSpec:
+def _family_spec(
+    folder: Path, architecture: str, family: Family, config: Mapping[str, Any]
+) -> ModelSpec:
     def size(name: str, default: int | None = None) -> int:
         value = config.get(name)
         if value is None:
@@ -147,15 +111,15 @@ def _family_spec(folder: Path, architecture: str, config: Mapping[str, Any]) -> 
         intermediate_size=size("intermediate_size"),
         vocab_size=size("vocab_size"),
         max_position=context_tokens(rope, max_position),
-        sliding_windows=_windows(architecture, config, layers),
+        sliding_windows=_windows(family, config, layers),
         rope=rope,
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-        attention_bias=bias or architecture == "Qwen2ForCausalLM",
-        output_bias=bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
+        qk_norm=family.qk_norm,
+        attention_bias=bias or family.qkv_bias,
+        output_bias=bias and family.output_bias,
         tied_head=bool(config.get("tie_word_embeddings", False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         eos_token_ids=read_eos(folder, config),
-        experts=_experts(config, layers, size) if architecture in _EXPERTS else None,
+        experts=_experts(config, layers, size) if family.experts else None,
         fp8_blocks=bool(config.get("quantization_config")),
     )
 
@@ -178,11 +142,11 @@ def _experts(config: Mapping[str, Any], layers: int, size: Callable[..., int]) -
     )
 
 
-def _windows(architecture: str, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     window = config.get("sliding_window")
-    if architecture == "LlamaForCausalLM" or window is None:
+    if family.windows == "none" or window is None:
         return (None,) * layers
-    if architecture in ("MistralForCausalLM", "MixtralForCausalLM"):
+    if family.windows == "all":
         return (int(window),) * layers
     if not config.get("use_sliding_window"):
         return (None,) * layers
