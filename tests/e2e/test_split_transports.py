@@ -10,18 +10,14 @@ from pathlib import Path
 import pytest
 from support.deployment import Deployment, Options
 from support.models import VOCAB_SIZE
+from support.transports import WITHOUT_NIXL, skip_unless_there
 
-from tasuki.kv.transport import TransportError, create_transport
 
-
-@pytest.mark.parametrize("transport", ["mooncake", "shm", "tcp"])
+@pytest.mark.parametrize("transport", WITHOUT_NIXL)
 def test_answers_are_those_of_one_worker(
     transport: str, deploy: Callable[[Options], Deployment], tiny_model: Path
 ) -> None:
-    try:
-        create_transport(transport)
-    except TransportError as error:
-        pytest.skip(str(error))
+    skip_unless_there(transport)
     worker = ("--kv-memory", "64000000", "--transport", transport, "--kv-digest", "all")
     split = deploy(Options(tiny_model, prefill=1, decode=1, worker=worker))
     colocated = deploy(Options(tiny_model, mixed=1, worker=("--kv-memory", "64000000")))

@@ -1,4 +1,4 @@
-"""A process that owns a pool and lets others read it: the far side of the NIXL tests."""
+"""A process that owns a pool and lets others read it: the far side of the tests of transports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
-import pytest
 import torch
+from support.transports import TRANSPORTS
 
+from tasuki.kv.backends import BACKENDS
 from tasuki.kv.layout import CacheLayout
-from tasuki.kv.transport import TransportError, create_transport, rank_pool
+from tasuki.kv.transport import create_transport, rank_pool
 from tasuki.v1 import kv_pb2
 
 DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
@@ -23,17 +24,8 @@ DEADLINE_S = 120.0  # a process that imports torch, on a busy machine
 # Sources are forked from a process that has imported torch, and nothing of NIXL.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch", *(f"tasuki.kv.{name}" for name in ("nixl", "host_staged", "mooncake", "shm", "tcp"))]
+    ["torch", *{BACKENDS[name].target.partition(":")[0] for name in TRANSPORTS}]
 )
-
-
-def skip_unless_there(transport: str) -> None:
-    """Skip the test where the optional transport is not installed; says what installs it."""
-    if transport == "mooncake":
-        try:
-            create_transport(transport)
-        except TransportError as error:
-            pytest.skip(str(error))
 
 
 def layout(num_blocks: int, block_kib: int) -> CacheLayout:

@@ -16,6 +16,7 @@ from tasuki.kv.backends import BACKENDS, missing
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transfer_plan import LayoutMismatchError, make_plans
 from tasuki.kv.transport import TransportError, create_transport
+from tasuki.options import options_of
 from tasuki.worker.config import ConfigError, WorkerConfig
 
 
@@ -27,6 +28,13 @@ def test_every_name_leads_to_a_transport() -> None:
         assert hasattr(importlib.import_module(module), attribute)
     untried = [name for name, backend in BACKENDS.items() if not backend.tried]
     assert untried == ["nixl-libfabric", "nixl-uccl"]
+
+
+def test_the_option_describes_every_name() -> None:
+    help_text = options_of(WorkerConfig)["transport"].help
+    for name, backend in BACKENDS.items():
+        assert (f"{name} ({backend.note})" if backend.tried else name) in help_text
+        assert bool(backend.note) == backend.tried
 
 
 @pytest.mark.system

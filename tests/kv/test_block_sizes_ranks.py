@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from kv_source_process import skip_unless_there
 from rank_processes import (
     DEADLINE_S,
     DecodeEngine,
@@ -18,6 +17,7 @@ from rank_processes import (
     decode_engines,
     units_of,
 )
+from support.transports import TRANSPORTS, skip_unless_there
 
 pytestmark = pytest.mark.system
 
@@ -30,7 +30,7 @@ LARGE = Shape(head_kib=256, num_blocks=48, block_size=16)
 LARGE_SOURCE = LARGE.with_blocks_of(12)
 
 
-@pytest.fixture(scope="module", params=["nixl", "host-staged", "mooncake", "shm", "tcp"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     skip_unless_there(request.param)
     return str(request.param)
@@ -68,7 +68,7 @@ def test_every_rank_gets_its_heads_of_the_tokens_and_nothing_else_is_written(
     reader.ranked.forget(name)
 
 
-@pytest.fixture(params=["nixl", "host-staged", "mooncake", "shm", "tcp"])
+@pytest.fixture(params=TRANSPORTS)
 def large(request: pytest.FixtureRequest) -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
     """Two ranks on either side, TCP between them, connected as "e"."""
     skip_unless_there(request.param)

@@ -14,14 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 import torch
-from kv_source_process import (
-    DEADLINE_S,
-    Source,
-    block_value,
-    layout,
-    skip_unless_there,
-    sources,
-)
+from kv_source_process import DEADLINE_S, Source, block_value, layout, sources
+from support.transports import skip_unless_there
 
 from tasuki.kv import mooncake
 from tasuki.kv.listeners import only_to

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from kv_source_process import Source, layout, skip_unless_there, start_source
+from kv_source_process import Source, layout, start_source
+from support.transports import skip_unless_there
 
 from tasuki.kv.net_devices import Network
 from tasuki.kv.transfer_plan import make_plans

@@ -19,9 +19,9 @@ from kv_source_process import (
     block_value,
     fill,
     layout,
-    skip_unless_there,
     start_source,
 )
+from support.transports import TRANSPORTS, skip_unless_there
 from support.waiting import idle_shares
 
 from tasuki.kv.effects import Pull, PullDone, PullProgress
@@ -49,12 +49,9 @@ class Case:
 
 
 CASES = (
-    Case("nixl", 64, 256, 2),
     Case("host-staged", 24, 64, 2),  # many blocks in a slot
     Case("host-staged", 24, 3072, 20),  # a block fills one slot and a half
-    Case("mooncake", 64, 256, 2),
-    Case("shm", 64, 256, 2),
-    Case("tcp", 64, 256, 2),
+    *(Case(name, 64, 256, 2) for name in TRANSPORTS if name != "host-staged"),
 )
 
 Pairs = list[tuple[int, int]]

@@ -32,6 +32,7 @@ class Backend:
         install: The command that installs one of them.
         memory: Where pools may be.
         between: Which workers it connects, and by what.
+        note: For the help of `--transport`, a few words.
         plugin: Of NIXL; empty: it is not NIXL's.
         tried: Whether Tasuki's tests have moved KV with it.
     """
@@ -42,6 +43,7 @@ class Backend:
     install: str
     memory: str
     between: str
+    note: str = ""
     plugin: str = ""
     tried: bool = True
 
@@ -56,7 +58,8 @@ BACKENDS = {
             _INSTALL_NIXL,
             "host or GPU",
             "one host or several: CUDA IPC, shared memory, RDMA, TCP",
-            "UCX",
+            "or nixl",
+            plugin="UCX",
         ),
         Backend(
             "host-staged",
@@ -65,7 +68,8 @@ BACKENDS = {
             _INSTALL_NIXL,
             "host or GPU",
             "one host or several: as nixl-ucx, from host memory to host memory",
-            "UCX",
+            "through host memory",
+            plugin="UCX",
         ),
         Backend(
             "mooncake",
@@ -74,6 +78,7 @@ BACKENDS = {
             INSTALL_MOONCAKE,
             "host",
             "one host or several: TCP",
+            "TCP between CPU workers",
         ),
         Backend(
             "shm",
@@ -82,6 +87,7 @@ BACKENDS = {
             "",
             "host",
             "one host: shared memory",
+            "shared memory of CPU workers of one host",
         ),
         Backend(
             "tcp",
@@ -90,6 +96,7 @@ BACKENDS = {
             "",
             "host",
             "one host or several: TCP",
+            "sockets between CPU workers",
         ),
         Backend(
             "nixl-libfabric",
@@ -98,7 +105,7 @@ BACKENDS = {
             f"{_INSTALL_NIXL}, and the system's libfabric",
             "host or GPU",
             "several hosts: EFA and other networks of libfabric",
-            "LIBFABRIC",
+            plugin="LIBFABRIC",
             tried=False,
         ),
         Backend(
@@ -108,7 +115,7 @@ BACKENDS = {
             "build NIXL with its UCCL plugin, which no package has",
             "host or GPU",
             "several hosts: RDMA",
-            "UCCL",
+            plugin="UCCL",
             tried=False,
         ),
     )
@@ -118,6 +125,13 @@ BACKENDS = {
 def names() -> tuple[str, ...]:
     """All names that `--transport` takes."""
     return (*BACKENDS, *ALIASES)
+
+
+def described() -> str:
+    """All of them in one sentence, for the help of `--transport`."""
+    tried = [f"{each.name} ({each.note})" for each in BACKENDS.values() if each.tried]
+    untried = [each.name for each in BACKENDS.values() if not each.tried]
+    return f"{', '.join(tried)}, or the untried {' and '.join(untried)}"
 
 
 def missing(backend: Backend) -> str:

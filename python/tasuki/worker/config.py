@@ -241,10 +241,8 @@ class WorkerConfig:
     )
     transport: str | None = option(
         None,
-        "How KV moves, the same in all workers: nixl-ucx (or nixl), host-staged (through host"
-        " memory), mooncake (TCP between CPU workers), shm (shared memory of CPU workers of one"
-        " host), tcp (sockets between CPU workers), or the untried nixl-libfabric and nixl-uccl"
-        " [nixl-ucx; serve: host-staged where GPUs cannot read one another].",
+        f"How KV moves, the same in all workers: {backends.described()} [nixl-ucx; serve:"
+        " host-staged where GPUs cannot read one another].",
         metavar="NAME",
         choices=backends.names(),
     )
