@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{Sleep, sleep_until};
 
+use crate::error::ApiError;
 use crate::woken::Woken;
 
 /// Goes off at a time that may be moved, or never.
@@ -82,6 +83,30 @@ impl Alarm {
         self.sleep.as_mut().reset(at.into());
         self.woken.set();
         self.armed_for = Some(at);
+    }
+}
+
+/// The deadline of one request as a whole, from the last byte of its body to the end of its answer.
+pub struct Deadline {
+    alarm: Alarm,
+    limit: Duration,
+}
+
+impl Deadline {
+    pub fn after(begun: Instant, limit: Duration) -> Self {
+        let mut alarm = Alarm::new();
+        alarm.set(Some(begun + limit));
+        Self { alarm, limit }
+    }
+
+    /// Waits for `work`, until the deadline.
+    ///
+    /// # Errors
+    /// `Deadline` when that passes first.
+    pub async fn limit<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ApiError> {
+        let limit = self.limit;
+        let done = self.alarm.before(work).await;
+        done.ok_or(ApiError::Deadline { limit })
     }
 }
 

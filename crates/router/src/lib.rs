@@ -19,8 +19,6 @@ mod error;
 mod event_body;
 mod foreign;
 #[cfg(test)]
-mod foreign_tests;
-#[cfg(test)]
 mod fuzz_tests;
 mod gate;
 mod grammar;
@@ -28,8 +26,6 @@ mod log;
 mod metrics;
 mod models;
 mod openai;
-#[cfg(test)]
-mod openai_tests;
 mod pool;
 mod request_log;
 mod routes;

@@ -10,7 +10,6 @@ use tasuki_text::{ModelText, TextError};
 use crate::app::MAX_QUOTED_CHARS;
 use crate::error::ApiError;
 use crate::grammar::Grammars;
-use crate::openai::TextLimit;
 
 /// What `--model`, `--alias` and `--served-model-name` say of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +115,46 @@ fn folder_name(path: &Path) -> String {
     folder.to_string_lossy().into_owned()
 }
 
+/// Normalizers may shorten a text; none of a causal model does so by more.
+const NORMALIZER_MARGIN: usize = 4;
+
+/// How long a text may be. Longer texts are refused before they are tokenized, which takes seconds
+/// for megabytes.
+#[derive(Debug, Clone, Copy)]
+pub struct TextLimit {
+    longest_token_bytes: usize,
+}
+
+impl TextLimit {
+    pub fn new(text: &ModelText) -> Self {
+        let ids = 0..u32::try_from(text.vocab_size()).unwrap_or(u32::MAX);
+        let longest = ids.map(|id| text.token_bytes(id).len()).max();
+        Self {
+            longest_token_bytes: longest.unwrap_or(0).max(1),
+        }
+    }
+
+    /// # Errors
+    /// When no tokenization of `text` can fit `max_model_len` tokens.
+    pub fn check(&self, param: &str, text: &str, max_model_len: u32) -> Result<(), ApiError> {
+        let limit_bytes = (max_model_len as usize)
+            .saturating_mul(self.longest_token_bytes)
+            .saturating_mul(NORMALIZER_MARGIN);
+        if text.len() <= limit_bytes {
+            return Ok(());
+        }
+        Err(ApiError::Invalid {
+            message: format!(
+                "{param} has {} bytes of text, far more than fit {max_model_len} tokens, the limit \
+                 for prompt and output together.",
+                text.len()
+            ),
+            param: Some(param.to_owned()),
+            code: Some("context_length_exceeded"),
+        })
+    }
+}
+
 /// One model.
 pub struct Model {
     pub id: ModelId,
@@ -199,6 +238,7 @@ impl Models {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TestModel;
 
     fn models(
         given: &[(Option<&str>, &str)],
@@ -246,5 +286,16 @@ mod tests {
         assert!(refused(&two, &["x"], &[]).contains("there are 2: use --model NAME=PATH"));
         let unknown = refused(&two, &[], &[("x", "c")]);
         assert!(unknown.contains("\"c\"; there is a, b"), "{unknown}");
+    }
+
+    #[test]
+    fn only_what_cannot_fit_is_refused() {
+        let limit = TextLimit::new(&TestModel::new().text);
+        // The longest token is <|eos|>, of 7 bytes.
+        assert_eq!(limit.longest_token_bytes, 7);
+        assert!(limit.check("prompt", &"x".repeat(10 * 7 * 4), 10).is_ok());
+        let error = limit.check("prompt", &"x".repeat(10 * 7 * 4 + 1), 10);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("281 bytes") && text.contains("10 tokens"));
     }
 }

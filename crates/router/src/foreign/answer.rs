@@ -16,11 +16,12 @@ use super::resume::Resumption;
 use super::serve::response_of;
 use crate::access_log::{Ended, RequestLog};
 use crate::alarm::Alarm;
+use crate::alarm::Deadline;
 use crate::api_keys::CallerPermit;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::Permit;
-use crate::openai::{self, Deadline};
+use crate::openai;
 use crate::serve::api::{Arrival, Event, Generating, Generation, ServeError, Timings};
 
 const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";

@@ -14,5 +14,7 @@ pub mod object;
 pub mod request;
 mod resume;
 mod serve;
+#[cfg(test)]
+mod tests;
 
 pub use serve::{Incoming, serve};

@@ -19,11 +19,12 @@ use super::object::Object;
 use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
 use super::resume::Resumption;
 use crate::access_log::{self, RequestLog};
+use crate::alarm::Deadline;
 use crate::api_keys::{Caller, CallerPermit};
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
 use crate::event_body::EventBody;
-use crate::openai::{Deadline, tenant};
+use crate::openai::tenant;
 use crate::serve::api::{Arrival, Generation, ServeError};
 use crate::traces::Trace;
 

@@ -7,15 +7,15 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde::Serialize;
 
-use super::body;
-use super::conversation::{self, text_error};
-use super::deadline::Deadline;
-use super::intake::work_up;
-use super::types::{DetokenizeFields, TemplateFields, TokenizeFields};
-use super::validate::{count, token_ids};
+use crate::alarm::Deadline;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
+use crate::openai::chat::conversation::{self, text_error};
+use crate::openai::request::body;
+use crate::openai::request::intake::work_up;
+use crate::openai::request::types::{DetokenizeFields, TemplateFields, TokenizeFields};
+use crate::openai::request::validate::{count, token_ids};
 use crate::pool::Purpose;
 
 #[derive(Debug, Serialize)]

@@ -7,8 +7,8 @@ use super::Parsers;
 use super::scanner::{Reasoning, THINK};
 use super::written::{Piece, Written};
 use crate::grammar::lark::{self, Mark};
-use crate::openai::constraint::{Constraint, Form, json_form, usual_whitespace};
-use crate::openai::tools::{BoundCalls, Tool};
+use crate::openai::chat::tools::{BoundCalls, Tool};
+use crate::openai::request::constraint::{Constraint, Form, json_form, usual_whitespace};
 
 /// What may stand behind the reasoning, where it is not free text.
 #[derive(Debug, Clone, Copy)]

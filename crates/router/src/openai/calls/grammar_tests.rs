@@ -10,9 +10,9 @@ use super::tests::scan;
 use super::{Parsers, THINK};
 use crate::grammar::Grammars;
 use crate::grammar::testing::{accepts, tokens};
-use crate::openai::constraint::{Constraint, Form, json_form, usual_whitespace};
-use crate::openai::tools::BoundCalls;
-use crate::openai::types::TemplateFields;
+use crate::openai::chat::tools::BoundCalls;
+use crate::openai::request::constraint::{Constraint, Form, json_form, usual_whitespace};
+use crate::openai::request::types::TemplateFields;
 use crate::testing::TestModel;
 
 /// How a model writes calls of `f` (an integer `x`), of `fg` (a string `y`), and of `h` (nothing).

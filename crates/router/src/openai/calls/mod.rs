@@ -30,8 +30,8 @@ pub use self::grammar::Asked;
 pub use self::reader::Reader;
 pub use self::scanner::Part;
 use self::scanner::{Reasoning, Scanner, THINK};
-use super::conversation::Conversation;
 use crate::app::HttpSettings;
+use crate::openai::chat::conversation::Conversation;
 
 /// How tool calls are found in answers to requests with `tools`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

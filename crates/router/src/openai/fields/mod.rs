@@ -19,9 +19,9 @@ use serde_json::value::RawValue;
 use self::native::NATIVE_FIELDS;
 use self::responses::RESPONSES_FIELDS;
 use self::table::FIELDS;
-use super::body;
 use crate::app::MAX_QUOTED_CHARS;
 use crate::error::ApiError;
+use crate::openai::request::body;
 
 /// Names that differ by more are not taken for a slip.
 const SLIP: usize = 2;

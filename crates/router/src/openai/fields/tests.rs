@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::openai::generate::{GenerateFields, SamplingFields};
+use crate::openai::request::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
 use crate::openai::responses::ResponseFields;
-use crate::openai::types::{ChatFields, CommonFields, CompletionFields, TemplateFields};
 
 fn refusal(endpoint: Endpoint, body: &Value) -> Option<String> {
     let refused = check(endpoint, body.to_string().as_bytes()).err()?;

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::items::{Change, Content, Item};
 use super::object::{ResponseError, ResponseObject};
-use crate::openai::wording::Events;
+use crate::openai::answer::wording::Events;
 
 /// Numbers the events of one stream.
 #[derive(Debug, Default)]

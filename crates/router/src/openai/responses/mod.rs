@@ -23,10 +23,10 @@ use axum::response::Response;
 
 #[cfg(test)]
 pub use self::types::ResponseFields;
-use super::fields;
-use super::intake::{self, ForForeign, Prepared};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openai::fields;
+use crate::openai::request::intake::{self, ForForeign, Prepared};
 
 /// The handler.
 pub async fn responses(

@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::items::Item;
 use super::types::FormatField;
 use crate::error::{ApiError, ErrorDetail};
-use crate::openai::shape::Identity;
-use crate::openai::usage::Usage;
+use crate::openai::answer::usage::Usage;
+use crate::openai::answer::wording::Identity;
 
 /// A response as far as it is known.
 #[derive(Debug, Serialize)]

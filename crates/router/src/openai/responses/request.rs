@@ -7,11 +7,10 @@ use super::object::{Echoed, EchoedReasoning, EchoedText};
 use super::types::{FormatField, ReasoningField, ResponseFields, TextField};
 use super::{input, tools};
 use crate::error::ApiError;
-use crate::openai::body;
-use crate::openai::chat_names::RESPONSES;
-use crate::openai::chat_request::ChatRequest;
-use crate::openai::types::{CommonFields, NamedSchema, ResponseFormat, TemplateFields};
-use crate::openai::validate::integer;
+use crate::openai::chat::request::{ChatRequest, RESPONSES};
+use crate::openai::request::body;
+use crate::openai::request::types::{CommonFields, NamedSchema, ResponseFormat, TemplateFields};
+use crate::openai::request::validate::integer;
 
 /// The only `text.verbosity`.
 const VERBOSITY: &str = "medium";

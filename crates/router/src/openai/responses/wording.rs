@@ -9,14 +9,13 @@ use super::items::{Change, Content, Items};
 use super::object::{Echoed, IncompleteDetails, ResponseObject, ResponseUsage, Status};
 use super::reasoning::ReasoningTokens;
 use crate::error::ApiError;
+use crate::openai::answer::Run;
+use crate::openai::answer::choice::Piece;
+use crate::openai::answer::outputs::Output;
+use crate::openai::answer::wording::{Events, Wording, unix_seconds};
 use crate::openai::calls::{Parsers, Reader};
-use crate::openai::chat_names::RESPONSES;
-use crate::openai::choice::Piece;
-use crate::openai::clock;
-use crate::openai::intake::Common;
-use crate::openai::outputs::Output;
-use crate::openai::running::Run;
-use crate::openai::wording::{Events, Wording};
+use crate::openai::chat::request::RESPONSES;
+use crate::openai::request::intake::Common;
 use crate::serve::api::Finish;
 
 /// What cut an incomplete response.
@@ -82,7 +81,7 @@ impl ResponseWording {
             } else {
                 Status::Completed
             },
-            completed_at: (!is_cut).then(clock::unix_seconds),
+            completed_at: (!is_cut).then(unix_seconds),
             incomplete_details: is_cut.then_some(IncompleteDetails {
                 reason: TOO_FEW_TOKENS,
             }),

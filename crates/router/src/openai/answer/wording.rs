@@ -1,15 +1,17 @@
-//! How an answer is worded: as the events of a stream, or whole.
+//! How an answer is worded: as the events of a stream, or whole. Chats and completions of OpenAI share
+//! an envelope around their choices; each has a [`Shape`] for a choice.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use chrono::Utc;
 use serde::Serialize;
 
+use super::Run;
 use super::choice::Piece;
 use super::outputs::Output;
-use super::running::Run;
-use super::shape::{Envelope, Shape};
-use super::usage::timings_json;
+use super::usage::{Usage, timings_json};
 use crate::error::ApiError;
+use crate::serve::api::Finish;
 
 /// One endpoint's words for an answer.
 pub trait Wording: Send + 'static {
@@ -65,6 +67,91 @@ impl Events {
     pub fn heartbeat(&mut self) {
         self.0.extend_from_slice(HEARTBEAT);
     }
+}
+
+/// The way one endpoint words its choices.
+pub trait Shape: Send + 'static {
+    const ID_PREFIX: &'static str;
+    const OBJECT: &'static str;
+    const CHUNK_OBJECT: &'static str;
+    /// Where `return_token_ids` puts the prompt's ids: beside the choices (a
+    /// chat has one prompt) or into each.
+    const PROMPT_IDS_ON_TOP: bool;
+    /// JSON of one alternative of one token, about.
+    const LOGPROB_BYTES: usize;
+    type Chunk: Serialize + Send;
+    type Whole: Serialize + Send;
+
+    /// The chunk that opens a choice's stream, before any token.
+    fn opening(&self, index: usize) -> Option<Self::Chunk>;
+
+    /// The chunks of a piece. `prompt_ids` only with a choice's first piece,
+    /// and only if they belong into the choice.
+    fn chunks(
+        &mut self,
+        index: usize,
+        piece: Piece,
+        prompt_ids: Option<Vec<u32>>,
+    ) -> Vec<Self::Chunk>;
+
+    /// A whole choice.
+    fn whole(&mut self, index: usize, piece: Piece, prompt_ids: Option<Vec<u32>>) -> Self::Whole;
+}
+
+/// The frame around choices.
+#[derive(Debug, Serialize)]
+pub struct Envelope<'a, C> {
+    pub id: &'a str,
+    pub object: &'static str,
+    pub created: u64,
+    pub model: &'a str,
+    pub choices: Vec<C>,
+    /// `Some(None)`: null, in the chunks of a stream whose last has the usage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// What names one answer.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub id: String,
+    /// Unix time in seconds.
+    pub created: u64,
+    /// As the client called it.
+    pub model: String,
+}
+
+impl Identity {
+    /// An envelope with nothing optional in it.
+    pub fn envelope<C>(&self, object: &'static str, choices: Vec<C>) -> Envelope<'_, C> {
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: None,
+            timings: None,
+            prompt_token_ids: None,
+        }
+    }
+}
+
+/// OpenAI's word for the end of a choice.
+pub fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+    }
+}
+
+/// Seconds since 1970, as responses carry them.
+pub fn unix_seconds() -> u64 {
+    u64::try_from(Utc::now().timestamp()).unwrap_or(0)
 }
 
 /// OpenAI's chats and completions: choices in an envelope. The usage is the last event, if it was

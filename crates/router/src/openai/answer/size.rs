@@ -4,11 +4,11 @@
 //! An answer that is not streamed is in memory as a whole. Of a stream only what a choice
 //! begins with counts, the echoed prompt.
 
-use super::delivery::Delivery;
-use super::intake::Prepared;
 use super::outputs::Job;
 use super::wording::Wording;
 use crate::error::ApiError;
+use crate::openai::request::delivery::Delivery;
+use crate::openai::request::intake::Prepared;
 
 /// JSON of a token's text, about; special characters are escaped.
 const TEXT_BYTES: usize = 8;

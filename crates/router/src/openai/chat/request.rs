@@ -1,17 +1,56 @@
-//! A chat that is to be answered, whichever API it came by.
+//! A chat that is to be answered, whichever API it came by: both have the same fields under their own
+//! names.
 
-use super::answer_size;
-use super::calls::{Asked, Parsers};
 use super::conversation;
-use super::intake::{Common, Prepared};
-use super::outputs::Job;
 use super::tools::BoundCalls;
-use super::types::{CommonFields, TemplateFields};
-use super::validate::{DefaultOutput, output_tokens};
-use super::wording::Wording;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::grammar::{GrammarError, size};
+use crate::openai::answer;
+use crate::openai::answer::outputs::Job;
+use crate::openai::answer::wording::Wording;
+use crate::openai::calls::{Asked, Parsers};
+use crate::openai::request::intake::{Common, Prepared};
+use crate::openai::request::types::{CommonFields, TemplateFields};
+use crate::openai::request::validate::{DefaultOutput, output_tokens};
+
+/// The names that an API of chats gives its fields, for errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChatNames {
+    /// The conversation.
+    pub messages: &'static str,
+    /// The most output tokens.
+    pub max_tokens: &'static str,
+    /// The form of the answer, and the JSON schema in it.
+    pub format: &'static str,
+    pub schema: &'static str,
+    /// What an item of `tools` has its function in, with a dot before.
+    pub function: &'static str,
+}
+
+/// Those of `/v1/chat/completions`.
+pub const CHAT: ChatNames = ChatNames {
+    messages: "messages",
+    max_tokens: "max_tokens",
+    format: "response_format",
+    schema: "response_format.json_schema.schema",
+    function: ".function",
+};
+
+/// Those of `/v1/responses`.
+pub const RESPONSES: ChatNames = ChatNames {
+    messages: "input",
+    max_tokens: "max_output_tokens",
+    format: "text.format",
+    schema: "text.format.schema",
+    function: "",
+};
+
+impl Default for ChatNames {
+    fn default() -> Self {
+        CHAT
+    }
+}
 
 /// The fields of a chat, parsed.
 pub struct ChatRequest {
@@ -61,7 +100,7 @@ impl ChatRequest {
             longest,
         )?;
         if self.max_tokens.is_none() {
-            max_tokens = max_tokens.min(answer_size::tokens_that_fit::<W>(
+            max_tokens = max_tokens.min(answer::size::tokens_that_fit::<W>(
                 &common.delivery,
                 common.sampling.logprobs,
                 app.settings.max_answer_bytes,

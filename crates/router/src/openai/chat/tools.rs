@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use tasuki_flow::Grammar;
 
-use super::types::TemplateFields;
 use crate::error::ApiError;
+use crate::openai::request::types::TemplateFields;
 
 /// Longer names begin no call, see `calls/block.rs`.
 const MAX_NAME_BYTES: usize = 128;

@@ -1,11 +1,10 @@
 //! The prompts of a completion request, as tokens.
 
-use super::conversation::text_error;
-use super::limits::{MAX_CHOICES, MAX_PROMPTS};
 use super::types::PromptField;
-use super::validate::{count, token_ids};
+use super::validate::{MAX_CHOICES, MAX_PROMPTS, count, token_ids};
 use crate::error::ApiError;
 use crate::models::Model;
+use crate::openai::chat::conversation::text_error;
 use crate::serve::api::ModelLimits;
 
 /// One prompt.

@@ -3,9 +3,8 @@
 use tasuki_flow::SamplingParams;
 use tasuki_text::GenerationDefaults;
 
-use super::limits;
 use super::types::CommonFields;
-use super::validate::{count, integer, number, token_id, token_ids};
+use super::validate::{self, count, integer, number, token_id, token_ids};
 use crate::error::ApiError;
 
 /// What the model brings to the sampling of a request.
@@ -29,7 +28,7 @@ pub fn sampling_params(
         // A negative seed is as good as any: its bits are taken.
         seed: fields.seed.map_or_else(draw_seed, i64::cast_unsigned),
         temperature: or_default(
-            number("temperature", fields.temperature, &limits::TEMPERATURE)?,
+            number("temperature", fields.temperature, &validate::TEMPERATURE)?,
             defaults.temperature,
             1.0,
         ),
@@ -41,7 +40,7 @@ pub fn sampling_params(
         },
         top_p: or_default(top_p(fields.top_p)?, defaults.top_p, 1.0),
         min_p: or_default(
-            number("min_p", fields.min_p, &limits::UNIT)?,
+            number("min_p", fields.min_p, &validate::UNIT)?,
             defaults.min_p,
             0.0,
         ),
@@ -51,7 +50,7 @@ pub fn sampling_params(
             number(
                 "repetition_penalty",
                 fields.repetition_penalty,
-                &limits::REPETITION_PENALTY,
+                &validate::REPETITION_PENALTY,
             )?,
             defaults.repetition_penalty,
             1.0,
@@ -76,14 +75,14 @@ fn or_default(given: Option<f64>, model: Option<f32>, otherwise: f32) -> f32 {
 
 fn penalty(name: &str, given: Option<f64>) -> Result<f32, ApiError> {
     Ok(or_default(
-        number(name, given, &limits::PENALTY)?,
+        number(name, given, &validate::PENALTY)?,
         None,
         0.0,
     ))
 }
 
 fn top_p(given: Option<f64>) -> Result<Option<f64>, ApiError> {
-    match number("top_p", given, &limits::UNIT)? {
+    match number("top_p", given, &validate::UNIT)? {
         Some(0.0) => Err(ApiError::invalid(
             "top_p",
             "top_p is 0; it must be above 0 and at most 1.",
@@ -100,7 +99,7 @@ fn logit_bias(
     let Some(biases) = &fields.logit_bias else {
         return Ok(std::collections::HashMap::new());
     };
-    count("logit_bias", biases.len(), limits::MAX_LOGIT_BIASES)?;
+    count("logit_bias", biases.len(), validate::MAX_LOGIT_BIASES)?;
     biases
         .iter()
         .map(|(token, bias)| {
@@ -111,7 +110,7 @@ fn logit_bias(
                 )
             })?;
             let id = token_id("logit_bias", id, vocab_size)?;
-            let bias = number("logit_bias", Some(*bias), &limits::LOGIT_BIAS)?;
+            let bias = number("logit_bias", Some(*bias), &validate::LOGIT_BIAS)?;
             Ok((id, or_default(bias, None, 0.0)))
         })
         .collect()
@@ -119,7 +118,7 @@ fn logit_bias(
 
 fn stop_token_ids(fields: &CommonFields, model: ModelSampling<'_>) -> Result<Vec<u32>, ApiError> {
     let asked = fields.stop_token_ids.as_deref().unwrap_or_default();
-    count("stop_token_ids", asked.len(), limits::MAX_STOP_TOKEN_IDS)?;
+    count("stop_token_ids", asked.len(), validate::MAX_STOP_TOKEN_IDS)?;
     let mut ids = token_ids("stop_token_ids", asked, model.vocab_size)?;
     if fields.ignore_eos != Some(true) {
         ids.extend_from_slice(model.eos_token_ids);

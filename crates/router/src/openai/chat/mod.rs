@@ -1,19 +1,24 @@
 //! `POST /v1/chat/completions`.
 
+pub mod conversation;
+pub mod request;
+mod shape;
+pub mod tools;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::chat_request::ChatRequest;
-use super::chat_shape::ChatShape;
-use super::fields::{self, Endpoint};
-use super::intake::{self, Prepared};
-use super::types::{ChatFields, CommonFields, TemplateFields};
-use super::validate::integer;
-use super::{body, limits};
+use self::request::ChatRequest;
+use self::shape::ChatShape;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openai::fields::{self, Endpoint};
+use crate::openai::request::body;
+use crate::openai::request::intake::{self, Prepared};
+use crate::openai::request::types::{ChatFields, CommonFields, TemplateFields};
+use crate::openai::request::validate::{self, integer};
 
 /// The handler.
 pub async fn chat_completions(
@@ -59,7 +64,11 @@ fn requested_tokens(fields: &CommonFields) -> Result<Option<u32>, ApiError> {
 }
 
 fn logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {
-    let top = integer("top_logprobs", chat.top_logprobs, 0..=limits::MAX_LOGPROBS)?;
+    let top = integer(
+        "top_logprobs",
+        chat.top_logprobs,
+        0..=validate::MAX_LOGPROBS,
+    )?;
     match (chat.logprobs.unwrap_or(false), top) {
         (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),

@@ -1,21 +1,24 @@
 //! `POST /v1/completions`.
 
+pub mod echo;
+mod shape;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use super::completion_shape::CompletionShape;
-use super::echo::Echo;
-use super::fields::{self, Endpoint};
-use super::intake::{self, Common, Prepared};
-use super::outputs::Job;
-use super::prompt::{Prompt, prompts, refuse_too_many};
-use super::types::{CommonFields, CompletionFields};
-use super::validate::{DefaultOutput, integer, output_tokens};
-use super::{body, limits};
+use self::echo::Echo;
+use self::shape::CompletionShape;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openai::answer::outputs::Job;
+use crate::openai::fields::{self, Endpoint};
+use crate::openai::request::body;
+use crate::openai::request::intake::{self, Common, Prepared};
+use crate::openai::request::prompt::{Prompt, prompts, refuse_too_many};
+use crate::openai::request::types::{CommonFields, CompletionFields};
+use crate::openai::request::validate::{self, DefaultOutput, integer, output_tokens};
 
 /// The handler.
 pub async fn completions(
@@ -36,7 +39,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     let completion: CompletionFields = body::parse(bytes)?;
     let mut common = Common::new::<CompletionShape>(app, &fields)?;
     let echo = completion.echo.unwrap_or(false);
-    let logprobs = integer("logprobs", completion.logprobs, 0..=limits::MAX_LOGPROBS)?;
+    let logprobs = integer("logprobs", completion.logprobs, 0..=validate::MAX_LOGPROBS)?;
     common.bind()?;
     common.sampling.logprobs = logprobs;
     common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
@@ -83,7 +86,7 @@ fn job(
         prompt.tokens.len(),
         // Workers generate at least one token; it is kept from the client.
         requested.map(|tokens| tokens.max(1)),
-        DefaultOutput::AtMost(limits::DEFAULT_COMPLETION_TOKENS),
+        DefaultOutput::AtMost(validate::DEFAULT_COMPLETION_TOKENS),
         common.limits.max_model_len,
     )?;
     let generation = common.generation(index, "prompt", prompt.tokens, max_tokens)?;

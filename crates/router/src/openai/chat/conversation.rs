@@ -1,14 +1,14 @@
 //! From a chat's messages to the prompt's tokens, by the model's template.
 
+use chrono::Local;
 use serde_json::Value;
 use tasuki_text::{ChatInput, TextError};
 
-use super::clock;
 use super::tools::ToolChoice;
-use super::types::TemplateFields;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
+use crate::openai::request::types::TemplateFields;
 
 /// A conversation as the model gets it.
 pub struct Conversation {
@@ -72,7 +72,7 @@ pub fn render(
             continue_final_message,
             template_kwargs,
             chat_template_override: fields.chat_template.as_deref(),
-            now: clock::local_now(),
+            now: Local::now().naive_local(),
         })
         .map_err(|error| text_error(name, &error))?;
     if let Some(max_model_len) = max_model_len {

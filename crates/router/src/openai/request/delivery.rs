@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use tasuki_text::StopStrings;
 
-use super::limits;
 use super::types::{CommonFields, OneOrMany};
-use super::validate::{count, integer};
+use super::validate::{self, count, integer};
 use crate::error::ApiError;
 
 /// How a request wants its answer.
@@ -36,7 +35,7 @@ impl Delivery {
     /// # Errors
     /// `Invalid` for values out of range and for what is not supported.
     pub fn new(fields: &CommonFields, min_tokens: u32) -> Result<Self, ApiError> {
-        let n = integer("n", fields.n, 1..=limits::MAX_N)?.unwrap_or(1);
+        let n = integer("n", fields.n, 1..=validate::MAX_N)?.unwrap_or(1);
         refuse_unsupported(fields, n)?;
         let stream = fields.stream.unwrap_or(false);
         let options = fields.stream_options.as_ref();
@@ -85,15 +84,15 @@ fn refuse_unsupported(fields: &CommonFields, n: u32) -> Result<(), ApiError> {
 
 fn stops(stop: Option<&OneOrMany>) -> Result<StopStrings, ApiError> {
     let stops = stop.map_or(&[][..], |stop| &stop.0);
-    count("stop", stops.len(), limits::MAX_STOPS)?;
+    count("stop", stops.len(), validate::MAX_STOPS)?;
     for stop in stops {
-        if stop.is_empty() || stop.len() > limits::MAX_STOP_BYTES {
+        if stop.is_empty() || stop.len() > validate::MAX_STOP_BYTES {
             return Err(ApiError::invalid(
                 "stop",
                 format!(
                     "stop has a string of {} bytes; each must have 1 to {}.",
                     stop.len(),
-                    limits::MAX_STOP_BYTES
+                    validate::MAX_STOP_BYTES
                 ),
             ));
         }

@@ -9,7 +9,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::chat_names::ChatNames;
+use crate::openai::chat::request::ChatNames;
 
 /// What `/v1/chat/completions` and `/v1/completions` have in common.
 #[derive(Debug, Default, Deserialize)]

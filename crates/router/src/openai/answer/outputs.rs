@@ -9,10 +9,10 @@ use futures::stream::FuturesUnordered;
 use tasuki_text::{Detokenizer, ModelText};
 
 use super::choice::{Beginning, Choice, Piece};
-use super::delivery::Delivery;
-use super::echo::Echo;
-use super::generator::Generator;
 use super::usage::{Usage, merge};
+use crate::openai::completions::echo::Echo;
+use crate::openai::generator::Generator;
+use crate::openai::request::delivery::Delivery;
 use tasuki_core::FailureKind;
 
 use crate::serve::api::{

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use tasuki_text::ModelText;
 
-use super::choice::Piece;
-use super::delivery::Delivery;
-use super::logprobs::CompletionLogprobs;
-use super::shape::{Shape, finish_reason};
+use crate::openai::answer::choice::Piece;
+use crate::openai::answer::logprobs::CompletionLogprobs;
+use crate::openai::answer::wording::{Shape, finish_reason};
+use crate::openai::request::delivery::Delivery;
 
 pub struct CompletionShape {
     pub text: Arc<ModelText>,

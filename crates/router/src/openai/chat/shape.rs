@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use tasuki_text::ModelText;
 
-use super::calls::{Call, Parsers, Part, Reader};
-use super::choice::{Piece, PlacedToken};
-use super::delivery::Delivery;
-use super::logprobs::ChatLogprobs;
-use super::shape::{Shape, finish_reason};
+use crate::openai::answer::choice::{Piece, PlacedToken};
+use crate::openai::answer::logprobs::ChatLogprobs;
+use crate::openai::answer::wording::{Shape, finish_reason};
+use crate::openai::calls::{Call, Parsers, Part, Reader};
+use crate::openai::request::delivery::Delivery;
 use crate::serve::api::Finish;
 
 pub struct ChatShape {

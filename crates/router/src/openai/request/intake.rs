@@ -9,27 +9,24 @@ use axum::response::Response;
 use serde::Deserialize;
 use tasuki_flow::SamplingParams;
 
-use super::answer_size;
 use super::body::{self, Received};
-use super::clock;
 use super::constraint::Constraint;
-use super::deadline::Deadline;
 use super::delivery::Delivery;
-use super::limits;
-use super::outputs::{Job, Outputs};
-use super::running::{Run, Running};
 use super::sampling::{ModelSampling, sampling_params};
-use super::shape::Identity;
 use super::tenant;
 use super::types::CommonFields;
-use super::wording::Wording;
+use super::validate;
 use crate::access_log::{self, RequestLog};
+use crate::alarm::Deadline;
 use crate::api_keys::Caller;
 use crate::app::{App, ForeignModel};
 use crate::error::ApiError;
 use crate::foreign::object::Object;
 use crate::foreign::{self, Incoming};
 use crate::models::Model;
+use crate::openai::answer::outputs::{Job, Outputs};
+use crate::openai::answer::wording::{Identity, Wording, unix_seconds};
+use crate::openai::answer::{Run, Running, size};
 use crate::pool::Purpose;
 use crate::serve::api::{Arrival, Generation, ModelLimits};
 use crate::traces::{PhaseName, Trace};
@@ -151,7 +148,7 @@ pub async fn serve<W: Wording>(
             job.generation.tenant = Arc::clone(&tenant);
         }
     }
-    answer_size::check(&prepared, app.settings.max_answer_bytes)?;
+    size::check(&prepared, app.settings.max_answer_bytes)?;
     let permit = app
         .gate
         .enter(prepared.jobs.len() * prepared.delivery.n as usize)?;
@@ -269,13 +266,13 @@ impl Common {
             rand::random,
         )?;
         let cache_salt = fields.cache_salt.clone().unwrap_or_default();
-        if cache_salt.len() > limits::MAX_CACHE_SALT_BYTES {
+        if cache_salt.len() > validate::MAX_CACHE_SALT_BYTES {
             return Err(ApiError::invalid(
                 "cache_salt",
                 format!(
                     "cache_salt has {} bytes; the limit is {}.",
                     cache_salt.len(),
-                    limits::MAX_CACHE_SALT_BYTES
+                    validate::MAX_CACHE_SALT_BYTES
                 ),
             ));
         }
@@ -284,7 +281,7 @@ impl Common {
         Ok(Self {
             identity: Identity {
                 id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
-                created: clock::unix_seconds(),
+                created: unix_seconds(),
                 model: name,
             },
             delivery,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderName};
 
-use super::limits::{MAX_TENANT_BYTES, PRIORITY};
+use super::validate::{MAX_TENANT_BYTES, PRIORITY};
 use crate::error::ApiError;
 
 /// The tenant that a gateway's header names; without it, that of nobody.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tasuki_flow::TokenLogprob;
 use tasuki_text::{Detokenizer, ModelText};
 
-use super::choice::{Piece, PlacedToken};
+use crate::openai::answer::choice::{Piece, PlacedToken};
 
 /// What a choice of an echoing request begins with.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! `POST /generate`, SGLang's own path, for models of our workers.
 
+mod wording;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -7,16 +9,16 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::fields::{self, Endpoint};
-use super::generate_wording::{AskedLogprobs, GenerateWording};
-use super::intake::{self, Common, Prepared};
-use super::outputs::Job;
-use super::prompt::{Prompt, prompts, refuse_too_many};
-use super::types::{CommonFields, OneOrMany, PromptField};
-use super::validate::{DefaultOutput, integer, output_tokens};
-use super::{body, limits};
+use self::wording::{AskedLogprobs, GenerateWording};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openai::answer::outputs::Job;
+use crate::openai::fields::{self, Endpoint};
+use crate::openai::request::body;
+use crate::openai::request::intake::{self, Common, Prepared};
+use crate::openai::request::prompt::{Prompt, prompts, refuse_too_many};
+use crate::openai::request::types::{CommonFields, OneOrMany, PromptField};
+use crate::openai::request::validate::{self, DefaultOutput, integer, output_tokens};
 
 /// The fields of the body.
 #[derive(Debug, Default, Deserialize)]
@@ -127,7 +129,7 @@ fn job(
         "max_new_tokens",
         prompt.tokens.len(),
         requested,
-        DefaultOutput::AtMost(limits::DEFAULT_NEW_TOKENS),
+        DefaultOutput::AtMost(validate::DEFAULT_NEW_TOKENS),
         common.limits.max_model_len,
     )?;
     Ok(Job {
@@ -172,7 +174,7 @@ fn new_tokens(sampling: &SamplingFields) -> Result<Option<u32>, ApiError> {
     let most = i64::from(u32::MAX);
     let asked = integer("max_new_tokens", sampling.max_new_tokens, 1..=most)?;
     let least = integer("min_new_tokens", sampling.min_new_tokens, 0..=most)?.unwrap_or(0);
-    let max = asked.unwrap_or(limits::DEFAULT_NEW_TOKENS);
+    let max = asked.unwrap_or(validate::DEFAULT_NEW_TOKENS);
     if least > max {
         return Err(ApiError::invalid(
             "min_new_tokens",
@@ -183,7 +185,7 @@ fn new_tokens(sampling: &SamplingFields) -> Result<Option<u32>, ApiError> {
 }
 
 fn logprobs(fields: &GenerateFields) -> Result<Option<u32>, ApiError> {
-    let alternatives = 0..=limits::MAX_LOGPROBS;
+    let alternatives = 0..=validate::MAX_LOGPROBS;
     let top = integer("top_logprobs_num", fields.top_logprobs_num, alternatives)?.unwrap_or(0);
     if fields.return_logprob.unwrap_or(false) {
         return Ok(Some(top));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tasuki_flow::TokenLogprob;
 use tasuki_text::{Detokenizer, StopMatcher};
 
-use super::delivery::Delivery;
+use crate::openai::request::delivery::Delivery;
 use crate::serve::api::Finish;
 
 /// What one event added to a choice.

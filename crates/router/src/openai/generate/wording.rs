@@ -10,13 +10,12 @@ use serde::{Serialize, Serializer};
 use tasuki_flow::TokenLogprob;
 use tasuki_text::ModelText;
 
-use super::choice::{Piece, PlacedToken};
-use super::logprobs::{finite, token_string};
-use super::outputs::Output;
-use super::running::Run;
-use super::shape::finish_reason;
-use super::wording::{Events, Wording};
 use crate::error::ApiError;
+use crate::openai::answer::Run;
+use crate::openai::answer::choice::{Piece, PlacedToken};
+use crate::openai::answer::logprobs::{finite, token_string};
+use crate::openai::answer::outputs::Output;
+use crate::openai::answer::wording::{Events, Wording, finish_reason};
 use crate::serve::api::Finish;
 
 /// What a request wants to know of each token.
