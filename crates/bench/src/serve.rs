@@ -48,7 +48,7 @@ pub enum Ended {
 
 /// Why there is nothing to report.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
+pub enum RunError {
     #[error(transparent)]
     Target(#[from] TargetError),
     #[error(transparent)]
@@ -75,7 +75,7 @@ pub enum ServeError {
 ///
 /// # Errors
 /// What kept the run from being made.
-pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, ServeError> {
+pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, RunError> {
     let run = Run::new(args, command)?;
     if args.output.dry_run {
         println!("{}", run.described);
@@ -109,7 +109,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// Everything that needs no server.
-    fn new(args: &'a ServeArgs, command: &'a [String]) -> Result<Self, ServeError> {
+    fn new(args: &'a ServeArgs, command: &'a [String]) -> Result<Self, RunError> {
         let target = Target::parse(&args.server.base_url)?;
         let mut wanted = args.workload.clone();
         if args.measuring.duration_s.is_some() && is_made_up(wanted.workload) {
@@ -129,7 +129,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    async fn run(mut self) -> Result<Ended, ServeError> {
+    async fn run(mut self) -> Result<Ended, RunError> {
         let stop = stop_on_signals()?;
         let mut stopped = stop.clone();
         let prepared = tokio::select! {
@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
             _ = stopped.wait_for(|stop| *stop) => return Ok(Ended::Interrupted),
         };
         let (client, model) = match prepared {
-            Err(ServeError::Warmup {
+            Err(RunError::Warmup {
                 failure: Failure::Interrupted,
                 ..
             }) => return Ok(Ended::Interrupted),
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for the server, learns its model, warms it up.
-    async fn prepare(&mut self, stop: &Stop) -> Result<(Arc<Client>, String), ServeError> {
+    async fn prepare(&mut self, stop: &Stop) -> Result<(Arc<Client>, String), RunError> {
         let server = &self.args.server;
         let ready = Duration::from_secs_f64(server.ready_timeout_s);
         let probe = self.client(String::new())?;
@@ -163,7 +163,7 @@ impl<'a> Run<'a> {
             let mut requests = std::iter::from_fn(|| warmup.next());
             Load::send_unmeasured(&client, &mut requests, WARMUP_AT_ONCE, stop)
                 .await
-                .map_err(|failure| ServeError::Warmup {
+                .map_err(|failure| RunError::Warmup {
                     what: "warm-up",
                     failure,
                 })?;
@@ -171,14 +171,14 @@ impl<'a> Run<'a> {
         let mut own = std::iter::from_fn(|| self.workload.as_mut()?.warm_up());
         Load::send_unmeasured(&client, &mut own, WARMUP_AT_ONCE, stop)
             .await
-            .map_err(|failure| ServeError::Warmup {
+            .map_err(|failure| RunError::Warmup {
                 what: "workload's preparation of the prefix cache",
                 failure,
             })?;
         Ok((client, model))
     }
 
-    fn client(&self, model: String) -> Result<Client, ServeError> {
+    fn client(&self, model: String) -> Result<Client, RunError> {
         let server = &self.args.server;
         let options = ClientOptions {
             request: RequestOptions {
@@ -197,11 +197,11 @@ impl<'a> Run<'a> {
         };
         let transport = Arc::new(Network::new(self.target.clone()));
         Client::new(&self.target, transport, options, Arc::clone(&self.counters))
-            .map_err(|_| ServeError::ApiKey)
+            .map_err(|_| RunError::ApiKey)
     }
 
     /// Requests like those of the run, but others.
-    fn warmup(&self) -> Result<Option<Box<dyn Workload>>, ServeError> {
+    fn warmup(&self) -> Result<Option<Box<dyn Workload>>, RunError> {
         let requests = self.args.measuring.warmup;
         if requests == 0 {
             return Ok(None);
@@ -241,7 +241,7 @@ impl<'a> Run<'a> {
         (sending, used_s)
     }
 
-    fn tell(self, sending: Sending, model: &str, cpu_s: f64) -> Result<Ended, ServeError> {
+    fn tell(self, sending: Sending, model: &str, cpu_s: f64) -> Result<Ended, RunError> {
         let (args, measuring) = (self.args, &self.args.measuring);
         let interrupted = sending.interrupted;
         let steady_s = self.steady_s(&sending);
@@ -292,11 +292,11 @@ impl<'a> Run<'a> {
         Some((begin_s, end_s))
     }
 
-    fn records(&self, sending: Sending) -> Result<Vec<Record>, ServeError> {
+    fn records(&self, sending: Sending) -> Result<Vec<Record>, RunError> {
         let uncounted = sending.answers.iter().any(|(_, a)| a.usage.is_none());
         let path = self.args.workload.tokenizer.as_ref();
         let tokenizer = path.filter(|_| uncounted).map(|path| {
-            ModelText::load(path).map_err(|source| ServeError::Tokenizer {
+            ModelText::load(path).map_err(|source| RunError::Tokenizer {
                 path: path.clone(),
                 source,
             })
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
         model: &str,
         cpu_s: f64,
         interrupted: bool,
-    ) -> Result<PathBuf, ServeError> {
+    ) -> Result<PathBuf, RunError> {
         let (server, output) = (&self.args.server, &self.args.output);
         let default = || format!("bench-{}.json", self.created.format("%Y%m%d-%H%M%S")).into();
         let path = output.output.clone().unwrap_or_else(default);
@@ -376,7 +376,7 @@ fn cpu_s() -> f64 {
 }
 
 /// Becomes true at the first SIGINT or SIGTERM; the second ends the process.
-fn stop_on_signals() -> Result<Stop, ServeError> {
+fn stop_on_signals() -> Result<Stop, RunError> {
     let (sender, stop) = watch::channel(false);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -50,13 +50,13 @@ struct Args {
 }
 
 /// A leg that runs here.
-struct Running {
+struct RunningLeg {
     submit: v1::Submit,
     /// Output tokens of each choice, resumed ones included.
     position: u32,
 }
 
-impl Running {
+impl RunningLeg {
     fn new(submit: v1::Submit) -> Self {
         let resumed = submit.resumed_tokens.len() as u32;
         // The prefill worker samples the first token, and the decode worker repeats it.
@@ -165,7 +165,7 @@ impl FakeWorker {
 
     async fn session(self, mut incoming: Streaming<v1::RouterMessage>, outgoing: Outgoing) {
         send(&outgoing, worker_message::Message::Info(self.info.clone()));
-        let mut running: HashMap<String, Running> = HashMap::new();
+        let mut running: HashMap<String, RunningLeg> = HashMap::new();
         let mut clock = tokio::time::interval(self.step);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut step = 0;
@@ -177,7 +177,7 @@ impl FakeWorker {
                     Some(router_message::Message::Submit(submit)) => {
                         applied = submit.number;
                         let name = submit.request_id.clone();
-                        let mut leg = Running::new(submit);
+                        let mut leg = RunningLeg::new(submit);
                         if leg.step(&mut report.outputs) {
                             report.ended.push(leg.end());
                         } else {

@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::Registry as MetricsRegistry;
 use tasuki_core::FailureKind;
 use tasuki_reqlog::Outcome;
 
@@ -25,7 +25,7 @@ type Histograms = Family<Label, Histogram, fn() -> Histogram>;
 
 /// Every metric of the serving layer.
 pub struct Metrics {
-    registry: Mutex<Registry>,
+    registry: Mutex<MetricsRegistry>,
     pub in_flight: Gauge,
     requests: Counters,
     retries: Family<[(&'static str, &'static str); 2], Counter>,
@@ -60,7 +60,7 @@ impl Metrics {
     pub fn new(workers: &Arc<workers::Registry>) -> Self {
         let phases: Histograms = Family::new_with_constructor(durations);
         let metrics = Self {
-            registry: Mutex::new(Registry::with_prefix("tasuki")),
+            registry: Mutex::new(MetricsRegistry::with_prefix("tasuki")),
             in_flight: Gauge::default(),
             requests: Family::default(),
             retries: Family::default(),

@@ -86,7 +86,7 @@ impl<'a> Text<'a> {
 /// The forms of a prompt other than a single text.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Prompt {
+enum PromptForm {
     Ids(Vec<u32>),
     Texts(Vec<String>),
     IdLists(Vec<Vec<u32>>),
@@ -101,13 +101,13 @@ impl Prompts {
             return self.add_text(&text.0);
         }
         match serde_json::from_str(prompt.get()).ok() {
-            Some(Prompt::Ids(ids)) => self.tokens.extend(ids),
-            Some(Prompt::Texts(texts)) => {
+            Some(PromptForm::Ids(ids)) => self.tokens.extend(ids),
+            Some(PromptForm::Texts(texts)) => {
                 self.is_list = true;
                 self.count = u32::try_from(texts.len()).unwrap_or(u32::MAX);
                 texts.iter().for_each(|text| self.add_text(text));
             }
-            Some(Prompt::IdLists(lists)) => {
+            Some(PromptForm::IdLists(lists)) => {
                 self.is_list = true;
                 self.count = u32::try_from(lists.len()).unwrap_or(u32::MAX);
                 self.tokens.extend(lists.into_iter().flatten());

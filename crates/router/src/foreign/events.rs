@@ -147,10 +147,10 @@ pub fn usage_of(json: &[u8]) -> Option<Usage> {
 fn has_output(data: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Chunk {
-        choices: Option<Vec<Choice>>,
+        choices: Option<Vec<ChunkChoice>>,
     }
     #[derive(Deserialize)]
-    struct Choice {
+    struct ChunkChoice {
         delta: Option<serde_json::Map<String, serde_json::Value>>,
         finish_reason: Option<serde_json::Value>,
     }

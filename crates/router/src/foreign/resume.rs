@@ -77,11 +77,11 @@ pub struct Resumption {
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Vec<ChunkChoice>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct ChunkChoice {
     delta: Option<Delta>,
     text: Option<String>,
     finish_reason: Option<Box<RawValue>>,

@@ -22,16 +22,16 @@ const MAX_REASON_CHARS: usize = 300;
 
 /// At most [`THREADS`] threads at once.
 #[derive(Default)]
-pub struct Compiler(Arc<Running>);
+pub struct Compiler(Arc<Threads>);
 
 #[derive(Default)]
-struct Running {
-    threads: Mutex<usize>,
+struct Threads {
+    running: Mutex<usize>,
     one_ended: Condvar,
 }
 
 /// The place of a thread, given back when the thread ends.
-struct Place(Arc<Running>);
+struct Place(Arc<Threads>);
 
 impl Compiler {
     /// Runs `work`, and waits for it. A thread that takes too long keeps its place until it ends.
@@ -63,7 +63,7 @@ impl Compiler {
     fn place(&self) -> Result<Place, GrammarError> {
         let threads = self
             .0
-            .threads
+            .running
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let all_taken = |threads: &mut usize| *threads >= THREADS;
@@ -84,7 +84,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         *self
             .0
-            .threads
+            .running
             .lock()
             .unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.one_ended.notify_one();

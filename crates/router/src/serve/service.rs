@@ -40,7 +40,7 @@ struct Inner {
     /// Connections end when it turns true or is dropped.
     shutdown: watch::Sender<bool>,
     /// Requests running, and whether new ones are refused.
-    running: watch::Sender<Running>,
+    running: watch::Sender<RunState>,
     /// Of each model, the last answer to whether there is a placement, and when it was found.
     readiness: Mutex<BTreeMap<ModelId, Option<Readiness>>>,
 }
@@ -56,13 +56,13 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 const READINESS_AGE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Running {
+struct RunState {
     requests: usize,
     draining: bool,
 }
 
 /// One request counted as running.
-struct Ticket(watch::Sender<Running>);
+struct Ticket(watch::Sender<RunState>);
 
 impl Drop for Ticket {
     fn drop(&mut self) {
@@ -144,7 +144,7 @@ impl Service {
             inner: Arc::new(Inner {
                 shared: Arc::new(shared),
                 shutdown,
-                running: watch::Sender::new(Running::default()),
+                running: watch::Sender::new(RunState::default()),
                 readiness,
             }),
         }

@@ -51,7 +51,7 @@ pub struct PlacedToken {
 
 /// The state of one choice. Its text is cut at the first stop string; a token
 /// belongs to the text if its own text begins before the cut.
-pub struct Choice {
+pub struct ChoiceText {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     include_stop: bool,
@@ -78,7 +78,7 @@ pub struct Beginning {
     pub muted: bool,
 }
 
-impl Choice {
+impl ChoiceText {
     /// `detokenizer` may have been shown the end of the prompt already.
     pub fn new(detokenizer: Detokenizer, delivery: &Delivery, beginning: Beginning) -> Self {
         Self {
@@ -197,7 +197,12 @@ mod tests {
     use super::*;
     use crate::testing::{EOS, TestModel, logprob, tokens_of};
 
-    fn choice(model: &TestModel, stops: &[&str], include_stop: bool, min_tokens: u32) -> Choice {
+    fn choice(
+        model: &TestModel,
+        stops: &[&str],
+        include_stop: bool,
+        min_tokens: u32,
+    ) -> ChoiceText {
         let stops: Vec<_> = stops.iter().map(ToString::to_string).collect();
         let delivery = Delivery {
             stops: Arc::new(StopStrings::new(&stops)),
@@ -206,7 +211,7 @@ mod tests {
             min_tokens,
             ..Delivery::plain()
         };
-        Choice::new(
+        ChoiceText::new(
             Detokenizer::new(&model.text, true),
             &delivery,
             Beginning::default(),
@@ -214,7 +219,7 @@ mod tests {
     }
 
     /// One push per token; the pieces, and everything in one.
-    fn run(choice: &mut Choice, tokens: &[u32], finish: Finish) -> (Vec<Piece>, Piece) {
+    fn run(choice: &mut ChoiceText, tokens: &[u32], finish: Finish) -> (Vec<Piece>, Piece) {
         let mut pieces = Vec::new();
         let mut whole = Piece::default();
         for (index, token) in tokens.iter().enumerate() {

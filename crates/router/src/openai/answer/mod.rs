@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use self::choice::Piece;
 use self::outputs::{Output, Outputs};
 use self::usage::server_timing;
-use self::wording::{Events, Identity, Wording};
+use self::wording::{AnswerInfo, Events, Wording};
 use crate::access_log::{Ended, RequestLog};
 use crate::alarm::{Alarm, Deadline};
 use crate::api_keys::CallerPermit;
@@ -37,14 +37,14 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// A request and the words for its answer.
-pub struct Running<W> {
+pub struct RunningAnswer<W> {
     pub wording: W,
     pub run: Run,
 }
 
 /// Everything that an answer needs but its words.
 pub struct Run {
-    pub identity: Identity,
+    pub info: AnswerInfo,
     pub delivery: Delivery,
     pub outputs: Outputs,
     pub log: RequestLog,
@@ -81,13 +81,13 @@ impl Run {
     }
 }
 
-impl<W: Wording> Running<W> {
+impl<W: Wording> RunningAnswer<W> {
     /// Waits for the whole answer, or for the beginning of its stream.
     ///
     /// # Errors
     /// What ended the request before anything was sent.
     pub async fn answer(self) -> Result<Response, ApiError> {
-        let id = HeaderValue::from_str(&self.run.identity.id).expect("an id is ASCII");
+        let id = HeaderValue::from_str(&self.run.info.id).expect("an id is ASCII");
         let mut response = if self.run.delivery.stream {
             self.stream().await?
         } else {
@@ -140,7 +140,7 @@ type Next = Option<Result<Output, ApiError>>;
 /// The events of a request. `first` is its first output; `None`: it waits for that
 /// still, and a comment comes first. The request is aborted when the stream is dropped.
 fn events<W: Wording>(
-    running: Running<W>,
+    running: RunningAnswer<W>,
     first: Option<Next>,
 ) -> impl Stream<Item = Bytes> + Send {
     let state = EventStream {
@@ -167,7 +167,7 @@ enum Pending {
 }
 
 struct EventStream<W> {
-    running: Running<W>,
+    running: RunningAnswer<W>,
     next: Pending,
     /// What comes before the first output was sent.
     opened: bool,
@@ -201,7 +201,7 @@ impl<W: Wording> EventStream<W> {
     }
 
     fn take(&mut self, next: Next, events: &mut Events) {
-        let Running { wording, run } = &mut self.running;
+        let RunningAnswer { wording, run } = &mut self.running;
         match next {
             Some(Ok(output)) => {
                 if !std::mem::replace(&mut self.opened, true) {

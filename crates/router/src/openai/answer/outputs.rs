@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use tasuki_text::{Detokenizer, ModelText};
 
-use super::choice::{Beginning, Choice, Piece};
+use super::choice::{Beginning, ChoiceText, Piece};
 use super::usage::{Usage, merge};
 use crate::openai::completions::echo::Echo;
 use crate::openai::generator::Generator;
@@ -50,10 +50,10 @@ pub struct Summary {
     pub timings: Timings,
 }
 
-struct Prompt {
+struct PromptOutputs {
     tokens: Arc<[u32]>,
     echo: Option<Echo>,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceText>,
     begun: Vec<bool>,
     /// Of the choices that ended, in that order.
     finishes: Vec<Finish>,
@@ -71,7 +71,7 @@ struct Received {
 
 pub struct Outputs {
     waiting: FuturesUnordered<BoxFuture<'static, Received>>,
-    prompts: Vec<Prompt>,
+    prompts: Vec<PromptOutputs>,
     choices_per_prompt: usize,
 }
 
@@ -87,7 +87,7 @@ impl Outputs {
         let waiting = FuturesUnordered::new();
         let mut prompts = Vec::with_capacity(jobs.len());
         for (prompt, job) in jobs.into_iter().enumerate() {
-            prompts.push(Prompt::new(text, delivery, &job));
+            prompts.push(PromptOutputs::new(text, delivery, &job));
             prompts[prompt].echo = job.echo;
             let generating = generator.generate(job.generation, arrival.clone());
             prompts[prompt].account = Arc::clone(&generating.account);
@@ -172,7 +172,7 @@ impl Outputs {
         );
         let prompt_tokens: usize = self.prompts.iter().map(|p| p.tokens.len()).sum();
         let choices = self.prompts.iter().flat_map(|p| &p.choices);
-        let output_tokens: usize = choices.map(Choice::output_tokens).sum();
+        let output_tokens: usize = choices.map(ChoiceText::output_tokens).sum();
         Summary {
             usage: Usage::new(
                 prompt_tokens as u64,
@@ -185,7 +185,7 @@ impl Outputs {
 
     /// The timings of all prompts, of those that have not ended as far as known.
     pub fn known_timings(&self) -> Timings {
-        let known = |prompt: &Prompt| match &prompt.timings {
+        let known = |prompt: &PromptOutputs| match &prompt.timings {
             Some(timings) => timings.clone(),
             None => prompt.account.read(),
         };
@@ -226,7 +226,7 @@ fn receive(prompt: usize, mut generating: Generating) -> BoxFuture<'static, Rece
     })
 }
 
-impl Prompt {
+impl PromptOutputs {
     fn new(text: &ModelText, delivery: &Delivery, job: &Job) -> Self {
         let tokens = &job.generation.prompt;
         let beginning = Beginning {
@@ -240,7 +240,7 @@ impl Prompt {
             if job.continues_prompt {
                 detokenizer.push(context);
             }
-            Choice::new(detokenizer, delivery, beginning)
+            ChoiceText::new(detokenizer, delivery, beginning)
         });
         Self {
             tokens: Arc::clone(tokens),
@@ -277,6 +277,6 @@ impl Prompt {
     }
 
     fn is_finished(&self) -> bool {
-        self.choices.iter().all(Choice::is_finished)
+        self.choices.iter().all(ChoiceText::is_finished)
     }
 }

@@ -117,7 +117,7 @@ pub struct Envelope<'a, C> {
 
 /// What names one answer.
 #[derive(Debug, Clone)]
-pub struct Identity {
+pub struct AnswerInfo {
     pub id: String,
     /// Unix time in seconds.
     pub created: u64,
@@ -125,7 +125,7 @@ pub struct Identity {
     pub model: String,
 }
 
-impl Identity {
+impl AnswerInfo {
     /// An envelope with nothing optional in it.
     pub fn envelope<C>(&self, object: &'static str, choices: Vec<C>) -> Envelope<'_, C> {
         Envelope {
@@ -213,7 +213,7 @@ impl<S: Shape> Wording for S {
                 Shape::whole(self, index, piece, prompt_ids)
             })
             .collect();
-        let mut envelope = run.identity.envelope(S::OBJECT, choices);
+        let mut envelope = run.info.envelope(S::OBJECT, choices);
         envelope.usage = Some(Some(summary.usage));
         envelope.prompt_token_ids = run.prompt_ids(0, S::PROMPT_IDS_ON_TOP);
         envelope.timings = run.delivery.timings.then(|| timings_json(&summary.timings));
@@ -222,7 +222,7 @@ impl<S: Shape> Wording for S {
 }
 
 fn chunk_envelope<S: Shape>(run: &Run, choices: Vec<S::Chunk>) -> Envelope<'_, S::Chunk> {
-    let mut envelope = run.identity.envelope(S::CHUNK_OBJECT, choices);
+    let mut envelope = run.info.envelope(S::CHUNK_OBJECT, choices);
     envelope.usage = run.delivery.include_usage.then_some(None);
     envelope
 }

@@ -5,7 +5,7 @@ use tasuki_text::ModelText;
 
 use super::Parsers;
 use super::scanner::{Reasoning, THINK};
-use super::written::{Piece, Written};
+use super::written::{Fragment, Written};
 use crate::grammar::lark::{self, Mark};
 use crate::openai::chat::tools::{BoundCalls, Tool};
 use crate::openai::request::constraint::{Constraint, Form, json_form, usual_whitespace};
@@ -95,7 +95,7 @@ impl Opened {
     fn write(rules: &mut String, text: &ModelText, way: &Written, bound: &BoundCalls) -> Self {
         let first = way.begin.iter().chain(way.call).next();
         let open = match first {
-            Some(Piece::Mark(mark)) => Some(mark_of(text, mark)),
+            Some(Fragment::Mark(mark)) => Some(mark_of(text, mark)),
             _ => None,
         };
         // Each call has the mark, or only the first one.
@@ -156,7 +156,7 @@ impl Opened {
 
 /// Adds pieces. Text and names that are neighbours are one literal: where a name begins with
 /// another, what follows tells them apart.
-fn pieces(body: &mut String, text: &ModelText, pieces: &[Piece], tool: Option<&Tool>) {
+fn pieces(body: &mut String, text: &ModelText, pieces: &[Fragment], tool: Option<&Tool>) {
     let mut literal = String::new();
     let flush = |body: &mut String, literal: &mut String| {
         if !literal.is_empty() {
@@ -166,24 +166,24 @@ fn pieces(body: &mut String, text: &ModelText, pieces: &[Piece], tool: Option<&T
     };
     for piece in pieces {
         match piece {
-            Piece::Text(text) => literal += text,
-            Piece::Name => literal += tool.map_or("", |tool| &tool.name),
-            Piece::Mark(mark) => {
+            Fragment::Text(text) => literal += text,
+            Fragment::Name => literal += tool.map_or("", |tool| &tool.name),
+            Fragment::Mark(mark) => {
                 flush(body, &mut literal);
                 *body += &format!(" {}", mark_of(text, mark).lark());
             }
-            Piece::Arguments => {
+            Fragment::Arguments => {
                 flush(body, &mut literal);
                 let schema = tool.map(|tool| tool.parameters.clone()).unwrap_or_default();
                 if let Form::Json(schema) = json_form(schema, &usual_whitespace()) {
                     *body += &format!(" {}", lark::json(&schema));
                 }
             }
-            Piece::Id => {
+            Fragment::Id => {
                 flush(body, &mut literal);
                 *body += " /[a-zA-Z0-9]{9}/";
             }
-            Piece::Gap => {
+            Fragment::Gap => {
                 flush(body, &mut literal);
                 *body += " GAP?";
             }

@@ -2,7 +2,7 @@
 
 /// A part of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Piece {
+pub enum Fragment {
     /// A mark, which may be a token of its own.
     Mark(&'static str),
     Text(&'static str),
@@ -21,13 +21,13 @@ pub enum Piece {
 pub struct Written {
     /// A chat template with this text writes so.
     pub shown_by: &'static str,
-    pub begin: &'static [Piece],
-    pub call: &'static [Piece],
-    pub between: &'static [Piece],
-    pub end: &'static [Piece],
+    pub begin: &'static [Fragment],
+    pub call: &'static [Fragment],
+    pub between: &'static [Fragment],
+    pub end: &'static [Fragment],
 }
 
-use Piece::{Arguments, Gap, Id, Mark, Name, Text};
+use Fragment::{Arguments, Gap, Id, Mark, Name, Text};
 
 pub static HERMES: [Written; 1] = [Written {
     shown_by: "",

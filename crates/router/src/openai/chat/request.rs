@@ -110,7 +110,7 @@ impl ChatRequest {
             common.generation(None, names.messages, conversation.tokens, max_tokens)?;
         Ok(Prepared {
             wording: wording(&common, parsers),
-            identity: common.identity,
+            info: common.info,
             delivery: common.delivery,
             jobs: vec![Job {
                 generation,

@@ -66,7 +66,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
             &common.delivery,
             logprobs.is_some(),
         ),
-        identity: common.identity,
+        info: common.info,
         delivery: common.delivery,
         jobs,
         model: common.model,

@@ -111,7 +111,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<GenerateWording>, ApiErro
     );
     Ok(Prepared {
         wording,
-        identity: common.identity,
+        info: common.info,
         delivery: common.delivery,
         jobs,
         model: common.model,

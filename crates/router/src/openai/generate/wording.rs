@@ -54,7 +54,7 @@ impl GenerateWording {
     }
 
     fn answer<'a>(&'a self, run: &Run, index: usize, piece: &'a Piece) -> Answer<'a> {
-        let id = &run.identity.id;
+        let id = &run.info.id;
         let completion_tokens = piece.tokens.len();
         let logprobs = self.logprobs.map(|asked| Logprobs {
             tokens: &piece.logprobs,

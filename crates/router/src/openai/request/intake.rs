@@ -25,8 +25,8 @@ use crate::foreign::object::Object;
 use crate::foreign::{self, Incoming};
 use crate::models::Model;
 use crate::openai::answer::outputs::{Job, Outputs};
-use crate::openai::answer::wording::{Identity, Wording, unix_seconds};
-use crate::openai::answer::{Run, Running, size};
+use crate::openai::answer::wording::{AnswerInfo, Wording, unix_seconds};
+use crate::openai::answer::{Run, RunningAnswer, size};
 use crate::pool::Purpose;
 use crate::serve::api::{Arrival, Generation, ModelLimits};
 use crate::traces::{PhaseName, Trace};
@@ -34,7 +34,7 @@ use crate::traces::{PhaseName, Trace};
 /// A request that is ready to run.
 pub struct Prepared<W> {
     pub wording: W,
-    pub identity: Identity,
+    pub info: AnswerInfo,
     pub delivery: Delivery,
     pub jobs: Vec<Job>,
     pub model: Arc<Model>,
@@ -63,7 +63,7 @@ pub struct ForForeign {
 
 /// The fields that all endpoints share, checked.
 pub struct Common {
-    pub identity: Identity,
+    pub info: AnswerInfo,
     pub delivery: Delivery,
     /// Its grammar is for `bind` to set.
     pub sampling: SamplingParams,
@@ -166,8 +166,8 @@ pub async fn serve<W: Wording>(
         },
     );
     let log = RequestLog {
-        request_id: prepared.identity.id.clone(),
-        model: prepared.identity.model.clone(),
+        request_id: prepared.info.id.clone(),
+        model: prepared.info.model.clone(),
         endpoint: endpoint.path,
         tenant: log_tenant,
         started,
@@ -175,7 +175,7 @@ pub async fn serve<W: Wording>(
         trace,
     };
     let run = Run {
-        identity: prepared.identity,
+        info: prepared.info,
         delivery: prepared.delivery,
         outputs,
         log,
@@ -185,7 +185,7 @@ pub async fn serve<W: Wording>(
         _caller_permit: caller_permit,
     };
     let wording = prepared.wording;
-    let answer = Running { wording, run }.answer().await;
+    let answer = RunningAnswer { wording, run }.answer().await;
     Ok(access_log::logged(answer))
 }
 
@@ -279,7 +279,7 @@ impl Common {
         let mut delivery = Delivery::new(fields, sampling.min_tokens)?;
         delivery.stop_token_ids = sampling.stop_token_ids.as_slice().into();
         Ok(Self {
-            identity: Identity {
+            info: AnswerInfo {
                 id: format!("{}{:032x}", W::ID_PREFIX, rand::random::<u128>()),
                 created: unix_seconds(),
                 model: name,
@@ -337,7 +337,7 @@ impl Common {
             Some(1..) if !self.seeded => rand::random(),
             _ => self.sampling.seed,
         };
-        let id = &self.identity.id;
+        let id = &self.info.id;
         Ok(Generation {
             model: self.model.id,
             request_id: index.map_or_else(|| id.clone(), |index| format!("{id}-{index}")),

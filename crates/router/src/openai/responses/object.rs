@@ -9,7 +9,7 @@ use super::items::Item;
 use super::types::FormatField;
 use crate::error::{ApiError, ErrorDetail};
 use crate::openai::answer::usage::Usage;
-use crate::openai::answer::wording::Identity;
+use crate::openai::answer::wording::AnswerInfo;
 
 /// A response as far as it is known.
 #[derive(Debug, Serialize)]
@@ -135,16 +135,16 @@ impl Default for Fixed {
 
 impl<'a> ResponseObject<'a> {
     /// One that has just begun.
-    pub fn new(identity: &'a Identity, output: &'a [Item], echoed: &'a Echoed) -> Self {
+    pub fn new(info: &'a AnswerInfo, output: &'a [Item], echoed: &'a Echoed) -> Self {
         Self {
-            id: &identity.id,
+            id: &info.id,
             object: "response",
-            created_at: identity.created,
+            created_at: info.created,
             completed_at: None,
             status: Status::InProgress,
             error: None,
             incomplete_details: None,
-            model: &identity.model,
+            model: &info.model,
             output,
             usage: None,
             echoed,

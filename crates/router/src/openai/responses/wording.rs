@@ -69,7 +69,7 @@ impl ResponseWording {
     }
 
     fn begun<'a>(&'a self, run: &'a Run) -> ResponseObject<'a> {
-        ResponseObject::new(&run.identity, self.items.all(), &self.echoed)
+        ResponseObject::new(&run.info, self.items.all(), &self.echoed)
     }
 
     /// The response at its end.
