@@ -1,5 +1,5 @@
 //! What router, simulator and benchmark agree on: who workers and requests are,
-//! what work costs, how blocks are named. No I/O, no clock, no randomness.
+//! what work costs, how blocks are named, how options are read. No I/O, no clock, no randomness.
 
 pub mod block_hash;
 pub mod capabilities;
@@ -7,6 +7,7 @@ pub mod chunks;
 pub mod cost;
 pub mod failure;
 pub mod ids;
+pub mod options;
 pub mod request;
 pub mod worker;
 

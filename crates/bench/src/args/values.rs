@@ -1,5 +1,7 @@
 //! Values of options, checked as they are parsed.
 
+use tasuki_core::options::within;
+
 /// Tokens that a prompt or an answer may have at most.
 pub(super) const MAX_TOKENS: i64 = 10_000_000;
 /// A week: beyond it, a typing error is likelier than a benchmark.
@@ -52,11 +54,4 @@ pub(super) fn lengths(given: &str) -> Result<(u32, u32), String> {
         .ok_or_else(|| {
             format!("it must be INPUT:OUTPUT, both 1 to {MAX_TOKENS} tokens, such as 5000:250")
         })
-}
-
-fn within(given: &str, least: f64, most: f64) -> Result<f64, String> {
-    match given.parse() {
-        Ok(value) if (least..=most).contains(&value) => Ok(value),
-        _ => Err(format!("it must be between {least} and {most}")),
-    }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use tasuki_core::options::within;
+
 /// More than a day is no deadline.
 const MAX_SECONDS: f64 = 86_400.0;
 
@@ -9,17 +11,11 @@ const MAX_SECONDS: f64 = 86_400.0;
 const MAX_SHARE: f64 = 1e6;
 
 pub fn share(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(share) if (0.0..=MAX_SHARE).contains(&share) => Ok(share),
-        _ => Err(format!("it must be between 0 and {MAX_SHARE}")),
-    }
+    within(given, 0.0, MAX_SHARE)
 }
 
 pub fn seconds(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(seconds) if (0.0..=MAX_SECONDS).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("it must be between 0 and {MAX_SECONDS}")),
-    }
+    within(given, 0.0, MAX_SECONDS)
 }
 
 pub fn milliseconds(given: &str) -> Result<f64, String> {

@@ -19,6 +19,7 @@ mod build;
 pub mod tests;
 
 use clap::Args;
+use tasuki_core::options::within;
 
 pub use self::build::{LegTraces, Trace, Traces};
 
@@ -80,8 +81,5 @@ fn endpoint(given: &str) -> Result<String, String> {
 }
 
 fn ratio(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-        _ => Err("it must be between 0 and 1".to_owned()),
-    }
+    within(given, 0.0, 1.0)
 }
