@@ -90,9 +90,7 @@ impl Meter {
         if known > 0 {
             let each = (now - last).as_secs_f64() / count as f64;
             self.metrics.recorder.between_tokens(each, count);
-            for _ in 0..count {
-                self.metrics.between_tokens.observe(each);
-            }
+            self.metrics.between_tokens.observe(each, count);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What the router counts and measures, as OpenMetrics.
 
+mod histogram;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use prometheus_client::registry::Registry as MetricsRegistry;
 use tasuki_core::FailureKind;
 use tasuki_reqlog::Outcome;
 
+use self::histogram::LockFreeHistogram;
 use crate::dashboard::Recorder;
 use crate::serve::api::Timings;
 use crate::workers::{self, WorkerCollector};
@@ -48,7 +51,7 @@ pub struct Metrics {
     /// Received to second token.
     pub second_token: Histogram,
     /// From one token of a choice to its next.
-    pub between_tokens: Histogram,
+    pub between_tokens: LockFreeHistogram,
     /// Received to end.
     pub total: Histogram,
     phases: Histograms,
@@ -76,7 +79,7 @@ impl Metrics {
             admission_wait: durations(),
             first_token: durations(),
             second_token: durations(),
-            between_tokens: durations(),
+            between_tokens: LockFreeHistogram::default(),
             total: durations(),
             phases,
             recorder: Recorder::default(),
@@ -163,19 +166,19 @@ impl Metrics {
                 "From a request's arrival to its second token",
                 &self.second_token,
             ),
-            (
-                "inter_token_latency_seconds",
-                "From a choice's token to its next one",
-                &self.between_tokens,
-            ),
-            (
-                "request_duration_seconds",
-                "From a request's arrival to its end",
-                &self.total,
-            ),
         ] {
             to.register(name, help, histogram.clone());
         }
+        to.register(
+            "inter_token_latency_seconds",
+            "From a choice's token to its next one",
+            self.between_tokens.clone(),
+        );
+        to.register(
+            "request_duration_seconds",
+            "From a request's arrival to its end",
+            self.total.clone(),
+        );
         to.register(
             "phase_seconds",
             "Where the time of a request went, by phase",
@@ -255,12 +258,14 @@ impl Metrics {
     }
 }
 
-/// 0.5 ms to about two minutes.
+/// Upper bounds of the buckets of durations: 0.5 ms to two minutes.
+const DURATIONS_S: [f64; 16] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+    120.0,
+];
+
 fn durations() -> Histogram {
-    Histogram::new([
-        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
-        120.0,
-    ])
+    Histogram::new(DURATIONS_S)
 }
 
 #[cfg(test)]
