@@ -42,6 +42,22 @@ pub struct ClientEnds {
     pub account: Arc<Account>,
 }
 
+/// What an input takes while it lies in an inbox, besides its tokens' 4 bytes each and what log
+/// probabilities were asked for.
+const _: () = assert!(size_of::<Input>() <= 256);
+
+/// For what workers of our own report of a request. It has no limit, because a worker's stream is
+/// that of many requests and cannot wait for one of them. What bounds it:
+///
+/// - Nothing comes before the request is admitted, and from then on its task waits for nothing
+///   but its inputs: it never waits for the client ([`super::events`] has a limit). So an input
+///   lies here only until the task gets its turn, one from each step of a worker meanwhile.
+/// - Were there no turn at all: a worker's output has at least one token, so there are at most as
+///   many inputs as the answer may have tokens (`n` times `max_tokens`), and a few for each leg.
+fn inbox() -> (UnboundedSender<Input>, UnboundedReceiver<Input>) {
+    mpsc::unbounded_channel()
+}
+
 /// Serves one request to its end.
 pub async fn drive(
     generation: Generation,
@@ -51,7 +67,7 @@ pub async fn drive(
 ) {
     let changes = shared.registry.changes();
     let mut cancel = shared.cancel.subscribe();
-    let (sender, inbox) = mpsc::unbounded_channel();
+    let (sender, inbox) = inbox();
     let prompt_tokens = generation.prompt.len();
     let registry = Arc::clone(&shared.registry);
     let model = generation.model;

@@ -153,6 +153,7 @@ impl Service {
     /// Begins a generation. Its end, good or bad, comes as an event.
     pub fn generate(&self, generation: Generation, arrival: impl Into<Arrival>) -> Generating {
         let (events, for_client) = events::channel(generation.n);
+        // Each of the `n` choices is stopped once at most: 4 bytes for each, and `n` is limited.
         let (stop, stops) = mpsc::unbounded_channel();
         let mut generating = Generating {
             events: for_client,

@@ -10,14 +10,12 @@ use tasuki_flow::WorkerKey;
 use tasuki_flow::fleet::{JoinError, Silence};
 use tasuki_wire::v1::worker_client::WorkerClient;
 use tasuki_wire::v1::{self, worker_message::Message};
-use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
 
+use super::grpc_link::{self, MOST_BACKLOG_BYTES};
 use super::registry::Registry;
-use super::wire::{self, GrpcLink, InfoError};
+use super::wire::{self, InfoError};
 use crate::tls::fleet::{EndpointError, WorkerTransport, causes, is_misunderstanding};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -94,6 +92,11 @@ enum ConnectError {
     OtherEngine,
     #[error("no report for {0:?}")]
     Silent(Duration),
+    #[error(
+        "it does not read its messages: more than {} bytes of them wait",
+        MOST_BACKLOG_BYTES
+    )]
+    NotReading,
 }
 
 impl ConnectError {
@@ -230,12 +233,11 @@ impl WorkerStream {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
-        let (sender, receiver) = mpsc::unbounded_channel();
+        let (link, outgoing, backlog) = grpc_link::link();
         let hello = async {
             let mut client = WorkerClient::new(channel.connect().await?)
                 .max_decoding_message_size(MOST_MESSAGE_BYTES)
                 .max_encoding_message_size(MOST_MESSAGE_BYTES);
-            let outgoing = UnboundedReceiverStream::new(receiver).map(wire::outgoing);
             let mut incoming = client.serve(outgoing).await?.into_inner();
             let first = incoming.message().await?.ok_or(ConnectError::Ended)?;
             match first.message {
@@ -247,12 +249,11 @@ impl WorkerStream {
             .await
             .map_err(|_| ConnectError::NoHello(limits.hello))?
             .map_err(|error| error.before_hello(transport))?;
-        let link = Arc::new(GrpcLink(sender));
         let admitted = wire::info(info.clone())?;
         let role = admitted.role;
         let key = self
             .registry
-            .join(self.worker, admitted, link, Instant::now())?;
+            .join(self.worker, admitted, Arc::new(link), Instant::now())?;
         self.key = Some(key);
         self.is_ending = false;
         tracing::info!(
@@ -274,6 +275,7 @@ impl WorkerStream {
                     self.on_message(key, message?.ok_or(ConnectError::Ended)?)?;
                 }
                 _ = silence_check.tick() => self.check_silence(key)?,
+                () = backlog.exceeded() => return Err(ConnectError::NotReading),
             }
         }
     }

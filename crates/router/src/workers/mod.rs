@@ -16,6 +16,7 @@ mod collector;
 mod connect;
 mod connection;
 pub mod foreign;
+mod grpc_link;
 mod legs;
 mod link;
 mod local_leg;

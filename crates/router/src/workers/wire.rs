@@ -10,12 +10,10 @@ use tasuki_flow::{
 };
 use tasuki_wire::v1::router_message::Message;
 use tasuki_wire::v1::{self, RouterMessage};
-use tokio::sync::mpsc::UnboundedSender;
 
 use super::cache;
+use super::grpc_link::Outgoing;
 use super::legs::Report;
-use super::link::{NewLeg, WorkerLink};
-use super::local_leg::LocalLeg;
 
 /// The protocol of `kv.proto`.
 const KV_BACKEND: &str = "tasuki";
@@ -32,55 +30,6 @@ pub enum InfoError {
     Protocol { theirs: u32, ours: u32 },
     #[error("the worker's identity has {0} bytes instead of 16")]
     Identity(usize),
-}
-
-/// The sending half of a gRPC stream to a worker.
-#[derive(Debug)]
-pub struct GrpcLink(pub UnboundedSender<Outgoing>);
-
-/// A message to a worker. It becomes one of the wire in the task of the stream: that copies
-/// the prompt, and whoever dispatches has the registry locked.
-#[derive(Debug)]
-pub enum Outgoing {
-    Dispatch(String, u64, LegSpec),
-    Abort(String, Vec<u32>),
-    Retarget(String, Peer),
-    SetRole(Role, String, u64),
-    ResyncCache,
-    FlushCache,
-}
-
-impl WorkerLink for GrpcLink {
-    // A closed channel means that the stream's task is about to report the loss.
-
-    fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg> {
-        let message = Outgoing::Dispatch(leg.name.to_owned(), leg.slot.number, spec);
-        let _ = self.0.send(message);
-        None
-    }
-
-    fn abort(&self, request_id: &str, choices: Vec<u32>) {
-        let _ = self.0.send(Outgoing::Abort(request_id.to_owned(), choices));
-    }
-
-    fn retarget(&self, request_id: &str, peer: Peer) {
-        let message = Outgoing::Retarget(request_id.to_owned(), peer);
-        let _ = self.0.send(message);
-    }
-
-    fn set_role(&self, role: Role, owner: &str, epoch: u64) {
-        let _ = self
-            .0
-            .send(Outgoing::SetRole(role, owner.to_owned(), epoch));
-    }
-
-    fn resync_cache(&self) {
-        let _ = self.0.send(Outgoing::ResyncCache);
-    }
-
-    fn flush_cache(&self) -> bool {
-        self.0.send(Outgoing::FlushCache).is_ok()
-    }
 }
 
 /// The message as the worker reads it.

@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use tasuki_core::{Health, ModelId, RequestView, WorkerId};
 use tasuki_flow::fleet::NotReady;
-use tasuki_flow::{Fleet, Input, LegId, LegKind, WorkerRef};
+use tasuki_flow::{Fleet, Input, LegId, LegKind, LegSpec, WorkerRef};
 use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, Role};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::super::connect::keep_connected;
+use super::super::grpc_link::MOST_BACKLOG_BYTES;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
 use super::super::{Dialling, Dispatched, Liveness, Registry};
 use super::{registry, spec, view};
@@ -114,6 +115,39 @@ async fn a_worker_that_comes_back_is_another_engine_and_its_legs_are_lost() {
     assert_eq!(back.peer.engine_id, "b");
     assert_ne!(back.key, key);
     assert!(!dispatch(registry, leg(2), &sender));
+}
+
+#[tokio::test]
+async fn a_worker_that_does_not_read_is_lost_when_too_much_waits_for_it() {
+    let mut worker = FakeWorker::start().await;
+    let linked = link(&[worker.address.to_string()], Liveness::default());
+    let registry = &linked.registry;
+    let is_ready = || registry.readiness(MODEL, Instant::now()).is_ok();
+    let unread = worker.session().await;
+    unread.send(Message::Info(info("a", Role::Mixed)));
+    until("the worker", is_ready).await;
+
+    let key = placed(registry).key;
+    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let prompt: Arc<[u32]> = vec![7; 4 << 20].into();
+    for attempt in 0..=MOST_BACKLOG_BYTES / size_of_val(&prompt[..]) {
+        let attempt = attempt as u32;
+        let leg = LegId {
+            worker: key,
+            attempt,
+        };
+        let spec = LegSpec {
+            prompt: Arc::clone(&prompt),
+            ..spec(LegKind::Colocated)
+        };
+        registry.dispatch(leg, format!("r.{attempt}"), spec, &sender);
+    }
+    let input = soon("the loss", inbox.recv()).await;
+    assert!(matches!(input, Some(Input::Lost(lost)) if lost == key));
+
+    let session = worker.session().await;
+    session.send(Message::Info(info("a", Role::Mixed)));
+    until("the worker again", is_ready).await;
 }
 
 #[tokio::test]

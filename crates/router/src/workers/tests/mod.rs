@@ -33,7 +33,7 @@ fn view(registry: &Registry, worker: usize) -> WorkerView {
         .swap_remove(worker)
 }
 
-fn spec(kind: LegKind) -> LegSpec {
+pub fn spec(kind: LegKind) -> LegSpec {
     LegSpec {
         kind,
         handoff: None,
