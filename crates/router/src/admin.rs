@@ -232,7 +232,7 @@ async fn set_role(
             address: worker.address,
         });
     }
-    tracing::info!(worker = worker.id, address = worker.address, %role, "told its role");
+    tracing::info!(worker = worker.id, address = worker.address, %role, "role sent");
     Ok((StatusCode::ACCEPTED, Json(worker)))
 }
 
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn workers_are_listed_drained_and_told_their_role() {
+    async fn workers_are_listed_drained_and_given_roles() {
         let registry = Arc::new(Registry::new(
             vec![Vec::new()],
             PolicyConfig::default(),

@@ -139,7 +139,7 @@ mod tests {
         }
         assert!(rings_within(&mut alarm, LONG).await);
         assert!(start.elapsed() >= 4 * SHORT);
-        // What has passed is told again, until it is set anew.
+        // It stays ready after it went off, until it is set again.
         assert!(rings_within(&mut alarm, LONG).await);
         alarm.set(None);
         assert!(!rings_within(&mut alarm, SHORT).await);

@@ -1,10 +1,9 @@
 //! A request's work in the task of its client's connection.
 //!
 //! Between a worker's chunk and the client each task costs a wake-up and a turn of the scheduler.
-//! So the work of a connection's request is no task of its own: whoever waits for its results
-//! polls it. While nobody does, because the client does not read and its answer is not asked for
-//! more, the connection's task polls it, so that it always goes on. A request whose client is gone
-//! ends in a task of its own.
+//! So the work of a connection's request is no task of its own. The future that waits for its results
+//! polls it. While the client does not read, no future waits for results; the connection's task then
+//! polls the work, so that it always goes on. A request whose client is gone ends in a task of its own.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -26,7 +25,7 @@ tokio::task_local! {
 #[derive(Default)]
 struct Place(Mutex<Weak<Inner>>);
 
-/// Work that is polled by whoever holds this. Dropped before the work's end, it goes on as a task.
+/// Work that the holder of this polls. Dropped before the work's end, it goes on as a task.
 pub struct Attached {
     inner: Arc<Inner>,
     runtime: Handle,
@@ -46,7 +45,7 @@ pub async fn run<T>(connection: impl Future<Output = T>) -> T {
         let polled = connection.as_mut().poll(context);
         if polled.is_pending() {
             let inner = lock(&place.0).upgrade();
-            // Otherwise whoever polled it last is still the one to be woken.
+            // Otherwise the task that polled it last is still the one to be woken.
             if let Some(inner) = inner.filter(|inner| inner.woken.is_set()) {
                 inner.poll(context);
             }

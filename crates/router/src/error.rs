@@ -72,7 +72,7 @@ pub enum ApiError {
         running: usize,
         limit: usize,
     },
-    /// 503: other bodies take the room or the processors.
+    /// 503: other bodies take the memory or the processors.
     #[error("{what} {used}; the limit is {limit}. Try again in a moment.")]
     Crowded {
         what: &'static str,
@@ -94,7 +94,7 @@ pub enum ApiError {
     /// 503: shutting down.
     #[error("The server is shutting down and takes no new requests.")]
     Draining,
-    /// 503: nobody to serve it now.
+    /// 503: no worker can take it now.
     #[error("No worker can take the request: {reason}")]
     Unavailable { reason: String, retry_after_s: u32 },
     /// 503, or 429 for a tenant that has more than its share: it would wait for too long.

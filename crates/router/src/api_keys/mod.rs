@@ -47,7 +47,7 @@ pub struct Caller(Arc<Key>);
 pub struct CallerPermit(Arc<Key>);
 
 impl ApiKeys {
-    /// With the key that an environment variable has; without a key nobody is let in.
+    /// With the key that an environment variable has; a request without a key is refused.
     ///
     /// # Errors
     /// The variable is not set, or empty.

@@ -92,7 +92,7 @@ pub struct RouterArgs {
     #[arg(long, value_enum, default_value_t = Policy::Cost)]
     pub policy: Policy,
 
-    /// Never let a worker do what its role does not say.
+    /// Never place a leg on a worker of another role.
     #[arg(long)]
     pub strict_roles: bool,
 

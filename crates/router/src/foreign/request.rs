@@ -48,15 +48,15 @@ pub struct Shared(Mutex<HashMap<String, watch::Sender<Option<PromptLogprobs>>>>)
 pub type PromptLogprobs = Arc<Vec<Vec<Box<RawValue>>>>;
 
 impl Shared {
-    pub fn tell(&self, attempt: &str, logprobs: PromptLogprobs) {
+    pub fn send(&self, attempt: &str, logprobs: PromptLogprobs) {
         self.of(attempt).send_replace(Some(logprobs));
     }
 
-    /// Waits until the other leg tells.
-    pub async fn told(&self, attempt: &str) -> Option<PromptLogprobs> {
-        let mut told = self.of(attempt).subscribe();
-        let told = told.wait_for(Option::is_some).await.ok()?;
-        told.clone()
+    /// Waits until the other leg has sent them.
+    pub async fn receive(&self, attempt: &str) -> Option<PromptLogprobs> {
+        let mut sent = self.of(attempt).subscribe();
+        let logprobs = sent.wait_for(Option::is_some).await.ok()?;
+        logprobs.clone()
     }
 
     fn of(&self, attempt: &str) -> watch::Sender<Option<PromptLogprobs>> {

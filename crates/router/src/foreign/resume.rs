@@ -140,7 +140,7 @@ impl Resumption {
                     self.read(data);
                     Some(self.joined(data))
                 }
-                // A role is told once.
+                // The role is sent once.
                 Data::Other(_) if !self.begun => None,
                 Data::Other(_) => Some(self.joined(data)),
                 Data::Error(_) => None,

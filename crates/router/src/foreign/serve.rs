@@ -174,7 +174,7 @@ fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Gene
     })
 }
 
-/// `keys`: `authorization` has a key of the router's, which is nobody else's matter.
+/// `keys`: `authorization` has a key of the router's, which workers must not see.
 fn passed(headers: &HeaderMap, keys: bool) -> HeaderMap {
     let names = PASSED_HEADERS.into_iter();
     let names = names.filter(|name| !keys || *name != "authorization");

@@ -44,7 +44,7 @@ impl Compiler {
         let compile = move || {
             let result = work();
             drop(place);
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             let _ = sender.send(result);
         };
         thread::Builder::new()

@@ -224,11 +224,11 @@ impl Metrics {
         self.total.observe(timings.total.as_secs_f64());
         self.transfer_bytes.inc_by(timings.transfer_bytes);
         let moved = timings.transfer_bytes > 0;
-        // A worker that is lost gives no account of its time.
-        let told = !timings.prefill.is_zero();
+        // A worker that was lost has not reported its times.
+        let reported = !timings.prefill.is_zero();
         let phases: [(&str, Duration, bool); 9] = [
-            ("queue", timings.queue, told),
-            ("prefill", timings.prefill, told),
+            ("queue", timings.queue, reported),
+            ("prefill", timings.prefill, reported),
             ("first_token", timings.first_token, true),
             ("handshake", timings.handshake, moved),
             ("transfer", timings.transfer, moved),
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_that_nobody_told_of_is_not_counted() {
+    fn a_phase_that_was_not_reported_is_not_counted() {
         let none = workers::Registry::new(
             Vec::new(),
             PolicyConfig::default(),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_of_retries_is_told() {
+    fn the_budget_of_retries_is_exported() {
         let none = workers::Registry::new(
             Vec::new(),
             PolicyConfig::default(),

@@ -1,7 +1,7 @@
 //! OpenAI's HTTP API: requests in, generations out to `serve`, text back.
 //!
-//! A request passes `request::intake`, is read by its endpoint (`chat`, `responses`, `completions` or
-//! `generate`) and leaves through `answer`, worded by the endpoint's `Wording`.
+//! `request::intake` receives a request, its endpoint (`chat`, `responses`, `completions` or `generate`)
+//! reads it, and `answer` sends the answer in the form that the endpoint's `Wording` gives it.
 
 mod answer;
 mod calls;

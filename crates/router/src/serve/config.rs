@@ -18,7 +18,7 @@ pub struct Config {
     pub models: Vec<Vec<String>>,
     /// Where the workers are.
     pub workers: Sources,
-    /// How they are spoken to.
+    /// Plain connections to them, or mTLS.
     pub transport: WorkerTransport,
     /// How long the requests of a worker go on whose address is gone.
     pub worker_drain: Duration,

@@ -20,7 +20,7 @@ pub struct Others {
     woken: Woken,
     /// The client is gone, or running requests are to end. Never again once it was ready.
     end: futures::future::Fuse<BoxFuture<'static, Input>>,
-    /// `None`: nobody stops choices any more.
+    /// `None`: no choice can be stopped any more.
     stops: Option<UnboundedReceiver<u32>>,
     inbox: UnboundedReceiver<Input>,
     /// Ready when workers have changed.
@@ -93,14 +93,14 @@ impl Others {
     }
 }
 
-/// Waits until running requests are to end; forever once nobody tells.
+/// Waits until running requests are to end; forever once the sender is gone.
 async fn cancelled(mut cancel: watch::Receiver<bool>) {
     if cancel.wait_for(|&cancel| cancel).await.is_err() {
         pending().await
     }
 }
 
-/// Waits until workers change; forever once nobody tells.
+/// Waits until workers change; forever once the sender is gone.
 async fn next_change(mut changes: watch::Receiver<u64>) -> watch::Receiver<u64> {
     match changes.changed().await {
         Ok(()) => changes,

@@ -311,7 +311,7 @@ impl Service {
         &self.inner.shared.registry
     }
 
-    /// Counts an answer with an error status, whoever gave it.
+    /// Counts an answer with an error status, from the router or from a worker.
     pub fn count_http_error(&self, path: &str, status: u16) {
         self.inner.shared.metrics.http_error(path, status);
     }

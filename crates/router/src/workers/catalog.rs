@@ -12,7 +12,7 @@ use crate::app::ForeignModel;
 use crate::discovery::{Address, Engine};
 use crate::serve::api::ModelLimits;
 
-/// Of all workers that have said what they are, up or not.
+/// Of all workers that have ever sent their information, up or not.
 #[derive(Debug, Default)]
 pub struct Catalog {
     limits: BTreeMap<ModelId, ModelLimits>,

@@ -140,7 +140,7 @@ impl Collector for WorkerCollector {
         let engines: HashMap<_, _> = engines.into_iter().flatten().collect();
         let up = |health: &Health| !matches!(health, Health::Suspect | Health::Down);
         let states: [Reading<Health, bool>; 3] = [
-            ("up", "Whether the worker is connected and heard of", up),
+            ("up", "Whether the worker is connected and reports", up),
             (
                 "draining",
                 "Whether the worker finishes what it has and gets no new work",
@@ -219,7 +219,7 @@ impl WorkerCollector {
 
 impl WorkerCollector {
     fn encode_recomputed(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-        let help = "Prompts of vLLM workers that were computed again for want of a handoff";
+        let help = "Prompts of vLLM workers that were computed again because the handoff failed";
         let (name, kind) = ("recomputed_prompts", MetricType::Counter);
         let mut family = encoder.encode_descriptor(name, help, None, kind)?;
         for how in Recomputed::ALL {

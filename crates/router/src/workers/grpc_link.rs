@@ -40,8 +40,8 @@ pub struct Backlog {
     exceeded: Notify,
 }
 
-/// A message to a worker. It becomes one of the wire in the task of the stream: that copies
-/// the prompt, and whoever dispatches has the registry locked.
+/// A message to a worker. It becomes one of the wire in the task of the stream: that copies the
+/// prompt, and the registry is locked while a leg is dispatched.
 #[derive(Debug)]
 pub enum Outgoing {
     Dispatch(String, u64, LegSpec),

@@ -18,8 +18,8 @@ pub struct NewLeg<'a> {
 
 /// Sends messages to one connected worker, in its own protocol.
 ///
-/// Nothing here waits or fails: if the worker is gone, whoever keeps the connection
-/// reports its loss to the registry, which also takes what the worker sends.
+/// Nothing here waits or fails: if the worker is gone, the task of the connection reports its loss to
+/// the registry, which also takes what the worker sends.
 pub trait WorkerLink: Send + Sync {
     /// Starts a leg, or gives it back to be run by its request's task, which then aborts it too.
     fn dispatch(&self, leg: NewLeg<'_>, spec: LegSpec) -> Option<LocalLeg>;

@@ -16,7 +16,7 @@ use super::registry::Registry;
 use crate::woken::Woken;
 
 /// What runs a leg to its end and reports it to its [`Reports`]. Dropped: the worker learns that
-/// nobody reads.
+/// the answer is not read.
 pub type LegWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A leg in its request's task. Dropped before its end, it is aborted.

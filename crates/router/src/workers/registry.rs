@@ -272,7 +272,7 @@ impl Registry {
 }
 
 impl State {
-    /// Gives a worker another role in somebody's name. False: it is not connected.
+    /// Gives a worker another role, set by `owner`. False: it is not connected.
     pub fn set_role(&self, worker: WorkerId, role: Role, owner: &str, epoch: u64) -> bool {
         let member = self.members.get(&worker);
         let connection = member.and_then(|member| member.connection.as_ref());

@@ -23,11 +23,11 @@ use tonic::{Request, Response, Status, Streaming};
 use super::link::{NewLeg, WorkerLink};
 use super::local_leg::LocalLeg;
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// Fails the test when something takes too long.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match timeout(PATIENCE, future).await {
+    match timeout(TIME_LIMIT, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited too long for {what}"),
     }

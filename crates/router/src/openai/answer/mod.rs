@@ -36,13 +36,13 @@ const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// Tells a proxy to pass events on at once.
 const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// A request and the words for its answer.
+/// A request and the form of its answer.
 pub struct RunningAnswer<W> {
     pub wording: W,
     pub run: Run,
 }
 
-/// Everything that an answer needs but its words.
+/// Everything that an answer needs but its form.
 pub struct Run {
     pub info: AnswerInfo,
     pub delivery: Delivery,

@@ -1,4 +1,4 @@
-//! How an answer is worded: as the events of a stream, or whole. Chats and completions of OpenAI share
+//! The JSON of an answer: the events of a stream, or one body. Chats and completions of OpenAI share
 //! an envelope around their choices; each has a [`Shape`] for a choice.
 
 use axum::Json;
@@ -13,7 +13,7 @@ use super::usage::{Usage, timings_json};
 use crate::error::ApiError;
 use crate::serve::api::Finish;
 
-/// One endpoint's words for an answer.
+/// The form of one endpoint's answers.
 pub trait Wording: Send + 'static {
     const ID_PREFIX: &'static str;
     /// JSON of one alternative of one token, about.
@@ -69,7 +69,7 @@ impl Events {
     }
 }
 
-/// The way one endpoint words its choices.
+/// The form of one endpoint's choices.
 pub trait Shape: Send + 'static {
     const ID_PREFIX: &'static str;
     const OBJECT: &'static str;
@@ -141,7 +141,7 @@ impl AnswerInfo {
     }
 }
 
-/// OpenAI's word for the end of a choice.
+/// OpenAI's name for the end of a choice.
 pub fn finish_reason(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",

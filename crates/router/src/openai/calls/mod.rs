@@ -50,7 +50,7 @@ pub enum ToolParser {
     DeepseekV3,
 }
 
-/// How reasoning is told from the rest of an answer.
+/// How reasoning is separated from the rest of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningParser {
     /// By `<think>` and `</think>` if the model's chat template knows them.

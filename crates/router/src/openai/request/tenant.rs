@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName};
 use super::validate::{MAX_TENANT_BYTES, PRIORITY};
 use crate::error::ApiError;
 
-/// The tenant that a gateway's header names; without it, that of nobody.
+/// The tenant that a gateway's header names; without it, the empty name.
 ///
 /// # Errors
 /// A name that is too long, or no text.

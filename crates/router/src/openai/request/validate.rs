@@ -23,7 +23,7 @@ pub const LOGIT_BIAS: std::ops::RangeInclusive<f64> = -100.0..=100.0;
 pub const TEMPERATURE: std::ops::RangeInclusive<f64> = 0.0..=2.0;
 pub const PENALTY: std::ops::RangeInclusive<f64> = -2.0..=2.0;
 pub const UNIT: std::ops::RangeInclusive<f64> = 0.0..=1.0;
-/// Divisors below this make logits that are no numbers any more.
+/// Logits are divided by it: a smaller one could make them infinite.
 pub const REPETITION_PENALTY: std::ops::RangeInclusive<f64> = 0.01..=10.0;
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
 /// Of a tenant's name.

@@ -41,7 +41,7 @@ async fn who_waits_is_placed_when_the_worker_has_less_to_do() {
         "{text}"
     );
     finish(&sessions[0], &running.request_id);
-    assert_eq!(hear(first).await.tokens, [7]);
+    assert_eq!(read_all(first).await.tokens, [7]);
     // The other tenant has had nothing yet.
     let running = sessions[0].submit().await;
     assert!(
@@ -50,10 +50,10 @@ async fn who_waits_is_placed_when_the_worker_has_less_to_do() {
         running.request_id
     );
     finish(&sessions[0], &running.request_id);
-    assert_eq!(hear(third).await.tokens, [7]);
+    assert_eq!(read_all(third).await.tokens, [7]);
     let running = sessions[0].submit().await;
     finish(&sessions[0], &running.request_id);
-    assert_eq!(hear(second).await.tokens, [7]);
+    assert_eq!(read_all(second).await.tokens, [7]);
     assert_eq!(waiting(&service), 0);
 }
 
@@ -68,7 +68,7 @@ async fn who_would_be_too_late_is_told_at_once_and_with_numbers() {
         reason,
         retry_after_s,
         over_share,
-    } = hear(service.generate(long("a"), began))
+    } = read_all(service.generate(long("a"), began))
         .await
         .end
         .expect_err("refused")
@@ -105,7 +105,7 @@ async fn the_tail_of_who_sends_most_makes_room_for_another() {
     let _ = sessions[0].submit().await;
     until("two requests wait", || waiting(&service) == 2).await;
     let _other = service.generate(long("b"), now);
-    let refused = hear(third).await.end.expect_err("refused");
+    let refused = read_all(third).await.end.expect_err("refused");
     let ServeError::Overloaded {
         reason, over_share, ..
     } = refused
@@ -128,10 +128,10 @@ async fn who_leaves_while_waiting_leaves_nothing() {
     drop(second);
     until("one request waits", || waiting(&service) == 1).await;
     finish(&sessions[0], &running.request_id);
-    hear(first).await.end.expect("done");
+    read_all(first).await.end.expect("done");
     let running = sessions[0].submit().await;
     finish(&sessions[0], &running.request_id);
-    hear(third).await.end.expect("done");
+    read_all(third).await.end.expect("done");
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn who_waits_at_the_end_of_the_server_is_told() {
     let _ = sessions[0].submit().await;
     until("a request waits", || waiting(&service) == 1).await;
     service.drain(Duration::ZERO).await;
-    let error = hear(second).await.end.expect_err("no answer");
+    let error = read_all(second).await.end.expect_err("no answer");
     assert!(error.to_string().contains("shutting down"), "{error}");
 }
 

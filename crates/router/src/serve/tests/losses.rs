@@ -32,9 +32,9 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
     prefill.ended(&again.request_id, R::LegEndHandedOff, LegTimings::default());
     left.output(&again.request_id, 2, &[3, 4], F::FinishLength);
     left.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [1, 2, 3, 4]);
-    assert_eq!(heard.end.expect("done").replacements, 1);
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [1, 2, 3, 4]);
+    assert_eq!(received.end.expect("done").replacements, 1);
     let retry = "tasuki_retries_total{reason=\"worker_lost\",kind=\"device\"} 1";
     assert!(service.metrics_text().contains(retry));
 }
@@ -70,8 +70,8 @@ async fn a_stream_that_stalls_on_a_worker_that_reports_goes_on_elsewhere() {
     assert_eq!(stalled.abort().await.request_id, first.request_id);
     other.output(&again.request_id, 2, &[3, 4], F::FinishLength);
     other.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [1, 2, 3, 4]);
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [1, 2, 3, 4]);
     let retry = "tasuki_retries_total{reason=\"failed\",kind=\"device\"} 1";
     assert!(service.metrics_text().contains(retry));
 }
@@ -109,7 +109,7 @@ async fn a_worker_that_fails_again_and_again_is_shown_and_is_tried_where_it_is_t
     assert!(fails_by());
     sessions[0].output(&id, 0, &[5], F::FinishLength);
     sessions[0].ended(&id, R::LegEndFinished, LegTimings::default());
-    assert_eq!(hear(generating).await.tokens, [5]);
+    assert_eq!(read_all(generating).await.tokens, [5]);
     assert!(service.metrics_text().contains(&state(0)) && !fails_by());
 }
 
@@ -134,14 +134,14 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
     let again = sessions[0].submit().await.request_id;
     sessions[0].output(&again, 0, &[5], F::FinishLength);
     sessions[0].ended(&again, R::LegEndFinished, LegTimings::default());
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [5]);
-    assert_eq!(heard.end.expect("done").replacements, 1);
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [5]);
+    assert_eq!(received.end.expect("done").replacements, 1);
 
     let generating = service.generate(generation(1), Instant::now());
     let id = sessions[0].submit().await.request_id;
     failed(&sessions[0], &id, v1::FailureKind::FailureClient);
-    let Err(ServeError::Rejected(message)) = hear(generating).await.end else {
+    let Err(ServeError::Rejected(message)) = read_all(generating).await.end else {
         panic!("a client's failure is the client's to mend")
     };
     assert_eq!(message, "as the worker says");
@@ -157,7 +157,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_said_at_once() {
+async fn without_workers_the_error_comes_at_once() {
     // Nothing listens on a port that was just given back.
     let address = FakeWorker::start().await.address.to_string();
     let mut config = Config::default();
@@ -165,13 +165,13 @@ async fn nobody_there_is_said_at_once() {
     let service = Service::start(config);
     assert!(service.limits(ModelId(0)).is_none());
     assert_eq!(service.readiness(None), Err("no worker is up".to_owned()));
-    let heard = hear(service.generate(generation(4), Instant::now())).await;
+    let received = read_all(service.generate(generation(4), Instant::now())).await;
     let Err(ServeError::Unavailable {
         reason,
         retry_after_s,
-    }) = heard.end
+    }) = received.end
     else {
-        panic!("{:?}", heard.end)
+        panic!("{:?}", received.end)
     };
     assert_eq!(reason, "no worker is up");
     assert!(retry_after_s > 0);
@@ -191,9 +191,9 @@ async fn an_accepted_request_survives_a_restart_of_the_only_worker() {
     assert_eq!(again.resumed_tokens, [1]);
     session.output(&again.request_id, 1, &[2], F::FinishLength);
     session.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [1, 2]);
-    assert!(heard.end.is_ok());
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [1, 2]);
+    assert!(received.end.is_ok());
 }
 
 #[tokio::test]
@@ -237,7 +237,7 @@ async fn a_frozen_worker_gets_nothing_new_and_loses_what_it_has() {
     assert!(submit.request_id.ends_with(".1"));
     other.output(&submit.request_id, 0, &[5], F::FinishLength);
     other.ended(&submit.request_id, R::LegEndFinished, LegTimings::default());
-    assert_eq!(hear(generating).await.tokens, [5]);
+    assert_eq!(read_all(generating).await.tokens, [5]);
 }
 
 #[tokio::test]

@@ -85,9 +85,9 @@ async fn a_worker_joins_an_empty_router_and_leaves_when_its_requests_have_ended(
     let next = service.generate(generation(1), Instant::now());
     let id = other.submit().await.request_id;
     finish(&other, &id);
-    assert!(hear(next).await.end.is_ok());
+    assert!(read_all(next).await.end.is_ok());
     finish(&session, &submit.request_id);
-    assert_eq!(hear(running).await.end.expect("done").replacements, 0);
+    assert_eq!(read_all(running).await.end.expect("done").replacements, 0);
     assert!(session.next().await.is_none(), "the router hangs up");
     until("its series to go", || workers_with(&service, "up") == ["1"]).await;
     assert!(!service.metrics_text().contains("worker=\"0\""));
@@ -121,9 +121,9 @@ async fn requests_that_outlast_the_drain_are_placed_again() {
     assert_eq!(again.resumed_tokens, [5]);
     other.output(&again.request_id, 1, &[6], F::FinishLength);
     other.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
-    let heard = hear(running).await;
-    assert_eq!(heard.tokens, [5, 6]);
-    assert_eq!(heard.end.expect("done").replacements, 1);
+    let received = read_all(running).await;
+    assert_eq!(received.tokens, [5, 6]);
+    assert_eq!(received.end.expect("done").replacements, 1);
 }
 
 #[tokio::test]
@@ -143,9 +143,9 @@ async fn an_address_that_is_back_in_time_stays() {
     })
     .await;
     finish(&session, &id);
-    assert!(hear(running).await.end.is_ok());
+    assert!(read_all(running).await.end.is_ok());
     let next = service.generate(generation(1), Instant::now());
     let id = session.submit().await.request_id;
     finish(&session, &id);
-    assert!(hear(next).await.end.is_ok());
+    assert!(read_all(next).await.end.is_ok());
 }

@@ -90,13 +90,13 @@ async fn serve(
     (service, workers, sessions)
 }
 
-struct Heard {
+struct Received {
     tokens: Vec<u32>,
     finish: Option<Finish>,
     end: Result<Timings, ServeError>,
 }
 
-async fn hear(mut generating: Generating) -> Heard {
+async fn read_all(mut generating: Generating) -> Received {
     let (mut tokens, mut finish) = (Vec::new(), None);
     loop {
         match soon("an event", generating.next()).await.expect("an end") {
@@ -111,7 +111,7 @@ async fn hear(mut generating: Generating) -> Heard {
             Event::PromptLogprobs(_) | Event::Frame { .. } => panic!("nobody asked"),
             Event::Done(timings) => {
                 let end = Ok(*timings);
-                return Heard {
+                return Received {
                     tokens,
                     finish,
                     end,
@@ -119,7 +119,7 @@ async fn hear(mut generating: Generating) -> Heard {
             }
             Event::Failed(error) => {
                 let end = Err(error);
-                return Heard {
+                return Received {
                     tokens,
                     finish,
                     end,

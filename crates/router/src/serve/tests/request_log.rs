@@ -38,7 +38,7 @@ async fn a_split_request_leaves_a_record_with_workers_and_times() {
         tenant: "somebody".into(),
         ..generation(9)
     };
-    let heard = tokio::spawn(hear(service.generate(one, Instant::now())));
+    let received = tokio::spawn(read_all(service.generate(one, Instant::now())));
     let [prefill, decode] = &mut sessions[..] else {
         unreachable!()
     };
@@ -54,7 +54,7 @@ async fn a_split_request_leaves_a_record_with_workers_and_times() {
         ..Default::default()
     };
     decode.ended(&id, R::LegEndFinished, timings);
-    soon("the answer", heard).await.unwrap().end.unwrap();
+    soon("the answer", received).await.unwrap().end.unwrap();
     // A client that leaves before anything has come.
     drop(service.generate(generation(9), Instant::now()));
     until("both ends", || {

@@ -43,10 +43,10 @@ async fn a_split_request_from_both_workers() {
         ..Default::default()
     };
     decode.ended(id, R::LegEndFinished, timings);
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [7, 8, 9]);
-    assert_eq!(heard.finish, Some(Finish::Stop));
-    let timings = heard.end.expect("done");
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [7, 8, 9]);
+    assert_eq!(received.finish, Some(Finish::Stop));
+    let timings = received.end.expect("done");
     assert!(timings.queue >= Duration::from_millis(500));
     assert_eq!(timings.prefill, Duration::from_millis(250));
     assert_eq!(timings.transfer, Duration::from_millis(125));
@@ -119,8 +119,8 @@ async fn a_client_that_reads_nothing_loses_its_request_and_is_counted() {
         metrics.contains("tasuki_requests_total{outcome=\"too_slow\"} 1")
     };
     until("the count", &mut count).await;
-    let heard = hear(generating).await;
-    let error = heard.end.expect_err("too slow").to_string();
+    let received = read_all(generating).await;
+    let error = received.end.expect_err("too slow").to_string();
     assert!(error.contains("read too slowly"), "{error}");
 }
 
@@ -159,7 +159,7 @@ async fn a_stopped_choice_is_aborted_and_done_follows() {
     generating.stop(0);
     assert!(sessions[0].abort().await.choices.is_empty());
     sessions[0].ended(&submit.request_id, R::LegEndAborted, LegTimings::default());
-    assert!(hear(generating).await.end.is_ok());
+    assert!(read_all(generating).await.end.is_ok());
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn time_counts_from_the_requests_arrival() {
         ..Default::default()
     };
     sessions[0].ended(&id, R::LegEndFinished, timings);
-    let timings = hear(generating).await.end.expect("done");
+    let timings = read_all(generating).await.end.expect("done");
     assert!(timings.queue >= tokenizing, "{timings:?}");
     assert!(timings.first_token >= tokenizing && timings.total >= tokenizing);
     let text = service.metrics_text();

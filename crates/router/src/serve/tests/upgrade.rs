@@ -53,10 +53,10 @@ async fn a_begun_answer_does_not_go_on_with_other_weights() {
     let (service, mut workers, mut sessions, generating, id) = begun().await;
     sessions[0].output(&id, 0, &[5], F::FinishNone);
     drop((workers.remove(0), sessions.remove(0)));
-    let heard = hear(generating).await;
-    assert_eq!(heard.tokens, [5]);
-    let Err(ServeError::Unavailable { reason, .. }) = heard.end else {
-        panic!("{:?}", heard.end)
+    let received = read_all(generating).await;
+    assert_eq!(received.tokens, [5]);
+    let Err(ServeError::Unavailable { reason, .. }) = received.end else {
+        panic!("{:?}", received.end)
     };
     assert!(reason.contains("other weights"), "{reason}");
     let next = service.generate(generation(1), Instant::now());
@@ -64,7 +64,7 @@ async fn a_begun_answer_does_not_go_on_with_other_weights() {
     assert!(fresh.resumed_tokens.is_empty());
     sessions[0].output(&fresh.request_id, 0, &[7], F::FinishLength);
     sessions[0].ended(&fresh.request_id, R::LegEndFinished, LegTimings::default());
-    assert_eq!(hear(next).await.tokens, [7]);
+    assert_eq!(read_all(next).await.tokens, [7]);
 }
 
 #[tokio::test]
@@ -74,5 +74,5 @@ async fn an_answer_that_has_not_begun_is_given_by_the_others() {
     let again = sessions[0].submit().await;
     sessions[0].output(&again.request_id, 0, &[7, 8, 9], F::FinishLength);
     sessions[0].ended(&again.request_id, R::LegEndFinished, LegTimings::default());
-    assert_eq!(hear(generating).await.tokens, [7, 8, 9]);
+    assert_eq!(read_all(generating).await.tokens, [7, 8, 9]);
 }

@@ -1,7 +1,7 @@
 //! Spans on their way to the collector: a bounded queue, and one task that sends them in batches.
 //!
-//! Whoever ends a span never waits. What the collector does not get is counted, and logged by
-//! the task.
+//! Ending a span never waits. Spans that the collector does not get are counted, and logged by the
+//! task.
 
 use std::pin::pin;
 use std::sync::Arc;

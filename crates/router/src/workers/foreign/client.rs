@@ -47,7 +47,7 @@ impl Client {
     }
 
     /// Sends a request and waits for the head of the answer. Dropping the answer's body closes
-    /// the connection, by which the worker learns that nobody reads.
+    /// the connection, by which the worker learns that the answer is not read.
     pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, HttpError> {
         let response = self.0.request(request).await.map_err(|error| {
             let cause = error.source().map_or_else(|| error.to_string(), root);

@@ -28,7 +28,7 @@ pub struct Connections {
 }
 
 /// An answer whose head is there. Dropped before its end, its connection closes, by which the
-/// worker learns that nobody reads.
+/// worker learns that the answer is not read.
 pub struct Exchange<'a> {
     from: &'a Connections,
     /// Until the body is over.

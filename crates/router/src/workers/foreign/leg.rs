@@ -149,7 +149,7 @@ impl Leg<'_> {
         }
         let told = match self.spec.handoff {
             Some(Handoff::With(_)) if sglang::wants_prompt_logprobs(&request.body) => {
-                request.shared.told(self.name).await
+                request.shared.receive(self.name).await
             }
             _ => None,
         };
@@ -296,7 +296,7 @@ impl Leg<'_> {
             }
             if sglang::wants_prompt_logprobs(&request.body) {
                 let told = sglang::prompt_logprobs(&answer, request.stream);
-                request.shared.tell(self.name, told);
+                request.shared.send(self.name, told);
             }
             return Ok(ended(LegEndReason::HandedOff, None));
         }

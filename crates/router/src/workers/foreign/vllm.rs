@@ -26,7 +26,7 @@ pub enum NoTicket {
     Incomplete(&'static str),
 }
 
-/// What prefill gets: the client's request for one token, which nobody reads.
+/// What prefill gets: the client's request, for one token. Its answer is not used.
 pub fn prefill_body(client: &Object, path: &str) -> Object {
     let mut body = client.clone();
     body.set("stream", &false);
