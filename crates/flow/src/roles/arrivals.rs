@@ -24,19 +24,43 @@ const LEAST_SPREAD: f64 = 0.05;
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Classes of prompts, by powers of two of their length.
 pub(super) const CLASSES: usize = 24;
+/// Each of them is divided into so many.
+pub(super) const FINE: usize = 4;
 
 pub(super) fn class(prompt_tokens: u64) -> usize {
     (prompt_tokens.max(1).ilog2() as usize).min(CLASSES - 1)
 }
 
+fn fine_class(prompt_tokens: f64) -> usize {
+    let class = FINE as f64 * prompt_tokens.max(1.0).log2();
+    (class as usize).min(CLASSES * FINE - 1)
+}
+
 /// Arrivals of some time.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Sums {
     totals: Totals,
     /// Of the prompts' tokens, those that were found cached.
     pub cached: f64,
-    pub by_class: [f64; CLASSES],
-    pub prompts_by_class: [f64; CLASSES],
+    pub classes: [Class; CLASSES * FINE],
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self {
+            totals: Totals::default(),
+            cached: 0.0,
+            classes: [Class::default(); CLASSES * FINE],
+        }
+    }
+}
+
+/// Arrivals whose prompts are about as long.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Class {
+    pub requests: f64,
+    pub prompt_tokens: f64,
+    squares: f64,
 }
 
 /// Of them, what tells one load from another.
@@ -59,27 +83,64 @@ impl Deref for Sums {
 
 impl Sums {
     fn on_arrival(&mut self, prompt_tokens: u32) {
-        let (tokens, class) = (f64::from(prompt_tokens), class(u64::from(prompt_tokens)));
-        self.totals.requests += 1.0;
-        self.totals.prompt_tokens += tokens;
-        self.totals.squares += tokens * tokens;
-        self.by_class[class] += 1.0;
-        self.prompts_by_class[class] += tokens;
+        let tokens = f64::from(prompt_tokens);
+        let one = Class {
+            requests: 1.0,
+            prompt_tokens: tokens,
+            squares: tokens * tokens,
+        };
+        self.totals.count(&one);
+        self.classes[fine_class(tokens)].add(1.0, &one);
+    }
+
+    /// Of these, the prompts of which `keeps` says so, by the mean length of their class.
+    pub fn of_prompts(&self, keeps: impl Fn(f64) -> bool) -> Self {
+        let mut kept = Self::default();
+        let mut keeps_all = true;
+        kept.totals.seconds = self.seconds;
+        for (to, from) in kept.classes.iter_mut().zip(&self.classes) {
+            if from.requests == 0.0 {
+                continue;
+            }
+            if keeps(from.prompt_tokens / from.requests) {
+                *to = *from;
+                kept.totals.count(from);
+            } else {
+                keeps_all = false;
+            }
+        }
+        if keeps_all {
+            return *self;
+        }
+        kept.cached = self.cached * kept.prompt_tokens / self.prompt_tokens.max(1.0);
+        kept
     }
 
     /// These count less and those are added.
     fn add(&mut self, kept: f64, other: &Self) {
         self.totals.add(kept, &other.totals);
         self.cached = self.cached * kept + other.cached;
-        for at in 0..CLASSES {
-            self.by_class[at] = self.by_class[at] * kept + other.by_class[at];
-            self.prompts_by_class[at] =
-                self.prompts_by_class[at] * kept + other.prompts_by_class[at];
+        for (class, other) in self.classes.iter_mut().zip(&other.classes) {
+            class.add(kept, other);
         }
     }
 }
 
+impl Class {
+    fn add(&mut self, kept: f64, other: &Self) {
+        self.requests = self.requests * kept + other.requests;
+        self.prompt_tokens = self.prompt_tokens * kept + other.prompt_tokens;
+        self.squares = self.squares * kept + other.squares;
+    }
+}
+
 impl Totals {
+    fn count(&mut self, class: &Class) {
+        self.requests += class.requests;
+        self.prompt_tokens += class.prompt_tokens;
+        self.squares += class.squares;
+    }
+
     fn add(&mut self, kept: f64, other: &Self) {
         self.seconds = self.seconds * kept + other.seconds;
         self.requests = self.requests * kept + other.requests;

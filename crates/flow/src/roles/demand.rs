@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
-use super::arrivals::{Arrivals, CLASSES, Sums, class};
+use super::arrivals::{Arrivals, CLASSES, FINE, Sums, class};
 
 /// Answers of a class that count.
 const ANSWERS: f64 = 300.0;
+/// Fewer requests, as they count by now, say nothing.
+const LEAST_REQUESTS: f64 = 0.5;
 /// Of a class of which no answer has ended, if there is no other class.
 const USUAL_OUTPUT_TOKENS: f64 = 256.0;
 
@@ -82,19 +84,35 @@ impl Demand {
 
     /// `None`: nothing has come lately.
     pub fn lengths(&self, now: Duration) -> Option<Lengths> {
-        let mut arrivals = self.arrivals.clone();
-        arrivals.advance(now);
-        let sums = arrivals.all();
-        (sums.requests >= 0.5).then(|| self.lengths_of(&sums))
+        let sums = self.lately(now);
+        (sums.requests >= LEAST_REQUESTS).then(|| self.lengths_of(&sums))
+    }
+
+    /// The same of the requests whose prompts `counts` selects, by their tokens; of all requests
+    /// if it selects none.
+    pub fn lengths_where(&self, counts: impl Fn(f64) -> bool, now: Duration) -> Option<Lengths> {
+        let sums = counted(&self.lately(now), counts);
+        (sums.requests >= LEAST_REQUESTS).then(|| self.lengths_of(&sums))
     }
 
     /// How many seconds more the load is expected to last, and the loads before it with their
-    /// shares of the time. `None`: as long as one likes, none ended yet.
-    pub fn expected(&self, now: Duration) -> Option<(f64, Vec<(f64, Lengths)>)> {
+    /// shares of the time, each of the requests that `counts` selects. `None`: as long as one
+    /// likes, none ended yet.
+    pub fn expected_where(
+        &self,
+        counts: impl Fn(f64) -> bool,
+        now: Duration,
+    ) -> Option<(f64, Vec<(f64, Lengths)>)> {
         let rest_s = self.arrivals.loads.rest_s(now)?;
         let before = self.arrivals.loads.before();
-        let before = before.map(|(share, sums)| (share, self.lengths_of(sums)));
+        let before = before.map(|(share, sums)| (share, self.lengths_of(&counted(sums, &counts))));
         Some((rest_s, before.collect()))
+    }
+
+    fn lately(&self, now: Duration) -> Sums {
+        let mut arrivals = self.arrivals.clone();
+        arrivals.advance(now);
+        arrivals.all()
     }
 
     fn lengths_of(&self, sums: &Sums) -> Lengths {
@@ -135,8 +153,9 @@ impl Demand {
             USUAL_OUTPUT_TOKENS
         };
         let (mut mean, mut variance, mut attended) = (0.0, 0.0, 0.0);
-        let classes = sums.by_class.iter().zip(sums.prompts_by_class);
-        for (answers, (requests, prompts)) in self.answers.iter().zip(classes) {
+        for (answers, fine) in self.answers.iter().zip(sums.classes.chunks(FINE)) {
+            let requests: f64 = fine.iter().map(|class| class.requests).sum();
+            let prompts: f64 = fine.iter().map(|class| class.prompt_tokens).sum();
             let share = requests / sums.requests;
             // As if one of the usual length had ended.
             let ended = answers.ended + 1.0;
@@ -152,6 +171,16 @@ impl Demand {
             error: (variance.sqrt() / mean).min(0.9),
             context_tokens: attended / mean,
         }
+    }
+}
+
+/// The requests whose prompts `counts` selects; all of them if it selects none.
+fn counted(sums: &Sums, counts: impl Fn(f64) -> bool) -> Sums {
+    let some = sums.of_prompts(counts);
+    if some.requests >= LEAST_REQUESTS {
+        some
+    } else {
+        *sums
     }
 }
 

@@ -3,7 +3,7 @@
 use tasuki_core::{Role, WorkerId};
 
 use super::ahead::Ahead;
-use super::outlook::Topology;
+use super::outlook::{Task, Topology};
 use super::owner::OWNER_PREFIX;
 use super::scale::Wanted;
 use super::search::{Better, best};
@@ -20,7 +20,10 @@ pub struct Look {
     pub now: Topology,
     /// Of them, those whose roles an operator set.
     pub(super) kept: Topology,
+    /// Of the requests that can meet the objectives.
     pub(super) ahead: Ahead,
+    /// All that is asked for now.
+    pub(super) load: Task,
 }
 
 /// A worker, as far as a change of its role depends on it.
@@ -68,7 +71,7 @@ const ROLES: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
 impl Look {
     /// How many workers of each role the load asks for.
     pub fn wanted(&self) -> Wanted {
-        Wanted::new(self.ahead.now(), self.now)
+        Wanted::new(&self.load, self.now)
     }
 
     /// The topology to change to, and the single changes that lead there.

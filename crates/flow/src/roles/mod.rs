@@ -5,6 +5,10 @@
 //!  loads, fitted costs ────────────┘         (the cost model of placement)
 //! ```
 //!
+//! A prompt that takes longer than the TTFT objective on an idle worker is late whatever the roles
+//! are ([`Objectives::in_reach`]). Roles follow the other requests, if there are any. The late ones
+//! are served all the same, and count for how many workers there should be ([`Wanted`]).
+//!
 //! There are no thresholds. Each topology of the workers that are there has a cost in seconds of
 //! requests over a horizon ([`outlook`]). A change is made if it pays for itself: if it saves more
 //! than the requests lose whose worker changes, and still would if the measured lengths were off by
@@ -82,6 +86,8 @@ pub struct Order {
 pub struct Reason {
     better: Better,
     lengths: Lengths,
+    /// Requests a second that come besides, and are late whatever the roles are.
+    beyond: f64,
     horizon_s: f64,
 }
 
@@ -116,18 +122,17 @@ impl fmt::Display for Reason {
         };
         write!(
             f,
-            "{:.1} requests/s of {:.0}:{:.0} tokens come; {} can serve {:.1}/s ({half} limits), {} \
-             {:.1}/s: saves {:.1} s of requests in {:.0} s, the change takes {:.2} s",
-            self.lengths.rate,
-            self.lengths.prompt_tokens,
-            self.lengths.output_tokens,
-            from.0,
-            from.1.capacity,
-            to.0,
-            to.1.capacity,
-            gain_s,
-            self.horizon_s,
-            change_s,
+            "{:.1} requests/s of {:.0}:{:.0} tokens come",
+            self.lengths.rate, self.lengths.prompt_tokens, self.lengths.output_tokens,
+        )?;
+        if self.beyond > 0.0 {
+            write!(f, ", and {:.1}/s too long for the objective", self.beyond)?;
+        }
+        write!(
+            f,
+            "; {} can serve {:.1}/s ({half} limits), {} {:.1}/s: saves {:.1} s of requests in \
+             {:.0} s, the change takes {:.2} s",
+            from.0, from.1.capacity, to.0, to.1.capacity, gain_s, self.horizon_s, change_s,
         )
     }
 }
@@ -176,9 +181,11 @@ impl Balancer {
         let Some((better, moves)) = look.better() else {
             return Vec::new();
         };
+        let lengths = look.ahead.now().lengths;
         let reason = Reason {
             better,
-            lengths: look.ahead.now().lengths,
+            lengths,
+            beyond: look.load.lengths.rate - lengths.rate,
             horizon_s: self.config.horizon_s,
         };
         let most = look.workers.len().div_ceil(AT_ONCE);
@@ -234,7 +241,13 @@ impl Balancer {
     fn looked(&self, fleet: &FleetState, waiting: usize, now: Duration) -> Option<Look> {
         let workers: Vec<&WorkerState> = self.workers(fleet).collect();
         let demand = fleet.demand(self.model)?;
-        let lengths = demand.lengths(now)?;
+        let rates = mean_rates(fleet, &workers);
+        let all_lengths = demand.lengths(now)?;
+        let in_reach = |prompt_tokens: f64| {
+            let objectives = &self.config.objectives;
+            objectives.in_reach(&rates, prompt_tokens, all_lengths.cached)
+        };
+        let lengths = demand.lengths_where(in_reach, now)?;
         let (mut all, mut kept) = (Topology::default(), Topology::default());
         for state in &workers {
             *all.of(state.view.role) += 1;
@@ -245,13 +258,15 @@ impl Balancer {
         if !all.serves() {
             return None;
         }
-        let task = self.tasks(fleet, &workers);
-        let mut present = task(lengths);
+        let task = self.tasks(fleet, &workers, rates);
         let backlog = workers.iter();
         let backlog = backlog.map(|state| state.view.prefill_backlog_tokens() as f64);
-        present.queued =
-            waiting as f64 * self.routers() + backlog.sum::<f64>() / lengths.prompt_tokens.max(1.0);
-        let ahead = match demand.expected(now) {
+        let mut load = task(all_lengths);
+        load.queued = waiting as f64 * self.routers()
+            + backlog.sum::<f64>() / all_lengths.prompt_tokens.max(1.0);
+        let mut present = task(lengths);
+        present.queued = load.queued * lengths.rate / all_lengths.rate;
+        let ahead = match demand.expected_where(in_reach, now) {
             Some((rest_s, before)) => {
                 let before = before.into_iter();
                 let before = before.map(|(share, lengths)| (share, task(lengths)));
@@ -264,6 +279,7 @@ impl Balancer {
             now: all,
             kept,
             ahead,
+            load,
         })
     }
 
@@ -272,17 +288,13 @@ impl Balancer {
         &self,
         fleet: &FleetState,
         workers: &[&WorkerState],
+        rates: Rates,
     ) -> impl Fn(Lengths) -> Task + use<> {
-        let costs = fleet.costs();
-        let rates = Rates::mean(workers.iter().map(|state| {
-            let rates = costs.hardware.rates().get(state.view.hardware);
-            rates.copied().unwrap_or_default()
-        }));
         let pools = workers
             .iter()
             .map(|state| state.view.capacity.tokens() as f64);
         let pool_tokens = pools.sum::<f64>() / workers.len() as f64;
-        let (links, routers, config) = (costs.links, self.routers(), self.config);
+        let (links, routers, config) = (fleet.costs().links, self.routers(), self.config);
         move |mut lengths| {
             lengths.rate *= routers;
             let moved = lengths.prompt_tokens * (1.0 - lengths.cached);
@@ -297,4 +309,12 @@ impl Balancer {
             }
         }
     }
+}
+
+fn mean_rates(fleet: &FleetState, workers: &[&WorkerState]) -> Rates {
+    let hardware = fleet.costs().hardware.rates();
+    Rates::mean(workers.iter().map(|state| {
+        let rates = hardware.get(state.view.hardware);
+        rates.copied().unwrap_or_default()
+    }))
 }

@@ -80,6 +80,15 @@ pub struct Objectives {
     pub tpot_s: Option<f64>,
 }
 
+impl Objectives {
+    /// Whether the first token of such a prompt comes in time on a worker that does nothing else.
+    /// `cached`: the share of it that need not be computed.
+    pub fn in_reach(&self, rates: &Rates, prompt_tokens: f64, cached: f64) -> bool {
+        let alone_s = rates.prompt_step_s + rates.prompt_s(prompt_tokens, prompt_tokens * cached);
+        self.ttft_s.is_none_or(|ttft_s| alone_s <= ttft_s)
+    }
+}
+
 /// What is to be served, by what.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Task {
@@ -202,8 +211,7 @@ impl Task {
         let token_s = division.step_s / left;
         let workers_s = SPREAD * (token_s - division.step_s);
         let prompts = served * (1.0 - division.on_prefill) / m;
-        let squares = self.lengths.prompt_squares / self.lengths.prompt_tokens.powi(2).max(1.0);
-        let prompt_squares = self.prompt_s().powi(2) * squares;
+        let prompt_squares = self.prompt_s().powi(2) * self.prompt_scatter();
         let answers = prompts * token_s * prompt_squares / self.lengths.output_tokens;
         let spread_s = (workers_s * workers_s + answers).sqrt().max(1e-9);
         // Of a normal distribution, nearly.
@@ -288,7 +296,8 @@ impl Task {
         };
         // A prompt that itself takes long may take twice as long as that.
         let slack_s = (SHARE * ttft_s).max(2.0 * prompt_s) - prompt_s;
-        (1.0 - TAIL * prompt_s / (2.0 * workers.max(1.0) * slack_s)).clamp(0.05, 1.0)
+        let wait_s = TAIL * prompt_s * self.prompt_scatter() / (2.0 * workers.max(1.0));
+        (1.0 - wait_s / slack_s).clamp(0.05, 1.0)
     }
 
     /// The mean wait for one of several workers that `load` of them are busy with (Sakasegawa's
@@ -299,9 +308,13 @@ impl Task {
         }
         let busy = (load / workers).clamp(0.0, 1.0);
         let free = (1.0 - busy).max(0.5 * (service_s / (workers * self.horizon_s)).sqrt());
-        let scatter = self.lengths.prompt_squares / self.lengths.prompt_tokens.powi(2).max(1.0);
         let queue = busy.powf((2.0 * (workers + 1.0)).sqrt() - 1.0) / (workers * free);
-        service_s * queue * scatter / 2.0
+        service_s * queue * self.prompt_scatter() / 2.0
+    }
+
+    /// By how much waits behind prompts are longer than behind prompts that are all alike.
+    fn prompt_scatter(&self) -> f64 {
+        self.lengths.prompt_squares / self.lengths.prompt_tokens.powi(2).max(1.0)
     }
 
     /// What the requests lose that wait beyond what can be served, over the horizon.

@@ -1,5 +1,7 @@
 //! The balancer on workers made by hand.
 
+mod lengths;
+
 use std::time::Duration;
 
 use tasuki_core::{ModelId, Rates, Role, WorkerId};
@@ -87,6 +89,7 @@ fn look(task: Task, workers: &[(Role, f64)]) -> Look {
         now,
         kept: NONE,
         ahead: Ahead::steady(task),
+        load: task,
     }
 }
 
