@@ -18,6 +18,7 @@ from tasuki.execution.collective import ALONE, Collective
 from tasuki.models import cache, gemm_tiles, gemms, layers
 from tasuki.models.dispatch import measure as measuring
 from tasuki.models.dispatch import settle as settling
+from tasuki.models.dispatch import store as storing
 from tasuki.models.dispatch.measure import cells_of, measure
 from tasuki.models.dispatch.settle import settle
 from tasuki.models.dispatch.table import CHOICES, ROWS, Choice, DispatchError, Table
@@ -146,6 +147,20 @@ def test_the_first_start_measures_and_the_second_reads(
     assert clock.asked == []
     with pytest.raises(DispatchError, match=r"none\.json, which cannot be read"):
         settle(model, str(tmp_path / "none.json"), ALONE)
+
+
+def test_a_new_choice_is_measured_although_there_is_a_table(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock({})
+    monkeypatch.setattr(measuring, "_work", clock.work)
+    monkeypatch.setattr(settling, "measure", lambda *a: measure(*a, clock.prepare))
+    monkeypatch.setattr(settling, "BUDGET_S", 60.0)
+    settle(model, "measured", ALONE)
+    clock.asked.clear()
+    monkeypatch.setattr(storing, "CHOICES", (*CHOICES, Choice("linear", "new")))
+    settle(model, "measured", ALONE)
+    assert clock.asked
 
 
 @torch.inference_mode()

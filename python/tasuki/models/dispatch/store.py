@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tasuki.models import cache, gemm_kernels, gemms, kernels
-from tasuki.models.dispatch.table import DispatchError, Table
+from tasuki.models.dispatch.table import CHOICES, DispatchError, Table
 
 
 def facts_of(device: torch.device) -> dict[str, str]:
@@ -24,6 +24,7 @@ def facts_of(device: torch.device) -> dict[str, str]:
     digest = hashlib.sha256()
     for module in (kernels, gemm_kernels, gemms):
         digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(" ".join(map(str, CHOICES)).encode())
     facts["kernels"] = digest.hexdigest()[:16]
     return facts
 
