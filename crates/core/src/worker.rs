@@ -5,7 +5,7 @@ use crate::{Capabilities, KvDomain, Role, WorkerId};
 /// Whether a worker may be given new work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// Connected and heard of lately.
+    /// Connected, and its reports are recent.
     Ready,
     /// Connected but silent for too long.
     Suspect,
