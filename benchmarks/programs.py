@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,12 +28,17 @@ def build(*programs: str) -> Path:
 @contextlib.contextmanager
 def running(command: list[str], cores: list[int] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A program, on these cores alone if they are given; ended at the end."""
+    # From its beginning: a thread that is there already would keep all cores.
+    pin = None if cores is None else lambda: os.sched_setaffinity(0, cores)
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=pin,
     )
     try:
-        if cores is not None:
-            psutil.Process(process.pid).cpu_affinity(cores)
         yield process
     finally:
         process.terminate()
