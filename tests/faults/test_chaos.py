@@ -152,6 +152,18 @@ def test_any_difference_of_an_answer_is_found() -> None:
     assert not cases.difference(streamed, answer())
 
 
+def test_a_worker_that_was_ended_is_left_alone_until_it_is_back(
+    system: Deployment, admin_port: int
+) -> None:
+    conductor = Conductor(system, admin_port)
+    twice = [Fault(0.0, Kind.RESTART, "decode-0", 1.0), Fault(0.0, Kind.RESTART, "decode-0", 0.1)]
+    try:
+        done = conductor.run(twice)
+    finally:
+        conductor.close()
+    assert [each.fault for each in done] == twice
+
+
 @pytest.mark.parametrize("run", [Run(_seed(), SECONDS), *REGRESSIONS], ids=repr)
 def test_nothing_is_lost(
     run: Run, system: Deployment, known: list[cases.Case], admin_port: int

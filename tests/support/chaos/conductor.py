@@ -52,6 +52,7 @@ class Conductor:
         self._numbers = {name: str(i) for i, name in enumerate(deployment.workers)}
         self._repairs: list[tuple[float, int, Callable[[], bool]]] = []
         self._count = 0
+        self._ended: set[str] = set()  # and not started again: the router may not know it yet
         self.done: list[Done] = []
 
     def run(self, schedule: Sequence[Fault]) -> list[Done]:
@@ -102,7 +103,7 @@ class Conductor:
 
     def _may_hit(self, name: str) -> bool:
         """Whether the worker is well, and half of all workers besides, with each role."""
-        ready = self._ready()
+        ready = self._ready() - self._ended
         left = ready - {name}
         roles = {each.partition("-")[0] for each in self._numbers}
         enough = 2 * len(left) >= len(self._numbers)
@@ -135,6 +136,7 @@ class Conductor:
             if process.exit_code() is None:
                 return False
             deployment.restart(name, wait=False)
+            self._ended.remove(name)
             return True
 
         def go_on() -> bool:
@@ -148,9 +150,11 @@ class Conductor:
         match fault.kind:
             case Kind.KILL:
                 deployment.kill(name)
+                self._ended.add(name)
                 self._later(fault.for_s, start)
             case Kind.RESTART:
                 process.signal(signal.SIGTERM)
+                self._ended.add(name)
                 self._later(fault.for_s, start)
             case Kind.PAUSE | Kind.SUSPECT | Kind.FREEZE:
                 deployment.stop_process(name)
