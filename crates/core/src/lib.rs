@@ -1,6 +1,8 @@
 //! What router, simulator and benchmark agree on: who workers and requests are,
 //! what work costs, how blocks are named, how options are read. No I/O, no clock, no randomness.
 
+#![deny(clippy::disallowed_methods)]
+
 pub mod block_hash;
 pub mod capabilities;
 pub mod chunks;

@@ -5,8 +5,6 @@
 //! one where all workers hold a system prompt and one holds nearly all; mean seconds of a
 //! reported chunk; and resident bytes per chunk, which the workers' own state is part of.
 
-#![expect(clippy::disallowed_methods, reason = "it measures time")]
-
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::{Duration, Instant};

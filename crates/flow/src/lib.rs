@@ -15,6 +15,8 @@
 //! durations since its request arrived; times of a [`FleetState`] are durations since the
 //! shell started.
 
+#![deny(clippy::disallowed_methods)]
+
 pub mod admission;
 pub mod budget;
 pub mod fleet;

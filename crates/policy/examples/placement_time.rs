@@ -5,8 +5,6 @@
 //! has a random load and where none has any; and mean seconds of the change alone.
 //! `benchmarks/placement.py` runs it, in two revisions by turns.
 
-#![expect(clippy::disallowed_methods, reason = "it measures time")]
-
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,7 @@
 //! Where a request runs. Pure: time and randomness are arguments.
 
+#![deny(clippy::disallowed_methods)]
+
 pub mod config;
 pub mod error;
 pub mod placement;

@@ -15,6 +15,8 @@
 //!
 //! Without runtime, protocol and clock; the same configuration and requests give the same run.
 
+#![deny(clippy::disallowed_methods)]
+
 mod client;
 mod config;
 mod link;

@@ -24,7 +24,7 @@ const LEAST_SPREAD: f64 = 0.05;
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Classes of prompts, by powers of two of their length.
 pub(super) const CLASSES: usize = 24;
-/// Each of them is divided into so many.
+/// Parts of each class, by the logarithm of the length too.
 pub(super) const FINE: usize = 4;
 
 pub(super) fn class(prompt_tokens: u64) -> usize {
@@ -93,7 +93,7 @@ impl Sums {
         self.classes[fine_class(tokens)].add(1.0, &one);
     }
 
-    /// Of these, the prompts of which `keeps` says so, by the mean length of their class.
+    /// The arrivals whose class `keeps` selects, by the mean length of its prompts in tokens.
     pub fn of_prompts(&self, keeps: impl Fn(f64) -> bool) -> Self {
         let mut kept = Self::default();
         let mut keeps_all = true;

@@ -10,7 +10,7 @@ use super::arrivals::{Arrivals, CLASSES, FINE, Sums, class};
 
 /// Answers of a class that count.
 const ANSWERS: f64 = 300.0;
-/// Fewer requests, as they count by now, say nothing.
+/// Lengths are not estimated from fewer requests, each with the weight that it still has.
 const LEAST_REQUESTS: f64 = 0.5;
 /// Of a class of which no answer has ended, if there is no other class.
 const USUAL_OUTPUT_TOKENS: f64 = 256.0;
@@ -96,8 +96,8 @@ impl Demand {
     }
 
     /// How many seconds more the load is expected to last, and the loads before it with their
-    /// shares of the time, each of the requests that `counts` selects. `None`: as long as one
-    /// likes, none ended yet.
+    /// shares of the time, each of the requests that `counts` selects. `None`: without
+    /// an end, because none has ended yet.
     pub fn expected_where(
         &self,
         counts: impl Fn(f64) -> bool,

@@ -49,7 +49,7 @@ pub struct Run {
     pub outputs: Outputs,
     pub log: RequestLog,
     pub deadline: Deadline,
-    /// A stream that has nothing to say for so long says at least that.
+    /// After so long without an output a stream sends a comment.
     pub heartbeat: Duration,
     pub _permit: Permit,
     pub _caller_permit: Option<CallerPermit>,
