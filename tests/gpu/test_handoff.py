@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from gpu_model import save_model, serving
-from support.client import Client, request_body
+from support.client import AnswerError, Client, request_body
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
 from support.waiting import until
@@ -125,7 +125,11 @@ def test_a_killed_prefill_worker_comes_back_with_all_of_its_memory(tmp_path: Pat
         seeds = itertools.count(1)
 
         def split_again() -> bool:
-            answer = client.complete(prompt(900, next(seeds)), max_tokens=8)
+            try:
+                answer = client.complete(prompt(900, next(seeds)), max_tokens=8)
+            except AnswerError as error:  # the new worker has not joined yet
+                assert (error.status, error.body["error"]["code"]) == (503, "no_worker")
+                return False
             assert len(answer.tokens) == 8
             return (answer.timings or {}).get("transfer_bytes", 0) > 0
 
