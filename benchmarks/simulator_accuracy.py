@@ -3,9 +3,11 @@
     python benchmarks/simulator_accuracy.py --output benchmarks/results/simulator_accuracy.json
     python benchmarks/simulator_accuracy.py --cpu --output FILE       measures on this machine first
 
-The first form needs no GPU: W1 and W2 as they were measured on two H200s (`serve_w1_w2.json`,
-`serve_roles.json`, `serve_split_strict.json`), simulated from step times of the same shape that
-other programs measured alone (`gpu_steps.json`, `gpu_mixed_steps.json`, fitted by `overload.py`).
+The first form needs no GPU: W1, W2 and their mixture as they were measured on two H200s with
+every way of naming the roles (`role_names.json`), and W1 and W2 split strictly
+(`serve_split_strict.json`). They are simulated with the same requests, from step times of the same
+shape that other programs measured alone (`gpu_steps.json`, `gpu_mixed_steps.json`, fitted by
+`overload.py`).
 The second measures the step table of a model on the CPU, then serves with it at a few rates, and
 simulates these from the table.
 """
@@ -18,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +29,21 @@ from overload import fit
 from programs import ROOT
 
 sys.path.append(str(Path(__file__).with_name("gpu")))
-from w1_w2 import WORKLOADS
+import role_names
+from w1_w2 import WORKLOADS, Workload
 
 from tasuki.bench.arguments import words
 from tasuki.bench.header import header, write_result
 from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
 
+Pair = tuple[Mapping[str, Any], Mapping[str, float]]
+"""A run's figures, and the simulated ones."""
+
 TASUKI = (sys.executable, "-m", "tasuki")
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = ("serve_w1_w2.json", "serve_roles.json", "serve_split_strict.json")
-SHAPES: dict[str, dict[str, Any]] = {
-    "2mixed": {"mixed": 2},
-    "1mixed1d": {"mixed": 1, "decode": 1},
-    "1p1d": {"prefill": 1, "decode": 1, "strict-roles": True},
-}
+NAMED, STRICT = "role_names.json", "serve_split_strict.json"
+SPLIT: dict[str, Any] = {"prefill": 1, "decode": 1, "strict-roles": True}
 KV_BYTES_PER_TOKEN = 147_456  # Qwen3-4B's shape in bfloat16
 BLOCKS = 25_000  # of 32 tokens, beside its weights on an H200
 METRICS = {
@@ -49,13 +51,14 @@ METRICS = {
     "ttft_mean_ms": ("ttft_ms", "mean"),
     "ttft_p50_ms": ("ttft_ms", "median"),
     "ttft_p95_ms": ("ttft_ms", "p95"),
+    "ttft_p99_ms": ("ttft_ms", "p99"),
     "tpot_mean_ms": ("tpot_ms", "mean"),
     "itl_p99_ms": ("itl_ms", "p99"),
     "e2e_mean_ms": ("e2e_ms", "mean"),
 }
 CPU_RATES = (0.5, 1.0)
 CPU_LOAD = {"input-tokens": 200, "output-tokens": 40, "range-ratio": 0.5, "temperature": 0}
-CPU_TOPOLOGIES = {"1mixed": {"mixed": 1}, "1p1d": SHAPES["1p1d"]}
+CPU_TOPOLOGIES = {"1mixed": {"mixed": 1}, "1p1d": SPLIT}
 CPU_GRID = {
     "prefill-tokens": "16,64,256,512",
     "prefill-context": "0,512",
@@ -102,43 +105,68 @@ def h200_rates() -> str:
     return ",".join(f"{name}={max(value, 0.0):.6g}" for name, value in parts.items())
 
 
-def on_h200() -> Iterator[dict[str, Any]]:
-    """W1 and W2 in each topology that was measured."""
-    rates = h200_rates()
-    for file in MEASURED:
-        runs = json.loads((RESULTS / file).read_text())["runs"]
-        for topology, shape in SHAPES.items():
-            for name, workload in WORKLOADS.items():
-                of_both = [r for r in runs if (r["topology"], r["workload"]) == (topology, name)]
-                if not of_both:
-                    continue
-                measured = {
-                    metric: statistics.median(run[metric] for run in of_both)
-                    for metric in METRICS
-                    if metric in of_both[0]
-                }
-                options = {
-                    **shape,
-                    "rates": rates,
-                    "kv-bytes-per-token": KV_BYTES_PER_TOKEN,
-                    "num-blocks": BLOCKS,
-                    "max-model-len": 16_384,
-                    "num-requests": workload.requests,
-                    "max-concurrency": workload.at_a_time,
-                }
-                load = dict(
-                    zip(*[iter(w.removeprefix("--") for w in workload.options)] * 2, strict=True)
-                )
-                simulated = picked(simulate(options, load))
-                yield {
-                    "measured_in": file,
-                    "runs": len(of_both),
-                    "topology": topology,
-                    "load": name,
-                    "measured": measured,
-                    "simulated": simulated,
-                    "error": errors(measured, simulated),
-                }
+class OnH200s:
+    """Two workers of Qwen3-4B's shape, simulated as they were measured."""
+
+    def __init__(self) -> None:
+        self._rates = h200_rates()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every way of naming the roles and every load, then the strict split."""
+        with tempfile.TemporaryDirectory() as folder:
+            yield from self._named(Path(folder))
+        runs = json.loads((RESULTS / STRICT).read_text())["runs"]
+        for name, workload in WORKLOADS.items():
+            found = [r for r in runs if (r["topology"], r["workload"]) == ("1p1d", name)]
+            pairs = [(run, self._simulated(SPLIT, workload, 0)) for run in found]
+            yield row(STRICT, "1p1d strict", name, pairs)
+
+    def _named(self, folder: Path) -> Iterator[dict[str, Any]]:
+        result = json.loads((RESULTS / NAMED).read_text())
+        loads = role_names.workloads(
+            role_names.arguments().parse_args(result["command"][2:]), folder
+        )
+        by_name: dict[tuple[str, str], list[Pair]] = {}
+        for seed, run in enumerate(result["runs"], 1):  # as they were drawn
+            load, naming = run["workload"], run["naming"]
+            roles = role_names.NAMES[naming]
+            shape = {role: roles.count(role) for role in ("prefill", "decode", "mixed")}
+            pair = (run, self._simulated(shape, loads[load], seed))
+            by_name.setdefault((naming, load), []).append(pair)
+        for (naming, load), pairs in by_name.items():
+            yield row(NAMED, naming, load, pairs)
+
+    def _simulated(self, shape: Mapping[str, Any], load: Workload, seed: int) -> dict[str, float]:
+        options = {
+            **shape,
+            "rates": self._rates,
+            "kv-bytes-per-token": KV_BYTES_PER_TOKEN,
+            "num-blocks": BLOCKS,
+            "max-model-len": 16_384,
+            "num-requests": load.requests,
+            "max-concurrency": load.at_a_time,
+            "seed": seed,
+        }
+        said = zip(*[iter(w.removeprefix("--") for w in load.options)] * 2, strict=True)
+        return picked(simulate(options, dict(said)))
+
+
+def row(file: str, topology: str, load: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Medians over the runs, measured and simulated, and how far they are apart."""
+    both = [metric for metric in METRICS if metric in pairs[0][0] and metric in pairs[0][1]]
+    measured, simulated = (
+        {metric: statistics.median(pair[side][metric] for pair in pairs) for metric in both}
+        for side in (0, 1)
+    )
+    return {
+        "measured_in": file,
+        "runs": len(pairs),
+        "topology": topology,
+        "load": load,
+        "measured": measured,
+        "simulated": simulated,
+        "error": errors(measured, simulated),
+    }
 
 
 def on_cpu(model: str, requests: int) -> Iterator[dict[str, Any]]:
@@ -192,7 +220,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     rows = []
-    for row in on_cpu(options.model, options.requests) if options.cpu else on_h200():
+    for row in on_cpu(options.model, options.requests) if options.cpu else OnH200s().rows():
         rows.append(row)
         told = {name: f"{100 * error:+.0f}%" for name, error in row["error"].items()}
         print(row["topology"], row["load"], told, flush=True)

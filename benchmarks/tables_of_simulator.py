@@ -7,6 +7,7 @@ from table_parts import load, number, rows, source
 SHOWN = {
     "output_throughput": "output tok/s",
     "ttft_mean_ms": "TTFT mean",
+    "ttft_p99_ms": "p99",
     "tpot_mean_ms": "TPOT mean",
     "itl_p99_ms": "ITL p99",
     "e2e_mean_ms": "E2E mean",

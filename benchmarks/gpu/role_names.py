@@ -168,8 +168,8 @@ def write(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     write_result(options.out, {**result, "runs": runs, "summary": summary(runs)})
 
 
-def main() -> None:
-    """Measure, print, write the result."""
+def arguments() -> argparse.ArgumentParser:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--w1", type=int, default=400, help="requests of W1 in a run")
@@ -179,7 +179,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few requests")
     parser.add_argument("--limit-s", type=float, default=600, help="begin no run after this time")
     parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Measure, print, write the result."""
+    options = arguments().parse_args()
     with tempfile.TemporaryDirectory(prefix="tasuki-roles-") as scratch:
         runs = measured(options, Path(scratch))
     write(options, runs)
