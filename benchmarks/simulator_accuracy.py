@@ -1,15 +1,12 @@
 """How far the simulator is off, against measured runs that were not used to fit it.
 
-    python benchmarks/simulator_accuracy.py --output benchmarks/results/simulator_accuracy.json
-    python benchmarks/simulator_accuracy.py --cpu --output FILE       measures on this machine first
+    python benchmarks/simulator_accuracy.py
 
-The first form needs no GPU: W1, W2 and their mixture as they were measured on two H200s with
-every way of naming the roles (`role_names.json`), and W1 and W2 split strictly
-(`serve_split_strict.json`). They are simulated with the same requests, from step times of the same
-shape that other programs measured alone (`gpu_steps.json`, `gpu_mixed_steps.json`, fitted by
-`overload.py`).
-The second measures the step table of a model on the CPU, then serves with it at a few rates, and
-simulates these from the table.
+Needs no GPU: W1, W2 and their mixture as they were measured on two H200s with every way of naming
+the roles (`role_names.json`), and W1 and W2 split strictly (`serve_split_strict.json`). They are
+simulated with the same requests, from step times of the same shape that other programs measured
+alone (`gpu_steps.json`, `gpu_mixed_steps.json`, fitted by `overload.py`).
+`simulator_accuracy_cpu.py` does both on the machine where it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +31,6 @@ from w1_w2 import WORKLOADS, Workload
 
 from tasuki.bench.arguments import words
 from tasuki.bench.header import header, write_result
-from tasuki.bench.serving import Serving
-from tasuki.launch.config import Topology
 
 Pair = tuple[Mapping[str, Any], Mapping[str, float]]
 """A run's figures, and the simulated ones."""
@@ -55,17 +50,6 @@ METRICS = {
     "tpot_mean_ms": ("tpot_ms", "mean"),
     "itl_p99_ms": ("itl_ms", "p99"),
     "e2e_mean_ms": ("e2e_ms", "mean"),
-}
-CPU_RATES = (0.5, 1.0)
-CPU_LOAD = {"input-tokens": 200, "output-tokens": 40, "range-ratio": 0.5, "temperature": 0}
-CPU_TOPOLOGIES = {"1mixed": {"mixed": 1}, "1p1d": SPLIT}
-CPU_GRID = {
-    "prefill-tokens": "16,64,256,512",
-    "prefill-context": "0,512",
-    "decode-batch": "1,2,4,8,16",
-    "decode-context": "128,512",
-    "transfer-blocks": "1,16,64",
-    "repeat": 3,
 }
 
 
@@ -169,38 +153,6 @@ def row(file: str, topology: str, load: str, pairs: Sequence[Pair]) -> dict[str,
     }
 
 
-def on_cpu(model: str, requests: int) -> Iterator[dict[str, Any]]:
-    """A step table, then served and simulated at a few rates."""
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "steps.json"
-        command = [*TASUKI, "bench", "batch", "--steps", "--model", model, "--output", str(table)]
-        subprocess.run([*command, *words(CPU_GRID)], check=True)
-        for topology, shape in CPU_TOPOLOGIES.items():
-            roles = [shape.get(role, 0) for role in ("prefill", "decode", "mixed")]
-            strict = {"strict-roles": True} if "strict-roles" in shape else {}
-            server = Serving(Topology(*roles), {"model": model, **strict}, Path(folder) / "log")
-            try:
-                for rate in CPU_RATES:
-                    load = {**CPU_LOAD, "request-rate": rate, "num-requests": requests}
-                    output = Path(folder) / "result.json"
-                    command = [*TASUKI, "bench", "serve", "--base-url", server.url, "--quiet"]
-                    command += ["--output", str(output), *words(load)]
-                    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-                    measured = picked(json.loads(output.read_text())["metrics"])
-                    options = {**shape, "steps": table}
-                    del load["temperature"]
-                    simulated = picked(simulate(options, load))
-                    yield {
-                        "topology": topology,
-                        "load": f"{rate} requests/s",
-                        "measured": measured,
-                        "simulated": simulated,
-                        "error": errors(measured, simulated),
-                    }
-            finally:
-                server.stop()
-
-
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Median and worst error of each metric over all rows."""
     result = {}
@@ -211,24 +163,24 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return result
 
 
+def write(kind: str, model: str, output: Path, found: Iterable[dict[str, Any]]) -> None:
+    """Print the rows as they come, and write the result."""
+    rows = []
+    for each in found:
+        rows.append(each)
+        told = {name: f"{100 * error:+.0f}%" for name, error in each["error"].items()}
+        print(each["topology"], each["load"], told, flush=True)
+    result = header(kind, label="accuracy", topology=None, model=model)
+    load = dict(zip(("1_min", "5_min", "15_min"), psutil.getloadavg(), strict=True))
+    write_result(output, {**result, "machine_load": load, "rows": rows, "summary": summary(rows)})
+
+
 def main() -> None:
     """Simulate what was measured, and say how far off it is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=RESULTS / "simulator_accuracy.json")
     options = parser.parse_args()
-    rows = []
-    for row in on_cpu(options.model, options.requests) if options.cpu else OnH200s().rows():
-        rows.append(row)
-        told = {name: f"{100 * error:+.0f}%" for name, error in row["error"].items()}
-        print(row["topology"], row["load"], told, flush=True)
-    model = options.model if options.cpu else "qwen3-4b-shape"
-    result = header("simulator_accuracy", label="accuracy", topology=None, model=model)
-    load = dict(zip(("1_min", "5_min", "15_min"), psutil.getloadavg(), strict=True))
-    content = {**result, "machine_load": load, "rows": rows, "summary": summary(rows)}
-    write_result(options.output, content)
+    write("simulator_accuracy", "qwen3-4b-shape", options.output, OnH200s().rows())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,174 @@
+"""How far the simulator is off on this machine: measured and simulated in one run.
+
+    python benchmarks/simulator_accuracy_cpu.py               16 minutes, a quiet machine
+
+A worker of SmolLM2 has the first core of this process, the client and the router the others: what
+the simulator does not know, that they take the worker's time, does not happen. The worker's steps
+are measured first, alone. Each load is then served in a closed loop, and at two shares of the rate
+that this reached, in turns, and simulated with the same requests. The share of time that the host
+took (*steal*) is in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from programs import running
+from simulator_accuracy import RESULTS, TASUKI, Pair, picked, row, simulate, write
+
+from tasuki.bench.arguments import words
+from tasuki.bench.errors import RunFailedError
+from tasuki.models.fetch import resolve_model
+
+MODEL = "smollm2-135m"
+LOADS: dict[str, dict[str, Any]] = {
+    "96:64": {"input-tokens": 96, "output-tokens": 64, "range-ratio": 0.9},
+    "640:16": {"input-tokens": 640, "output-tokens": 16, "range-ratio": 0.5},
+    "256:32": {"input-tokens": 256, "output-tokens": 32, "range-ratio": 0.5},
+    "32:96": {"input-tokens": 32, "output-tokens": 96, "range-ratio": 0.5},
+}
+AT_A_TIME = 16
+SHARES = (0.5, 0.85)  # of the closed loop's rate
+GRID = {
+    "prefill-tokens": "16,64,256,512",
+    "prefill-context": "0,512",
+    "decode-batch": "1,2,4,8,16",
+    "decode-context": "128,512",
+    "transfer-blocks": "1,16,64",
+    "repeat": 3,
+}
+READY_S = 120.0
+
+
+def free_port() -> int:
+    """One that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_ready(url: str) -> None:
+    """Until the router has a worker."""
+    until = time.monotonic() + READY_S
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        if time.monotonic() > until:
+            raise RunFailedError(f"{url} serves nothing after {READY_S:g} s")
+        time.sleep(0.2)
+
+
+def run(command: Sequence[str], cores: list[int]) -> None:
+    """A program on these cores, until its end."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    if done.returncode != 0:
+        said = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        raise RunFailedError(f"{' '.join(command)}\n{said}")
+
+
+class OnThisMachine:
+    """One worker on its own core."""
+
+    def __init__(self, folder: Path, seconds: float, turns: int) -> None:
+        cores = psutil.Process().cpu_affinity()
+        if len(cores) < 2:
+            raise SystemExit("one processor core: the worker needs one of its own, use 2 or more")
+        self._own, self._others = cores[:1], cores[1:]
+        self._folder, self._seconds, self._turns = folder, seconds, turns
+        self._model = str(resolve_model(MODEL))
+        self._steps = folder / "steps.json"
+        self._seeds = itertools.count(1)  # another for each run: no prompt is cached
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every load: closed loop, then the shares of its rate."""
+        command = [*TASUKI, "bench", "batch", "--steps", "--model", self._model]
+        run([*command, *words({**GRID, "output": self._steps})], self._own)
+        with self._serving() as url:
+            for name, lengths in LOADS.items():
+                closed = {**lengths, "arrival": "closed", "max-concurrency": AT_A_TIME}
+                rate = statistics.median(
+                    pair[0]["request_throughput"] for pair in self._pairs(url, closed)
+                )
+                yield self._row(f"{name}, {AT_A_TIME} at a time")
+                for share in SHARES:
+                    self._pairs(url, {**lengths, "request-rate": share * rate})
+                    yield self._row(f"{name}, {share:g} of its rate")
+
+    def _pairs(self, url: str, load: dict[str, Any]) -> list[Pair]:
+        """The load's turns, measured and simulated; kept for `_row`."""
+        self._measured: list[Pair] = []
+        before, began = psutil.cpu_times().steal, time.monotonic()
+        for _ in range(self._turns):
+            sent = {**load, "duration-s": self._seconds, "seed": next(self._seeds)}
+            output = self._folder / "result.json"
+            command = [*TASUKI, "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
+            command += words({**sent, "tokenizer": self._model, "temperature": 0})
+            run([*command, "--output", str(output)], self._others)
+            measured = json.loads(output.read_text())["metrics"]
+            rate = {"request_throughput": float(measured["request_throughput"])}
+            found = simulate({"mixed": 1, "steps": self._steps}, sent)
+            self._measured.append(({**picked(measured), **rate}, picked(found)))
+        passed = (time.monotonic() - began) * len(self._own + self._others)
+        self._steal = (psutil.cpu_times().steal - before) / passed
+        return self._measured
+
+    def _row(self, load: str) -> dict[str, Any]:
+        spread = {
+            metric: max(values) - min(values)
+            for metric in self._measured[0][1]
+            if (values := [measured[metric] for measured, _ in self._measured])
+        }
+        found = row("", "1 mixed", load, self._measured)
+        return {**found, "spread": spread, "steal": self._steal}
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[str]:
+        """The router's URL."""
+        port, worker_port = free_port(), free_port()
+        worker = [*TASUKI, "worker", "--model", self._model, "--role", "mixed"]
+        router = [*TASUKI, "router", "--model", self._model, "--port", str(port)]
+        router += ["--worker", f"127.0.0.1:{worker_port}"]
+        with (
+            running([*worker, "--port", str(worker_port)], self._own),
+            running(router, self._others),
+        ):
+            url = f"http://127.0.0.1:{port}"
+            await_ready(url)
+            yield url
+
+
+def main() -> None:
+    """Measure, simulate, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
+    parser.add_argument("--turns", type=int, default=3)
+    default = RESULTS / "simulator_accuracy_cpu.json"
+    parser.add_argument("--output", type=Path, default=default)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tasuki-accuracy-") as folder:
+        machine = OnThisMachine(Path(folder), options.seconds, options.turns)
+        write("simulator_accuracy_cpu", MODEL, options.output, machine.rows())
+
+
+if __name__ == "__main__":
+    main()
