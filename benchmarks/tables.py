@@ -28,7 +28,12 @@ from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
 from tables_of_roles import roles
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
-from tables_of_simulator import plan_regret, simulator, simulator_accuracy
+from tables_of_simulator import (
+    plan_regret,
+    simulator,
+    simulator_accuracy,
+    simulator_accuracy_cpu,
+)
 from tables_of_steps import busy, dispatch, fallback, mixed_steps, revisions, sampled, steps
 
 PAGE = Path(__file__).resolve().parent / "RESULTS.md"
@@ -46,6 +51,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "doctor": doctor,
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
+    "simulator-accuracy-cpu": simulator_accuracy_cpu,
     "plan-regret": plan_regret,
     "roles-follow": roles,
     "overload": overload,

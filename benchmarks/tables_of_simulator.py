@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from table_parts import load, number, rows, source
 
 SHOWN = {
@@ -55,6 +58,41 @@ def simulator_accuracy() -> str:
         errors = ["" if error is None else f"{100 * error:.0f}%" for error in all_rows]
         lines.append([f"{which} of all", "", "", *errors])
     return source("simulator_accuracy") + rows(("file", "topology", "load", *SHOWN.values()), lines)
+
+
+ON_CPU = {
+    "output_throughput": "output tok/s",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p95_ms": "p95",
+    "tpot_mean_ms": "TPOT mean",
+    "itl_p99_ms": "ITL p99",
+}
+WORST, OF_SPREAD, NEAR_MS = 0.2, 1.5, 5.0  # errors that are small enough, by any of them
+
+
+def simulator_accuracy_cpu() -> str:
+    """The same on one machine's CPU, and how many points are near enough."""
+    result = load("simulator_accuracy_cpu")
+    lines = []
+    for row in result["rows"]:
+        errors = [f"{100 * row['error'][name]:+.0f}%" for name in ON_CPU]
+        lines.append([row["load"], *errors])
+    for which in ("median", "worst"):
+        lines.append(
+            [f"{which} of all", *(f"{100 * result['summary'][n][which]:.0f}%" for n in ON_CPU)]
+        )
+    near = [sum(_is_near(row, name) for row in result["rows"]) for name in ON_CPU]
+    lines.append(["near enough", *(f"{count} of {len(result['rows'])}" for count in near)])
+    return source("simulator_accuracy_cpu") + rows(("load", *ON_CPU.values()), lines)
+
+
+def _is_near(row: Mapping[str, Any], name: str) -> bool:
+    apart = abs(row["simulated"][name] - row["measured"][name])
+    return (
+        abs(row["error"][name]) <= WORST
+        or apart <= OF_SPREAD * row["spread"][name]
+        or (name.endswith("_ms") and apart <= NEAR_MS)
+    )
 
 
 def plan_regret() -> str:
