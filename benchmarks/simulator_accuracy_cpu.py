@@ -5,7 +5,10 @@
 A worker of SmolLM2 has the first core of this process, the client and the router the others: what
 the simulator does not know, that they take the worker's time, does not happen. The worker's steps
 are measured first, alone. Each load is then served in a closed loop, and at two shares of the rate
-that this reached, in turns, and simulated with the same requests, other ones in each turn"""
+that this reached, in turns, and simulated with the same requests, other ones in each turn. The file
+also has how far the turns' figures are apart (*spread*), and the share of time that the host took
+(*steal*).
+"""
 
 from __future__ import annotations
 
