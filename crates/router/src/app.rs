@@ -229,9 +229,10 @@ impl App {
     pub fn no_worker(&self, model: Option<&Model>) -> ApiError {
         let readiness = self.generator.readiness(model.map(|model| model.id));
         ApiError::Unavailable {
-            reason: readiness
-                .err()
-                .unwrap_or_else(|| "none has reported yet".to_owned()),
+            reason: readiness.err().map_or_else(
+                || "none has reported yet".to_owned(),
+                |reason| reason.to_string(),
+            ),
             retry_after_s: NO_WORKER_RETRY_AFTER_S,
         }
     }

@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tasuki_core::ModelId;
 use tasuki_flow::TokenLogprob;
+use tasuki_policy::NoPlacement;
 use tasuki_text::ModelText;
 use tokio::sync::mpsc;
 
@@ -15,7 +16,9 @@ use crate::app::{App, HttpSettings};
 use crate::foreign::native::Asked;
 use crate::models::Models;
 use crate::openai::{Generator, ReasoningParser, ToolParser};
-use crate::serve::api::{Arrival, Event, Finish, Generating, Generation, ModelLimits, Timings};
+use crate::serve::api::{
+    Arrival, Event, Finish, Generating, Generation, ModelLimits, Timings, Unready,
+};
 use crate::serve::events::{self, EventSender};
 use crate::workers::Catalog;
 
@@ -122,7 +125,7 @@ pub struct FakeGenerator {
     pub seen: Mutex<Vec<Generation>>,
     /// The other ends of the generations that were started.
     pub started: Mutex<Vec<(EventSender, mpsc::UnboundedReceiver<u32>)>>,
-    pub readiness: Result<(), String>,
+    pub readiness: Result<(), Unready>,
     /// Models without a worker.
     pub down: Vec<ModelId>,
     pub http_errors: Mutex<Vec<(String, u16)>>,
@@ -145,9 +148,9 @@ impl FakeGenerator {
         Self::new(move |generation| say(generation, text))
     }
 
-    pub fn down(reason: &str) -> Self {
+    pub fn down(reason: NoPlacement) -> Self {
         Self {
-            readiness: Err(reason.to_owned()),
+            readiness: Err(Unready::Workers(reason.into())),
             ..Self::saying("")
         }
     }
@@ -214,11 +217,11 @@ impl Generator for FakeGenerator {
         })
     }
 
-    fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready> {
         if model.is_some_and(|model| self.down.contains(&model)) {
-            return Err("no worker is up".to_owned());
+            return Err(Unready::Workers(NoPlacement::NoWorker.into()));
         }
-        self.readiness.clone()
+        self.readiness
     }
 
     fn catalog(&self) -> Arc<Catalog> {

@@ -17,10 +17,10 @@ pub enum TextError {
     BadFile { path: PathBuf, reason: String },
     /// The tokenizer failed on this text.
     #[error("cannot tokenize: {0}")]
-    Encode(String),
+    Encode(#[source] tokenizers::Error),
     /// The tokenizer failed on these ids.
     #[error("cannot detokenize: {0}")]
-    Decode(String),
+    Decode(#[source] tokenizers::Error),
     /// Chat was asked of a model without a chat template.
     #[error("{0}")]
     NoTemplate(String),

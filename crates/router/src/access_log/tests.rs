@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Once};
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
+use tasuki_policy::NoPlacement;
 use tower::ServiceExt;
 use tracing::dispatcher::{DefaultGuard, set_default};
 
@@ -119,7 +120,7 @@ async fn a_refusal_has_one_line_with_its_status_and_reason() {
         })]
     });
     let prompt = || json!({"prompt": "x"});
-    let down = app(Arc::new(FakeGenerator::down("no worker is up")));
+    let down = app(Arc::new(FakeGenerator::down(NoPlacement::NoWorker)));
     let healthy = app(Arc::new(FakeGenerator::saying("abc")));
     for (app, path, body, status, reason) in [
         (

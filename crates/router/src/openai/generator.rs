@@ -9,7 +9,7 @@ use tasuki_core::ModelId;
 
 use crate::foreign::native::Asked;
 use crate::serve::Service;
-use crate::serve::api::{Arrival, Generating, Generation, ModelLimits};
+use crate::serve::api::{Arrival, Generating, Generation, ModelLimits, Unready};
 use crate::workers::Catalog;
 
 pub trait Generator: Send + Sync + 'static {
@@ -20,7 +20,7 @@ pub trait Generator: Send + Sync + 'static {
     fn limits(&self, model: ModelId) -> Option<ModelLimits>;
 
     /// Ok when a request to the model could be placed now, or to any if `None`; else why not.
-    fn readiness(&self, model: Option<ModelId>) -> Result<(), String>;
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready>;
 
     /// What the workers serve, known so far.
     fn catalog(&self) -> Arc<Catalog>;
@@ -51,7 +51,7 @@ impl Generator for Service {
         Service::limits(self, model)
     }
 
-    fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
+    fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready> {
         Service::readiness(self, model)
     }
 

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use tasuki_flow::fleet::NotReady;
 use tasuki_reqlog::Outcome;
 use tokio::sync::mpsc;
 
@@ -77,6 +78,15 @@ impl Generating {
     pub fn stop(&self, choice: u32) {
         let _ = self.stop.send(choice);
     }
+}
+
+/// Why new requests should not come now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unready {
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error(transparent)]
+    Workers(#[from] NotReady),
 }
 
 /// What the workers that are up agree on.

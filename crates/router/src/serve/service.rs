@@ -15,7 +15,7 @@ use tasuki_reqlog::RequestLog;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::api::{Arrival, Event, Generating, Generation, ModelLimits, ServeError};
+use super::api::{Arrival, Event, Generating, Generation, ModelLimits, ServeError, Unready};
 use super::config::{Config, Tuning};
 use super::driver::{ClientEnds, Shared, drive};
 use super::events;
@@ -272,10 +272,10 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// The reason, for a person.
-    pub fn readiness(&self, model: Option<ModelId>) -> Result<(), String> {
+    /// [`Unready`]: no worker takes one, or the server is shutting down.
+    pub fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready> {
         if self.inner.running.borrow().draining {
-            return Err("the server is shutting down".to_owned());
+            return Err(Unready::ShuttingDown);
         }
         let now = Instant::now();
         let mut last = self
@@ -303,7 +303,7 @@ impl Service {
                 break;
             }
         }
-        answer.map_err(|reason| reason.to_string())
+        answer.map_err(Unready::from)
     }
 
     /// The workers, for the admin API.

@@ -80,7 +80,7 @@ impl ModelText {
         let encoding = self
             .tokenizer
             .encode_fast(text, add_special_tokens)
-            .map_err(|error| TextError::Encode(error.to_string()))?;
+            .map_err(TextError::Encode)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -91,7 +91,7 @@ impl ModelText {
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, TextError> {
         self.tokenizer
             .decode(tokens, skip_special)
-            .map_err(|error| TextError::Decode(error.to_string()))
+            .map_err(TextError::Decode)
     }
 
     /// The text of one token, with U+FFFD for bytes that are no UTF-8 alone.

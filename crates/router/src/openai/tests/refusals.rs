@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
+use tasuki_policy::NoPlacement;
 
 use super::{get, post, post_bytes, saying};
 use crate::app::{App, HttpSettings};
@@ -240,12 +241,12 @@ async fn paths_and_methods_that_are_not_there() {
 
 #[tokio::test]
 async fn no_worker_is_503_with_the_reason() {
-    let app = app(Arc::new(FakeGenerator::down("no worker is connected")));
+    let app = app(Arc::new(FakeGenerator::down(NoPlacement::NoWorker)));
     let body = json!({"prompt": "x"});
     let answer = post(&app, COMPLETIONS, body).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(answer.headers.contains_key("retry-after"));
-    assert!(answer.text.contains("no worker is connected"));
+    assert!(answer.text.contains("no worker is up"));
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use futures::StreamExt;
 use serde_json::json;
-use tasuki_core::FailureKind;
+use tasuki_core::{FailureKind, Role};
+use tasuki_policy::NoPlacement;
 use tower::ServiceExt;
 
 use super::{get, post, saying};
@@ -21,7 +22,10 @@ const PATH: &str = "/v1/completions";
 #[tokio::test]
 async fn health_is_readiness_and_live_is_not() {
     let up = app(Arc::new(FakeGenerator::saying("")));
-    let down = app(Arc::new(FakeGenerator::down("no prefill worker is up")));
+    let no_prefill = NoPlacement::NoRole {
+        role: Role::Prefill,
+    };
+    let down = app(Arc::new(FakeGenerator::down(no_prefill)));
     for path in ["/health", "/ready"] {
         assert_eq!(get(&up, path).await.status, StatusCode::OK);
         let answer = get(&down, path).await;

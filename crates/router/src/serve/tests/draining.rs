@@ -11,7 +11,10 @@ async fn draining_lets_requests_finish_and_takes_no_new_ones() {
         let service = service.clone();
         async move { service.drain(Duration::from_secs(60)).await }
     });
-    until("draining", || service.readiness(None).is_err()).await;
+    until("draining", || {
+        service.readiness(None) == Err(Unready::ShuttingDown)
+    })
+    .await;
     let refused = read_all(service.generate(generation(1), Instant::now())).await;
     assert!(matches!(refused.end, Err(ServeError::Unavailable { .. })));
     assert!(!drain.is_finished());

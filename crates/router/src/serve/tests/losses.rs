@@ -164,7 +164,7 @@ async fn without_workers_the_error_comes_at_once() {
     config.workers.list = vec![address];
     let service = Service::start(config);
     assert!(service.limits(ModelId(0)).is_none());
-    assert_eq!(service.readiness(None), Err("no worker is up".to_owned()));
+    assert_eq!(service.readiness(None), no_placement(NoPlacement::NoWorker));
     let received = read_all(service.generate(generation(4), Instant::now())).await;
     let Err(ServeError::Unavailable {
         reason,

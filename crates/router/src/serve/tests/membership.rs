@@ -68,7 +68,7 @@ fn finish(session: &Session, id: &str) {
 #[tokio::test]
 async fn a_worker_joins_an_empty_router_and_leaves_when_its_requests_have_ended() {
     let (service, tell) = empty(Duration::from_secs(600));
-    assert_eq!(service.readiness(None), Err("no worker is up".to_owned()));
+    assert_eq!(service.readiness(None), no_placement(NoPlacement::NoWorker));
     let (first, mut session) = joins(&tell, &[], "a").await;
     until("the first worker", || workers_with(&service, "up") == ["0"]).await;
     let running = service.generate(generation(1), Instant::now());
@@ -135,8 +135,8 @@ async fn an_address_that_is_back_in_time_stays() {
     let id = session.submit().await.request_id;
     tell.send(AddressSet::new()).expect("a service");
     until("draining", || workers_with(&service, "draining") == ["0"]).await;
-    let drains = "the workers that are up are draining and take no new requests";
-    assert_eq!(service.readiness(None), Err(drains.to_owned()));
+    let drains = no_placement(NoPlacement::AllDraining);
+    assert_eq!(service.readiness(None), drains);
     tell.send(addresses([&worker])).expect("a service");
     until("its return", || {
         workers_with(&service, "draining").is_empty()

@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use tasuki_core::ModelId;
 use tasuki_flow::SamplingParams;
+use tasuki_policy::NoPlacement;
 use tasuki_wire::v1::router_message::Message as ToWorker;
 use tasuki_wire::v1::worker_message::Message;
 use tasuki_wire::v1::{self, FinishReason as F, Leg, LegEndReason as R, LegTimings, Role};
 
 use super::Service;
-use super::api::{Event, Finish, Generating, Generation, ServeError, Timings};
+use super::api::{Event, Finish, Generating, Generation, ServeError, Timings, Unready};
 use super::config::{Config, Tuning};
 use crate::discovery::StaticList;
 use crate::workers::Liveness;
@@ -43,6 +44,11 @@ fn generation(max_tokens: u32) -> Generation {
         priority: 0,
         opaque: None,
     }
+}
+
+/// What readiness is where no request finds a placement.
+fn no_placement(reason: NoPlacement) -> Result<(), Unready> {
+    Err(Unready::Workers(reason.into()))
 }
 
 /// Short requests are split too.
