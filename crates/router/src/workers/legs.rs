@@ -100,25 +100,31 @@ impl Registry {
         {
             connection.link.resync_cache();
         }
-        // A task that is gone has sent its aborts.
+        // Each wakes a task, which takes longer than all that is done under the lock.
+        let mut inputs = Vec::with_capacity(report.outputs.size_hint().0);
         for (name, output) in report.outputs {
             if let Some(leg) = connection.legs.get(name.as_ref()) {
                 let cached = output.cached_prompt_tokens;
                 fleet.on_tokens(key, leg.slot, output.tokens.len(), cached);
                 fleet.on_output(key, leg.slot, cached);
-                let _ = leg.inbox.send(Input::Output(leg.id(key), output));
+                inputs.push((leg.inbox.clone(), Input::Output(leg.id(key), output)));
             }
         }
         for (name, ended) in report.ended {
             if let Some(leg) = connection.legs.remove(name.as_ref()) {
                 fleet.on_outcome(key, leg.slot, &ended);
                 fleet.on_ended(key, leg.slot, ended.timings.as_deref());
-                let _ = leg.inbox.send(Input::Ended(leg.id(key), ended));
+                let id = leg.id(key);
+                inputs.push((leg.inbox, Input::Ended(id, ended)));
             }
         }
         fleet.recount(key);
         state.settle(self.since_start(now));
         drop(state);
+        for (inbox, input) in inputs {
+            // A task that is gone has sent its aborts.
+            let _ = inbox.send(input);
+        }
         if recovered {
             self.announce_change();
         }

@@ -149,6 +149,7 @@ fn events<W: Wording>(
         opened: false,
         ended: false,
         quiet: Alarm::new(),
+        written: Events::default(),
     };
     // Boxed: it is moved for every part.
     futures::stream::unfold(Box::new(state), |mut state| async move {
@@ -174,6 +175,8 @@ struct EventStream<W> {
     ended: bool,
     /// Goes off when there was nothing for too long.
     quiet: Alarm,
+    /// To be sent.
+    written: Events,
 }
 
 impl<W: Wording> EventStream<W> {
@@ -182,8 +185,7 @@ impl<W: Wording> EventStream<W> {
         if self.ended {
             return None;
         }
-        let mut events = Events::default();
-        while events.0.is_empty() {
+        while self.written.is_empty() {
             let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
                 Pending::There(next) => Some(next),
                 Pending::Late => None,
@@ -193,15 +195,16 @@ impl<W: Wording> EventStream<W> {
                 }
             };
             match next {
-                Some(next) => self.take(next, &mut events),
-                None => events.heartbeat(),
+                Some(next) => self.write(next),
+                None => self.written.heartbeat(),
             }
         }
-        Some(events.0.into())
+        Some(self.written.take())
     }
 
-    fn take(&mut self, next: Next, events: &mut Events) {
+    fn write(&mut self, next: Next) {
         let RunningAnswer { wording, run } = &mut self.running;
+        let events = &mut self.written;
         match next {
             Some(Ok(output)) => {
                 if !std::mem::replace(&mut self.opened, true) {

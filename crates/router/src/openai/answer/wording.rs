@@ -2,7 +2,9 @@
 //! an envelope around their choices; each has a [`Shape`] for a choice.
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
+use bytes::{BufMut, BytesMut};
 use chrono::Utc;
 use serde::Serialize;
 
@@ -36,18 +38,37 @@ pub trait Wording: Send + 'static {
     fn whole(&mut self, run: &Run, pieces: Vec<Piece>) -> Response;
 }
 
-/// Server-sent events, written one after another.
-#[derive(Debug, Default)]
-pub struct Events(pub Vec<u8>);
+/// Server-sent events, written one after another into one buffer.
+#[derive(Debug)]
+pub struct Events(BytesMut);
+
+/// Room for a few tokens' events.
+const BUFFER_BYTES: usize = 1 << 10;
 
 const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
+impl Default for Events {
+    fn default() -> Self {
+        Self(BytesMut::with_capacity(BUFFER_BYTES))
+    }
+}
+
 impl Events {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What was written since the last call. Its room is used again once it was sent.
+    pub fn take(&mut self) -> Bytes {
+        self.0.split().freeze()
+    }
+
     /// JSON has no line feeds outside strings and escapes them inside, so an
     /// event's data is one line.
     pub fn event(&mut self, data: &impl Serialize) {
         self.0.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.0, data).expect("a chunk can be written as JSON");
+        let writer = (&mut self.0).writer();
+        serde_json::to_writer(writer, data).expect("a chunk can be written as JSON");
         self.0.extend_from_slice(b"\n\n");
     }
 
@@ -55,7 +76,7 @@ impl Events {
     pub fn named(&mut self, name: &str, data: &impl Serialize) {
         self.0.extend_from_slice(b"event: ");
         self.0.extend_from_slice(name.as_bytes());
-        self.0.push(b'\n');
+        self.0.put_u8(b'\n');
         self.event(data);
     }
 
@@ -225,4 +246,27 @@ fn chunk_envelope<S: Shape>(run: &Run, choices: Vec<S::Chunk>) -> Envelope<'_, S
     let mut envelope = run.info.envelope(S::CHUNK_OBJECT, choices);
     envelope.usage = run.delivery.include_usage.then_some(None);
     envelope
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_were_sent_leave_their_room_to_the_next() {
+        let mut events = Events::default();
+        let buffer = events.0.as_ptr();
+        let mut places = std::collections::HashSet::new();
+        for number in 0..1_000 {
+            events.event(&number);
+            let sent = events.take();
+            assert_eq!(sent, format!("data: {number}\n\n").into_bytes());
+            assert!(events.is_empty());
+            places.insert(sent.as_ptr() as usize - buffer as usize);
+        }
+        assert!(
+            places.iter().all(|place| *place < BUFFER_BYTES),
+            "{places:?}"
+        );
+    }
 }

@@ -1,4 +1,6 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake};
 use std::time::Instant;
 
 use tasuki_core::{FailureKind, ModelId, WorkerId};
@@ -77,6 +79,43 @@ fn messages_of_a_leg_go_to_its_worker_and_to_its_request() {
     assert!(matches!(next(), Some(Input::Ended(from, _)) if from == legs[0]));
     assert!(matches!(next(), Some(Input::Ended(from, _)) if from == legs[1]));
     assert!(next().is_none(), "an ended leg has no output");
+}
+
+/// Notes whether the registry's lock is free when a request's task is woken.
+struct LockProbe {
+    registry: Arc<Registry>,
+    was_free: AtomicBool,
+}
+
+impl Wake for LockProbe {
+    fn wake(self: Arc<Self>) {
+        let is_free = self.registry.state.try_lock().is_ok();
+        self.was_free.store(is_free, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn requests_are_woken_after_the_lock() {
+    let registry = Arc::new(registry(1));
+    let (key, _worker) = joined(&registry);
+    let (sender, mut inbox) = mpsc::unbounded_channel();
+    let leg = LegId {
+        worker: key,
+        attempt: 0,
+    };
+    registry.dispatch(leg, "r.0".to_owned(), spec(LegKind::Prefill), &sender);
+    for (output, ended) in [(Some("r.0"), None), (None, Some("r.0"))] {
+        let probe = Arc::new(LockProbe {
+            registry: Arc::clone(&registry),
+            was_free: AtomicBool::default(),
+        });
+        let waker = Arc::clone(&probe).into();
+        let mut context = Context::from_waker(&waker);
+        assert!(inbox.poll_recv(&mut context).is_pending());
+        report(&registry, key, output, ended);
+        assert!(probe.was_free.load(Ordering::Relaxed));
+        assert!(inbox.try_recv().is_ok());
+    }
 }
 
 #[test]
