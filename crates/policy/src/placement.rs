@@ -26,7 +26,7 @@ pub struct Placement {
     pub prefill: WorkerId,
     pub decode: WorkerId,
     /// Expected time to the last token, and that which others lose by the request; 0 where the
-    /// policy reckons no cost.
+    /// policy computes none.
     pub cost_s: f64,
     /// The costs that were compared, if there are any.
     pub why: Option<Why>,

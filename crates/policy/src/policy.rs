@@ -38,7 +38,7 @@ pub enum PolicyKind {
     /// The least expected work: see [`WorkerIndex`].
     #[default]
     Cost,
-    /// By role, and by a rule that reckons no cost: see [`SimplePolicy`].
+    /// By role, and by a rule that computes no cost: see [`SimplePolicy`].
     Simple(Rule),
 }
 

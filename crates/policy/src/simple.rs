@@ -1,4 +1,4 @@
-//! Policies that reckon no cost: roles say who does what, and a rule chooses among equals.
+//! Policies that compute no cost: roles decide what a worker does, and a rule chooses among equals.
 //!
 //! A worker of role prefill computes a prompt and hands it over, a mixed one serves a request
 //! alone. Where no worker of the right role takes a request, any other serves it alone, unless

@@ -21,8 +21,9 @@ pub enum JoinError {
     )]
     NotServed { theirs: String, served: Vec<String> },
     #[error(
-        "{model:?} is served by {ours} workers here, and this is a {theirs} worker, which answers \
-         in its own way: give its model another name, with --served-model-name or --served-name"
+        "{model:?} is served by workers of {ours} here, and this is a worker of {theirs}, which \
+         answers in its own way: give its model another name, with --served-model-name or \
+         --served-name"
     )]
     OtherKind {
         model: String,

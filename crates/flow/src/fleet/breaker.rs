@@ -27,6 +27,8 @@ const KINDS: [FailureKind; 3] = [
     FailureKind::Memory,
     FailureKind::Transport,
 ];
+/// Those that a worker which computes does not have.
+const COMPUTING: [FailureKind; 2] = [FailureKind::Device, FailureKind::Memory];
 
 /// What a leg has shown of its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,8 +83,8 @@ impl Breakers {
         let is_trial = self.trial == Some(leg);
         match shown {
             Shown::Fails(kind) => self.on_failure(kind, is_trial, now),
-            Shown::Computes => self.on_success(&[0, 1], is_trial),
-            Shown::HandsOver => self.on_success(&[0, 1, 2], is_trial),
+            Shown::Computes => self.on_success(&COMPUTING, is_trial),
+            Shown::HandsOver => self.on_success(&KINDS, is_trial),
             Shown::Nothing => {}
         }
         if is_trial {
@@ -137,9 +139,9 @@ impl Breakers {
         }
     }
 
-    fn on_success(&mut self, kinds: &[usize], is_trial: bool) {
-        for &kind in kinds {
-            let breaker = &mut self.kinds[kind];
+    fn on_success(&mut self, kinds: &[FailureKind], is_trial: bool) {
+        let breakers = KINDS.into_iter().zip(&mut self.kinds);
+        for (_, breaker) in breakers.filter(|(kind, _)| kinds.contains(kind)) {
             breaker.in_a_row = 0;
             if is_trial {
                 breaker.until = None;

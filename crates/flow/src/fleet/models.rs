@@ -104,7 +104,7 @@ impl Models {
     fn other_kind(&self, name: &str, at: usize, theirs: Payload) -> JoinError {
         let kind = |tokens| match tokens {
             true => "Tasuki",
-            false => "vLLM or SGLang",
+            false => "another engine",
         };
         let ours = self.names[at].first();
         JoinError::OtherKind {

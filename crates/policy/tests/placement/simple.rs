@@ -76,7 +76,7 @@ fn request() -> RequestView {
 }
 
 #[test]
-fn a_role_says_who_does_what_while_there_is_a_worker_of_it() {
+fn roles_decide_while_there_is_a_worker_of_each() {
     for rule in RULES {
         let mut fleet = Fleet::new(rule, &[Role::Prefill, Role::Decode]);
         assert_eq!(fleet.place(&request()), (0, 1), "{rule:?}");

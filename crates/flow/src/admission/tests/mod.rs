@@ -55,7 +55,7 @@ fn at_rate(rate: f64, config: AdmissionConfig) -> World {
 }
 
 #[test]
-fn who_is_refused_is_refused_at_once() {
+fn refusals_come_at_once() {
     for rate in [20.0, 32.0, 48.0] {
         let seen = at_rate(rate, objectives()).seen;
         let after: Vec<f64> = seen.iter().filter_map(|s| s.refused_after_s).collect();
@@ -82,7 +82,7 @@ fn at_twice_the_load_nine_tenths_of_the_best_goodput_are_left() {
 
 /// A tenth of the tenants sends nine tenths of the load.
 #[test]
-fn who_sends_much_does_not_take_from_who_sends_little() {
+fn a_tenant_that_sends_much_takes_nothing_from_the_others() {
     let mut draw = draws(3);
     let mut load = poisson(40.0, SECONDS, draws(11));
     for arrival in &mut load {
@@ -222,7 +222,7 @@ fn crowded(config: AdmissionConfig) -> (World, Entrant) {
 }
 
 #[test]
-fn a_request_that_waited_too_long_is_told_so() {
+fn a_request_that_waited_too_long_is_refused_with_its_times() {
     let minute = AdmissionConfig {
         max_wait: Duration::from_secs(60),
         ..AdmissionConfig::default()
@@ -262,7 +262,7 @@ fn a_request_that_left_is_forgotten() {
 }
 
 #[test]
-fn nobody_follows_through_the_doorway_before_it_is_free() {
+fn the_next_request_waits_until_the_admitted_one_is_placed() {
     let mut world = World::new(1, POOL, AdmissionConfig::default());
     let (_, entrant) = crowded(AdmissionConfig::default());
     let ids = [0, 1].map(|_| world.admission.enter(entrant.clone(), &world.fleet));
@@ -304,7 +304,7 @@ fn a_request_that_no_worker_can_take_does_not_wait_behind_others() {
 }
 
 #[test]
-fn who_waits_when_all_workers_are_gone_is_let_in_to_be_told() {
+fn requests_that_wait_when_all_workers_are_gone_are_admitted_and_fail() {
     let (mut world, entrant) = crowded(AdmissionConfig::default());
     let ids = [0, 1].map(|_| world.admission.enter(entrant.clone(), &world.fleet));
     assert_eq!(world.admission.settle(Duration::ZERO, &world.fleet), []);

@@ -177,7 +177,7 @@ fn models_of_opaque_workers_become_known_with_them() {
         ..info("e")
     });
     let refused = refused.expect_err("another kind").to_string();
-    let says = "\"m\" is served by vLLM or SGLang workers here, and this is a Tasuki worker";
+    let says = "\"m\" is served by workers of another engine here, and this is a worker of Tasuki";
     assert!(refused.contains(says), "{refused}");
     fleet.leave(first);
     let known: Vec<_> = fleet

@@ -7,7 +7,7 @@ use super::{choose, pair};
 use crate::fleets::worker;
 
 #[test]
-fn too_large_is_told_from_down() {
+fn too_large_and_down_are_different_answers() {
     let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
     workers[1].capacity.max_model_len_tokens = 100;
     workers[0].health = Health::Suspect;
@@ -36,7 +36,7 @@ fn too_large_is_told_from_down() {
 }
 
 #[test]
-fn the_avoided_serve_only_when_nobody_else_can() {
+fn avoided_workers_serve_only_where_no_other_can() {
     let workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
     let mut request = RequestView::new(100, 10);
     request.avoid = vec![WorkerId(0)];

@@ -7,7 +7,7 @@ use super::{choose, pair, strict_pair};
 use crate::fleets::{domain, worker};
 
 #[test]
-fn strict_roles_decide_who_does_what() {
+fn with_strict_roles_a_worker_does_nothing_else() {
     let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
     for busy in [0, 50] {
         workers[0].load.running_sequences = busy;

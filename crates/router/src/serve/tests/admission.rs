@@ -29,7 +29,7 @@ fn finish(session: &Session, request_id: &str) {
 }
 
 #[tokio::test]
-async fn who_waits_is_placed_when_the_worker_has_less_to_do() {
+async fn a_waiting_request_is_placed_when_the_worker_has_less_to_do() {
     let (service, _workers, mut sessions) = one_worker(|_| ()).await;
     let now = Instant::now();
     let [first, second, third] = ["a", "a", "b"].map(|t| service.generate(long(t), now));
@@ -58,7 +58,7 @@ async fn who_waits_is_placed_when_the_worker_has_less_to_do() {
 }
 
 #[tokio::test]
-async fn who_would_be_too_late_is_told_at_once_and_with_numbers() {
+async fn a_request_that_would_be_too_late_is_refused_at_once_with_numbers() {
     let objective = |tuning: &mut Tuning| tuning.admission.ttft = Some(Duration::from_secs(1));
     let (service, _workers, mut sessions) = one_worker(objective).await;
     let _first = service.generate(long("a"), Instant::now());
@@ -97,7 +97,7 @@ async fn who_would_be_too_late_is_told_at_once_and_with_numbers() {
 }
 
 #[tokio::test]
-async fn the_tail_of_who_sends_most_makes_room_for_another() {
+async fn the_last_request_of_the_largest_tenant_makes_room_for_another() {
     let limit = |tuning: &mut Tuning| tuning.admission.max_sequences = 2;
     let (service, _workers, mut sessions) = one_worker(limit).await;
     let now = Instant::now();
@@ -119,7 +119,7 @@ async fn the_tail_of_who_sends_most_makes_room_for_another() {
 }
 
 #[tokio::test]
-async fn who_leaves_while_waiting_leaves_nothing() {
+async fn a_client_that_leaves_while_it_waits_leaves_nothing() {
     let (service, _workers, mut sessions) = one_worker(|_| ()).await;
     let now = Instant::now();
     let [first, second, third] = ["a", "a", "a"].map(|t| service.generate(long(t), now));
@@ -135,7 +135,7 @@ async fn who_leaves_while_waiting_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn who_waits_at_the_end_of_the_server_is_told() {
+async fn requests_that_wait_at_shutdown_fail_with_the_reason() {
     let (service, _workers, mut sessions) = one_worker(|_| ()).await;
     let now = Instant::now();
     let [_first, second] = ["a", "a"].map(|t| service.generate(long(t), now));

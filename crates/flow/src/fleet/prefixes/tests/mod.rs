@@ -182,7 +182,7 @@ fn hits_that_do_not_come_are_expected_less() {
 }
 
 #[test]
-fn what_a_worker_reports_counts_whole_whoever_placed_it() {
+fn what_a_worker_reports_counts_whole() {
     let mut index = index(2, true);
     assert!(index.on_events(B, &stored(1, names(&prompt(1, 0, 6)))));
     assert_eq!(warmest(&index, &prompt(1, 0, 9)), Some((B, 6)));

@@ -7,7 +7,7 @@ use crate::machine::{Effect, Input, MachineConfig};
 use crate::sampling::TokenLogprob;
 
 #[test]
-fn a_rejection_reaches_the_client_in_the_workers_words() {
+fn a_rejection_reaches_the_client_with_the_workers_message() {
     let mut case = Case::plain(&[Ok((0, 1))], &[]);
     case.ended(leg(0, 0), R::Rejected);
     let Some(ServeError::Rejected(message)) = case.error() else {
@@ -78,7 +78,7 @@ fn prompt_logprobs_come_once_and_are_not_asked_for_again() {
 fn decode_does_not_overtake_the_prompts_logprobs() {
     let mut case = Case::plain(&[Ok((0, 1))], &[]);
     case.tokens(leg(1, 0), 0, 8).ended(leg(1, 0), R::Finished);
-    assert!(case.effects.is_empty(), "held until prefill has spoken");
+    assert!(case.effects.is_empty(), "held until prefill has output");
     let output = Output {
         tokens: vec![0],
         prompt_logprobs: vec![TokenLogprob::default(); 9],
@@ -95,7 +95,7 @@ fn decode_does_not_overtake_the_prompts_logprobs() {
 }
 
 #[test]
-fn an_old_attempts_words_are_ignored() {
+fn output_of_an_old_attempt_is_ignored() {
     let mut case = Case::plain(&[Ok((0, 0)), Ok((1, 1))], &[]);
     case.ended(leg(0, 0), R::Failed);
     case.tokens(leg(0, 0), 0, 1);

@@ -9,7 +9,7 @@ use crate::leg::{LegEndReason as R, LegKind};
 use crate::machine::{Input, MachineConfig, OnKvLoss};
 
 #[test]
-fn a_refusal_bends_the_attempt_to_another_decode_worker() {
+fn a_refused_decode_leg_is_retargeted_to_another_worker() {
     for prefilled in [false, true] {
         let mut case = Case::plain(&[Ok((0, 1))], &[2]);
         if prefilled {
@@ -23,7 +23,7 @@ fn a_refusal_bends_the_attempt_to_another_decode_worker() {
 }
 
 #[test]
-fn a_refusal_with_nobody_else_is_tried_again_after_a_pause() {
+fn a_refusal_without_another_worker_is_retried_after_a_pause() {
     let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 1)), Ok((0, 1))], &[]);
     case.ended(leg(1, 0), R::Refused);
     assert_eq!(case.aborts(), [(0, 0)]);
@@ -40,7 +40,7 @@ fn a_refusal_with_nobody_else_is_tried_again_after_a_pause() {
 }
 
 #[test]
-fn a_decode_worker_lost_early_costs_no_prefill() {
+fn a_decode_worker_lost_before_its_first_token_costs_no_prefill() {
     for prefilled in [false, true] {
         let mut case = Case::plain(&[Ok((0, 1))], &[2]);
         if prefilled {
@@ -53,7 +53,7 @@ fn a_decode_worker_lost_early_costs_no_prefill() {
 }
 
 #[test]
-fn a_decode_worker_lost_later_is_not_replaced_by_one_that_says_it_all_again() {
+fn a_decode_worker_lost_after_its_first_token_costs_a_new_attempt() {
     let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 2))], &[2]);
     case.tokens(leg(0, 0), 0, 1).tokens(leg(1, 0), 0, 3);
     case.input(Input::Lost(key(1)));
@@ -82,7 +82,7 @@ fn a_prefill_worker_lost_before_its_first_token_is_replaced_at_once() {
 }
 
 #[test]
-fn a_prefill_worker_lost_later_is_decodes_affair() {
+fn after_its_first_token_a_lost_prefill_worker_is_noticed_by_the_decode_worker() {
     let mut case = Case::plain(&[Ok((0, 1)), Ok((1, 1))], &[]);
     case.tokens(leg(0, 0), 0, 1).input(Input::Lost(key(0)));
     assert!(case.effects.is_empty());
@@ -126,7 +126,7 @@ fn a_retarget_that_comes_too_late_starts_anew() {
 }
 
 #[test]
-fn what_was_returned_goes_on_where_it_was() {
+fn a_returned_request_goes_on_after_its_last_token() {
     let mut case = Case::plain(&[Ok((0, 1)), Ok((0, 1))], &[]);
     case.tokens(leg(0, 0), 0, 1).tokens(leg(1, 0), 0, 4);
     case.ended(leg(0, 0), R::HandedOff);
