@@ -39,12 +39,13 @@ const PASSED_HEADERS: [&str; 5] = [
 
 /// What only the router says to workers: with it a client could make them read another
 /// request's KV, or connect to any host.
-const OURS: [&str; 5] = [
+pub const OURS: [&str; 6] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "disagg_prefill_dp_rank",
 ];
 
 /// A request, received.

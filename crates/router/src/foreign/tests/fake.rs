@@ -48,6 +48,8 @@ pub struct Ticket {
 #[derive(Default)]
 pub struct Room {
     pub legs: Mutex<HashMap<&'static str, String>>,
+    /// Data-parallel ranks of prefill, and the one that has the KV.
+    pub prefill_rank: Mutex<(u64, u64)>,
     pub changed: Notify,
 }
 
@@ -84,6 +86,8 @@ pub struct Manner {
     pub health: u16,
     /// Bytes of padding in each chunk.
     pub padding: usize,
+    /// Of data parallelism, where a worker reports them.
+    pub ranks: u64,
 }
 
 impl Default for Manner {
@@ -98,6 +102,7 @@ impl Default for Manner {
             recomputes: false,
             health: 200,
             padding: 0,
+            ranks: 1,
         }
     }
 }

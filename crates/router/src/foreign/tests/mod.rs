@@ -5,6 +5,7 @@ mod connection;
 mod fake;
 mod fake_answer;
 mod sglang;
+mod sglang_ranks;
 mod sglang_worker;
 #[cfg(feature = "otel")]
 mod traces;

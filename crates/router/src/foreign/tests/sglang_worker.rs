@@ -18,6 +18,7 @@ use crate::foreign::object::Object;
 
 /// What prefill gives up after; decode waits for ever.
 const PREFILL_WAITS: Duration = Duration::from_secs(10);
+const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
 pub fn start(name: &str, role: &'static str, fabric: &Arc<Fabric>) -> FakeWorker {
     FakeWorker::start(name, role, fabric, routes)
@@ -60,6 +61,7 @@ async fn server_info(State(worker): State<Arc<Worker>>) -> axum::Json<Value> {
         worker.role
     };
     axum::Json(json!({"disaggregation_mode": mode, "name": worker.name,
+        "dp_size": worker.manner().ranks,
         "disaggregation_bootstrap_port": worker.bootstrap_port,
         "internal_states": [{"of": worker.name}]}))
 }
@@ -95,6 +97,10 @@ async fn complete(
     if body.has("kv_transfer_params") {
         return fabric.violation("fields of vLLM");
     }
+    let rank = match rank(&worker, &path, &headers, &body) {
+        Ok(rank) => rank,
+        Err(wrong) => return fabric.violation(wrong),
+    };
     if let Some(answer) = worker.delayed().await {
         return answer;
     }
@@ -103,10 +109,10 @@ async fn complete(
             return fabric.violation("a meeting with a worker that is alone");
         }
         "" => Ok(()),
-        "prefill" => timeout(PREFILL_WAITS, meet(&worker, "prefill", &body, &bytes))
+        "prefill" => timeout(PREFILL_WAITS, meet(&worker, "prefill", &body, rank))
             .await
             .unwrap_or_else(|_| Err(Box::new(error(500, "decode did not come")))),
-        _ => meet(&worker, "decode", &body, &bytes).await,
+        _ => meet(&worker, "decode", &body, rank).await,
     };
     if let Err(answer) = met {
         return *answer;
@@ -125,7 +131,7 @@ async fn meet(
     worker: &Worker,
     leg: &'static str,
     body: &Object,
-    bytes: &Bytes,
+    rank: Option<u64>,
 ) -> Result<(), Box<Response>> {
     let fabric = &worker.fabric;
     let path = worker.seen.lock().unwrap().last().unwrap().path.clone();
@@ -164,9 +170,16 @@ async fn meet(
             fabric.violation(format!("{hosts:?} {ports:?} {rooms:?}")),
         ));
     }
-    let text = String::from_utf8(bytes.to_vec()).unwrap();
-    for room in rooms {
-        let room = Arc::clone(fabric.rooms.lock().unwrap().entry(room).or_default());
+    // Both legs get the same, but for what decode is told of prefill's rank.
+    let mut same = body.clone();
+    same.remove(PREFILL_RANK);
+    let text = String::from_utf8(same.to_json()).unwrap();
+    for number in rooms {
+        let room = Arc::clone(fabric.rooms.lock().unwrap().entry(number).or_default());
+        if leg == "prefill" {
+            let ranks = worker.manner().ranks;
+            *room.prefill_rank.lock().unwrap() = (ranks, rank.unwrap_or(number % ranks));
+        }
         if room
             .legs
             .lock()
@@ -189,7 +202,16 @@ async fn meet(
                 Some(theirs) if theirs != text => {
                     return Err(Box::new(fabric.violation(format!("{theirs} and {text}"))));
                 }
-                Some(_) => break,
+                Some(_) if leg == "prefill" => break,
+                Some(_) => {
+                    let (ranks, has_kv) = *room.prefill_rank.lock().unwrap();
+                    let expected = body.read(PREFILL_RANK).unwrap_or(number % ranks);
+                    if expected != has_kv {
+                        let what = format!("decode waits for rank {expected}, not {has_kv}");
+                        return Err(Box::new(fabric.violation(what)));
+                    }
+                    break;
+                }
                 None => {
                     let _ = timeout(Duration::from_millis(20), changed).await;
                 }
@@ -197,6 +219,27 @@ async fn meet(
         }
     }
     Ok(())
+}
+
+/// The rank that a request names. `/generate` does not read the header.
+fn rank(
+    worker: &Worker,
+    path: &str,
+    headers: &HeaderMap,
+    body: &Object,
+) -> Result<Option<u64>, String> {
+    if worker.role != "decode" && body.has(PREFILL_RANK) {
+        return Err(format!("{PREFILL_RANK} where nothing is decoded"));
+    }
+    let header = headers.get("x-data-parallel-rank");
+    let header = header.filter(|_| path != "/generate");
+    let header = header.map(|value| value.to_str().unwrap().parse().unwrap());
+    let rank = header.or(body.read("routed_dp_rank"));
+    let rank: Option<u64> = rank.or(body.read("data_parallel_rank"));
+    match rank {
+        Some(rank) if rank >= worker.manner().ranks => Err(format!("rank {rank} ends the worker")),
+        rank => Ok(rank),
+    }
 }
 
 /// `None`: a single sequence, else how many.

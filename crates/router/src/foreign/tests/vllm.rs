@@ -176,7 +176,7 @@ async fn kv_that_decode_did_not_load_is_noticed() {
 #[tokio::test]
 async fn what_only_the_router_says_is_refused_of_clients() {
     let (router, workers, _) = fleet(&["prefill", "decode"]).await;
-    for name in ["kv_transfer_params", "bootstrap_host", "bootstrap_room"] {
+    for name in crate::foreign::serve::OURS {
         let body = json!({"model": MODEL, "messages": [], name: {"remote_host": "x"}});
         let got = router.post(CHAT, &body.to_string()).await;
         assert_eq!(got.status, 400);

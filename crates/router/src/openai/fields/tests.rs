@@ -161,8 +161,8 @@ Fields that bind the form of an answer: [docs/structured-output.md](structured-o
 
 All of this is of models that Tasuki's own workers serve. Requests for models of vLLM and SGLang workers are
 passed on with every field as it is ([docs/foreign-workers.md](foreign-workers.md)), but for those that only the
-router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port` and
-`bootstrap_room` are a 400.
+router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`
+and `disagg_prefill_dp_rank` are a 400.
 ";
 
 const RESPONSES: &str = "

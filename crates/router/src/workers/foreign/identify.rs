@@ -82,11 +82,20 @@ struct Model {
     parent: Option<String>,
 }
 
-/// Of SGLang's `/get_server_info`, what the address must agree with.
+/// Of SGLang's `/get_server_info`: the mode and port with which the address must agree.
 #[derive(Deserialize)]
 struct ServerInfo {
     disaggregation_mode: Option<String>,
     disaggregation_bootstrap_port: Option<u16>,
+    dp_size: Option<u32>,
+}
+
+/// A worker that is ready.
+pub struct Found {
+    pub info: WorkerInfo,
+    pub scrape: Scrape,
+    /// Data-parallel ranks; `None`: it does not tell, as vLLM.
+    pub ranks: Option<u32>,
 }
 
 /// Asks a worker of one engine.
@@ -98,16 +107,21 @@ pub struct Probe<'a> {
 
 impl Probe<'_> {
     /// Who the worker is, as soon as it is ready.
-    pub async fn info(&self) -> Result<(WorkerInfo, Scrape), ProbeError> {
+    pub async fn find(&self) -> Result<Found, ProbeError> {
         self.get("/health").await?;
         let path = "/v1/models";
         let models: Models = self.json(path, &self.get(path).await?)?;
-        if self.address.engine == Engine::Sglang {
-            self.check_sglang().await?;
-        }
+        let ranks = match self.address.engine {
+            Engine::Sglang => self.check_sglang().await?,
+            Engine::Vllm => None,
+        };
         let scrape = self.scrape().await;
         let info = info(self.address, &models.data, &scrape).ok_or(ProbeError::NoModel)?;
-        Ok((info, scrape))
+        Ok(Found {
+            info,
+            scrape,
+            ranks,
+        })
     }
 
     /// Whether it is well.
@@ -122,7 +136,8 @@ impl Probe<'_> {
         scrape(self.address.engine, &Samples::new(&text))
     }
 
-    async fn check_sglang(&self) -> Result<(), ProbeError> {
+    /// Its data-parallel ranks.
+    async fn check_sglang(&self) -> Result<Option<u32>, ProbeError> {
         let path = "/get_server_info";
         let info: ServerInfo = self.json(path, &self.get(path).await?)?;
         let ours = match self.address.role {
@@ -137,7 +152,7 @@ impl Probe<'_> {
             Some(theirs) if self.address.role == Role::Prefill && theirs != ours => {
                 Err(ProbeError::OtherPort { ours, theirs })
             }
-            _ => Ok(()),
+            _ => Ok(info.dp_size),
         }
     }
 
@@ -298,10 +313,13 @@ fn scrape(engine: Engine, samples: &Samples<'_>) -> Scrape {
             ..LoadReport::default()
         }
     });
+    // Of all ranks.
     let from = |source: &str| {
-        let mut series = samples.series("vllm:prompt_tokens_by_source_total");
-        let found = series.find(|(labels, _)| label(labels, "source") == Some(source));
-        found.map(|(_, value)| value)
+        let series = samples.series("vllm:prompt_tokens_by_source_total");
+        let found = series.filter(|(labels, _)| label(labels, "source") == Some(source));
+        found
+            .map(|(_, value)| value)
+            .reduce(|sum, value| sum + value)
     };
     let sources = from("external_kv_transfer").zip(from("local_compute"));
     Scrape {
@@ -347,6 +365,16 @@ mod tests {
         assert_eq!((found.total_blocks, found.block_tokens), (Some(200), 128));
         let sources = found.sources.expect("sources");
         assert_eq!((sources.transferred, sources.computed), (50.0, 9.0));
+        let of = |engine: u8, tokens: u8| {
+            let by_source = "vllm:prompt_tokens_by_source_total";
+            format!(
+                "{by_source}{{engine=\"{engine}\",source=\"local_compute\"}} {tokens}.0\n\
+                 {by_source}{{engine=\"{engine}\",source=\"external_kv_transfer\"}} 2.0\n"
+            )
+        };
+        let ranks = scrape(Engine::Vllm, &Samples::new(&(of(0, 3) + &of(1, 4))));
+        let sources = ranks.sources.expect("sources");
+        assert_eq!((sources.transferred, sources.computed), (4.0, 7.0));
         let text = "sglang:num_running_reqs{m=\"x\"} 3.0\nsglang:num_queue_reqs{m=\"x\"} 0.0\n\
             sglang:token_usage{m=\"x\"} 0.5\nsglang:max_total_num_tokens{m=\"x\"} 3200.0\n";
         let load = scrape(Engine::Sglang, &Samples::new(text))

@@ -15,10 +15,12 @@ use tokio::sync::Notify;
 use super::client::{HttpError, MOST_ANSWER_BYTES};
 use super::exchange::{Connections, Exchange};
 use super::forward::first_error;
+use super::ranks;
 use super::recomputed::{KvLoads, Recomputed};
 use super::sglang::{self, Meeting};
 use super::vllm::{self, NoTicket};
 use crate::discovery::{Engine, ForeignAddress};
+use crate::error::ApiError;
 use crate::foreign::object::Object;
 use crate::foreign::request::{Answer, ForeignRequest, Head};
 use crate::workers::local_leg::Reports;
@@ -40,6 +42,8 @@ pub struct Site {
     /// How long a stream that has begun may bring nothing.
     pub stalled: Option<Duration>,
     pub loads: KvLoads,
+    /// Of data parallelism; `None`: it does not tell.
+    pub ranks: Option<u32>,
 }
 
 /// Why a leg did not end well.
@@ -64,6 +68,23 @@ impl Failure {
 
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(LegEndReason::Failed, message)
+    }
+
+    /// The client gets this error, at once.
+    pub fn rejected(error: &ApiError) -> Self {
+        let answer = Answer {
+            head: Some(Head {
+                status: error.status(),
+                content_type: None,
+            }),
+            bytes: serde_json::to_vec(&error.body()).unwrap_or_default().into(),
+            usage: None,
+            room: None,
+        };
+        Self {
+            answer: Some(Opaque::new(answer)),
+            ..Self::new(LegEndReason::Rejected, error.log_reason())
+        }
     }
 }
 
@@ -176,31 +197,41 @@ impl Leg<'_> {
             ..
         } = self.site.address;
         let client = self.with_model(request);
-        let meeting = |host, port| Meeting {
-            host,
-            port,
-            attempt: self.name,
-            rooms: request.rooms,
+        let rank = match engine {
+            Engine::Sglang => ranks::named(request, self.site.ranks)?,
+            Engine::Vllm => None,
+        };
+        let meet = |host, port| {
+            let meeting = Meeting {
+                host,
+                port,
+                attempt: self.name,
+                rooms: request.rooms,
+            };
+            let mut body = sglang::body(&client, meeting);
+            if let Some(rank) = rank {
+                ranks::set(&mut body, rank, self.spec.kind != LegKind::Prefill);
+            }
+            body
         };
         match (engine, &self.spec.handoff, self.spec.kind) {
-            (_, None, _) => Ok(client),
+            (_, None, _) => Ok(client.clone()),
             (Engine::Vllm, Some(Handoff::IssueTicket), _) => {
                 Ok(vllm::prefill_body(&client, request.path))
             }
             (Engine::Vllm, Some(Handoff::Redeem(ticket)), _) => {
                 Ok(vllm::decode_body(&client, ticket))
             }
-            (Engine::Sglang, Some(Handoff::With(_)), LegKind::Prefill) => Ok(sglang::body(
-                &client,
-                meeting(self.site.address.host(), bootstrap_port),
-            )),
+            (Engine::Sglang, Some(Handoff::With(_)), LegKind::Prefill) => {
+                Ok(meet(self.site.address.host(), bootstrap_port))
+            }
             (Engine::Sglang, Some(Handoff::With(peer)), _) => {
                 let endpoint = peer.kv_endpoint.rsplit_once(':');
                 let (host, port) = endpoint.unwrap_or((&peer.kv_endpoint, ""));
                 let port = port
                     .parse()
                     .map_err(|_| Failure::failed("no bootstrap port"))?;
-                Ok(sglang::body(&client, meeting(host, port)))
+                Ok(meet(host, port))
             }
             _ => Err(Failure::failed("a handoff of another engine")),
         }

@@ -14,6 +14,7 @@ mod identify;
 mod leg;
 mod parts;
 mod prometheus;
+mod ranks;
 mod recomputed;
 mod sglang;
 mod vllm;

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::Client;
 use super::exchange::Connections;
-use super::identify::{Probe, ProbeError, Scrape};
+use super::identify::{Found, Probe, ProbeError, Scrape};
 use super::leg::{self, Site};
 use super::recomputed::{KvLoads, KvSources, Recomputed};
 use crate::discovery::ForeignAddress;
@@ -154,7 +154,11 @@ impl Watch {
     }
 
     async fn find_and_watch(&mut self) -> Result<Infallible, WatchError> {
-        let (info, scrape) = self.probe().info().await?;
+        let Found {
+            info,
+            scrape,
+            ranks,
+        } = self.probe().find().await?;
         let names = std::iter::once(&info.model).chain(&info.further_names);
         let names: Vec<String> = names.cloned().collect();
         let (held, let_go) = oneshot::channel();
@@ -169,6 +173,7 @@ impl Watch {
             doubts: Notify::new(),
             stalled: self.liveness.stalled,
             loads: KvLoads::default(),
+            ranks,
         });
         let link = Arc::new(ForeignLink {
             site: Arc::clone(&site),
