@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use tasuki_flow::Grammar;
 
-use super::types::{CommonFields, ResponseFormat, StructuredOutputs};
+use super::types::{CommonFields, NamedSchema, ResponseFormat, StructuredOutputs};
 use super::validate::count;
 use crate::error::ApiError;
 use crate::grammar::{GrammarError, Grammars, lark, size};
@@ -128,6 +128,14 @@ pub fn usual_whitespace() -> Value {
 
 fn response_format(format: &ResponseFormat) -> Result<Option<Form>, ApiError> {
     let field = format.names.format;
+    let schema_of = |named: &NamedSchema| named.schema.is_some();
+    if format.kind != "json_schema" && format.json_schema.as_ref().is_some_and(schema_of) {
+        let place = format.names.schema;
+        return Err(ApiError::invalid(
+            place,
+            format!("{place} is given, which needs {field}.type to be \"json_schema\"."),
+        ));
+    }
     match format.kind.as_str() {
         "text" => Ok(None),
         "json_object" => Ok(Some(any_object())),

@@ -45,6 +45,13 @@ impl Delivery {
                 "stream_options is only allowed when stream is true.",
             ));
         }
+        if options.and_then(|o| o.include_obfuscation) == Some(true) {
+            return Err(ApiError::invalid(
+                "stream_options.include_obfuscation",
+                "stream_options.include_obfuscation is true, which is not supported: chunks have no \
+                 padding. Leave it out.",
+            ));
+        }
         let include_usage = options.and_then(|o| o.include_usage).unwrap_or(false);
         let continuous = options.and_then(|o| o.continuous_usage_stats);
         Ok(Self {
@@ -128,6 +135,10 @@ mod tests {
             (r#"{"best_of":3}"#, "best_of is 3"),
             (r#"{"stop":""}"#, "0 bytes"),
             (r#"{"stream_options":{}}"#, "stream is true"),
+            (
+                r#"{"stream":true,"stream_options":{"include_obfuscation":true}}"#,
+                "chunks have no padding",
+            ),
         ] {
             let text = delivery(json).unwrap_err().to_string();
             assert!(text.contains(part), "{text}");

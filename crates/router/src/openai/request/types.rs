@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -59,13 +59,17 @@ pub struct CommonFields {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
     /// With `include_usage`: the usage so far in every chunk that has tokens.
     pub continuous_usage_stats: Option<bool>,
+    /// Not done: chunks have no padding.
+    pub include_obfuscation: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     #[serde(rename = "type")]
     pub kind: String,
@@ -76,9 +80,16 @@ pub struct ResponseFormat {
 
 /// `response_format.json_schema`. Its name and description are for the client's own use, and every
 /// schema is followed strictly.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NamedSchema {
     pub schema: Option<Box<RawValue>>,
+    #[serde(rename = "name", default)]
+    pub _name: IgnoredAny,
+    #[serde(rename = "description", default)]
+    pub _description: IgnoredAny,
+    #[serde(rename = "strict", default)]
+    pub _strict: IgnoredAny,
 }
 
 /// vLLM's `structured_outputs`.

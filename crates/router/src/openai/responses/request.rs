@@ -25,7 +25,7 @@ pub fn read(bytes: &[u8]) -> Result<(ChatRequest, Echoed), ApiError> {
     let any = 1..=i64::from(u32::MAX);
     let max_tokens = integer(RESPONSES.max_tokens, fields.max_output_tokens, any)?;
     let text = fields.text.unwrap_or_default();
-    common.response_format = text.format.as_ref().map(response_format).transpose()?;
+    common.response_format = text.format.as_ref().map(response_format);
     let reasoning = fields.reasoning.unwrap_or_default();
     check_reasoning(&reasoning)?;
     check_verbosity(&text)?;
@@ -70,23 +70,15 @@ pub fn read(bytes: &[u8]) -> Result<(ChatRequest, Echoed), ApiError> {
     Ok((chat, echoed))
 }
 
-fn response_format(format: &FormatField) -> Result<ResponseFormat, ApiError> {
-    if format.schema.is_some() && format.kind != "json_schema" {
-        return Err(ApiError::invalid(
-            RESPONSES.schema,
-            format!(
-                "{} is given, which needs text.format.type to be \"json_schema\".",
-                RESPONSES.schema
-            ),
-        ));
-    }
-    Ok(ResponseFormat {
+fn response_format(format: &FormatField) -> ResponseFormat {
+    ResponseFormat {
         kind: format.kind.clone(),
         json_schema: Some(NamedSchema {
             schema: format.schema.clone(),
+            ..NamedSchema::default()
         }),
         names: RESPONSES,
-    })
+    }
 }
 
 fn check_verbosity(text: &TextField) -> Result<(), ApiError> {

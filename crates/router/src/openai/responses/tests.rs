@@ -240,11 +240,6 @@ fn what_other_fields_ask_for_in_vain_is_named() {
             "is \"low\", which is not supported",
         ),
         (
-            json!({"text": {"format": {"type": "text", "schema": {}}}}),
-            "text.format.schema",
-            "needs text.format.type",
-        ),
-        (
             json!({"reasoning": {"summary": "auto"}}),
             "reasoning.summary",
             "is \"auto\", which is not supported: Tasuki does not summarize reasoning",

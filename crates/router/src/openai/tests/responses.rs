@@ -315,6 +315,11 @@ async fn what_is_not_served_is_refused_by_name() {
             "text.format.schema is missing",
         ),
         (
+            json!({"text": {"format": {"type": "text", "schema": {}}}}),
+            "text.format.schema",
+            "needs text.format.type",
+        ),
+        (
             json!({"text": {"format": {"type": "grammar"}}}),
             "text.format",
             "text.format.type is \"grammar\"",

@@ -231,6 +231,27 @@ async fn refusals_name_the_field_and_the_reason() {
             "json_schema.schema is missing",
         ),
         (
+            json!({"response_format": {"type": "json_object", "schema": {}}}),
+            "response_format.schema",
+            "unknown field `schema`, expected `type` or `json_schema`",
+        ),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n",
+                "strict": true, "description": null, "scheme": {}}}}),
+            "response_format.json_schema.scheme",
+            "unknown field `scheme`",
+        ),
+        (
+            json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+            "response_format.json_schema.schema",
+            "json_schema.schema is given, which needs response_format.type to be",
+        ),
+        (
+            json!({"stream": true, "stream_options": {"include_use": true}}),
+            "stream_options.include_use",
+            "unknown field `include_use`",
+        ),
+        (
             json!({"response_format": {"type": "structural_tag"}}),
             "response_format",
             "is \"structural_tag\"; it must be",
