@@ -109,16 +109,16 @@ class RouterOptions:
     trace_sample_ratio: float | None = _number("Share of requests that are traced [1].", 0.0, 1.0)
     tool_parser: str | None = option(
         None,
-        "How the model writes tool calls: auto, none, hermes, mistral, llama3 or deepseek-v3 [auto:"
-        " as its chat template].",
+        "How the model writes tool calls: auto, none, hermes, mistral, llama3, deepseek-v3 or"
+        " harmony [auto: as its chat template].",
         metavar="FORMAT",
-        choices=("auto", "none", "hermes", "mistral", "llama3", "deepseek-v3"),
+        choices=("auto", "none", "hermes", "mistral", "llama3", "deepseek-v3", "harmony"),
     )
     reasoning_parser: str | None = option(
         None,
-        "How the model marks reasoning: auto, none or think [auto: as its chat template].",
+        "How the model marks reasoning: auto, none, think or harmony [auto: as its chat template].",
         metavar="FORMAT",
-        choices=("auto", "none", "think"),
+        choices=("auto", "none", "think", "harmony"),
     )
     max_concurrent_requests: int | None = _number(
         "Sequences (prompts times n) in the router at once; 503 beyond [1024].", 1

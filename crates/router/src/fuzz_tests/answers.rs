@@ -3,13 +3,13 @@
 use rand::Rng;
 use tasuki_searches::{corpus, fuzz};
 
-use crate::openai::fuzzed::{scan, scanners};
+use crate::openai::fuzzed::{readers, scan};
 
 const CORPUS: &str = include_str!("../../fuzz/answers.txt");
 
 #[test]
 fn fuzzed_answers_say_the_same_however_they_are_cut() {
-    let scanners = scanners();
+    let readers = readers();
     fuzz("answers", &corpus(CORPUS), 20_000, |bytes, random| {
         let answer = String::from_utf8_lossy(bytes);
         let (mut pieces, mut rest) = (Vec::new(), &*answer);
@@ -20,11 +20,11 @@ fn fuzzed_answers_say_the_same_however_they_are_cut() {
             pieces.push(piece);
             rest = later;
         }
-        let scanner = &scanners[random.random_range(0..scanners.len())];
-        let streamed = scan(scanner, pieces.iter().copied());
+        let reader = &readers[random.random_range(0..readers.len())];
+        let streamed = scan(reader, pieces.iter().copied());
         assert_eq!(
             streamed,
-            scan(scanner, [&*answer]),
+            scan(reader, [&*answer]),
             "{answer:?} in {pieces:?}"
         );
     });

@@ -33,5 +33,5 @@ pub use tokenize::{detokenize, tokenize};
 /// What the fuzzing tests read models' answers with.
 #[cfg(test)]
 pub mod fuzzed {
-    pub use super::calls::fuzzed::{scan, scanners};
+    pub use super::calls::fuzzed::{readers, scan};
 }

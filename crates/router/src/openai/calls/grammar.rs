@@ -4,6 +4,7 @@ use tasuki_flow::Grammar;
 use tasuki_text::ModelText;
 
 use super::Parsers;
+use super::harmony_grammar;
 use super::scanner::{Reasoning, THINK};
 use super::written::{Fragment, Written};
 use crate::grammar::lark::{self, Mark};
@@ -20,7 +21,7 @@ pub struct Asked<'a> {
 impl Parsers {
     /// Calls can be written by a grammar.
     pub fn knows_calls(&self) -> bool {
-        self.format.is_some()
+        self.format.is_some() || self.harmony.is_some_and(|found| found.calls)
     }
 
     /// Calls begin like an answer in JSON, so that a grammar cannot have both.
@@ -30,6 +31,9 @@ impl Parsers {
 
     /// The grammar of a whole answer. `None`: the constraint's own, or none at all.
     pub fn grammar(&self, text: &ModelText, asked: Asked<'_>) -> Option<Grammar> {
+        if let Some(harmony) = self.harmony {
+            return harmony_grammar::grammar(text, harmony, asked);
+        }
         let mut rules = String::from(lark::GAP_RULE);
         let calls = self.format.zip(asked.calls).map(|(format, bound)| {
             let shown = |way: &&Written| text.template_contains(way.shown_by);
@@ -192,7 +196,7 @@ fn pieces(body: &mut String, text: &ModelText, pieces: &[Fragment], tool: Option
     flush(body, &mut literal);
 }
 
-fn mark_of(text: &ModelText, mark: &'static str) -> Mark {
+pub fn mark_of(text: &ModelText, mark: &'static str) -> Mark {
     Mark {
         text: mark,
         token: text.token_id(mark),

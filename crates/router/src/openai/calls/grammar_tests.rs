@@ -5,8 +5,8 @@ use tasuki_flow::Grammar;
 
 use super::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
 use super::grammar::Asked;
-use super::scanner::{Reasoning, Scanner};
-use super::tests::scan;
+use super::scanner::Reasoning;
+use super::tests::{marks, scan};
 use super::{Parsers, THINK};
 use crate::grammar::Grammars;
 use crate::grammar::testing::{accepts, tokens};
@@ -132,7 +132,11 @@ impl Followed {
             false => Vec::new(),
         };
         let model = TestModel::with_special_tokens(Some(template), &marks);
-        let parsers = Parsers { format, reasoning };
+        let parsers = Parsers {
+            format,
+            reasoning,
+            harmony: None,
+        };
         let fields: TemplateFields = serde_json::from_value(tools.clone()).unwrap();
         let parallel = tools["parallel_tool_calls"].as_bool();
         let calls = BoundCalls::of(&fields, parallel, constraint.is_some()).unwrap();
@@ -175,8 +179,8 @@ impl Followed {
 
     /// The names of the calls that a reader finds.
     fn read(&self, answer: &str) -> Vec<String> {
-        let scanner = Scanner::new(self.parsers.format, self.parsers.reasoning);
-        let calls = scan(&scanner, [answer]).calls;
+        let reader = marks(self.parsers.format, self.parsers.reasoning);
+        let calls = scan(&reader, [answer]).calls;
         calls.into_iter().map(|(name, _)| name).collect()
     }
 }

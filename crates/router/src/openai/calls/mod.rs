@@ -2,14 +2,18 @@
 //!
 //! [`format`] has the ways in which models write calls, as data; [`scanner`] finds them and
 //! reasoning in a text that comes in pieces, [`block`] reads one call. [`grammar`] makes answers that
-//! must be calls, written as [`written`] has it. Which format a model has shows in its chat
-//! template. The rest of the router sees text only.
+//! must be calls, written as [`written`] has it. [`harmony`] has the format of gpt-oss, whose answers are
+//! messages. Which format a model has shows in its chat template. The rest of the router sees text only.
 
 mod block;
 mod format;
 mod grammar;
 #[cfg(test)]
 mod grammar_tests;
+mod harmony;
+mod harmony_grammar;
+#[cfg(test)]
+mod harmony_tests;
 mod json;
 #[cfg(test)]
 mod random_tests;
@@ -27,6 +31,7 @@ use tasuki_text::ModelText;
 pub use self::format::Call;
 use self::format::{DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
 pub use self::grammar::Asked;
+use self::harmony::{Channels, Harmony};
 pub use self::reader::Reader;
 pub use self::scanner::Part;
 use self::scanner::{Reasoning, Scanner, THINK};
@@ -48,17 +53,21 @@ pub enum ToolParser {
     Llama3,
     /// The marks of DeepSeek V3 and R1.
     DeepseekV3,
+    /// Messages to functions, as gpt-oss writes them.
+    Harmony,
 }
 
 /// How reasoning is separated from the rest of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReasoningParser {
-    /// By `<think>` and `</think>` if the model's chat template knows them.
+    /// By `<think>` and `</think>`, or by channels, if the model's chat template knows them.
     Auto,
     /// Not at all.
     None,
     /// By `<think>` and `</think>`.
     Think,
+    /// By channels, as gpt-oss does.
+    Harmony,
 }
 
 /// What is looked for in the answers to one request.
@@ -66,15 +75,25 @@ pub enum ReasoningParser {
 pub struct Parsers {
     format: Option<&'static Format>,
     reasoning: Reasoning,
+    /// Then it has no format, and no marks around reasoning.
+    harmony: Option<Harmony>,
 }
 
 impl Parsers {
     /// Chooses by the settings, the model's chat template and the request.
     pub fn choose(settings: &HttpSettings, text: &ModelText, chat: &Conversation) -> Self {
+        let harmony = Self::harmony(settings, text, chat.has_tools);
+        if harmony.is_some() {
+            return Self {
+                format: None,
+                reasoning: Reasoning::Ignored,
+                harmony,
+            };
+        }
         let format = match settings.tool_parser {
             _ if !chat.has_tools => None,
             ToolParser::Auto => Format::of_template(|mark| text.template_contains(mark)),
-            ToolParser::None => None,
+            ToolParser::None | ToolParser::Harmony => None,
             ToolParser::Hermes => Some(&HERMES),
             ToolParser::Mistral => Some(&MISTRAL),
             ToolParser::Llama3 => Some(&LLAMA),
@@ -83,7 +102,7 @@ impl Parsers {
         let [open, close] = THINK;
         let has_reasoning = match settings.reasoning_parser {
             ReasoningParser::Auto => text.template_contains(close),
-            ReasoningParser::None => false,
+            ReasoningParser::None | ReasoningParser::Harmony => false,
             ReasoningParser::Think => true,
         };
         let reasoning = match has_reasoning {
@@ -91,18 +110,44 @@ impl Parsers {
             true if chat.text.trim_end().ends_with(open) => Reasoning::Begun,
             true => Reasoning::Marked,
         };
-        Self { format, reasoning }
+        Self {
+            format,
+            reasoning,
+            harmony: None,
+        }
+    }
+
+    /// Whether answers are messages, and what is told apart in them.
+    fn harmony(settings: &HttpSettings, text: &ModelText, has_tools: bool) -> Option<Harmony> {
+        let shown = || text.template_contains(harmony::CHANNEL);
+        let found = Harmony {
+            calls: match settings.tool_parser {
+                ToolParser::Auto => has_tools && shown(),
+                parser => has_tools && parser == ToolParser::Harmony,
+            },
+            reasoning: match settings.reasoning_parser {
+                ReasoningParser::Auto => shown(),
+                parser => parser == ReasoningParser::Harmony,
+            },
+        };
+        (found.calls || found.reasoning).then_some(found)
     }
 
     /// One for each choice.
     pub fn reader(&self) -> Reader {
-        let has_work = self.format.is_some() || self.reasoning != Reasoning::Ignored;
-        Reader::new(has_work.then(|| Scanner::new(self.format, self.reasoning)))
+        match (self.harmony, self.format, self.reasoning) {
+            (Some(harmony), ..) => Reader::Channels(Channels::new(harmony)),
+            (None, None, Reasoning::Ignored) => Reader::Plain,
+            (None, format, reasoning) => Reader::Marks(Scanner::new(format, reasoning)),
+        }
     }
 
     /// What ends reasoning in the text of an answer; `None`: reasoning is not looked for.
     pub fn reasoning_end(&self) -> Option<&'static str> {
-        (self.reasoning != Reasoning::Ignored).then_some(THINK[1])
+        match self.harmony {
+            Some(harmony) => harmony.reasoning.then_some(harmony::END),
+            None => (self.reasoning != Reasoning::Ignored).then_some(THINK[1]),
+        }
     }
 
     /// Special tokens that the scanner has to see in the text.
@@ -112,7 +157,8 @@ impl Parsers {
             Reasoning::Ignored => &[],
             Reasoning::Marked | Reasoning::Begun => &THINK[..],
         };
-        let marks = of_calls.iter().chain(of_reasoning);
+        let of_messages = self.harmony.map_or(&[][..], |_| &harmony::SPECIAL);
+        let marks = of_calls.iter().chain(of_reasoning).chain(of_messages);
         let ids = marks.filter_map(|mark| text.token_id(mark));
         ids.collect()
     }
@@ -129,12 +175,12 @@ impl Parsers {
 
 #[cfg(test)]
 pub mod fuzzed {
-    use super::{DEEPSEEK, HERMES, LLAMA, MISTRAL, Reasoning, Scanner};
+    use super::{Channels, DEEPSEEK, HERMES, Harmony, LLAMA, MISTRAL, Reader, Reasoning, Scanner};
 
     pub use super::tests::scan;
 
     /// One for each way to write calls and reasoning.
-    pub fn scanners() -> Vec<Scanner> {
+    pub fn readers() -> Vec<Reader> {
         let formats = [
             Some(&HERMES),
             Some(&MISTRAL),
@@ -144,9 +190,12 @@ pub mod fuzzed {
         ];
         let reasonings = [Reasoning::Ignored, Reasoning::Marked, Reasoning::Begun];
         let all = formats.into_iter().flat_map(|format| {
-            let scanner = move |reasoning| Scanner::new(format, reasoning);
-            reasonings.map(scanner)
+            reasonings.map(|reasoning| Reader::Marks(Scanner::new(format, reasoning)))
         });
-        all.collect()
+        let channels = [(true, true), (true, false), (false, true)];
+        let channels = channels.map(|(calls, reasoning)| {
+            Reader::Channels(Channels::new(Harmony { calls, reasoning }))
+        });
+        all.chain(channels).collect()
     }
 }

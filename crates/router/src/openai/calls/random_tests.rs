@@ -4,8 +4,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::format::{DEEPSEEK, HERMES, LLAMA, MISTRAL};
-use super::scanner::{Reasoning, Scanner};
-use super::tests::scan;
+use super::scanner::Reasoning;
+use super::tests::{marks, scan};
 
 #[test]
 fn random_answers_are_the_same_however_they_are_cut() {
@@ -59,9 +59,9 @@ fn random_answers_are_the_same_however_they_are_cut() {
         }
         for format in formats {
             for reasoning in reasonings {
-                let scanner = Scanner::new(format, reasoning);
-                let whole = scan(&scanner, [answer.as_str()]);
-                assert_eq!(scan(&scanner, pieces.iter().copied()), whole, "{answer:?}");
+                let reader = marks(format, reasoning);
+                let whole = scan(&reader, [answer.as_str()]);
+                assert_eq!(scan(&reader, pieces.iter().copied()), whole, "{answer:?}");
                 if reasoning == Reasoning::Ignored && whole.calls.is_empty() {
                     assert_eq!(whole.content, answer, "nothing is lost");
                 }

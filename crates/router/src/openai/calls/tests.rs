@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use super::format::{Call, DEEPSEEK, Format, HERMES, LLAMA, MISTRAL};
+use super::reader::Reader;
 use super::scanner::{Part, Reasoning, Scanner};
 
 thread_local! {
@@ -38,35 +39,45 @@ impl Outcome {
     }
 }
 
-pub fn scan<'a>(scanner: &Scanner, pieces: impl IntoIterator<Item = &'a str>) -> Outcome {
-    let (mut scanner, mut outcome) = (scanner.clone(), Outcome::default());
+pub fn marks(format: Option<&'static Format>, reasoning: Reasoning) -> Reader {
+    Reader::Marks(Scanner::new(format, reasoning))
+}
+
+pub fn scan<'a>(reader: &Reader, pieces: impl IntoIterator<Item = &'a str>) -> Outcome {
+    let (mut reader, mut outcome) = (reader.clone(), Outcome::default());
     for piece in pieces {
-        outcome.take(scanner.push(piece));
+        outcome.take(reader.read(piece.to_owned(), false));
     }
-    outcome.take(scanner.finish());
-    assert_eq!(scanner.calls(), outcome.calls.len());
+    outcome.take(reader.read(String::new(), true));
+    assert_eq!(reader.calls(), outcome.calls.len());
     outcome
 }
 
 /// Scans `answer` whole, by characters, and cut at every pair of positions.
 #[track_caller]
-fn check(scanner: &Scanner, answer: &str, content: &str, reasoning: &str, calls: &[(&str, &str)]) {
+pub fn check(
+    reader: &Reader,
+    answer: &str,
+    content: &str,
+    reasoning: &str,
+    calls: &[(&str, &str)],
+) {
     let own = |(name, arguments): &(&str, &str)| ((*name).to_owned(), (*arguments).to_owned());
     let expected = Outcome {
         content: content.to_owned(),
         reasoning: reasoning.to_owned(),
         calls: calls.iter().map(own).collect(),
     };
-    assert_eq!(scan(scanner, [answer]), expected, "{answer:?}");
+    assert_eq!(scan(reader, [answer]), expected, "{answer:?}");
     let ends = answer
         .char_indices()
         .map(|(at, c)| &answer[at..at + c.len_utf8()]);
-    assert_eq!(scan(scanner, ends), expected, "{answer:?} by characters");
+    assert_eq!(scan(reader, ends), expected, "{answer:?} by characters");
     let cuts: Vec<usize> = answer.char_indices().map(|(at, _)| at).collect();
     for (first, &a) in cuts.iter().enumerate() {
         for &b in &cuts[first..] {
             let pieces = [&answer[..a], &answer[a..b], &answer[b..]];
-            assert_eq!(scan(scanner, pieces), expected, "{pieces:?}");
+            assert_eq!(scan(reader, pieces), expected, "{pieces:?}");
         }
     }
 }
@@ -77,8 +88,8 @@ type Answers<'a> = &'a [(&'a str, &'a str, &'a [(&'a str, &'a str)])];
 #[track_caller]
 fn check_calls(format: &'static Format, answers: Answers<'_>) {
     for (answer, content, calls) in answers {
-        let scanner = Scanner::new(Some(format), Reasoning::Ignored);
-        check(&scanner, answer, content, "", calls);
+        let reader = marks(Some(format), Reasoning::Ignored);
+        check(&reader, answer, content, "", calls);
     }
 }
 
@@ -260,9 +271,9 @@ fn a_long_header_begins_no_call() {
     for (length, calls) in [(250, 1), (300, 0)] {
         let name = "n".repeat(length - "[ARGS]".len());
         let answer = format!("[TOOL_CALLS]{name}[ARGS]{{}}");
-        let scanner = Scanner::new(Some(&MISTRAL), Reasoning::Ignored);
-        let outcome = scan(&scanner, answer.split_inclusive('n'));
-        assert_eq!(outcome, scan(&scanner, [answer.as_str()]));
+        let reader = marks(Some(&MISTRAL), Reasoning::Ignored);
+        let outcome = scan(&reader, answer.split_inclusive('n'));
+        assert_eq!(outcome, scan(&reader, [answer.as_str()]));
         assert_eq!(outcome.calls.len(), calls);
         assert_eq!(outcome.content.is_empty(), calls > 0);
     }
@@ -283,17 +294,17 @@ fn reasoning_is_told_from_content_and_calls() {
         (" <thin", " <thin", ""),
         ("Yes <think>hm</think>", "Yes <think>hm</think>", ""),
     ] {
-        let scanner = Scanner::new(None, Reasoning::Marked);
-        check(&scanner, answer, content, reasoning, &[]);
+        let reader = marks(None, Reasoning::Marked);
+        check(&reader, answer, content, reasoning, &[]);
     }
-    let scanner = Scanner::new(Some(&HERMES), Reasoning::Begun);
+    let reader = marks(Some(&HERMES), Reasoning::Begun);
     let answer = format!("I {call}\n</think>\n\n{call}");
-    check(&scanner, &answer, "", &format!("I {call}"), &[("a", "{}")]);
+    check(&reader, &answer, "", &format!("I {call}"), &[("a", "{}")]);
     let answer = format!("hm</think>\n{call}\nYes");
-    check(&scanner, &answer, "\nYes", "hm", &[("a", "{}")]);
-    let scanner = Scanner::new(None, Reasoning::Begun);
-    check(&scanner, "<think>\nhm\n</think> x", "x", "hm", &[]);
-    check(&scanner, "hm </thin", "", "hm </thin", &[]);
+    check(&reader, &answer, "\nYes", "hm", &[("a", "{}")]);
+    let reader = marks(None, Reasoning::Begun);
+    check(&reader, "<think>\nhm\n</think> x", "x", "hm", &[]);
+    check(&reader, "hm </thin", "", "hm </thin", &[]);
 }
 
 #[test]
@@ -322,24 +333,24 @@ fn each_byte_is_looked_at_a_few_times_at_most() {
         format!("<tool_call>{{}}{}", " ".repeat(megabyte)),
     ];
     for answer in answers {
-        let times = times_looked_at(&HERMES, &answer);
+        let times = times_looked_at(&marks(Some(&HERMES), Reasoning::Marked), &answer);
         assert!(times < 3.0, "{times} times: {:?}", &answer[..20]);
     }
     // A mark may be in the header of the one before: each header is looked at, to its limit.
     let answer = "[TOOL_CALLS]x".repeat(megabyte / 13);
-    let times = times_looked_at(&MISTRAL, &answer);
+    let times = times_looked_at(&marks(Some(&MISTRAL), Reasoning::Marked), &answer);
     assert!((2.0..40.0).contains(&times), "{times}");
 }
 
 /// How often each byte is looked at, on average: the more of short and of long pieces.
-fn times_looked_at(format: &'static Format, answer: &str) -> f64 {
+pub fn times_looked_at(reader: &Reader, answer: &str) -> f64 {
     let times = [4, answer.len()].map(|piece| {
         LOOKED_AT.set(0);
-        let mut scanner = Scanner::new(Some(format), Reasoning::Marked);
+        let mut reader = reader.clone();
         for piece in answer.as_bytes().chunks(piece) {
-            scanner.push(std::str::from_utf8(piece).unwrap());
+            reader.read(std::str::from_utf8(piece).unwrap().to_owned(), false);
         }
-        scanner.finish();
+        reader.read(String::new(), true);
         LOOKED_AT.take() as f64 / answer.len() as f64
     });
     times[0].max(times[1])
