@@ -26,12 +26,12 @@ from tasuki.engine.api import (
     SamplingParams,
     StepResult,
 )
+from tasuki.engine.booking import finish_reason
 from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.engine.validate import finish_reason
 from tasuki.execution.runner import ModelRunner
 from tasuki.execution.sampler import Sampler
 

@@ -6,7 +6,7 @@ import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
 from tasuki.engine.api import FinishReason, LegEndReason
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind
 
 
 def test_one_request_gives_the_tokens_of_the_sequence_alone():

@@ -18,8 +18,7 @@ from grammar_fakes import EOS, VOCAB, compiler, deep_schema, random_schema, rege
 from support import searches
 
 from tasuki.engine.api import FinishReason, LegEndReason, RequestSpec
-from tasuki.engine.errors import GrammarError
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind, GrammarError
 from tasuki.engine.grammar import Grammar, GrammarSource
 from tasuki.execution import sampler
 

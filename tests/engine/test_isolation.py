@@ -6,8 +6,7 @@ import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
 from tasuki.engine.api import LegEndReason
-from tasuki.engine.errors import DeviceMemoryError, NotFiniteError
-from tasuki.engine.failure import FailureKind, kind_of
+from tasuki.engine.errors import DeviceMemoryError, FailureKind, NotFiniteError, kind_of
 
 
 @pytest.mark.parametrize("choices", [(0,), (0, 1)])

@@ -10,8 +10,7 @@ from engine_fakes import Rig, expected, ideal_kv, make_rig, spec
 
 from tasuki.attention.batch import Batch
 from tasuki.engine.api import FirstToken, Leg, LegEndReason, LegTimings
-from tasuki.engine.errors import DeviceMemoryError
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import DeviceMemoryError, FailureKind
 
 MAX_LEN = 64
 

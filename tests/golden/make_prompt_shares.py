@@ -1,6 +1,6 @@
 """Writes prompt_shares.json, the golden values of how prompts divide a step's tokens.
 
-The worker (`tasuki.engine.sharing`) and the simulator's copy of its rule
+The worker (`tasuki.engine.step_size`) and the simulator's copy of its rule
 (`crates/sim/src/worker/chunks.rs`) are both tested against the file, so that neither changes
 alone. Run it by hand when the rule changes, and change the other copy with it:
 
@@ -18,7 +18,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tasuki.engine.sharing import Shares
+from tasuki.engine.step_size import Shares
 
 SEED = 1
 CASES = 200

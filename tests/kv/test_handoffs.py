@@ -16,7 +16,7 @@ from handoff_rig import (
     spec,
 )
 
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind
 from tasuki.engine.isolation import Flight
 from tasuki.engine.plan import StepPlan
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, SamplingParams
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind
 from tasuki.engine.grammar import GrammarSource
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import (

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind
 
 if TYPE_CHECKING:
     from tasuki.engine.errors import GrammarError
@@ -62,7 +62,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. Ranges as in worker.proto; checked by the router and `validate.py`."""
+    """How tokens are drawn. Ranges as in worker.proto; checked by the router and `legs.py`."""
 
     seed: int
     max_tokens: int

@@ -18,18 +18,17 @@ from tasuki.engine.api import (
     LegEndReason,
     Output,
     Prefilled,
+    SamplingParams,
     TokenLogprob,
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.drafts import note, taken
-from tasuki.engine.errors import GrammarError
-from tasuki.engine.failure import FailureKind, kind_of
+from tasuki.engine.errors import FailureKind, GrammarError, kind_of
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import Draw, Row, StepOutcome
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request, SequenceState, Stage
 from tasuki.engine.stats import EngineCounters
-from tasuki.engine.validate import finish_reason, first_tokens_flaw
 
 
 class Booking:
@@ -305,3 +304,36 @@ def _note_time(request: Request, now_s: float) -> None:
     else:
         timings.decode_s = now_s - request.second_token_s
     request.last_token_s = now_s
+
+
+def first_tokens_flaw(first_tokens: Sequence[FirstToken], vocab_size: int) -> str:
+    """Why first tokens cannot be a model's; empty: they can."""
+    choices = [first.choice for first in first_tokens]
+    if len(set(choices)) != len(choices):
+        return f"the prefill worker sent first tokens of choices {choices}: none may come twice"
+    for first in first_tokens:
+        if first.token >= vocab_size:
+            return (
+                f"the prefill worker sent token id {first.token}: the vocabulary has"
+                f" {vocab_size} tokens"
+            )
+    return ""
+
+
+def finish_reason(
+    params: SamplingParams, token: int, *, outputs: int, length: int, max_model_len: int
+) -> FinishReason | None:
+    """Whether a choice ends with this token.
+
+    Args:
+        params: Of the request.
+        token: Its newest one.
+        outputs: Output tokens including it, and resumed ones.
+        length: Tokens of the sequence including it.
+        max_model_len: Tokens that a sequence may have.
+    """
+    if token in params.stop_token_ids and outputs > params.min_tokens:
+        return FinishReason.STOP
+    if outputs >= params.max_tokens or length >= max_model_len:
+        return FinishReason.LENGTH
+    return None

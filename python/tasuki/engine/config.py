@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasuki.engine.cache_groups import ONE_GROUP, CacheGroup, longest_blocks
 from tasuki.engine.errors import EngineConfigError
-from tasuki.engine.held_chunks import blocks_of_chunk
+from tasuki.engine.prefix_cache import blocks_of_chunk
 
 IDENTITY_BYTES = 16
 

@@ -42,10 +42,9 @@ from tasuki.engine.api import (
 )
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.booking import Booking
-from tasuki.engine.budget import Budget
+from tasuki.engine.budget import Budget, Inbound
 from tasuki.engine.cache_groups import pages_per_block
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.inbound import Inbound
 from tasuki.engine.isolation import Flight, IsolatingRunner
 from tasuki.engine.legs import Legs
 from tasuki.engine.plan import StepPlan

@@ -1,6 +1,12 @@
-"""What can go wrong in the engine and a person can act on."""
+"""What can go wrong in the engine and a person can act on, and what is at fault. No torch.
+
+The kind of a failure is on the wire with every leg that ends by one (worker.proto has the
+meanings). The router decides by it whether a retry can help.
+"""
 
 from __future__ import annotations
+
+import enum
 
 from tasuki.errors import TasukiError
 
@@ -39,3 +45,25 @@ class ForbiddenTokenError(TasukiError):
 
 class OutOfStepError(TasukiError):
     """Some ranks of a worker computed what others did not: they cannot go on together."""
+
+
+class FailureKind(enum.Enum):
+    """What is at fault."""
+
+    CLIENT = "client"
+    MODEL = "model"
+    MEMORY = "memory"
+    DEVICE = "device"
+    TRANSPORT = "transport"
+    OVERLOAD = "overload"
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """What is at fault when a step raises `error`, or a worker ends by it."""
+    if isinstance(error, DeviceMemoryError | MemoryError):
+        return FailureKind.MEMORY
+    if isinstance(error, NotFiniteError):
+        return FailureKind.MODEL
+    if isinstance(error, GrammarError):
+        return FailureKind.CLIENT
+    return FailureKind.DEVICE

@@ -22,10 +22,26 @@ from numpy.typing import NDArray
 
 from tasuki.engine.errors import ForbiddenTokenError, GrammarError
 from tasuki.engine.grammar import Ending, Grammar, GrammarState
-from tasuki.engine.grammar_progress import state_of
 from tasuki.engine.mask_threads import MaskThreads, StuckError
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
+
+
+def _state_of(sequence: SequenceState) -> tuple[GrammarState, list[int]]:
+    """The state of a sequence, and the tokens that it has not seen.
+
+    Raises:
+        GrammarError: The grammar is of no more use.
+    """
+    grammar = sequence.request.grammar
+    assert grammar is not None
+    if grammar.stuck is not None:
+        raise grammar.stuck
+    state = sequence.grammar
+    if state is None or state.epoch != sequence.epoch:
+        state = sequence.grammar = grammar.start(sequence.epoch)
+    first = sequence.request.num_prompt_tokens + state.outputs
+    return state, sequence.tokens[first:].tolist()
 
 
 @dataclass(slots=True)
@@ -83,7 +99,7 @@ def make_masks(
         if sequence in answers or sequence in masks.errors or sequence in void:
             continue
         try:
-            answers[sequence] = _Answer(sequence, *state_of(sequence))
+            answers[sequence] = _Answer(sequence, *_state_of(sequence))
         except GrammarError as error:
             masks.errors[sequence] = error
     if not answers:
@@ -132,7 +148,7 @@ class _Answer:
         """Take a new state: the library may still use the old one."""
         self.sequence.grammar = self.error = None
         try:
-            self.state, self.behind = state_of(self.sequence)
+            self.state, self.behind = _state_of(self.sequence)
         except GrammarError as error:
             self.error = error
 

@@ -7,7 +7,7 @@ again, it is the worker that is broken: the error goes on and ends the process.
 So does a worker whose logits are not finite, request after request.
 
 A step that runs out of memory is nobody's fault: it is computed in halves, as small as
-it takes, and the engine makes the next ones smaller (`relief.py`).
+it takes, and the engine makes the next ones smaller (`step_size.py`).
 
 A launch or sampling that raised is told apart at once (`Flight.error`) and taken care of at
 its collection, when the step before is over and every token is known.

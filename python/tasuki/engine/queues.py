@@ -24,7 +24,7 @@ from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.cache_groups import BlockTable
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.plan import StepPlan
-from tasuki.engine.prefix_match import cached_tables, content_key
+from tasuki.engine.prefix_cache import cached_tables, content_key
 from tasuki.engine.request import SequenceState, Stage
 
 

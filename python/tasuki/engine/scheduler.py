@@ -2,7 +2,7 @@
 
 Continuous batching: every sequence that decodes gets its token, prefill chunks
 share what the token budget leaves (`step_size.py`). First come, first served, but that
-long prompts leave half of it to short ones (`sharing.py`).
+long prompts leave half of it to short ones.
 
 - All blocks of a prompt are taken at admission: a started prefill never stalls
   for memory. Growth happens in decode only.
@@ -30,11 +30,9 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.drafts import Drafter
 from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.queues import Queues
-from tasuki.engine.relief import Relief
 from tasuki.engine.request import Request, SequenceState, Stage
-from tasuki.engine.sharing import Shares
 from tasuki.engine.stats import EngineCounters, StepRates
-from tasuki.engine.step_size import step_tokens
+from tasuki.engine.step_size import Relief, Shares, step_tokens
 
 # Every position of these chunks needs logits over the whole vocabulary.
 _LOGPROB_CHUNK_TOKENS = 128

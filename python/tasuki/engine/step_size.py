@@ -1,4 +1,4 @@
-"""How many tokens a step may have, by the time that it may take. Pure: rates come in.
+"""How large a step is: its tokens, by the time that it may take, and which prompts get them.
 
     only prompts     longest step x prefill rate
     beside decodes   (target step time - decode step) x rate of chunks beside decodes
@@ -8,13 +8,24 @@ target; and up to a quarter more than the decodes' time in steps of at most 512 
 which a GPU takes longer for each. With less, prompts that wait would keep a batch of long
 contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
-bounds both. No torch.
+bounds both.
 
-The simulator has a copy of the rule, `crates/sim/src/worker/chunks.rs`. Both are tested with
-`tests/golden/step_sizes.json`.
+Prompts are computed oldest first, but a long prompt must not keep short ones waiting (`Shares`):
+while a prompt waits that has at most half as many tokens left, the long ones get half of the
+budget together. What the short ones do not need is given out afterwards (`lift`). Prompts of
+about the same length are computed one after the other: to alternate would delay the first one
+and speed up none.
+
+After a step that ran out of memory the next ones are smaller (`Relief`).
+
+Rates come in, nothing is measured here. No torch. The simulator has a copy of the first two rules,
+`crates/sim/src/worker/chunks.rs`. Both are tested with `tests/golden/step_sizes.json` and
+`tests/golden/prompt_shares.json`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.stats import StepRates
@@ -26,6 +37,7 @@ _KNEE_TOKENS = 512  # of a step, with which a GPU computes most in a second
 _KNEE_SHARE = 1.25  # of a decode step: the time that prompts get up to the knee
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
+_RELIEF_STEPS = 100  # that are smaller; then a full one is tried again
 
 
 def step_tokens(
@@ -65,3 +77,60 @@ def step_tokens(
         up = _BUCKET_TOKENS // 2 if decodes else 0  # a limit in time, not a target, stays one
         tokens = (tokens + up) // _BUCKET_TOKENS * _BUCKET_TOKENS
     return max(min(tokens, most), decodes)
+
+
+class Shares:
+    """The prompt tokens of one step.
+
+    Args:
+        budget: Tokens to divide; at least 1.
+        lengths: Tokens that each prompt has left, in any order; positive.
+
+    Attributes:
+        left: Tokens not given out yet.
+    """
+
+    def __init__(self, budget: int, lengths: Iterable[int]) -> None:
+        self.left = budget
+        self._half = self._long_left = max(1, budget // 2)
+        self._shortest = min(lengths, default=0)
+
+    def offer(self, length: int) -> int:
+        """Tokens that a prompt with `length` tokens left may take now."""
+        most = min(self.left, self._long_left) if self._is_long(length) else self.left
+        return min(length, most)
+
+    def take(self, length: int, tokens: int) -> None:
+        """A prompt with `length` tokens left takes so many of those it was offered."""
+        self.left -= tokens
+        if self._is_long(length):
+            self._long_left -= tokens
+
+    def lift(self) -> None:
+        """Every prompt has had its offer: what is left is for any of them."""
+        self._long_left = self.left
+
+    def _is_long(self, length: int) -> bool:
+        return length > self._half and length >= 2 * self._shortest
+
+
+class Relief:
+    """Bounds of the next hundred steps."""
+
+    def __init__(self) -> None:
+        self._until = 0
+        self._tokens: int | None = None
+        self._rows: int | None = None
+
+    def begin(self, step: int, *, tokens: int | None = None, rows: int | None = None) -> None:
+        """From step number `step` on, at most so many prompt tokens, or generating sequences."""
+        self._until = step + _RELIEF_STEPS
+        self._tokens, self._rows = tokens, rows
+
+    def prompt_tokens(self, step: int, wanted: int) -> int:
+        """Prompt tokens that step number `step` may have, at most `wanted`."""
+        return wanted if step >= self._until or self._tokens is None else min(wanted, self._tokens)
+
+    def rows(self, step: int, wanted: int) -> int:
+        """Sequences that may generate in step number `step`, at most `wanted`."""
+        return wanted if step >= self._until or self._rows is None else min(wanted, self._rows)

@@ -20,7 +20,7 @@ from tasuki.engine.cache_groups import pages_per_block
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar import GrammarCompiler
-from tasuki.engine.held_chunks import blocks_of_chunk
+from tasuki.engine.prefix_cache import blocks_of_chunk
 from tasuki.errors import TasukiError
 from tasuki.execution.distributed import make_store
 from tasuki.execution.runner import ModelRunner

@@ -15,7 +15,7 @@ from tasuki.engine.api import (
     RequestSpec,
     SamplingParams,
 )
-from tasuki.engine.failure import FailureKind
+from tasuki.engine.errors import FailureKind
 from tasuki.engine.grammar import GrammarSource
 from tasuki.engine.stats import EngineCounters, EngineLoad, StepSample
 from tasuki.errors import TasukiError

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tasuki.background import FAILED_TASK
-from tasuki.engine.failure import kind_of
+from tasuki.engine.errors import kind_of
 from tasuki.errors import ERROR_PREFIX
 
 log = logging.getLogger(__name__)

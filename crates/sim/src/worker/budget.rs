@@ -1,5 +1,4 @@
-//! Room of a worker for its own work and for what is pulled: the rules of `engine/budget.py` and
-//! `engine/inbound.py`.
+//! Room of a worker for its own work and for what is pulled: the rules of `engine/budget.py`.
 
 use super::Worker;
 use super::sequence::{SeqId, Stage};

@@ -1,5 +1,5 @@
 //! How many prompt tokens a step gets, how prompts share them, and what is learnt of their speed:
-//! the rules of `engine/step_size.py`, `engine/sharing.py` and of `StepRates` in `engine/stats.py`.
+//! the rules of `engine/step_size.py` and of `StepRates` in `engine/stats.py`.
 //! Both copies are tested with the cases of `tests/golden`.
 
 use super::config::Limits;
