@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.kernels import DEVICE
 
-from tasuki.attention.tables import flatten
+from tasuki.attention.parts import flatten
 from tasuki.attention.write import rotate_and_write, write
 
 HEADS, KV_HEADS, LAYERS, BLOCK_SIZE = 6, 2, 3, 4

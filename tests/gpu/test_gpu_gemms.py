@@ -13,8 +13,8 @@ from tasuki.device_limits import limits_of
 from tasuki.models.fp8_linear import Fp8Linear, rounded
 from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
-from tasuki.models.scheme_linear import linear_of
-from tasuki.models.weighted import Weighted
+from tasuki.models.llama import linear_of
+from tasuki.models.ops import Weighted
 from tasuki.models.weights import quantize
 
 DEVICE = torch.device("cuda")

@@ -30,7 +30,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import tasuki
-from tasuki.attention import tables, write
+from tasuki.attention import parts, write
 from tasuki.attention.batch import Batch
 from tasuki.attention.decode import DecodeAttention
 from tasuki.device_limits import CAPABILITY, limits_of
@@ -244,7 +244,7 @@ def attention(full: bool) -> None:
             write.rotate_and_write(qkv, table, slots, norms, 1e-5, slots, pool, 0)
         write.write(key, key, slots, pool, 0)
     block_tables = torch.empty(4, 8, dtype=torch.int32)
-    tables.flatten(block_tables, torch.empty(5, dtype=torch.int32), 8, block_tables.view(-1))
+    parts.flatten(block_tables, torch.empty(5, dtype=torch.int32), 8, block_tables.view(-1))
 
 
 def digests(_full: bool) -> None:

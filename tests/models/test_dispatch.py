@@ -24,8 +24,8 @@ from tasuki.models.dispatch.settle import settle
 from tasuki.models.dispatch.table import CHOICES, ROWS, Choice, DispatchError, Table
 from tasuki.models.dispatch.timer import Run
 from tasuki.models.llama import LlamaModel
-from tasuki.models.llama_layer import LlamaLayer
 from tasuki.models.loader import load_model
+from tasuki.models.ops import LlamaLayer
 from tasuki.models.ops_cuda import CudaOps
 
 HALF = torch.float16  # the interpreter's GEMM knows no bfloat16

@@ -19,12 +19,13 @@ from tiny import NATIVE, save
 
 from tasuki import _native
 from tasuki.attention.base import AttentionBackend
+from tasuki.attention.errors import AttentionError
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.models import cpu_kernels, loader
 from tasuki.models.attending import attention_for
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError, UnsupportedModelError
-from tasuki.models.llama_cpu import CpuLlamaModel, why_not
+from tasuki.models.llama_cpu import CpuLlamaModel, PoolOnly, why_not
 from tasuki.models.loader import load_model
 from tasuki.models.spec_reader import read_spec
 
@@ -238,3 +239,12 @@ def test_unknown_and_unsupported_kernels_are_refused_by_name(
     monkeypatch.setenv(cpu_kernels.VARIABLE, foreign)
     with pytest.raises(ModelError, match=rf"is '{foreign}': this processor has no .* it runs"):
         load_model(tmp_path, dtype=BFLOAT16)
+
+
+def test_it_brings_the_pool_and_refuses_to_attend() -> None:
+    pool = torch.zeros(2, 1, 3, 2, 4, 8)
+    backend = PoolOnly(pool)
+    assert backend.pool is pool
+    rows = torch.zeros(1, 1, 8)
+    with pytest.raises(AttentionError, match=r"layer 2 .* kernels of its own"):
+        backend.forward(2, rows, rows, rows, scale=1.0)

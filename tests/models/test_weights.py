@@ -14,9 +14,9 @@ from tiny import save
 
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.llama import linear_of
 from tasuki.models.llama_tensors import MlpTensors, read_llama
 from tasuki.models.loader import load_model
-from tasuki.models.scheme_linear import linear_of
 from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec_reader import read_spec
 from tasuki.models.weights import FP8, DenseWeight, Fp8Weight, Source, join, quantize

@@ -7,12 +7,11 @@ import torch
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.by_group import AttentionByGroup
 from tasuki.attention.kv_scales import UNSCALED, KvScales
-from tasuki.attention.pool_only import PoolOnly
 from tasuki.attention.select import make_attention
 from tasuki.attention.states import StepStates, state_bytes
 from tasuki.engine.cache_groups import CacheGroup, group_layers
 from tasuki.models.base import CausalModel
-from tasuki.models.llama_cpu import CpuLlamaModel
+from tasuki.models.llama_cpu import CpuLlamaModel, PoolOnly
 from tasuki.models.spec import ModelSpec
 
 

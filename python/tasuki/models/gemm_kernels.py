@@ -10,7 +10,7 @@ part of its kernel, and kernels overlap at their ends (overlap.py).
                  its part, and whoever comes last adds them up, in their order
 
 A norm is a factor for each column, its weight, and one for each row. A GEMM that adds may
-leave what it made times the next norm's weight (weighted.py), and each tile's squares of it,
+leave what it made times the next norm's weight (`Weighted`, ops.py), and each tile's squares of it,
 [tiles, rows]; the GEMM after it adds these up in their order, and has the rows' factors.
 
 Results do not depend on who was last. Triton's interpreter runs both on the CPU

@@ -46,7 +46,7 @@ from tasuki.models.gemm_tiles import (
     tiles_of,
 )
 from tasuki.models.layers import PlainLinear
-from tasuki.models.weighted import Weighted
+from tasuki.models.ops import Weighted
 from tasuki.models.weights import BLOCK, Fp8Weight
 from tasuki.overlap import overlaps
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.models.fp8_linear import Fp8Linear
 from tasuki.models.layers import PlainLinear
-from tasuki.models.weighted import Weighted
+from tasuki.models.ops import Weighted
 from tasuki.models.weights import Fp8Weight
 
 

@@ -12,6 +12,8 @@ too, on CUDA.
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +24,14 @@ from tasuki.attention.batch import Batch
 from tasuki.execution.collective import Collective
 from tasuki.execution.forward import Body
 from tasuki.models.experts import Experts, make_experts
-from tasuki.models.layers import Linear, make_head, summed
-from tasuki.models.llama_layer import DenseMlp, LlamaLayer
+from tasuki.models.layers import Linear, make_head, make_linear, summed
 from tasuki.models.llama_tensors import ExpertsTensors, LayerTensors, LlamaTensors, MlpTensors
-from tasuki.models.ops import Ops
-from tasuki.models.ops_select import make_ops
-from tasuki.models.scheme_linear import linear_of
+from tasuki.models.ops import DenseMlp, LlamaLayer, Ops
+from tasuki.models.ops_torch import TorchOps
 from tasuki.models.spec import ModelSpec
-from tasuki.models.weights import join
+from tasuki.models.weights import Fp8Weight, Weight, join
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +132,29 @@ class LlamaModel:
         ops, weights = self._ops, self._weights
         ahead = ops.rest(weights.layers[-1], hidden, attended, weights.norm)
         return weights.head(ops.normed(hidden, weights.norm, ahead))
+
+
+def make_ops(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Ops:
+    """Fused kernels on CUDA, PyTorch's operators elsewhere."""
+    if device.type == "cuda":
+        from tasuki.models.ops_cuda import CudaOps  # imports Triton, which others may lack
+
+        return CudaOps(spec, device)
+    return TorchOps(spec, dtype, device)
+
+
+def linear_of(weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+    """The GEMM by `weight`; `bias` is [out]. Of fp8 where the device's kernels read it so."""
+    if isinstance(weight, Fp8Weight) and weight.values.is_cuda:
+        from tasuki.models.fp8_linear import Fp8Linear, why_not  # imports Triton
+
+        reason = why_not(weight)
+        if reason is None:
+            return Fp8Linear(weight, bias)
+        _say_dense(reason, weight.dtype)
+    return make_linear(weight.dense(), bias)
+
+
+@functools.cache
+def _say_dense(reason: str, dtype: torch.dtype) -> None:
+    log.warning("some fp8 weights are kept in %s: %s", str(dtype).removeprefix("torch."), reason)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from tasuki import _native
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
+from tasuki.attention.errors import AttentionError
+from tasuki.attention.kv_scales import UNSCALED
 from tasuki.models import cpu_kernels
 from tasuki.models.layers import Linear
 from tasuki.models.llama_tensors import LlamaTensors, MlpTensors
@@ -46,6 +48,41 @@ def make_native_linear(weight: torch.Tensor) -> Linear:
         return out
 
     return run
+
+
+class PoolOnly:
+    """`AttentionBackend` that plans nothing and attends for nobody; see attention/base.py."""
+
+    capturable = False
+    captures_prompts = False
+
+    def __init__(self, pool: torch.Tensor) -> None:
+        """Carry `pool`, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+        self.pool, self.scales = pool, UNSCALED
+
+    def plan(self, batch: Batch) -> None:
+        """Nothing: the model's kernels read the batch themselves."""
+
+    def forward(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        written: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Refuse.
+
+        Raises:
+            AttentionError: Always: whoever calls this has been given the wrong backend.
+        """
+        raise AttentionError(
+            f"layer {layer} asks for attention, but its model attends by kernels of its own"
+        )
 
 
 class CpuLlamaModel:

@@ -14,7 +14,7 @@ import torch
 
 from tasuki.models.checkpoint import Checkpoint
 from tasuki.models.families import FAMILIES
-from tasuki.models.llama_layer import Norms
+from tasuki.models.ops import Norms
 from tasuki.models.shard import Shard, Slice
 from tasuki.models.spec import ModelSpec
 from tasuki.models.weights import Source, Weight, join

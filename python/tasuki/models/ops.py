@@ -1,19 +1,63 @@
-"""The steps of a Llama layer around its GEMMs: what differs from device to device."""
+"""A Llama layer's weights, and its steps around the GEMMs: what differs from device to device."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
 from tasuki.models.experts import Experts
-from tasuki.models.llama_layer import LlamaLayer, Norms
-from tasuki.models.weighted import Addend, Weighted
+from tasuki.models.layers import Linear
 
+Norms = tuple[torch.Tensor, torch.Tensor]
+"""Weights [head_dim] of the queries' and the keys' norm."""
 Rotation = tuple[torch.Tensor, torch.Tensor]
 """What `Ops.rotation` gives and `Ops.attend` takes; its meaning is the implementation's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """An MLP that every token passes; `gate_up` gives the gates' columns first."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """GEMMs and norms; `attention_norm` and `mlp_norm` are [hidden]."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    head_norms: Norms | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    mlp: DenseMlp | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """Rows on their way through a norm: times its weight, not yet divided by their size.
+
+    Attributes:
+        x: [rows, size], contiguous, of the rows' dtype.
+        squares: [stretches, rows or more] float32: of the rows before the weight, summed over
+            stretches of columns.
+    """
+
+    x: torch.Tensor
+    squares: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What is still to be added to the rows, [rows, size], before they are normed."""
+
+    x: torch.Tensor
+
 
 Ahead = torch.Tensor | Weighted | Addend | None
 """What `Ops.rest` leaves for what comes next: `hidden` normed, or on its way there, or nothing."""

@@ -26,11 +26,9 @@ from tasuki.models.fp8_linear import (
 )
 from tasuki.models.gemms import LIMIT_ROWS, FewRows, Gemm
 from tasuki.models.layers import Linear, PlainLinear, SummedLinear
-from tasuki.models.llama_layer import DenseMlp, LlamaLayer, Norms
-from tasuki.models.ops import Ahead, Ops, Rotation
+from tasuki.models.ops import Addend, Ahead, DenseMlp, LlamaLayer, Norms, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
-from tasuki.models.weighted import Addend
 
 
 class CudaOps(Ops):

@@ -10,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch
-from tasuki.models.llama_layer import Norms
-from tasuki.models.ops import Ops, Rotation
+from tasuki.models.ops import Norms, Ops, Rotation
 from tasuki.models.rope import rope_table
 from tasuki.models.spec import ModelSpec
 

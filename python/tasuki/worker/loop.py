@@ -23,11 +23,10 @@ from tasuki.engine.grammar import GrammarSource
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
 from tasuki.v1 import worker_pb2 as pb
-from tasuki.worker.cache_feed import MOST_HELD
 from tasuki.worker.convert import ROLES, add_waiting, failed_leg, load_to_wire
 from tasuki.worker.drain import Drain, Held
 from tasuki.worker.grammar_pool import Compiled, GrammarPool
-from tasuki.worker.sessions import Session, Sessions
+from tasuki.worker.sessions import MOST_HELD, Session, Sessions
 from tasuki.worker.state_log import StateLog
 from tasuki.worker.watchdog import Watchdog
 

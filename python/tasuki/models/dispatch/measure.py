@@ -15,7 +15,7 @@ import torch
 from tasuki.models.dispatch.decide import choose
 from tasuki.models.dispatch.table import CHOICES, ROWS, STAGES, Choice, Table, stage_key
 from tasuki.models.dispatch.timer import Run, Work, take_turns, timed_run
-from tasuki.models.llama_layer import LlamaLayer
+from tasuki.models.ops import LlamaLayer
 from tasuki.models.ops_cuda import CudaOps, dense, plain, stage_of
 
 _COLD_BYTES = 192 << 20  # several times the largest second-level cache
