@@ -27,9 +27,8 @@ from step_bench import Bench, Work
 
 from tasuki.bench.header import header, write_result
 from tasuki.execution.executor import Executor
-from tasuki.execution.inputs import Places
-from tasuki.execution.step_builder import pad
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.inputs import Places, pad
+from tasuki.execution.step_arrays import StepHeader
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_mixed_steps.json"

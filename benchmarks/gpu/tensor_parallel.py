@@ -38,7 +38,7 @@ from tasuki.bench.header import header, write_result
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.distributed import Distributed, join, make_store
 from tasuki.execution.executor import Executor
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 from tasuki.models.shard import Shard

@@ -16,7 +16,7 @@ from tasuki.engine.errors import OutOfStepError
 from tasuki.execution.collective import ALONE, Alone
 from tasuki.execution.executor import Executor
 from tasuki.execution.runner import ModelRunner
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 
 CONFIG = EngineConfig(
     num_blocks=64, max_model_len=64, block_size=4, max_batched_tokens=16, vocab_size=VOCAB

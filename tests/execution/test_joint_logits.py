@@ -19,10 +19,9 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.execution.collective import Collective
 from tasuki.execution.executor import Executor
-from tasuki.execution.joint_logits import JointLogits
 from tasuki.execution.runner import ModelRunner
-from tasuki.execution.sampler import NOT_FINITE, greedy
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.sampler import NOT_FINITE, JointLogits, greedy
+from tasuki.execution.step_arrays import StepHeader
 
 VOCAB = 46  # of four ranks the last one has 10 of 12 columns
 VOCABS = (VOCAB, 48, 3)  # of four ranks the last one has nothing of three

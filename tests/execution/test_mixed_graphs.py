@@ -17,10 +17,9 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.execution import mixed_graphs
 from tasuki.execution.collective import ALONE
-from tasuki.execution.host_buffers import Staging
 from tasuki.execution.mixed_graphs import MixedGraphs, rooms_up_to
 from tasuki.execution.runner import ModelRunner
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import Staging, StepHeader
 from tasuki.models.base import CausalModel
 from tasuki.models.loader import load_model
 

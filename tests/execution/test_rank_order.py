@@ -17,7 +17,7 @@ from support.ranks import on_ranks
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.execution.collective import Collective
 from tasuki.execution.executor import Executor
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.loader import load_model
 

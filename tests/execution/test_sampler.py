@@ -11,8 +11,7 @@ from engine_fakes import spec
 
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
-from tasuki.execution.randomness import uniform, uniforms
-from tasuki.execution.sampler import NOT_FINITE, Sampler, greedy
+from tasuki.execution.sampler import NOT_FINITE, Sampler, greedy, uniform, uniforms
 
 VOCAB = 200
 

@@ -27,10 +27,9 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import StepPlan
-from tasuki.execution.inputs import wanted_logits
+from tasuki.execution.inputs import build_step, wanted_logits
 from tasuki.execution.runner import Launched, ModelRunner
-from tasuki.execution.step_builder import build_step
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 from tasuki.kv.layout import CacheLayout
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel

@@ -22,8 +22,7 @@ from support.models import VOCAB_SIZE
 from support.ranks import on_ranks
 
 from tasuki.execution.collective import Collective
-from tasuki.execution.joint_logits import JointLogits
-from tasuki.execution.sampler import greedy
+from tasuki.execution.sampler import JointLogits, greedy
 from tasuki.launch.config import Topology
 
 GPUS = torch.cuda.device_count()

@@ -13,7 +13,7 @@ from support.ranks import on_ranks
 from tiny import EXPERTS, NATIVE, save
 
 from tasuki.execution.collective import Collective
-from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.sampler import JointLogits
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import load_model

@@ -21,12 +21,10 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch, groups_of
 from tasuki.execution.collective import Collective
 from tasuki.execution.forward import ForwardModel, input_tokens
-from tasuki.execution.host_buffers import Staging, lay_out
-from tasuki.execution.inputs import Places
-from tasuki.execution.joint_logits import JointLogits
+from tasuki.execution.inputs import Places, pad
 from tasuki.execution.recorder import Outputs, Recorder, Replay, record_all
-from tasuki.execution.step_builder import pad
-from tasuki.execution.step_header import StepHeader, slab_parts
+from tasuki.execution.sampler import JointLogits
+from tasuki.execution.step_arrays import Staging, StepHeader, lay_out, slab_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,10 @@ from tasuki.attention.states import states_of
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.cuda_graphs import DecodeGraphs
 from tasuki.execution.forward import DivisibleModel, ForwardModel, input_tokens
-from tasuki.execution.host_buffers import Staging, upload
-from tasuki.execution.joint_logits import JointLogits
 from tasuki.execution.mixed_graphs import MixedGraphs
 from tasuki.execution.recorder import CudaRecorder, Recorder
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.sampler import JointLogits
+from tasuki.execution.step_arrays import Staging, StepHeader, upload
 
 log = logging.getLogger(__name__)
 

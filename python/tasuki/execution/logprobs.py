@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.engine.api import TokenLogprob
-from tasuki.execution.host_buffers import upload
+from tasuki.execution.step_arrays import to_host, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,3 @@ def score(logits: torch.Tensor, tokens: torch.Tensor, wants: Sequence[int | None
         to_host(top_ids),
         to_host(top_values - normalizers),
     )
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory (pinned, from a GPU), which is there once the stream gets to it."""
-    if not tensor.is_cuda:
-        return tensor.clone()
-    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return there.copy_(tensor, non_blocking=True)

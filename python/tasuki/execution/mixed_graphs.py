@@ -24,11 +24,9 @@ from tasuki.attention.base import AttentionBackend
 from tasuki.attention.batch import Batch, StepLimits, groups_of
 from tasuki.execution.collective import Collective
 from tasuki.execution.forward import Body, DivisibleModel, input_tokens
-from tasuki.execution.host_buffers import Staging, lay_out
-from tasuki.execution.inputs import Places
+from tasuki.execution.inputs import Places, pad
 from tasuki.execution.recorder import Recorder, Replay, record_all
-from tasuki.execution.step_builder import pad
-from tasuki.execution.step_header import StepHeader, slab_parts
+from tasuki.execution.step_arrays import Staging, StepHeader, lay_out, slab_parts
 
 _MAX_CHUNKS = 64  # of a step: plans of attention lay out as many each time
 

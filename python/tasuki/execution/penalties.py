@@ -28,8 +28,8 @@ from tasuki.engine.api import SamplingParams
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import SequenceState
 from tasuki.execution.forward import input_tokens
-from tasuki.execution.host_buffers import upload
 from tasuki.execution.penalty_torch import IN_PROMPT, LEAST, penalize
+from tasuki.execution.step_arrays import upload
 
 SLOTS_AT_ONCE = 16
 _TICKETS = itertools.count()  # of all instances: a ticket means one sequence

@@ -13,35 +13,66 @@ a step that waits for its masks stay where they are: nothing but the next step's
 which comes after `sample`, writes there.
 
 What lies between a step's arrays and its logits is the executor's, which every
-rank has (executor.py); a runner, which plans and samples, only the first one.
+rank has (executor.py); a runner, which plans and samples, only the first one. It tells the other
+ranks what to do before it begins itself (`Followers`). What fails between the telling and the end
+of the own launch leaves the ranks in different places, each in a collective that the other never
+joins: then there is no way on but a new start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from tasuki.attention.base import AttentionBackend
-from tasuki.engine.errors import DeviceMemoryError
+from tasuki.engine.errors import DeviceMemoryError, OutOfStepError
 from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import Draw, StepOutcome, StepPlan
 from tasuki.engine.request import SequenceState
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.executor import Executor
-from tasuki.execution.followers import Followers, following
 from tasuki.execution.forward import ForwardModel
-from tasuki.execution.host_buffers import upload
-from tasuki.execution.inputs import Wanted, wanted_logits
-from tasuki.execution.logprobs import score, to_host
+from tasuki.execution.inputs import Wanted, build_step, wanted_logits
+from tasuki.execution.logprobs import score
 from tasuki.execution.recorder import Recorder
 from tasuki.execution.sampler import NOT_FINITE, Prepared, Sampled, Sampler
-from tasuki.execution.step_builder import build_step
+from tasuki.execution.step_arrays import StepHeader, to_host, upload
 
 _T = TypeVar("_T")
+
+
+class Followers(Protocol):
+    """The other ranks' executors; none of these waits for them."""
+
+    def run(self, header: StepHeader, slab: memoryview) -> None:
+        """Compute a step whose arrays are these bytes."""
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks."""
+
+    def scrub(self, blocks: Sequence[int], first_slot: int) -> None:
+        """Overwrite blocks' slots from `first_slot` on with zeros."""
+
+
+@contextmanager
+def following(followers: Followers | None) -> Iterator[None]:
+    """What raises inside ends the worker, if others follow.
+
+    Raises:
+        OutOfStepError: Some ranks did what others did not.
+    """
+    try:
+        yield
+    except Exception as error:
+        if followers is None:
+            raise
+        raise OutOfStepError(
+            f"the ranks are out of step, this worker must be started anew: {error!r}"
+        ) from error
 
 
 @dataclass(slots=True)

@@ -4,17 +4,26 @@ Order: penalties, logit bias, min_tokens mask, grammar; then greedy, or temperat
 top-k, top-p, min-p and the inverse of the cumulative distribution in
 vocabulary order. Log-probabilities are those of the model's own logits. A
 row's token depends on its logits, parameters and position alone, never on the
-batch around it.
+batch around it. Random numbers come without a generator (`uniforms`): a request that goes on
+elsewhere, in another batch or after a preemption draws the same numbers again.
 
 Nothing here waits for a device: random numbers and parameters are made on the
 host and sent along, tokens stay where the logits are.
+
+Where there are several ranks, each computes the logits of a stretch of the vocabulary, [R, w]
+(`JointLogits`):
+
+    part ─┬─▶ best     the likeliest token of each row: two numbers of each rank's for a row
+          └─▶ whole    [R, vocab] on the first rank: all numbers, where a row needs more
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -24,11 +33,11 @@ from tasuki import _native
 from tasuki.engine.api import SamplingParams
 from tasuki.engine.grammar_masks import StepMasks
 from tasuki.engine.plan import Draw
+from tasuki.execution.collective import Collective
 from tasuki.execution.draw_torch import draw
-from tasuki.execution.host_buffers import upload
 from tasuki.execution.logprobs import Scores, score
 from tasuki.execution.penalties import SLOTS_AT_ONCE, Penalties, needs_adjusting
-from tasuki.execution.randomness import uniforms
+from tasuki.execution.step_arrays import upload
 from tasuki.execution.token_masks import forbid
 
 NOT_FINITE = -1
@@ -36,6 +45,9 @@ NOT_FINITE = -1
 
 # As drawing: only the likeliest tokens are near enough; of them a uniform number 0 is the first.
 _GREEDY = (1.0, 0.0, 1.0, 0.0)
+_KEY = struct.Struct("<QII")
+_DOMAIN = b"tasuki-sample-v1"
+_U64 = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +268,59 @@ def _filters(p: SamplingParams) -> tuple[float, float, float, float]:
         return _GREEDY
     furthest = max(0.0, -math.log(p.min_p)) if p.min_p > 0.0 else math.inf
     return p.temperature, p.top_k, p.top_p, furthest
+
+
+class JointLogits:
+    """What the ranks' parts come to; called by all of them alike.
+
+    Args:
+        collective: Joins the ranks.
+        vocab_size: Columns of all parts together; what is beyond is padding of the last ranks.
+    """
+
+    def __init__(self, collective: Collective, vocab_size: int) -> None:
+        self._collective = collective
+        self._vocab_size = vocab_size
+
+    def whole(self, part: torch.Tensor) -> torch.Tensor:
+        """The logits [R, vocab] on the first rank; anything of R rows on the others."""
+        return self._collective.gather(part, self._vocab_size)
+
+    def best(self, part: torch.Tensor) -> torch.Tensor:
+        """What `greedy` would say of `whole`, on every rank: [R] int64.
+
+        Nothing but the ranks' winners is sent. As over the whole the first of several
+        winners is taken, and a NaN or an infinity makes a row `NOT_FINITE`.
+        """
+        if self._collective.size == 1:
+            return greedy(part)
+        begin = self._collective.rank * part.shape[1]
+        own = part[:, : max(0, self._vocab_size - begin)]
+        # Values and tokens, both float32: exact up to 2^24 tokens.
+        winners = part.new_full((2, part.shape[0]), -torch.inf)
+        if own.shape[1]:
+            most, token = own.max(dim=-1)
+            winners[0] = most
+            torch.add(token, begin, out=winners[1])
+        values, tokens = self._collective.all_gather(winners).unbind(1)
+        most, rank = values.max(dim=0)
+        token = tokens.gather(0, rank[None])[0].long()
+        return token.masked_fill(~most.isfinite(), NOT_FINITE)
+
+
+def uniforms(keys: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
+    """`uniform` of each (seed, choice, position)."""
+    digests = [
+        blake2b(_KEY.pack(seed & _U64, choice, position), digest_size=8, person=_DOMAIN).digest()
+        for seed, choice, position in keys
+    ]
+    bits = np.frombuffer(b"".join(digests), dtype="<u8") >> np.uint64(11)
+    return bits.astype(np.float64) * np.float64(2.0**-53)
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """One number in [0, 1) for the token at an output position of a choice.
+
+    53 bits of BLAKE2b over the three, as u64le, u32le and u32le.
+    """
+    return float(uniforms([(seed, choice, position)])[0])

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.engine.grammar_masks import StepMasks
-from tasuki.execution.host_buffers import upload
+from tasuki.execution.step_arrays import upload
 
 
 def forbid(work: torch.Tensor, draws: Sequence[int], masks: StepMasks) -> None:

@@ -29,5 +29,5 @@ class CausalModel(Protocol):
 
         Returns:
             [R, w] float32: logits of `batch.logits_rows`, of this rank's part of the
-            vocabulary (execution/joint_logits.py); of all of it where there is one rank.
+            vocabulary (execution/sampler.py); of all of it where there is one rank.
         """

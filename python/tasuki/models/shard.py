@@ -3,7 +3,7 @@
     q, k, v, gate, up    rows: whole heads, and columns of the inner layer
     output, down         columns; the ranks' GEMMs are summed
     experts              each like an MLP; routers whole on every rank
-    head                 rows: a stretch of the vocabulary (execution/joint_logits.py joins them)
+    head                 rows: a stretch of the vocabulary (execution/sampler.py joins them)
     embedding, norms     whole on every rank
 
 KV heads that are fewer than the ranks are held by several ranks each.

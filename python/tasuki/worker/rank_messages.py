@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 from tasuki.worker.config import Limits, WorkerConfig
 from tasuki.worker.device import Dtypes
 

@@ -17,8 +17,8 @@ from tasuki.attention.kv_scales import FP8, UNSCALED, KvScales
 from tasuki.engine.cache_groups import layers_of_page
 from tasuki.execution.collective import ALONE, Collective
 from tasuki.execution.executor import Executor
-from tasuki.execution.joint_logits import JointLogits
 from tasuki.execution.runner import ModelRunner
+from tasuki.execution.sampler import JointLogits
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import interface_of_host
 from tasuki.kv.transport import Transport

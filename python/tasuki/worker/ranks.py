@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from tasuki.errors import TasukiError
-from tasuki.execution.step_header import StepHeader
+from tasuki.execution.step_arrays import StepHeader
 from tasuki.launch.parent_death import PARENT_VARIABLE
 from tasuki.worker.hosts import Meeting
 from tasuki.worker.rank_messages import (

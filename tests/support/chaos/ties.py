@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from support.chaos.asking import Document
-from tasuki.execution.randomness import uniforms
+from tasuki.execution.sampler import uniforms
 
 NEAR = 2e-6  # of all probability
 _CHANGED = ("top_k", "top_p", "min_p", "logit_bias", "presence_penalty", "repetition_penalty")

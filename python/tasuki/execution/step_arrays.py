@@ -1,7 +1,11 @@
-"""Host memory that a step's inputs are built in, and their way to the device.
+"""What a step's arrays mean, the host memory that they are built in, their way to the device.
+
+A step crosses from the rank that plans to all that compute as a header and a
+slab: nothing else of it is known there, neither requests nor
+plans. Header and slab are the same on every rank, so all launch the same.
 
 All arrays of a step lie one after another in one slab, so that one copy takes
-them there:
+them to the device:
 
     slab   | tokens | sources | positions | .. | block tables |      16-byte aligned
 
@@ -13,6 +17,7 @@ device's memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,72 @@ _TYPES = {torch.int64: np.int64, torch.int32: np.int32}
 
 Part = tuple[int, torch.dtype]
 """Elements and type of one array."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepHeader:
+    """The shape of one step; lists as in `Batch`.
+
+    Attributes:
+        query_lens: Tokens of each sequence in this step.
+        context_lens: Tokens of each sequence in the cache after it.
+        num_decodes: Leading sequences with one token.
+        width: Blocks in a row of the tables.
+        wanted: Rows whose logits are wanted; with a bucket all are, in order.
+        ahead: Whether some tokens are still on the device of the rank that samples.
+        bucket: Rows of a padded decode batch; None: it is none.
+        room: Tokens that a step of another kind is padded to; None: not padded.
+        greedy: Whether the likeliest token is all that is wanted of each row.
+        groups: Cache groups, each with slots and tables of its own.
+        cuts: As in `Batch`.
+    """
+
+    query_lens: list[int]
+    context_lens: list[int]
+    num_decodes: int
+    width: int
+    wanted: int
+    ahead: bool = False
+    bucket: int | None = None
+    room: int | None = None
+    greedy: bool = False
+    groups: int = 1
+    cuts: list[list[int]] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the batch, padding included."""
+        return self.bucket or self.room or sum(self.query_lens)
+
+    @property
+    def rows(self) -> int:
+        """Of the tables, padding included."""
+        return len(self.query_lens) if self.bucket is None else self.bucket
+
+    def parts(self) -> list[Part]:
+        """The slab's arrays: tokens, sources, positions, slots, tables, rows wanted."""
+        wanted = self.wanted if self.bucket is None else 0
+        return slab_parts(self.tokens, self.rows, self.width, wanted, self.groups)
+
+
+def slab_parts(tokens: int, rows: int, width: int, wanted: int, groups: int) -> list[Part]:
+    """The arrays of any step, in their order; the first four's places hang on `tokens` alone.
+
+    Slots and tables are those of all cache groups, one group after another.
+
+    Args:
+        tokens: Of the batch.
+        rows: Of the tables.
+        width: Of the tables.
+        wanted: Rows of logits that are named.
+        groups: Cache groups.
+    """
+    return [
+        *[(tokens, torch.int64)] * 3,
+        (groups * tokens, torch.int64),
+        (groups * rows * width, torch.int32),
+        (wanted, torch.int64),
+    ]
 
 
 class Staging:
@@ -86,6 +157,14 @@ def upload(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     # Not `pin_memory=True` at once: torch 2.11 refuses it for arrays of NumPy.
     host = torch.tensor(values, dtype=dtype).pin_memory()
     return host.to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory (pinned, from a GPU), which is there once the stream gets to it."""
+    if not tensor.is_cuda:
+        return tensor.clone()
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
 
 
 def write_tables(out: NDArray[np.int32], tables: Sequence[BlockTable]) -> NDArray[np.int32]:
