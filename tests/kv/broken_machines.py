@@ -10,7 +10,7 @@ from tasuki.engine.api import LegEndReason
 from tasuki.kv.decode_proof import DecodeProof
 from tasuki.kv.decode_side import DecodeSide
 from tasuki.kv.effects import Effect, Pull, PullDone
-from tasuki.kv.parked_wants import ParkedWants
+from tasuki.kv.prefill_handoff import ParkedWants
 from tasuki.kv.prefill_peers import PrefillPeers
 from tasuki.kv.prefill_side import PrefillSide
 

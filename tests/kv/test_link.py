@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
+from tasuki.kv.grpc_streams import keepalive_options
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.link import (
     Connected,
@@ -16,7 +17,6 @@ from tasuki.kv.link import (
     HandoffServicer,
     LinkEvent,
     Refused,
-    keepalive_options,
 )
 from tasuki.v1 import kv_pb2
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server

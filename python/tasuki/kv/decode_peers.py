@@ -1,18 +1,32 @@
 """What the prefill worker says to decode engines, and what of it is said again.
 
 Anything said may get lost, so a want or a renewal is answered with all that
-its sender has not heard. Nothing is decided here, and nothing kept: which
-leases an answer vouches for is decided in `prefill_side.py`, which calls this.
+its sender has not heard. Nothing is decided here: which leases an answer vouches for is decided in
+`prefill_side.py`, which calls this.
+
+Decode workers that ask for digests of announced blocks are sent these, too (`DigestsSent`). They
+are ordered as the blocks are announced, and told when they are there: neither the announcement nor
+the read waits for them. They are made for one decode worker, whose block size says what a unit is;
+after a retarget they are made anew. No I/O, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from tasuki.kv.effects import Effect, ToDecode
+import numpy as np
+
+from tasuki.engine.api import Announced
+from tasuki.kv.digest import Seal, Values
+from tasuki.kv.effects import Digest, Digested, Effect, ToDecode
 from tasuki.kv.prefill_handoff import PrefillHandoff
 from tasuki.kv.wire import announce_to_wire
 from tasuki.v1 import kv_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 
 class DecodePeers:
@@ -74,3 +88,110 @@ class DecodePeers:
     def _say(self, handoff: PrefillHandoff, message: pb.FromPrefill) -> None:
         if handoff.wanted and handoff.ending is None:
             self._effects.append(ToDecode(handoff.target, message))
+
+
+@dataclass(frozen=True, slots=True)
+class DigestSource:
+    """What digests are made with.
+
+    Attributes:
+        identity: Of the model.
+        block_tokens: In a block of ours.
+        asked: By decode engine, what it asks for.
+    """
+
+    identity: bytes
+    block_tokens: int
+    asked: Mapping[str, pb.DigestRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Digests that are being computed.
+
+    Attributes:
+        into: The handoff's digests when they were ordered; others by now if its target changed.
+        places: Group and first token of each unit.
+    """
+
+    handoff: PrefillHandoff
+    into: list[pb.Digests]
+    item: Announced
+    seal: Seal
+    places: list[tuple[int, int]]
+
+
+class DigestsSent:
+    """Orders digests, and has them told.
+
+    Args:
+        source: What they are made with; None: there are none.
+        peers: Tells them.
+        effects: Where orders go.
+    """
+
+    def __init__(
+        self, source: DigestSource | None, peers: DecodePeers, effects: list[Effect]
+    ) -> None:
+        self._source = source
+        self._peers = peers
+        self._effects = effects
+        self._orders: dict[int, _Order] = {}
+        self._next_id = 1
+
+    def order(self, handoff: PrefillHandoff) -> None:
+        """Have digests computed of what is announced to the target and has none."""
+        source = self._source
+        if source is None or not handoff.wanted or handoff.ending is not None:
+            return
+        ask = source.asked.get(handoff.target)
+        if ask is None or not ask.block_size or not ask.one_in:
+            return
+        unit = math.gcd(ask.block_size, source.block_tokens)
+        seal = Seal.of(source.identity, handoff.request_id, unit, ask.one_in)
+        for item in handoff.announced[handoff.digests_ordered :]:
+            places, units = self._units(item, seal)
+            order = _Order(handoff, handoff.digests, item, seal, places)
+            self._orders[self._next_id] = order
+            self._effects.append(Digest(self._next_id, units, unit))
+            self._next_id += 1
+        handoff.digests_ordered = len(handoff.announced)
+
+    def done(self, digested: Digested) -> None:
+        """Digests were computed: tell them to the target, unless it has changed."""
+        order = self._orders.pop(digested.order_id)
+        handoff = order.handoff
+        if order.into is not handoff.digests:
+            return
+        if digested.error:
+            log.warning("request_id=%s: %s", handoff.request_id, digested.error)
+            self._peers.say_gone(handoff.target, handoff.request_id, digested.error)
+            return
+        heads = max(part.first_head + part.values.shape[1] for part in digested.digests)
+        values: Values = np.zeros((len(order.places), heads), dtype=np.uint64)
+        for part in digested.digests:
+            values[:, part.first_head : part.first_head + part.values.shape[1]] = part.values
+        message = pb.Digests(
+            request_id=handoff.request_id,
+            first_token=order.item.first_token,
+            end_token=order.item.end_token,
+        )
+        for group in dict.fromkeys(group for group, _ in order.places):
+            rows = [row for row, place in enumerate(order.places) if place[0] == group]
+            tokens = [order.places[row][1] for row in rows]
+            sealed = order.seal.sealed(values[rows], group, tokens, 0)
+            message.groups.add(group=group, tokens=tokens, values=sealed.astype("<u8").tobytes())
+        handoff.digests.append(message)
+        self._peers.say_digests(handoff, message.first_token)
+
+    def _units(self, item: Announced, seal: Seal) -> tuple[list[tuple[int, int]], list[int]]:
+        """Place and number of each unit of an announcement that has a digest."""
+        assert self._source is not None
+        unit, per_block = seal.unit_tokens, self._source.block_tokens // seal.unit_tokens
+        places, units = [], []
+        for part in item.parts:
+            for token in seal.chosen(part.group, part.first_token, item.end_token):
+                index = (token - part.first_token) // unit
+                places.append((part.group, token))
+                units.append(part.blocks[index // per_block] * per_block + index % per_block)
+        return places, units

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from tasuki.kv.config import HandoffConfig, HandoffCounters
 from tasuki.kv.decode_handoff import DecodeHandoff
-from tasuki.kv.digest import Seal
-from tasuki.kv.digest_check import DigestCheck
+from tasuki.kv.digest import DigestCheck, Seal
 from tasuki.kv.pairs import LossCause
 from tasuki.kv.prefill_peers import PrefillPeers
 

@@ -9,7 +9,7 @@ calls `beat`, and `read_ahead`), and so does the test that tries every order of 
                                   │                   │
                                   └── no room: REFUSED└── lost: KV_LOST
 
-Owns the handoffs; `decode_pulls.py` has their pulls, `prefill_peers.py` the
+Owns the handoffs; `decode_handoff.py` has them and their pulls, `prefill_peers.py` the
 conversation with the prefill engines and the fence, which says until when a complete
 pull is valid, and `decode_proof.py` judges whether a request may be decoded. A pull that is
 complete but not proven is asked about (a renewal now) for a bounded time; no answer, and
@@ -27,14 +27,12 @@ from collections import deque
 from tasuki.engine.api import KvHost, LegEndReason
 from tasuki.errors import TasukiError
 from tasuki.kv.config import HandoffConfig, HandoffCounters
-from tasuki.kv.decode_handoff import DecodeHandoff
+from tasuki.kv.decode_handoff import DecodeHandoff, DecodePulls
 from tasuki.kv.decode_proof import DecodeProof, Loss
-from tasuki.kv.decode_pulls import DecodePulls
 from tasuki.kv.effects import Effect, PullDone, Redial
-from tasuki.kv.flaws import prefilled_flaw
 from tasuki.kv.pairs import LossCause
 from tasuki.kv.prefill_peers import PrefillPeers
-from tasuki.kv.wire import first_tokens_from_wire
+from tasuki.kv.wire import first_tokens_from_wire, prefilled_flaw
 from tasuki.v1 import kv_pb2 as pb
 
 log = logging.getLogger(__name__)

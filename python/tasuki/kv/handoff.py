@@ -1,6 +1,6 @@
 """The one object of the KV side that the engine thread talks to.
 
-Wires the two state machines to the streams (`streams.py`, asyncio loop) and, over
+Wires the two state machines to the streams (`link.py`, asyncio loop) and, over
 all ranks (`ranked.py`), to the transfer threads (`puller.py`). Both put what
 happened into an inbox and wake the engine thread; `poll` takes it out. So the
 engine is touched by the engine thread only. A step may take longer than a lease, so
@@ -31,11 +31,11 @@ from multiprocessing.connection import Connection
 
 from tasuki.engine.api import KvHost, Leg, LegEndReason, RequestSpec, StepResult
 from tasuki.errors import TasukiError
-from tasuki.kv.carrier import Carrier
+from tasuki.kv.carrier import Carrier, Streams
 from tasuki.kv.clock import now_s as clock_now_s
 from tasuki.kv.config import HandoffConfig, HandoffCounters
+from tasuki.kv.decode_peers import DigestSource
 from tasuki.kv.decode_side import DecodeSide
-from tasuki.kv.digests_sent import DigestSource
 from tasuki.kv.effects import Digested, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.link import (
@@ -52,7 +52,6 @@ from tasuki.kv.prefill_side import PrefillSide
 from tasuki.kv.puller import PeerFailed, Puller, PullerReport
 from tasuki.kv.rank_channel import KvRankError, RemoteRanks
 from tasuki.kv.ranked import RankedPuller
-from tasuki.kv.streams import Streams
 from tasuki.kv.transport import Transport, rank_pool
 from tasuki.v1 import kv_pb2
 

@@ -31,7 +31,6 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies, Rows
-from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staging import (
     LANES,
@@ -44,7 +43,7 @@ from tasuki.kv.staging import (
 )
 from tasuki.kv.staging_server import StagingServer
 from tasuki.kv.transfer_plan import Run, TransferPlan
-from tasuki.kv.transport import TransportError
+from tasuki.kv.transport import PoolTransport, TransportError
 from tasuki.kv.ways import Way
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ Everything here runs in the asyncio loop. Messages go out by `send`, which any
 thread may call; what comes in is given to a callback as `LinkEvent`, in the
 loop's thread. A message may get lost with its stream: the state machines are
 made for that, so nothing is kept for a stream that is down. All that waits goes
-out as one message (`outbox.py`).
+out as one message (`grpc_streams.py`).
 
     engine thread ──send──▶ outbox ──▶ stream ──▶ peer
     engine thread ◀─inbox── event  ◀── stream ◀── peer
@@ -21,57 +21,38 @@ from typing import Any
 import grpc
 
 from tasuki import background
-from tasuki.kv.flaws import reply_flaw
 from tasuki.kv.fleet import REMEDY, Fleet, refuse_strangers
-from tasuki.kv.outbox import Outbox
-from tasuki.kv.unreadable import UnreadableMessageError, readable, refuse_unreadable
+from tasuki.kv.grpc_streams import (
+    KEEPALIVE_S,
+    STREAM_BROKE,
+    Outbox,
+    UnreadableMessageError,
+    keepalive_options,
+    readable,
+    refuse_unreadable,
+)
 from tasuki.kv.wire import (
     batch_from_decode,
     batch_from_prefill,
     parts_from_decode,
     parts_from_prefill,
+    reply_flaw,
 )
 from tasuki.v1 import kv_pb2
 from tasuki.v1.kv_pb2_grpc import KvServicer, KvStub
 
 log = logging.getLogger(__name__)
 
-# What an operation on a stream raises when the stream is over, on either end.
-STREAM_BROKE = (
-    grpc.aio.AioRpcError,
-    grpc.aio.BaseError,
-    asyncio.InvalidStateError,
-    OSError,  # TimeoutError too
-)
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 1.0
 _REFUSALS = 3  # in a row, in 0.4 s: an engine listens as long as it lives
 _HANDSHAKE_S = 5.0
-_KEEPALIVE_S = 10.0
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),  # a new try is a new connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 << 20),  # as servers: all that waits is one message
 )
-
-
-def keepalive_options(period_s: float = _KEEPALIVE_S) -> tuple[tuple[str, int], ...]:
-    """What makes either end of a stream notice that the other's machine has vanished.
-
-    Without it a connection that no longer carries anything, and that nobody
-    closed, is kept for ever.
-
-    Args:
-        period_s: between two pings, and how long an answer is waited for.
-    """
-    period_ms = round(period_s * 1e3)
-    return (
-        ("grpc.keepalive_time_ms", period_ms),
-        ("grpc.keepalive_timeout_ms", period_ms),
-        ("grpc.http2.ping_timeout_ms", period_ms),  # a minute otherwise, whatever the above says
-        ("grpc.http2.max_pings_without_data", 0),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +112,7 @@ class DialledLink:
         endpoint: str,
         hello: kv_pb2.Hello,
         on_event: OnEvent,
-        keepalive_s: float = _KEEPALIVE_S,
+        keepalive_s: float = KEEPALIVE_S,
         fleet: Fleet | None = None,
     ) -> None:
         self._fleet = fleet

@@ -30,11 +30,10 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.mooncake_engine import Engine
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
-from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
-from tasuki.kv.transport import TransportError, check_required
+from tasuki.kv.transport import PoolTransport, TransportError, check_required
 from tasuki.kv.ways import Way
 
 _MAX_INFLIGHT_BYTES = 16 << 20  # as much as NIXL over TCP

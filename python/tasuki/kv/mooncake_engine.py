@@ -20,8 +20,7 @@ from typing import Any
 from tasuki.kv.backends import INSTALL_MOONCAKE
 from tasuki.kv.listeners import only_to
 from tasuki.kv.net_devices import Network, interface_of
-from tasuki.kv.pool_transport import address_for_peers
-from tasuki.kv.transport import TransportError
+from tasuki.kv.transport import TransportError, address_for_peers
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.nixl_agent import OWN, Agent, NixlRead, Piece, RemoteAgent, describe
 from tasuki.kv.pool_copies import PoolCopies
-from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
-from tasuki.kv.transport import TransportError
+from tasuki.kv.transport import PoolTransport, TransportError
 from tasuki.kv.ways import Way
 
 # More than this under way over TCP, and the death of the reader can take the source with it.

@@ -25,8 +25,8 @@ What makes the decode worker's reads safe:
 - After a retarget the earlier holder may still accept what it has read, until
   its own lease runs out: the blocks stay until then (`residual`).
 
-`decode_peers.py` has the words for what is decided here, `parked_wants.py` what is known
-of requests without a handoff, `digests_sent.py` the digests of what is announced.
+`prefill_handoff.py` has the state of each, and what is known of requests without a handoff,
+`decode_peers.py` the words for what is decided here, and the digests of what is announced.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from collections.abc import Sequence
 
 from tasuki.engine.api import Announced, KvHost, LegEndReason, Prefilled
 from tasuki.kv.config import HandoffConfig, HandoffCounters
-from tasuki.kv.decode_peers import DecodePeers
-from tasuki.kv.digests_sent import DigestSource, DigestsSent
+from tasuki.kv.decode_peers import DecodePeers, DigestSource, DigestsSent
 from tasuki.kv.effects import Digested, Effect
-from tasuki.kv.parked_wants import EndedRequests, ParkedWants
-from tasuki.kv.prefill_handoff import PrefillHandoff
+from tasuki.kv.prefill_handoff import EndedRequests, ParkedWants, PrefillHandoff
 from tasuki.kv.wire import prefilled_to_wire
 from tasuki.v1 import kv_pb2 as pb
 

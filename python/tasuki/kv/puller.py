@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from tasuki.errors import TasukiError
 from tasuki.kv.clock import now_s
 from tasuki.kv.digest import UnitDigests
-from tasuki.kv.digest_jobs import DigestJobs
+from tasuki.kv.digester import DigestJobs
 from tasuki.kv.effects import CancelPull, Digest, Digested, Pull, PullDone, PullProgress
 from tasuki.kv.transfer_plan import Run, TransferPlan
 from tasuki.kv.transport import Transfer, Transport, check_metadata

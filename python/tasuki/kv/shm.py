@@ -24,13 +24,12 @@ import torch
 
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
-from tasuki.kv.pool_transport import PoolTransport
 from tasuki.kv.repack import Repack
 from tasuki.kv.shm_door import Door, Place, Visit
 from tasuki.kv.shm_segment import Bytes, Segment, map_to_read
 from tasuki.kv.staging import segments
 from tasuki.kv.transfer_plan import Region, Run, TransferPlan
-from tasuki.kv.transport import TransportError, check_required
+from tasuki.kv.transport import PoolTransport, TransportError, check_required
 from tasuki.kv.ways import Way
 
 # A piece is half of it. So long (milliseconds) the thread sees no other peer's orders.

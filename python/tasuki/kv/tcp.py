@@ -22,14 +22,13 @@ import torch
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.net_devices import LOCAL, Network
 from tasuki.kv.pool_copies import PoolCopies
-from tasuki.kv.pool_transport import PoolTransport, address_for_peers
 from tasuki.kv.repack import Repack
 from tasuki.kv.staged_reads import StagedPeer, StagedRead, StagingMemory
 from tasuki.kv.staging import segments
 from tasuki.kv.tcp_reader import TcpPeer, TcpRead
 from tasuki.kv.tcp_source import TcpSource
 from tasuki.kv.transfer_plan import Run, TransferPlan
-from tasuki.kv.transport import TransportError, check_required
+from tasuki.kv.transport import PoolTransport, TransportError, address_for_peers, check_required
 from tasuki.kv.ways import Way
 
 _MAX_INFLIGHT_BYTES = 16 << 20  # as much as NIXL over TCP

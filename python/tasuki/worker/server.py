@@ -13,8 +13,13 @@ import grpc
 from tasuki import background
 from tasuki.engine.api import Leg
 from tasuki.kv.fleet import refuse_strangers
-from tasuki.kv.link import STREAM_BROKE, keepalive_options
-from tasuki.kv.unreadable import UnreadableMessageError, readable, refuse_unreadable
+from tasuki.kv.grpc_streams import (
+    STREAM_BROKE,
+    UnreadableMessageError,
+    keepalive_options,
+    readable,
+    refuse_unreadable,
+)
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerServicer
 from tasuki.worker.convert import (

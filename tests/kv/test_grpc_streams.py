@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tasuki.kv.outbox import Outbox
+from tasuki.kv.grpc_streams import Outbox
 
 DEADLINE_S = 10.0
 
