@@ -99,6 +99,14 @@ pub fn text_error(param: &str, error: &TextError) -> ApiError {
 
 /// The tools that the template is to show.
 fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Value>, ApiError> {
+    for (index, tool) in tools.iter().flatten().enumerate() {
+        if let Some(kind) = tool.get("type").filter(|kind| *kind != "function") {
+            let place = format!("tools[{index}].type");
+            let shown: String = kind.to_string().chars().take(100).collect();
+            let message = format!("{place} is {shown}; only \"function\" is supported.");
+            return Err(ApiError::invalid(&place, message));
+        }
+    }
     let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
     Ok(match ToolChoice::of(choice)? {
         ToolChoice::None => None,

@@ -69,6 +69,10 @@ async fn values_and_limits_are_named() {
             vec!["tool_choice", "tools has 0 items"],
         ),
         (
+            chat(json!({"tools": [{"type": "custom", "custom": {"name": "f"}}]})),
+            vec!["tools[0].type is \"custom\"", "function"],
+        ),
+        (
             chat(json!({"ebnf": "root ::= x"})),
             vec!["ebnf is not supported", "in Lark"],
         ),
