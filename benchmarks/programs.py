@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,13 @@ def build(*programs: str) -> Path:
     metadata = ["cargo", "metadata", "--format-version", "1", "--no-deps"]
     told = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return Path(json.loads(told)["target_directory"]) / "release"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

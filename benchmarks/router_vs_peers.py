@@ -26,7 +26,6 @@ import contextlib
 import json
 import re
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from typing import Any
 
 import httpx
 import psutil
-from programs import ROOT, build, running, said
+from programs import ROOT, build, free_port, running, said
 
 from tasuki.bench.header import header, write_result
 from tasuki.models.fetch import resolve_model
@@ -54,13 +53,6 @@ OPEN_STEP_MS = 300.0
 READY_S = 60.0
 DEADLINE_S = 600.0
 ENGINES = {"tasuki": ("vllm", "sglang"), "vllm-router": ("vllm",), "smg": ("sglang",)}
-
-
-def free_port() -> int:
-    """A port that nobody has now: the peers cannot choose one by themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Bench:

@@ -3,9 +3,10 @@
     python benchmarks/simulator_accuracy.py
 
 Needs no GPU: W1, W2 and their mixture as they were measured on two H200s with every way of naming
-the roles (`role_names.json`), and W1 and W2 split strictly (`serve_split_strict.json`). They are
-simulated with the same requests, from step times of the same shape that other programs measured
-alone (`gpu_steps.json`, `gpu_mixed_steps.json`, fitted by `overload.py`).
+the roles (`role_names.json`, the same requests), and W1 and W2 split strictly
+(`serve_split_strict.json`, other requests of the same lengths). They are simulated from step times
+of the same shape that other programs measured alone (`gpu_steps.json`, `gpu_mixed_steps.json`,
+fitted by `overload.py`).
 `simulator_accuracy_cpu.py` does both on the machine where it runs.
 """
 

@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -28,7 +27,8 @@ from typing import Any
 
 import httpx
 import psutil
-from programs import running
+from plan_regret import CPU_GRID, CPU_LOADS
+from programs import free_port, running
 from simulator_accuracy import RESULTS, TASUKI, Pair, picked, row, simulate, write
 
 from tasuki.bench.arguments import words
@@ -36,30 +36,9 @@ from tasuki.bench.errors import RunFailedError
 from tasuki.models.fetch import resolve_model
 
 MODEL = "smollm2-135m"
-LOADS: dict[str, dict[str, Any]] = {
-    "96:64": {"input-tokens": 96, "output-tokens": 64, "range-ratio": 0.9},
-    "640:16": {"input-tokens": 640, "output-tokens": 16, "range-ratio": 0.5},
-    "256:32": {"input-tokens": 256, "output-tokens": 32, "range-ratio": 0.5},
-    "32:96": {"input-tokens": 32, "output-tokens": 96, "range-ratio": 0.5},
-}
 AT_A_TIME = 16
 SHARES = (0.5, 0.85)  # of the closed loop's rate
-GRID = {
-    "prefill-tokens": "16,64,256,512",
-    "prefill-context": "0,512",
-    "decode-batch": "1,2,4,8,16",
-    "decode-context": "128,512",
-    "transfer-blocks": "1,16,64",
-    "repeat": 3,
-}
 READY_S = 120.0
-
-
-def free_port() -> int:
-    """One that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_ready(url: str) -> None:
@@ -103,9 +82,10 @@ class OnThisMachine:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every load: closed loop, then the shares of its rate."""
         command = [*TASUKI, "bench", "batch", "--steps", "--model", self._model]
-        run([*command, *words({**GRID, "output": self._steps})], self._own)
+        run([*command, *words({**CPU_GRID, "output": self._steps})], self._own)
         with self._serving() as url:
-            for name, lengths in LOADS.items():
+            for lengths in CPU_LOADS.values():
+                name = "{input-tokens}:{output-tokens}".format_map(lengths)
                 closed = {**lengths, "arrival": "closed", "max-concurrency": AT_A_TIME}
                 rate = statistics.median(
                     pair[0]["request_throughput"] for pair in self._pairs(url, closed)

@@ -1,6 +1,6 @@
 """What the names of two workers' roles cost where roles are preferences.
 
-    python benchmarks/gpu/role_names.py                      2 GPUs, 9 minutes
+    python benchmarks/gpu/role_names.py                      2 GPUs, 13 minutes
     python benchmarks/gpu/role_names.py --tiny --device cpu  the same code on any machine
 
 One `tasuki serve` of two workers. Before each run the admin API gives them their roles, which
@@ -177,7 +177,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--mixture", type=int, default=300, help="requests of both in a run")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few requests")
-    parser.add_argument("--limit-s", type=float, default=600, help="begin no run after this time")
+    parser.add_argument("--limit-s", type=float, default=1_200, help="begin no run after this time")
     parser.add_argument("--out", type=Path, default=RESULT)
     return parser
 
