@@ -28,7 +28,7 @@ class Bench:
         self.arrivals = 0
         self.rates = StepRates()
 
-    def add(self, tokens: int, leg: Leg = Leg.COLOCATED) -> SequenceState:
+    def add(self, tokens: int, leg: Leg = Leg.COLOCATED, waited_s: float = 0.0) -> SequenceState:
         self.arrivals += 1
         first = self.arrivals * 1000
         spec = RequestSpec(
@@ -36,6 +36,7 @@ class Bench:
             leg,
             range(first, first + tokens),
             SamplingParams(seed=0, max_tokens=1000),
+            waited_s=waited_s,
         )
         request = Request(spec, self.arrivals, b"", 0.0)
         request.credited = True
@@ -75,6 +76,15 @@ def test_decodes_come_first_and_chunks_share_what_is_left():
     assert (plan.num_decodes, plan.prefill_tokens) == (2, 15)
     plan = bench.step()
     assert rows(plan) == [(a, 1), (b, 1), (c, 10)]
+
+
+def test_a_later_attempt_stands_in_line_where_the_first_one_stood():
+    bench = Bench()
+    running, waiting = bench.add(16), bench.add(12)
+    assert rows(bench.step()) == [(running, 16)]
+    again = bench.add(11, waited_s=60.0)
+    assert bench.queues.waiting == [again, waiting]
+    assert rows(bench.step())[:2] == [(running, 1), (again, 11)]
 
 
 def test_single_token_chunks_stand_with_the_decodes():

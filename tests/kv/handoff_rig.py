@@ -191,15 +191,7 @@ class Worker:
         return leased
 
     def submit(self, request: RequestSpec, leg: Leg, peer: Worker) -> None:
-        split = RequestSpec(
-            request.request_id,
-            leg,
-            request.prompt_tokens,
-            request.sampling,
-            request.resumed_tokens,
-            request.choices,
-            request.tenant,
-        )
+        split = replace(request, leg=leg)
         self.engine.submit(split)
         self.handoffs.submit(split, peer.engine_id, peer.endpoint)
 

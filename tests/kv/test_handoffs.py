@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from handoff_rig import (
@@ -263,6 +264,31 @@ def test_only_the_announcing_waits_for_credit(rig: Rig) -> None:
     rig.pump(lambda: "r.0" in decode.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, decode)
     assert prefill.handoffs.counters.leases_granted == 1
+    rig.pump_until_idle()
+
+
+def test_credit_goes_by_when_a_worker_first_got_the_request(rig: Rig) -> None:
+    prefill, decode = rig.worker(), rig.worker()
+    may_credit = decode.engine.may_credit
+    decode.engine.may_credit = lambda request_id: False  # type: ignore[method-assign]
+    waited_s = {"a.0": 0.0, "b.0": 0.0, "c.1": 60.0, "d.1": 50.0}
+    requests = [
+        replace(spec(name, prompt(20), max_tokens=3), waited_s=seconds)
+        for name, seconds in waited_s.items()
+    ]
+    for request in requests:
+        rig.place(request, prefill, decode)
+    asked: list[str] = []
+
+    def ask(request_id: str) -> bool:
+        asked.append(request_id)
+        return may_credit(request_id)
+
+    decode.engine.may_credit = ask  # type: ignore[method-assign]
+    rig.pump(lambda: waited_s.keys() <= decode.ended.keys() & prefill.ended.keys())
+    assert asked == ["c.1", "d.1", "a.0", "b.0"]
+    for request in requests:
+        assert_decoded(request, prefill, decode)
     rig.pump_until_idle()
 
 

@@ -1,5 +1,7 @@
 """What the router leaves unset means what worker.proto says."""
 
+import math
+
 import pytest
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, SamplingParams
@@ -27,6 +29,7 @@ def test_a_full_request() -> None:
             resumed_tokens=[7],
             choices=[3],
             tenant="t",
+            waited_s=2.5,
             sampling=pb.SamplingParams(
                 seed=2**64 - 1,
                 max_tokens=9,
@@ -40,6 +43,7 @@ def test_a_full_request() -> None:
         )
     )
     assert (spec.request_id, spec.leg, spec.tenant) == ("r.0", Leg.DECODE, "t")
+    assert spec.waited_s == 2.5
     assert (list(spec.prompt_tokens), list(spec.resumed_tokens)) == ([5, 6], [7])
     assert tuple(spec.choices) == (3,)
     params = spec.sampling
@@ -98,6 +102,12 @@ def test_a_request_has_an_id_and_a_handoff_a_peer() -> None:
     with pytest.raises(RefusedMessageError, match="'r' names no engine"):
         peer_from_wire("r", pb.Peer(kv_endpoint="127.0.0.1:1"))
     assert peer_from_wire("r", pb.Peer(engine_id="e", kv_endpoint="a:1")) == ("e", "a:1")
+
+
+@pytest.mark.parametrize("waited_s", [math.nan, -1.0])
+def test_a_time_that_cannot_be_counts_as_none(waited_s: float) -> None:
+    submit = pb.Submit(request_id="r.0", leg=pb.LEG_PREFILL, prompt_tokens=[1], waited_s=waited_s)
+    assert request_from_wire(submit).waited_s == 0.0
 
 
 def test_legs_that_the_engine_lacks_count_as_those_that_wait() -> None:

@@ -38,6 +38,8 @@ pub struct LegSpec {
     pub kind: LegKind,
     /// Of a prefill or decode leg.
     pub handoff: Option<Handoff>,
+    /// Since a worker first got a leg of the request; a worker's legs stand in line by it.
+    pub waited: Duration,
     pub prompt: Arc<[u32]>,
     /// Of the prompt.
     pub chunks: Chunks,

@@ -1,6 +1,7 @@
 //! Workers and legs for tests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tasuki_core::{Capabilities, ChunkScheme, Chunks, HardwareClass, Identity, KvDomain, Role};
 
@@ -44,6 +45,7 @@ pub fn leg_spec(kind: LegKind, prompt_tokens: u32, max_tokens: u32) -> LegSpec {
     LegSpec {
         kind,
         handoff: None,
+        waited: Duration::ZERO,
         prompt: (0..prompt_tokens).collect(),
         chunks: Chunks::default(),
         resumed: Vec::new(),

@@ -44,6 +44,12 @@ impl Time {
         Self(self.0.saturating_add(ns))
     }
 
+    /// So much earlier, not before the beginning.
+    pub fn minus(self, duration: Duration) -> Self {
+        let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(ns))
+    }
+
     /// So many seconds earlier, not before the beginning.
     pub fn minus_s(self, seconds: f64) -> Self {
         Self(self.0.saturating_sub((seconds * 1e9) as u64))

@@ -139,6 +139,10 @@ pub struct Submit {
     /// counts the submits of a stream, from 1
     #[prost(uint64, tag = "9")]
     pub number: u64,
+    /// Since a worker first got a leg of the request, in seconds: legs of later attempts stand in
+    /// line as if they had come then. 0: now, and from routers built before it.
+    #[prost(double, tag = "10")]
+    pub waited_s: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {

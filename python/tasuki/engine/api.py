@@ -89,6 +89,7 @@ class RequestSpec:
         resumed_tokens: Output of an earlier attempt, at most one choice then.
         choices: Indices of the choices that one prefill serves.
         tenant: Salts the prefix cache.
+        waited_s: Since a worker first got a leg of the request; 0: this is the first.
         grammar: What the answer must match, or why that could not be compiled.
     """
 
@@ -99,6 +100,7 @@ class RequestSpec:
     resumed_tokens: Sequence[int] = ()
     choices: Sequence[int] = (0,)
     tenant: str = ""
+    waited_s: float = 0.0
     grammar: Grammar | GrammarError | None = None
 
 

@@ -221,5 +221,5 @@ class Queues:
         sequence.unshared = {}
 
 
-def _age(sequence: SequenceState) -> tuple[int, int]:
+def _age(sequence: SequenceState) -> tuple[tuple[float, int], int]:
     return sequence.request.arrival, sequence.choices[0]

@@ -129,7 +129,8 @@ class Request:
     """One leg while the engine knows it.
 
     Attributes:
-        arrival: Counts up; smaller is older.
+        arrival: Its place in line: when a worker first got a leg of the request, by our clock, and
+            the order of coming; smaller is older.
         root: Block hash chain's start.
         sequences: Those that are alive.
         reserved_blocks: What a DECODE leg's credit still holds back.
@@ -174,7 +175,7 @@ class Request:
 
     def __init__(self, spec: RequestSpec, arrival: int, root: bytes, now_s: float) -> None:
         self.spec = spec
-        self.arrival = arrival
+        self.arrival = (now_s - spec.waited_s, arrival)
         self.root = root
         self.num_prompt_tokens = len(spec.prompt_tokens)
         self.max_length = self.num_prompt_tokens + spec.sampling.max_tokens

@@ -42,6 +42,7 @@ class DecodeHandoff:
 
     Attributes:
         greeted: the handshake with the peer is done.
+        waited_s: since a worker first got a leg of the request, when this one was submitted.
         greeted_s: when that was taken in, if the handoff had to wait for it.
         credited_s: when credit was given and the want sent; None: waits for room.
         prefix_hint: tokens that were cached here when credit was given.
@@ -65,6 +66,7 @@ class DecodeHandoff:
     submitted_s: float
     greeted: bool
     greeted_s: float = NEVER_S
+    waited_s: float = 0.0
     credited_s: float | None = None
     prefix_hint: int = 0
     scheduled: bool = False
@@ -83,6 +85,11 @@ class DecodeHandoff:
     ask_until_s: float | None = None
     check: DigestCheck | None = None
     timings: LegTimings = field(default_factory=LegTimings)
+
+    @property
+    def since_s(self) -> float:
+        """When a worker first got a leg of the request, by our clock."""
+        return self.submitted_s - self.waited_s
 
     def assigned(self, assignment: Assignment, peer_block_tokens: int) -> None:
         """There is a place for its KV, some of which may be here already."""

@@ -22,6 +22,7 @@ and freed one order at a time as the pulls end.
 from __future__ import annotations
 
 import logging
+from bisect import insort
 from collections import deque
 
 from tasuki.engine.api import KvHost, LegEndReason
@@ -90,17 +91,21 @@ class DecodeSide:
 
     # Events of the router and the engine.
 
-    def submit(self, request_id: str, peer: str, now_s: float) -> None:
+    def submit(self, request_id: str, peer: str, now_s: float, waited_s: float = 0.0) -> None:
         """A DECODE leg was submitted to the engine, which parked it.
 
         A second one under a live id is dropped, as the engine drops it.
+
+        Args:
+            waited_s: Since a worker first got a leg of the request: it stands in line for credit
+                as if it had come then.
         """
         if request_id in self._handoffs:
             return
         greeted = self._peers.meet(peer, request_id)
-        handoff = DecodeHandoff(request_id, peer, now_s, greeted)
+        handoff = DecodeHandoff(request_id, peer, now_s, greeted, waited_s=waited_s)
         self._handoffs[request_id] = handoff
-        self._waiting.append(handoff)
+        insort(self._waiting, handoff, key=lambda known: known.since_s)
         self._credit(now_s)
 
     def abort(self, request_id: str, now_s: float) -> bool:

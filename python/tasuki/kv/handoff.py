@@ -169,7 +169,8 @@ class Handoffs:
                 self._prefill.submit(spec.request_id, peer_engine_id, self._clock())
             elif spec.leg is Leg.DECODE:
                 self._carrier.dial(peer_engine_id, peer_endpoint)
-                self._decode.submit(spec.request_id, peer_engine_id, self._clock())
+                now_s = self._clock()
+                self._decode.submit(spec.request_id, peer_engine_id, now_s, spec.waited_s)
             self._finish_turn()
 
     def abort(self, request_id: str) -> bool:

@@ -159,7 +159,7 @@ class Peer(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., kv_endpoint: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "leg", "peer", "prompt_tokens", "resumed_tokens", "choices", "sampling", "tenant", "number")
+    __slots__ = ("request_id", "leg", "peer", "prompt_tokens", "resumed_tokens", "choices", "sampling", "tenant", "number", "waited_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     LEG_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class Submit(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     leg: Leg
     peer: Peer
@@ -178,7 +179,8 @@ class Submit(_message.Message):
     sampling: SamplingParams
     tenant: str
     number: int
-    def __init__(self, request_id: _Optional[str] = ..., leg: _Optional[_Union[Leg, str]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    waited_s: float
+    def __init__(self, request_id: _Optional[str] = ..., leg: _Optional[_Union[Leg, str]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., resumed_tokens: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., number: _Optional[int] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("seed", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "grammar")

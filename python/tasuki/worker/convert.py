@@ -112,6 +112,7 @@ def request_from_wire(submit: pb.Submit) -> RequestSpec:
         resumed_tokens=list(submit.resumed_tokens),
         choices=tuple(submit.choices) or (0,),
         tenant=submit.tenant,
+        waited_s=max(0.0, submit.waited_s),  # 0 for NaN
         sampling=SamplingParams(
             seed=params.seed,
             max_tokens=params.max_tokens,

@@ -72,6 +72,7 @@ impl Machine {
         group: usize,
         kind: FailureKind,
         detail: &str,
+        now: Duration,
         fleet: &mut dyn Fleet,
     ) -> bool {
         if self.has_decoded(group) {
@@ -94,7 +95,7 @@ impl Machine {
         };
         let (to_prefill, to_decode) = (attempt.leg_on(prefill.key), attempt.leg_on(decode.key));
         self.report_retry(group, RetryReason::Retargeted(kind), detail);
-        self.dispatch_decode(group, to_decode, Handoff::With(prefill.peer));
+        self.dispatch_decode(group, to_decode, Handoff::With(prefill.peer), now);
         self.effects.push_back(Effect::Retarget {
             leg: to_prefill,
             peer: decode.peer.clone(),
@@ -143,12 +144,12 @@ impl Machine {
         };
         let leg = attempt.leg_on(decode.key);
         attempt.decode = Some(Leg::new(decode));
-        self.dispatch_decode(group, leg, Handoff::Redeem(ticket));
+        self.dispatch_decode(group, leg, Handoff::Redeem(ticket), now);
     }
 
     /// Starts a decode leg after its prefill leg; choices that were stopped meanwhile end there.
-    fn dispatch_decode(&mut self, group: usize, leg: LegId, handoff: Handoff) {
-        self.dispatch(group, leg, LegKind::Decode, Some(handoff));
+    fn dispatch_decode(&mut self, group: usize, leg: LegId, handoff: Handoff, now: Duration) {
+        self.dispatch(group, leg, LegKind::Decode, Some(handoff), now);
         for index in self.stopped(group) {
             self.effects.push_back(Effect::Abort {
                 leg,
@@ -186,11 +187,11 @@ impl Machine {
         let serial = attempt.is_serial();
         let prefill = attempt.leg_on(attempt.prefill.worker.key);
         match &mut attempt.decode {
-            None => self.dispatch(group, prefill, LegKind::Colocated, None),
+            None => self.dispatch(group, prefill, LegKind::Colocated, None, now),
             Some(decode) if serial => {
                 decode.state = LegState::AwaitingTicket;
                 let handoff = Some(Handoff::IssueTicket);
-                self.dispatch(group, prefill, LegKind::Prefill, handoff);
+                self.dispatch(group, prefill, LegKind::Prefill, handoff, now);
             }
             Some(decode) => {
                 let to_decode = LegId {
@@ -199,20 +200,34 @@ impl Machine {
                 };
                 let with_decode = Some(Handoff::With(decode.worker.peer.clone()));
                 let with_prefill = Some(Handoff::With(attempt.prefill.worker.peer.clone()));
-                self.dispatch(group, prefill, LegKind::Prefill, with_decode);
-                self.dispatch(group, to_decode, LegKind::Decode, with_prefill);
+                self.dispatch(group, prefill, LegKind::Prefill, with_decode, now);
+                self.dispatch(group, to_decode, LegKind::Decode, with_prefill, now);
             }
         }
         self.groups[group].state = GroupState::Running(Box::new(attempt));
     }
 
-    fn dispatch(&mut self, group: usize, leg: LegId, kind: LegKind, handoff: Option<Handoff>) {
-        let spec = self.spec(group, kind, handoff);
-        let spec = Box::new(spec);
+    fn dispatch(
+        &mut self,
+        group: usize,
+        leg: LegId,
+        kind: LegKind,
+        handoff: Option<Handoff>,
+        now: Duration,
+    ) {
+        let first = *self.first_dispatch.get_or_insert(now);
+        let waited = now.saturating_sub(first);
+        let spec = Box::new(self.spec(group, kind, handoff, waited));
         self.effects.push_back(Effect::Dispatch { leg, spec });
     }
 
-    fn spec(&self, group: usize, kind: LegKind, handoff: Option<Handoff>) -> LegSpec {
+    fn spec(
+        &self,
+        group: usize,
+        kind: LegKind,
+        handoff: Option<Handoff>,
+        waited: Duration,
+    ) -> LegSpec {
         let choices = self.groups[group].choices.clone();
         let resumed = match choices.as_slice() {
             [index] => self.choices[*index as usize].tokens[..self.base(group)].to_vec(),
@@ -225,6 +240,7 @@ impl Machine {
         LegSpec {
             kind,
             handoff,
+            waited,
             prompt: Arc::clone(&self.prompt),
             chunks: self.chunks.clone(),
             resumed,

@@ -67,7 +67,7 @@ impl Machine {
             match kind {
                 // With the first token here, decode has the KV or reports its loss itself.
                 LegKind::Prefill if self.decode_can_go_on(group) => {}
-                LegKind::Decode if self.retarget(group, lost.kind(), &detail, fleet) => {}
+                LegKind::Decode if self.retarget(group, lost.kind(), &detail, now, fleet) => {}
                 _ => self.retry(group, lost, &detail, now),
             }
         }
@@ -155,7 +155,7 @@ impl Machine {
                     attempt.refused_by.push(from.worker);
                 }
                 let detail = format!("worker {} refused: {why}", from.worker);
-                if !self.retarget(group, FailureKind::Overload, &detail, fleet) {
+                if !self.retarget(group, FailureKind::Overload, &detail, now, fleet) {
                     self.retry(group, RetryReason::Refused, &detail, now);
                 }
             }

@@ -59,6 +59,8 @@ pub struct Machine {
     choices: Vec<ChoiceTokens>,
     groups: Vec<Group>,
     next_attempt: u32,
+    /// When a worker first got a leg of it.
+    first_dispatch: Option<Duration>,
     /// Some prefill has reported, and with its first output the prompt's logprobs.
     prompt_scored: bool,
     timings: Timings,
@@ -93,6 +95,7 @@ impl Machine {
                 .collect(),
             groups: vec![Group::waiting(indices)],
             next_attempt: 0,
+            first_dispatch: None,
             prompt_scored: false,
             timings: Timings::default(),
             second_token: None,

@@ -228,6 +228,7 @@ fn submit(request_id: String, number: u64, spec: LegSpec) -> v1::Submit {
         choices: spec.choices,
         sampling: Some(sampling(&spec.sampling)),
         tenant: spec.cache_salt.as_ref().to_owned(),
+        waited_s: spec.waited.as_secs_f64(),
     }
 }
 

@@ -162,7 +162,8 @@ impl Worker {
         self.applied_legs = leg.number;
         let kind = leg.kind;
         self.generating += u32::from(kind != LegKind::Prefill);
-        let sequence = Sequence::new(leg, self.ages, at);
+        let age = (at.minus(leg.waited), self.ages);
+        let sequence = Sequence::new(leg, age, at);
         let seq = match self.free.pop() {
             Some(seq) => {
                 self.sequences[seq as usize] = sequence;
@@ -176,10 +177,18 @@ impl Worker {
         if kind == LegKind::Decode {
             self.budget.inbound.push(seq);
         } else {
-            self.waiting.push_back(seq);
+            self.wait(seq);
             self.wake(at);
         }
         seq
+    }
+
+    /// Lets a sequence wait, in its place in line.
+    fn wait(&mut self, seq: SeqId) {
+        let age = self.sequence(seq).age;
+        let older = |&other: &SeqId| self.sequences[other as usize].age < age;
+        let at = self.waiting.partition_point(older);
+        self.waiting.insert(at, seq);
     }
 
     /// The KV of a decode leg is there at `at`: it decodes from its second token on.

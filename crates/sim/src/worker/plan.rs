@@ -5,7 +5,7 @@ use tasuki_core::StepSample;
 use tasuki_flow::LegKind;
 
 use super::flight::Flight;
-use super::sequence::{SeqId, Stage};
+use super::sequence::{Age, SeqId, Stage};
 use super::{REPORT_S, Told, Worker};
 use crate::time::Time;
 
@@ -304,7 +304,7 @@ impl Worker {
             for (seq, sequence) in self.sequences.iter().enumerate() {
                 if running(&sequence) {
                     count += 1;
-                    let older = |&(age, _): &(u64, SeqId)| age < sequence.age;
+                    let older = |&(age, _): &(Age, SeqId)| age < sequence.age;
                     if youngest.as_ref().is_none_or(older) {
                         youngest = Some((sequence.age, seq as SeqId));
                     }
@@ -344,10 +344,6 @@ impl Worker {
         // It is computed again as it stands, and samples its next token then.
         sequence.leg.resumed = produced;
         sequence.computed = 0;
-        let age = sequence.age;
-        let at = self
-            .waiting
-            .partition_point(|&seq| self.sequences[seq as usize].age < age);
-        self.waiting.insert(at, victim);
+        self.wait(victim);
     }
 }

@@ -1,6 +1,7 @@
 //! One sequence of a worker.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tasuki_flow::LegKind;
 
@@ -16,6 +17,8 @@ pub struct NewLeg {
     /// Of the simulation; names the request.
     pub request: u32,
     pub attempt: u32,
+    /// Since a worker first got a leg of the request.
+    pub waited: Duration,
     pub kind: LegKind,
     /// Counts the legs of a connection.
     pub number: u64,
@@ -28,6 +31,9 @@ pub struct NewLeg {
     /// Names of the prompt's chunks.
     pub chunks: Arc<[u64]>,
 }
+
+/// A sequence's place in line: when a worker first got the request, then the order of coming.
+pub type Age = (Time, u64);
 
 /// Where a sequence is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +52,7 @@ pub enum Stage {
 #[derive(Debug, Clone)]
 pub struct Sequence {
     pub leg: NewLeg,
-    pub age: u64,
+    pub age: Age,
     /// When the worker has the leg.
     pub ready: Time,
     pub stage: Stage,
@@ -73,7 +79,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(leg: NewLeg, age: u64, ready: Time) -> Self {
+    pub fn new(leg: NewLeg, age: Age, ready: Time) -> Self {
         let decode = leg.kind == LegKind::Decode;
         Self {
             age,

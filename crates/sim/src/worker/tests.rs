@@ -1,6 +1,7 @@
 //! Workers alone: what a turn brings, checked against steps counted by hand.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tasuki_core::{Rates, Role};
 use tasuki_flow::LegKind;
@@ -44,6 +45,7 @@ fn leg(tokens: u32, output_tokens: u32) -> NewLeg {
     NewLeg {
         request: 0,
         attempt: 0,
+        waited: Duration::ZERO,
         kind: LegKind::Colocated,
         number: 1,
         tokens,
@@ -82,6 +84,19 @@ fn a_request_takes_its_prompt_and_its_steps() {
     assert_eq!(worker.pool.available(), 100);
     assert_eq!(worker.counters.steps, 11);
     assert_eq!(worker.counters.output_tokens, 11);
+}
+
+#[test]
+fn a_later_attempt_is_computed_before_what_came_after_the_first_one() {
+    let mut worker = worker(limits());
+    worker.submit(leg(400, 2), Time::from_s(5.0));
+    let again = NewLeg {
+        waited: Duration::from_secs(1),
+        ..leg(500, 2)
+    };
+    let again = worker.submit(again, Time::from_s(5.0));
+    let all = told(&mut worker);
+    assert_eq!(all[0].0, Told::First(again), "{all:?}");
 }
 
 #[test]

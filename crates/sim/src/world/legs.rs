@@ -48,6 +48,7 @@ impl World<'_> {
         let leg = NewLeg {
             request: place,
             attempt: id.attempt,
+            waited: spec.waited,
             kind: spec.kind,
             number: slot.number,
             tokens: live.request.prompt_tokens + resumed,

@@ -5,7 +5,7 @@ mod registry;
 mod roles;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tasuki_core::WorkerView;
 use tasuki_flow::AdmissionConfig;
@@ -37,6 +37,7 @@ pub fn spec(kind: LegKind) -> LegSpec {
     LegSpec {
         kind,
         handoff: None,
+        waited: Duration::ZERO,
         prompt: (0..10).collect(),
         chunks: tasuki_core::Chunks::default(),
         resumed: Vec::new(),

@@ -205,3 +205,22 @@ fn a_request_that_stalls_everywhere_fails_in_the_end() {
     }
     assert_eq!(stalls, 1 + MachineConfig::default().max_failures);
 }
+
+#[test]
+fn legs_of_later_attempts_stand_in_line_where_the_first_ones_stood() {
+    let waited = |case: &Case| -> Vec<u64> {
+        let specs = case.effects.iter().filter_map(|effect| match effect {
+            Effect::Dispatch { spec, .. } => Some(spec.waited.as_secs()),
+            _ => None,
+        });
+        specs.collect()
+    };
+    let mut case = Case::plain(&[Ok((0, 1)), Ok((2, 1))], &[3]);
+    assert_eq!(waited(&case), [0, 0]);
+    case.now += Duration::from_secs(3);
+    case.input(Input::Lost(key(0)));
+    assert_eq!(waited(&case), [3, 3]);
+    case.now += Duration::from_secs(2);
+    case.ended(leg(1, 1), R::Refused);
+    assert_eq!(waited(&case), [5], "the decode leg alone, elsewhere");
+}
