@@ -159,19 +159,6 @@ impl FleetState {
         demand.on_arrival(request.prompt_tokens, now);
     }
 
-    /// A leg has produced so many tokens more; `cached`: with the first of a request, tokens of
-    /// its prompt that were found cached.
-    pub fn on_tokens(&mut self, key: WorkerKey, slot: LegSlot, tokens: usize, cached: u32) {
-        let Some(state) = self.connected(key) else {
-            return;
-        };
-        state.count_output(slot, tokens as u32);
-        let model = state.model;
-        if let Some(demand) = model.and_then(|model| self.demands.get_mut(&model)) {
-            demand.on_cached(cached);
-        }
-    }
-
     /// What the clients of a model have asked for lately.
     pub fn demand(&self, model: ModelId) -> Option<&Demand> {
         self.demands.get(&model)
@@ -194,13 +181,22 @@ impl FleetState {
         Some(slot)
     }
 
-    /// A leg has output. `cached`: tokens of the prompt that were found cached, with the first.
-    pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, cached: u32) {
-        if let Some(state) = self.connected(key)
-            && let Some(placed) = state.on_output(slot)
-        {
-            // What an opaque answer had cached is not known with its first part.
-            let told = state.view.capabilities.payload == Payload::Tokens;
+    /// A leg has produced so many tokens more: it holds its blocks by now, and is in the load, if
+    /// there is one. `cached`: with the first of a request, tokens of its prompt that were found
+    /// cached.
+    pub fn on_output(&mut self, key: WorkerKey, slot: LegSlot, tokens: usize, cached: u32) {
+        let Some(state) = self.connected(key) else {
+            return;
+        };
+        state.count_output(slot, tokens as u32);
+        let placed = state.on_output(slot);
+        let model = state.model;
+        // What an opaque answer had cached is not known with its first part.
+        let told = state.view.capabilities.payload == Payload::Tokens;
+        if let Some(demand) = model.and_then(|model| self.demands.get_mut(&model)) {
+            demand.on_cached(cached);
+        }
+        if let Some(placed) = placed {
             let cached = told.then_some(cached);
             self.prefixes.on_settled(key.worker, &placed, cached);
             self.chosen.take();

@@ -9,7 +9,7 @@ use rand::seq::IndexedRandom;
 use tasuki_core::{Chunks, ModelId, RequestView, WorkerId};
 use tasuki_flow::{
     AdmissionConfig, Effect, Event, Fleet, Generation, Input, Machine, MachineConfig,
-    SamplingParams, WorkerKey,
+    SamplingParams,
 };
 use tasuki_policy::PolicyConfig;
 use tasuki_searches::fuzz;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use super::fields;
 use crate::workers::fuzzed::{info_from_wire, report_from_wire};
 use crate::workers::testing::{LocalWorker, idle, info};
-use crate::workers::{Dispatched, Registry};
+use crate::workers::{Dispatched, Joined, Registry};
 
 const MAX_TOKENS: u32 = 8;
 const CHOICES: u32 = 2;
@@ -102,7 +102,7 @@ fn valid() -> Vec<v1::WorkerMessage> {
 /// One worker that has a request of a client.
 struct World {
     registry: Arc<Registry>,
-    key: WorkerKey,
+    joined: Joined,
     machine: Machine,
     sender: UnboundedSender<Input>,
     inbox: UnboundedReceiver<Input>,
@@ -121,7 +121,7 @@ impl World {
         registry.add("local:1");
         let (link, worker) = LocalWorker::new();
         let joining = info_from_wire(info("a", v1::Role::Mixed)).expect("valid");
-        let key = registry
+        let joined = registry
             .join(WorkerId(0), joining, Arc::new(link), now)
             .expect("joined");
         let generation = Generation {
@@ -143,7 +143,7 @@ impl World {
         let machine = Machine::new(generation, Chunks::default(), MachineConfig::default());
         let mut world = Self {
             registry,
-            key,
+            joined,
             machine,
             sender,
             inbox,
@@ -162,11 +162,12 @@ impl World {
         match message.message {
             Some(Message::Step(report)) => {
                 let report = report_from_wire(report);
-                self.registry.on_report(self.key, report, Instant::now());
+                self.registry
+                    .on_report(&self.joined, report, Instant::now());
             }
             Some(Message::Info(info)) => {
                 if let Ok(info) = info_from_wire(info) {
-                    self.registry.on_info(self.key, info);
+                    self.registry.on_info(self.joined.key, info);
                 }
             }
             None => {}
@@ -236,7 +237,7 @@ fn fuzzed_messages_keep_the_request_whole() {
         }
         let mut fleet = &*world.registry;
         let _ = fleet.place(&RequestView::new(10, 5));
-        world.registry.leave(world.key);
+        world.registry.leave(world.joined.key);
         while let Ok(input) = world.inbox.try_recv() {
             let now = Duration::from_secs(60);
             world.machine.handle(input, now, &mut &*world.registry);

@@ -13,6 +13,7 @@ use tasuki_wire::v1::{self, worker_message::Message};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tonic::Code;
 
+use super::connection::Joined;
 use super::grpc_link::{self, MOST_BACKLOG_BYTES};
 use super::registry::Registry;
 use super::wire::{self, InfoError};
@@ -251,9 +252,10 @@ impl WorkerStream {
             .map_err(|error| error.before_hello(transport))?;
         let admitted = wire::info(info.clone())?;
         let role = admitted.role;
-        let key = self
+        let joined = self
             .registry
             .join(self.worker, admitted, Arc::new(link), Instant::now())?;
+        let key = joined.key;
         self.key = Some(key);
         self.is_ending = false;
         tracing::info!(
@@ -272,7 +274,7 @@ impl WorkerStream {
         loop {
             tokio::select! {
                 message = incoming.message() => {
-                    self.on_message(key, message?.ok_or(ConnectError::Ended)?)?;
+                    self.on_message(&joined, message?.ok_or(ConnectError::Ended)?)?;
                 }
                 _ = silence_check.tick() => self.check_silence(key)?,
                 () = backlog.exceeded() => return Err(ConnectError::NotReading),
@@ -282,7 +284,7 @@ impl WorkerStream {
 
     fn on_message(
         &mut self,
-        key: WorkerKey,
+        joined: &Joined,
         message: v1::WorkerMessage,
     ) -> Result<(), ConnectError> {
         match message.message {
@@ -297,10 +299,10 @@ impl WorkerStream {
                 }
                 self.is_ending = is_ending;
                 let report = wire::report(report);
-                self.registry.on_report(key, report, Instant::now());
+                self.registry.on_report(joined, report, Instant::now());
             }
             Some(Message::Info(info)) => {
-                let same = self.registry.on_info(key, wire::info(info)?);
+                let same = self.registry.on_info(joined.key, wire::info(info)?);
                 return same.then_some(()).ok_or(ConnectError::OtherEngine);
             }
             // Of a later version, and optional by the protocol's rules.

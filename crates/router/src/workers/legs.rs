@@ -8,7 +8,7 @@ use tasuki_flow::{Input, LegEnd, LegId, LegSpec, Output, Peer, WorkerKey};
 use tasuki_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::connection::RoutedLeg;
+use super::connection::{Joined, Routed, RoutedLeg};
 use super::link::NewLeg;
 use super::local_leg::LocalLeg;
 use super::registry::{Registry, State};
@@ -61,8 +61,10 @@ impl Registry {
             name: &name,
             slot,
         };
+        // Its first output finds it there, however soon that comes.
+        let mut legs = connection.legs.lock();
         let local = connection.link.dispatch(new, spec);
-        connection.legs.insert(name, routed);
+        legs.insert(name, routed);
         local.map_or(Dispatched::Sent, Dispatched::Local)
     }
 
@@ -83,45 +85,43 @@ impl Registry {
     /// Distributes a report among the requests that it is about.
     pub fn on_report<Name: AsRef<str>>(
         &self,
-        key: WorkerKey,
+        from: &Joined,
         report: Report<impl Iterator<Item = (Name, Output)>, impl Iterator<Item = (Name, LegEnd)>>,
         now: Instant,
     ) {
+        let key = from.key;
+        let routed = from.legs.route(key, report.outputs, report.ended);
         let mut state = self.lock();
-        let Some((fleet, connection)) = state.connected(key) else {
-            return;
-        };
-        let recovered = fleet.on_report(key, report.load.as_ref(), self.since_start(now));
-        if report.exported.is_some() {
-            connection.exported = report.exported;
-        }
-        if let Some(events) = &report.cache
-            && !fleet.on_cache_events(key, events)
-        {
-            connection.link.resync_cache();
-        }
-        // Each wakes a task, which takes longer than all that is done under the lock.
-        let mut inputs = Vec::with_capacity(report.outputs.size_hint().0);
-        for (name, output) in report.outputs {
-            if let Some(leg) = connection.legs.get(name.as_ref()) {
-                let cached = output.cached_prompt_tokens;
-                fleet.on_tokens(key, leg.slot, output.tokens.len(), cached);
-                fleet.on_output(key, leg.slot, cached);
-                inputs.push((leg.inbox.clone(), Input::Output(leg.id(key), output)));
+        let mut recovered = false;
+        if let Some((fleet, connection)) = state.connected(key) {
+            recovered = fleet.on_report(key, report.load.as_ref(), self.since_start(now));
+            if report.exported.is_some() {
+                connection.exported = report.exported;
             }
-        }
-        for (name, ended) in report.ended {
-            if let Some(leg) = connection.legs.remove(name.as_ref()) {
-                fleet.on_outcome(key, leg.slot, &ended);
-                fleet.on_ended(key, leg.slot, ended.timings.as_deref());
-                let id = leg.id(key);
-                inputs.push((leg.inbox, Input::Ended(id, ended)));
+            if let Some(events) = &report.cache
+                && !fleet.on_cache_events(key, events)
+            {
+                connection.link.resync_cache();
             }
+            for Routed { slot, input, .. } in &routed {
+                match input {
+                    Input::Output(_, output) => {
+                        let cached = output.cached_prompt_tokens;
+                        fleet.on_output(key, *slot, output.tokens.len(), cached);
+                    }
+                    Input::Ended(_, end) => {
+                        fleet.on_outcome(key, *slot, end);
+                        fleet.on_ended(key, *slot, end.timings.as_deref());
+                    }
+                    _ => {}
+                }
+            }
+            fleet.recount(key);
+            state.settle(self.since_start(now));
         }
-        fleet.recount(key);
-        state.settle(self.since_start(now));
         drop(state);
-        for (inbox, input) in inputs {
+        // Each wakes a task, which takes longer than all that is done under the lock.
+        for Routed { inbox, input, .. } in routed {
             // A task that is gone has sent its aborts.
             let _ = inbox.send(input);
         }
@@ -130,12 +130,14 @@ impl Registry {
         }
     }
 
-    /// A leg that its request's task runs has output. False: it does not count any more.
+    /// A leg that its request's task runs has so many tokens more; `cached`: of its prompt. False:
+    /// it does not count any more.
     pub fn on_leg_output(
         &self,
         key: WorkerKey,
         slot: LegSlot,
-        output: &Output,
+        tokens: usize,
+        cached: u32,
         now: Instant,
     ) -> bool {
         let mut state = self.lock();
@@ -144,9 +146,7 @@ impl Registry {
         };
         let now = self.since_start(now);
         let recovered = fleet.on_report(key, None, now);
-        let cached = output.cached_prompt_tokens;
-        fleet.on_tokens(key, slot, output.tokens.len(), cached);
-        fleet.on_output(key, slot, cached);
+        fleet.on_output(key, slot, tokens, cached);
         if fleet.recount(key) {
             state.settle(now);
         }
@@ -157,17 +157,28 @@ impl Registry {
         true
     }
 
-    /// A leg that its request's task runs has ended. False: it does not count any more.
-    pub fn on_leg_end(&self, key: WorkerKey, name: &str, end: &LegEnd, now: Instant) -> bool {
+    /// A leg that its request's task runs has ended, with so many tokens more. False: it does not
+    /// count any more.
+    pub fn on_leg_end(
+        &self,
+        key: WorkerKey,
+        name: &str,
+        tokens: usize,
+        end: &LegEnd,
+        now: Instant,
+    ) -> bool {
         let mut state = self.lock();
         let Some((fleet, connection)) = state.connected(key) else {
             return false;
         };
-        let Some(leg) = connection.legs.remove(name) else {
+        let Some(leg) = connection.legs.lock().remove(name) else {
             return false;
         };
         let now = self.since_start(now);
         let recovered = fleet.on_report(key, None, now);
+        if tokens > 0 {
+            fleet.on_output(key, leg.slot, tokens, 0);
+        }
         fleet.on_outcome(key, leg.slot, end);
         fleet.on_ended(key, leg.slot, end.timings.as_deref());
         fleet.recount(key);
@@ -188,7 +199,7 @@ impl Registry {
                 continue;
             };
             let key = connection.key(worker);
-            connection.legs.retain(|name, leg| {
+            connection.legs.lock().retain(|name, leg| {
                 let orphan = leg.inbox.is_closed();
                 if orphan {
                     connection.link.abort(name, Vec::new());

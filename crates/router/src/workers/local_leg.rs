@@ -1,19 +1,23 @@
 //! A leg that its request's task runs, as those on workers of other engines.
 //!
-//! What happens of it reaches the request without another task's turn; the registry learns it
-//! before, as it does what workers report.
+//! What happens of it reaches the request without another task's turn. The registry learns of its
+//! first output and its end before, and counts what comes in between ten times a second: no
+//! part of a stream waits for the lock of all.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tasuki_flow::fleet::LegSlot;
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, Output};
 
 use super::registry::Registry;
 use crate::woken::Woken;
+
+/// Output is counted as late as this.
+const COUNT_AFTER: Duration = Duration::from_millis(100);
 
 /// What runs a leg to its end and reports it to its [`Reports`]. Dropped: the worker learns that
 /// the answer is not read.
@@ -37,7 +41,18 @@ struct Shared {
     id: LegId,
     slot: LegSlot,
     name: String,
-    inputs: Mutex<VecDeque<Input>>,
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// Not taken yet by the request.
+    inputs: VecDeque<Input>,
+    /// Tokens that the registry has not counted, and when it last did.
+    uncounted: usize,
+    counted: Option<Instant>,
+    /// The registry does not know the leg any more.
+    is_void: bool,
 }
 
 impl LocalLeg {
@@ -70,7 +85,7 @@ impl LocalLeg {
 
     /// What was reported and not taken yet.
     pub fn next(&self) -> Option<Input> {
-        self.reports.lock().pop_front()
+        self.reports.lock().inputs.pop_front()
     }
 
     pub fn has_ended(&self) -> bool {
@@ -81,7 +96,7 @@ impl LocalLeg {
     pub fn abort(self) -> Option<Input> {
         let reports = self.reports.clone();
         drop(self);
-        let last = reports.lock().pop_back();
+        let last = reports.lock().inputs.pop_back();
         last.filter(|input| matches!(input, Input::Ended(..)))
     }
 }
@@ -108,7 +123,7 @@ impl Reports {
             id,
             slot,
             name: name.to_owned(),
-            inputs: Mutex::default(),
+            told: Mutex::default(),
         }))
     }
 
@@ -122,8 +137,17 @@ impl Reports {
         let Shared {
             registry, id, slot, ..
         } = &*self.0;
-        if registry.on_leg_output(id.worker, *slot, &output, Instant::now()) {
-            self.lock().push_back(Input::Output(*id, output));
+        let (now, cached) = (Instant::now(), output.cached_prompt_tokens);
+        let mut told = self.lock();
+        told.uncounted += output.tokens.len();
+        let waits = |counted: Instant| now.saturating_duration_since(counted) < COUNT_AFTER;
+        if cached > 0 || !told.counted.is_some_and(waits) {
+            let tokens = std::mem::take(&mut told.uncounted);
+            told.counted = Some(now);
+            told.is_void |= !registry.on_leg_output(id.worker, *slot, tokens, cached, now);
+        }
+        if !told.is_void {
+            told.inputs.push_back(Input::Output(*id, output));
         }
     }
 
@@ -132,12 +156,14 @@ impl Reports {
         let Shared {
             registry, id, name, ..
         } = &*self.0;
-        if registry.on_leg_end(id.worker, name, &end, Instant::now()) {
-            self.lock().push_back(Input::Ended(*id, end));
+        let mut told = self.lock();
+        let tokens = std::mem::take(&mut told.uncounted);
+        if registry.on_leg_end(id.worker, name, tokens, &end, Instant::now()) {
+            told.inputs.push_back(Input::Ended(*id, end));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Input>> {
-        self.0.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.0.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

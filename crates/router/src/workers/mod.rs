@@ -7,7 +7,8 @@
 //!        worker ◀──WorkerLink── messages ──────┘   └── place, dispatch, abort
 //! ```
 //!
-//! The registry's one mutex is never held across an await.
+//! The registry's one mutex is never held across an await. What a token needs it for is to be
+//! counted; to its request it finds its way by a lock of its worker's connection.
 
 mod admission;
 mod cache;
@@ -33,6 +34,8 @@ mod wire;
 pub use catalog::Catalog;
 pub use collector::WorkerCollector;
 pub use connect::{Dialling, Liveness};
+#[cfg(test)]
+pub use connection::Joined;
 pub use legs::Dispatched;
 #[cfg(test)]
 pub use legs::Report;

@@ -16,7 +16,7 @@ use tasuki_wire::v1;
 use tokio::sync::{oneshot, watch};
 
 use super::catalog::Catalog;
-use super::connection::Connection;
+use super::connection::{Connection, Joined, RoutedLegs};
 use super::foreign::RecomputedCounts;
 use super::link::WorkerLink;
 use super::roles::Follower;
@@ -146,21 +146,22 @@ impl Registry {
         info: WorkerInfo,
         link: Arc<dyn WorkerLink>,
         now: Instant,
-    ) -> Result<WorkerKey, JoinError> {
+    ) -> Result<Joined, JoinError> {
         let mut state = self.lock();
         let key = state.fleet.join(worker, info, self.since_start(now))?;
         state.catalog = None;
+        let legs = Arc::<RoutedLegs>::default();
         if let Some(member) = state.members.get_mut(&worker) {
             member.connection = Some(Connection {
                 serial: key.connection,
                 link,
-                legs: HashMap::new(),
+                legs: Arc::clone(&legs),
                 exported: None,
             });
         }
         drop(state);
         self.announce_change();
-        Ok(key)
+        Ok(Joined { key, legs })
     }
 
     /// An attempt to reach the worker has failed.

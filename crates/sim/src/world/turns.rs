@@ -182,8 +182,7 @@ impl World<'_> {
             };
             if let Some(output) = &one.output {
                 let cached = output.cached_prompt_tokens;
-                self.fleet.on_tokens(key, slot, output.tokens.len(), cached);
-                self.fleet.on_output(key, slot, cached);
+                self.fleet.on_output(key, slot, output.tokens.len(), cached);
             }
             inputs.push((id, slot));
         }

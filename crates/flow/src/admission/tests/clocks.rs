@@ -324,7 +324,7 @@ impl World {
         clock.begin(now);
         self.fleet.on_report(key, Some(&load), duration(now));
         for (request, slot, ended) in produced {
-            self.fleet.on_output(key, slot, 0);
+            self.fleet.on_output(key, slot, 0, 0);
             if ended {
                 self.fleet.on_ended(key, slot, None);
             }

@@ -97,7 +97,7 @@ fn blocks_that_our_own_legs_wait_for_are_counted_once() {
     assert_eq!(spare(1, Some(800)), 49);
     assert_eq!(spare(1, None), 79);
     // It has output, and waits again: the worker took its blocks.
-    fleet.on_output(key, leg, 0);
+    fleet.on_output(key, leg, 0, 0);
     report(&mut fleet, key, waits(Some(320)));
     assert_eq!(view(&fleet, 0).spare_blocks(), 80);
 }

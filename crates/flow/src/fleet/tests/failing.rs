@@ -71,7 +71,7 @@ fn a_failing_worker_gets_no_work_until_one_request_succeeds_there() {
         Health::Failing,
         "one trial at a time"
     );
-    fleet.on_output(keys[0], trial, 0);
+    fleet.on_output(keys[0], trial, 0, 0);
     assert_eq!(view(&fleet, 0).health, Health::Ready);
     fail(&mut fleet, keys[0], 2);
     assert_eq!(view(&fleet, 0).health, Health::Ready, "it counts anew");

@@ -102,7 +102,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         ..promised(14)
     };
     assert_eq!(report(&mut fleet, Some(2)), waits);
-    fleet.on_output(key, decode, 0);
+    fleet.on_output(key, decode, 0, 0);
     assert_eq!(report(&mut fleet, Some(2)), promised(7));
     fleet.on_ended(key, prefill, None);
     assert_eq!(report(&mut fleet, Some(2)), promised(0));
@@ -124,7 +124,7 @@ fn the_kv_of_a_sequence_that_waits_is_counted_once() {
         if reported {
             fleet.on_report(key, Some(&load), NOW);
         } else {
-            fleet.on_output(key, leg, 0);
+            fleet.on_output(key, leg, 0, 0);
         }
         fleet.recount(key);
         view(&fleet, 0).kv_tokens()
@@ -189,7 +189,7 @@ fn of_a_worker_without_load_reports_our_legs_count_until_they_end() {
     };
     let all = counted(|_, _, _| {});
     assert_eq!((all.prefill_tokens, all.requests), (100, 1));
-    let decoding = counted(|fleet, key, slot| fleet.on_output(key, slot, 0));
+    let decoding = counted(|fleet, key, slot| fleet.on_output(key, slot, 0, 0));
     assert_eq!((decoding.prefill_tokens, decoding.requests), (0, 1));
     assert_eq!(decoding.promised_blocks, all.promised_blocks);
     let ended = counted(|fleet, key, leg| fleet.on_ended(key, leg, None));

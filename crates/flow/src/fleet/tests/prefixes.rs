@@ -44,7 +44,7 @@ fn serve(fleet: &mut FleetState, first: u32, cached: u32) -> WorkerKey {
     } = fleet.place(&request(first)).expect("placed");
     assert_eq!(prefill.key, decode.key, "it is too short to be split");
     let slot = dispatch(fleet, prefill.key, first);
-    fleet.on_output(prefill.key, slot, cached);
+    fleet.on_output(prefill.key, slot, 0, cached);
     fleet.on_ended(prefill.key, slot, None);
     fleet.recount(prefill.key);
     prefill.key
@@ -85,7 +85,7 @@ fn what_is_cached_is_no_backlog() {
     let backlog = |fleet: &FleetState| view(fleet, 0).prefill_backlog_tokens();
     let first = dispatch(&mut fleet, keys[0], 0);
     assert_eq!(backlog(&fleet), u64::from(LONG));
-    fleet.on_output(keys[0], first, 0);
+    fleet.on_output(keys[0], first, 0, 0);
     fleet.recount(keys[0]);
     dispatch(&mut fleet, keys[0], 0);
     assert_eq!(backlog(&fleet), 1);

@@ -373,7 +373,7 @@ async fn a_worker_of_another_kind_is_refused_by_name() {
     info.capabilities.payload = tasuki_core::Payload::Opaque;
     let (link, _worker) = crate::workers::testing::LocalWorker::new();
     let refused = registry.join(id, info, Arc::new(link), std::time::Instant::now());
-    let refused = refused.expect_err("refused").to_string();
+    let refused = refused.err().expect("refused").to_string();
     let says =
         "\"theirs\" is served by workers of Tasuki here, and this is a worker of another engine";
     assert!(

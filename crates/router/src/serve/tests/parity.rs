@@ -14,7 +14,7 @@ use std::time::Instant;
 use tasuki_core::{ChunkScheme, Chunks, Identity, ModelId, Rates, Role, WorkerId};
 use tasuki_flow::admission::AdmissionConfig;
 use tasuki_flow::fleet::DrainReason;
-use tasuki_flow::{LegEnd, LegKind, MachineConfig, Output, SamplingParams, WorkerKey};
+use tasuki_flow::{LegEnd, LegKind, MachineConfig, Output, SamplingParams};
 use tasuki_policy::PolicyConfig;
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Config, Fault, FaultKind, Limits, Request, ShellEvent, Time, WorkerConfig};
@@ -26,7 +26,7 @@ use crate::serve::api::{Account, Generation};
 use crate::serve::driver::{ClientEnds, Shared, drive};
 use crate::serve::events::{self, EventReceiver};
 use crate::workers::testing::{LocalWorker, ToWorker};
-use crate::workers::{Registry, Report};
+use crate::workers::{Joined, Registry, Report};
 
 /// A task needs a few to get from one message to the next.
 const TURNS: usize = 50;
@@ -132,7 +132,7 @@ fn requests() -> impl Iterator<Item = Request> {
 struct Router {
     shared: Arc<Shared>,
     began: Instant,
-    keys: Vec<WorkerKey>,
+    joined: Vec<Joined>,
     workers: Vec<LocalWorker>,
     clients: Vec<(EventReceiver, mpsc::UnboundedSender<u32>)>,
     decisions: Vec<Decision>,
@@ -150,12 +150,12 @@ impl Router {
         let models = vec![Vec::new()];
         let registry = Registry::new(models, policy, at_once(), began);
         let registry = Arc::new(registry);
-        let (mut keys, mut workers) = (Vec::new(), Vec::new());
+        let (mut joined, mut workers) = (Vec::new(), Vec::new());
         for (worker, index) in config.workers.iter().zip(0..) {
             let id = registry.add(&format!("worker-{index}"));
             let (link, local) = LocalWorker::new();
             let info = worker_info(worker, index, u64::from(index) + 1, config.prefix_index);
-            keys.push(
+            joined.push(
                 registry
                     .join(id, info, Arc::new(link), began)
                     .expect("it joins"),
@@ -173,7 +173,7 @@ impl Router {
         Self {
             shared: Arc::new(shared),
             began,
-            keys,
+            joined,
             workers,
             clients: Vec::new(),
             decisions: Vec::new(),
@@ -228,8 +228,8 @@ impl Router {
             outputs: outputs.into_iter(),
             ended: ended.into_iter(),
         };
-        let key = self.keys[report.worker as usize];
-        self.shared.registry.on_report(key, told, self.at(at));
+        let joined = &self.joined[report.worker as usize];
+        self.shared.registry.on_report(joined, told, self.at(at));
     }
 
     fn drain(&self, worker: u32, drain: bool) {

@@ -19,6 +19,7 @@ use super::leg::{self, Site};
 use super::recomputed::{KvLoads, KvSources, Recomputed};
 use crate::discovery::ForeignAddress;
 use crate::workers::connect::Liveness;
+use crate::workers::connection::Joined;
 use crate::workers::legs::Report;
 use crate::workers::link::{NewLeg, WorkerLink};
 use crate::workers::local_leg::{LocalLeg, Reports};
@@ -180,8 +181,8 @@ impl Watch {
             _held: held,
         });
         let now = Instant::now();
-        let key = self.registry.join(self.worker, info, link, now)?;
-        self.key = Some(key);
+        let joined = self.registry.join(self.worker, info, link, now)?;
+        self.key = Some(joined.key);
         tracing::info!(
             worker = %self.worker,
             engine = %self.address.engine,
@@ -191,10 +192,10 @@ impl Watch {
             reports_load = scrape.load.is_some(),
             "worker joins",
         );
-        self.take(key, &site, &scrape, Vec::new());
+        self.take(&joined, &site, &scrape, Vec::new());
         tokio::select! {
             biased;
-            error = self.look(key, &site, scrape.started) => error,
+            error = self.look(&joined, &site, scrape.started) => error,
             _ = let_go => Err(WatchError::Removed),
         }
     }
@@ -202,7 +203,7 @@ impl Watch {
     /// Looks at health and load again and again.
     async fn look(
         &self,
-        key: WorkerKey,
+        joined: &Joined,
         site: &Site,
         started: Option<f64>,
     ) -> Result<Infallible, WatchError> {
@@ -214,21 +215,21 @@ impl Watch {
                 _ = ticks.tick() => {}
                 () = site.doubts.notified() => {}
             }
-            let mut health = std::pin::pin!(self.observe(key, site, started));
+            let mut health = std::pin::pin!(self.observe(joined, site, started));
             // A worker that does not answer is suspected while it is asked.
             loop {
                 tokio::select! {
                     observed = &mut health => break observed?,
-                    () = sleep(quick) => self.check_silence(key)?,
+                    () = sleep(quick) => self.check_silence(joined.key)?,
                 }
             }
-            self.check_silence(key)?;
+            self.check_silence(joined.key)?;
         }
     }
 
     async fn observe(
         &self,
-        key: WorkerKey,
+        joined: &Joined,
         site: &Site,
         started: Option<f64>,
     ) -> Result<(), WatchError> {
@@ -247,11 +248,11 @@ impl Watch {
         {
             return Err(WatchError::Restarted);
         }
-        self.take(key, site, &scrape, ended);
+        self.take(joined, site, &scrape, ended);
         Ok(())
     }
 
-    fn take(&self, key: WorkerKey, site: &Site, scrape: &Scrape, ended: Vec<KvSources>) {
+    fn take(&self, joined: &Joined, site: &Site, scrape: &Scrape, ended: Vec<KvSources>) {
         let missed = site.loads.scraped(scrape.sources, ended);
         for _ in 0..missed {
             self.registry.recomputed.count(Recomputed::NotLoaded);
@@ -273,7 +274,7 @@ impl Watch {
             outputs: std::iter::empty::<(String, Output)>(),
             ended: std::iter::empty::<(String, LegEnd)>(),
         };
-        self.registry.on_report(key, report, Instant::now());
+        self.registry.on_report(joined, report, Instant::now());
     }
 
     fn check_silence(&self, key: WorkerKey) -> Result<(), WatchError> {

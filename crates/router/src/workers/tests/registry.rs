@@ -5,24 +5,25 @@ use std::time::Instant;
 
 use tasuki_core::{FailureKind, ModelId, WorkerId};
 use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
-use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer, WorkerKey};
+use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer};
 use tokio::sync::mpsc;
 
+use super::super::connection::Joined;
 use super::super::legs::{Dispatched, Report};
 use super::super::registry::Registry;
 use super::super::testing::{LocalWorker, ToWorker, local_info};
 use super::{registry, spec, view};
 
-fn joined(registry: &Registry) -> (WorkerKey, LocalWorker) {
+fn joined(registry: &Registry) -> (Joined, LocalWorker) {
     let (link, worker) = LocalWorker::new();
-    let key = registry
+    let joined = registry
         .join(WorkerId(0), local_info("a"), Arc::new(link), Instant::now())
         .expect("joined");
-    (key, worker)
+    (joined, worker)
 }
 
 /// A report of one leg's output, its end, or both.
-fn report(registry: &Registry, key: WorkerKey, output: Option<&str>, ended: Option<&str>) {
+fn report(registry: &Registry, from: &Joined, output: Option<&str>, ended: Option<&str>) {
     let output = output.map(|name| (name.to_owned(), Output::default()));
     let ended = ended.map(|name| {
         let ended = LegEnd {
@@ -42,13 +43,14 @@ fn report(registry: &Registry, key: WorkerKey, output: Option<&str>, ended: Opti
         outputs: output.into_iter(),
         ended: ended.into_iter(),
     };
-    registry.on_report(key, report, Instant::now());
+    registry.on_report(from, report, Instant::now());
 }
 
 #[test]
 fn messages_of_a_leg_go_to_its_worker_and_to_its_request() {
     let registry = registry(1);
-    let (key, mut worker) = joined(&registry);
+    let (joined, mut worker) = joined(&registry);
+    let key = joined.key;
     let legs = [0, 1].map(|attempt| LegId {
         worker: key,
         attempt,
@@ -71,9 +73,9 @@ fn messages_of_a_leg_go_to_its_worker_and_to_its_request() {
     }
     let promised = || view(&registry, 0).outstanding.promised_blocks;
     assert_eq!(promised(), 2);
-    report(&registry, key, Some("r.1"), Some("r.0"));
+    report(&registry, &joined, Some("r.1"), Some("r.0"));
     assert_eq!(promised(), 0);
-    report(&registry, key, Some("r.0"), Some("r.1"));
+    report(&registry, &joined, Some("r.0"), Some("r.1"));
     let mut next = || inbox.try_recv().ok();
     assert!(matches!(next(), Some(Input::Output(from, _)) if from == legs[1]));
     assert!(matches!(next(), Some(Input::Ended(from, _)) if from == legs[0]));
@@ -97,7 +99,8 @@ impl Wake for LockProbe {
 #[test]
 fn requests_are_woken_after_the_lock() {
     let registry = Arc::new(registry(1));
-    let (key, _worker) = joined(&registry);
+    let (joined, _worker) = joined(&registry);
+    let key = joined.key;
     let (sender, mut inbox) = mpsc::unbounded_channel();
     let leg = LegId {
         worker: key,
@@ -112,16 +115,36 @@ fn requests_are_woken_after_the_lock() {
         let waker = Arc::clone(&probe).into();
         let mut context = Context::from_waker(&waker);
         assert!(inbox.poll_recv(&mut context).is_pending());
-        report(&registry, key, output, ended);
+        report(&registry, &joined, output, ended);
         assert!(probe.was_free.load(Ordering::Relaxed));
         assert!(inbox.try_recv().is_ok());
     }
 }
 
 #[test]
+fn a_report_finds_its_requests_beside_the_lock() {
+    let registry = registry(1);
+    let (joined, _worker) = joined(&registry);
+    let (sender, _inbox) = mpsc::unbounded_channel();
+    let leg = LegId {
+        worker: joined.key,
+        attempt: 0,
+    };
+    registry.dispatch(leg, "r.0".to_owned(), spec(LegKind::Prefill), &sender);
+    let held = registry.lock();
+    let outputs = [("r.0", Output::default()), ("r.1", Output::default())];
+    let ended = std::iter::empty::<(&str, LegEnd)>();
+    let routed = joined.legs.route(joined.key, outputs.into_iter(), ended);
+    drop(held);
+    assert_eq!(routed.len(), 1);
+    assert!(matches!(&routed[0].input, Input::Output(from, _) if *from == leg));
+}
+
+#[test]
 fn legs_without_a_task_are_aborted() {
     let registry = registry(1);
-    let (key, mut worker) = joined(&registry);
+    let (joined, mut worker) = joined(&registry);
+    let key = joined.key;
     let (kept, _inbox) = mpsc::unbounded_channel();
     let (gone, _) = mpsc::unbounded_channel();
     for (attempt, name, inbox) in [(0, "kept", &kept), (1, "gone", &gone)] {
@@ -141,7 +164,7 @@ fn legs_without_a_task_are_aborted() {
 #[test]
 fn a_worker_whose_events_were_missed_is_asked_for_all_of_its_cache() {
     let registry = registry(1);
-    let (key, mut worker) = joined(&registry);
+    let (joined, mut worker) = joined(&registry);
     let tell = |number, reset| {
         let cache = CacheEvents {
             number,
@@ -156,7 +179,7 @@ fn a_worker_whose_events_were_missed_is_asked_for_all_of_its_cache() {
             outputs: std::iter::empty::<(&str, Output)>(),
             ended: std::iter::empty::<(&str, LegEnd)>(),
         };
-        registry.on_report(key, report, Instant::now());
+        registry.on_report(&joined, report, Instant::now());
     };
     let known = || registry.read(|known| known.chunks)[0];
     tell(1, true);
@@ -184,7 +207,7 @@ fn the_catalog_follows_the_workers() {
     assert!(limits().is_none());
     let (link, _worker) = LocalWorker::new();
     let info = local_info("a");
-    let key = registry
+    let joined = registry
         .join(WorkerId(0), info.clone(), Arc::new(link), Instant::now())
         .expect("joined");
     let longest = || limits().map(|limits| limits.max_model_len);
@@ -193,7 +216,7 @@ fn the_catalog_follows_the_workers() {
         max_model_len: info.max_model_len + 1,
         ..info.clone()
     };
-    assert!(registry.on_info(key, longer));
+    assert!(registry.on_info(joined.key, longer));
     assert_eq!(longest(), Some(info.max_model_len + 1));
     registry.remove(WorkerId(0));
     assert!(limits().is_none());

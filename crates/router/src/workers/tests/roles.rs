@@ -34,7 +34,7 @@ impl Fleet {
         let workers = ["a", "b"].into_iter().zip(0..).map(|(engine, id)| {
             let (link, worker) = LocalWorker::new();
             let key = registry.join(WorkerId(id), info(engine), Arc::new(link), now);
-            (key.expect("joined"), worker)
+            (key.expect("joined").key, worker)
         });
         let workers = workers.collect();
         let objectives = Objectives {
