@@ -13,6 +13,7 @@ import typer
 from tasuki.options import Option, options_of, types_of
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_MAX_PORT = 65_535
 
 
 def parse_bytes(text: str) -> int:
@@ -25,6 +26,23 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2] not in _UNITS:
         raise typer.BadParameter(f"{text!r} is no amount of memory: use 512MB, 2GiB or bytes")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_host_port(text: str) -> str:
+    """`HOST:PORT` or `[IPV6]:PORT`, as it is.
+
+    Raises:
+        typer.BadParameter: It is none of these.
+    """
+    host, _, port = text.strip().rpartition(":")
+    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= _MAX_PORT
+    if not plain or not is_port or (plain == host and ":" in host):
+        raise typer.BadParameter(
+            f"{text!r} is no HOST:PORT: use 10.0.0.8:7001 or [fd00::8]:7001, with a port up to"
+            f" {_MAX_PORT}"
+        )
+    return text.strip()
 
 
 def described(help_text: str, *flags: str, **more: Any) -> Any:

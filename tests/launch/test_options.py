@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from tasuki.cli import app
-from tasuki.command_line import parse_bytes, with_options
+from tasuki.command_line import parse_bytes, parse_host_port, with_options
 from tasuki.options import arguments, options_of, types_of
 from tasuki.worker.config import WorkerConfig
 
@@ -34,6 +34,14 @@ def test_nonsense_is_refused_with_the_value(text: str) -> None:
     with pytest.raises(typer.BadParameter) as refused:
         parse_bytes(text)
     assert repr(text) in str(refused.value)
+
+
+def test_an_address_has_a_host_and_a_port() -> None:
+    for right in ("10.0.0.8:7001", "prefill-0.example:1", "[fd00::8]:65535"):
+        assert parse_host_port(f" {right}") == right
+    for wrong in ("", "host", "host:", ":7001", "fd00::8:7001", "h:65536", "h:7x", "[]:7", "h:-1"):
+        with pytest.raises(typer.BadParameter, match=r"is no HOST:PORT: use"):
+            parse_host_port(wrong)
 
 
 @pytest.mark.parametrize(

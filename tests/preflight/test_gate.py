@@ -149,9 +149,15 @@ def test_what_was_measured_before_is_expected_again(tmp_path: Path) -> None:
     before.write_text(as_json([ok("transfer a:1", "10 GB/s", bytes_per_s=10e9), *CHECKS]))
     expected = Expectation.of(str(before))
     assert (expected.of_peer("a:1"), expected.of_peer("b:1")) == (8e9, 0.0)
+    [unknown] = expected.unknown(["a:1", "b:1", "b:1"])
+    assert (unknown.name, unknown.status, unknown.expected) == ("expect b:1", "warn", "one of a:1")
+    before.write_text(as_json(CHECKS))
+    with pytest.raises(PreflightError, match="has no transfer from a peer"):
+        Expectation.of(str(before))
     before.write_text('{"rows": [{"bytes_per_s": 3e9}, {"bytes_per_s": 5e9}]}')  # of linkbench
     assert Expectation.of(str(before)).of_peer("b:1") == 4e9
+    assert Expectation.of(str(before)).unknown(["b:1"]) == []
     assert Expectation.of(None).of_peer("a:1") == 0.0
-    for wrong in ("20 apples/s", str(tmp_path)):
+    for wrong in ("20 apples/s", "1.2.3GB/s", str(tmp_path)):
         with pytest.raises(PreflightError, match="--expect is"):
             Expectation.of(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from support.sysfs import eight_rails, gpu_address, write
 
 from tasuki.preflight import network
 from tasuki.preflight.gpus import Gpu, Gpus, gpu_checks
-from tasuki.preflight.result import Check
+from tasuki.preflight.local import Subject, local_checks
+from tasuki.preflight.result import Check, PreflightError
+from tasuki.preflight.transfers import device_of
 
 
 def _gpu(index: int, free: int = 80) -> Gpu:
@@ -96,3 +99,25 @@ def test_rdma_that_is_required_and_not_there(tmp_path: Path) -> None:
 )
 def test_gpus(there: Gpus, required: bool, status: str) -> None:
     assert [check.status for check in gpu_checks(there, required)] == [status]
+
+
+def test_a_worker_is_told_of_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Gpus("580.1", [_gpu(0), _gpu(1, free=40)])
+    monkeypatch.setattr("tasuki.preflight.gpus.look", lambda: there)
+
+    def seen(*own: str) -> list[tuple[str, str]]:
+        checks = local_checks(Subject(own_gpus=own), slow=False)
+        return [(each.name, each.status) for each in checks if re.fullmatch(r"GPU \d", each.name)]
+
+    assert seen(gpu_address(0)) == [("GPU 0", "ok")]
+    assert seen(gpu_address(1)) == [("GPU 1", "warn")]
+    assert seen() == seen("0000:ff:00.0") == [("GPU 0", "ok"), ("GPU 1", "warn")]
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert (str(device_of("cuda:1")), str(device_of("auto"))) == ("cuda:1", "cuda:0")
+    for wrong, said in (("cuda:2", "sees 2 GPUs"), ("tpu", "use auto, cpu or cuda:N")):
+        with pytest.raises(PreflightError, match=said):
+            device_of(wrong)

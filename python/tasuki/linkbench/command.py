@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.command_line import parse_bytes
+from tasuki.command_line import parse_bytes, parse_host_port
 from tasuki.kv.backends import DEFAULT
 
 _SLOWER_CODE = 3
@@ -43,22 +43,24 @@ def linkbench(
     ] = DEFAULT,
     repeats: Annotated[int, typer.Option(help="Reads of each size.", min=1, max=10_000)] = 20,
     listen: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="HOST:PORT: be read by --peer of another machine, until Ctrl-C. Everybody who"
             " reaches the port can read the memory of this process.",
+            parser=parse_host_port,
             metavar="HOST:PORT",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     peer: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="HOST:PORT of `tasuki linkbench --listen`; else a second process is started here.",
+            parser=parse_host_port,
             metavar="HOST:PORT",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address of this machine whose network is used with --peer.")
     ] = "127.0.0.1",
@@ -75,14 +77,12 @@ def linkbench(
     ] = None,
 ) -> None:
     """Measure how quickly KV moves between two processes, by the transport that workers use."""
-    from tasuki.linkbench.points import LinkbenchError, points
+    from tasuki.linkbench.points import points
     from tasuki.linkbench.source import Source
 
     if listen:
         address, _, port = listen.rpartition(":")
-        if not address or not port.isdigit():
-            raise LinkbenchError(f"--listen {listen}: use HOST:PORT")
-        source = Source(address, int(port), source_device, transport)
+        source = Source(address.strip("[]"), int(port), source_device, transport)
         print(f"tasuki linkbench listens on {address}:{source.port}", flush=True)
         source.serve()
     chosen = points(
@@ -92,7 +92,7 @@ def linkbench(
     from tasuki.linkbench import report
     from tasuki.linkbench.run import Setup, measure
 
-    setup = Setup(peer, host, (source_device, reader_device), transport, repeats)
+    setup = Setup(peer or "", host, (source_device, reader_device), transport, repeats)
     print(report.HEAD)
     measured = measure(chosen, setup, lambda row: print(report.line(row), flush=True))
     print("\n".join(["", "the best of each payload, beside what moves it in one piece:"]))

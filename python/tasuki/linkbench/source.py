@@ -71,7 +71,8 @@ class Source:
         self._blocks: Blocks | None = None
         self._lock = threading.Lock()
         try:
-            self._listener = socket.create_server((host, port), backlog=_BACKLOG)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise LinkbenchError(f"cannot listen on {host}:{port}: {error}") from error
         self.port: int = self._listener.getsockname()[1]
@@ -114,7 +115,7 @@ class SourceClient:
     """A reader's connection to a source.
 
     Args:
-        address: host:port.
+        address: host:port, [host]:port for IPv6.
 
     Raises:
         LinkbenchError: Nobody answers there.
@@ -123,8 +124,8 @@ class SourceClient:
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
         host, _, port = address.rpartition(":")
         try:
-            self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
-        except (OSError, ValueError) as error:
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        except OSError as error:
             raise LinkbenchError(
                 f"no linkbench answers at {address} ({error}): start `tasuki linkbench --listen"
                 f" {address}` there"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.command_line import described
+from tasuki.command_line import described, parse_host_port
 from tasuki.preflight import termination
 from tasuki.preflight.result import (
     EXIT_CODE,
@@ -29,6 +29,7 @@ def preflight(
         described(
             "HOST:PORT of a worker, or of `tasuki preflight --listen`: blocks are read from it;"
             " repeatable.",
+            parser=parse_host_port,
             metavar="HOST:PORT",
         ),
     ] = None,
@@ -94,6 +95,8 @@ def preflight(
         )
     expected = Expectation.of(expect)
     fleet = Fleet.of(fleet_cert, fleet_key, fleet_ca)
+    if fleet is not None:
+        fleet.check()
     subject = Subject(
         host=host,
         port=port,
@@ -105,6 +108,7 @@ def preflight(
     checks = local_checks(subject)
     peers = peer or []
     checks += [resolves(each) for each in dict.fromkeys(name.rpartition(":")[0] for name in peers)]
+    checks += expected.unknown(peers)
 
     from tasuki.preflight import transfers  # torch: only now
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasuki.preflight.result import PreflightError
+from tasuki.preflight.result import Check, PreflightError, warn
 
-_RATE = re.compile(r"([\d.]+) *([kMGT]?)(i?)(B|b|bit)/s")
+_RATE = re.compile(r"(\d+(?:\.\d+)?) *([kMGT]?)(i?)(B|b|bit)/s")
 _POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 _SHARE_OF_BEFORE = 0.8  # of an earlier measurement; two of one link differ by less
 
@@ -21,10 +22,12 @@ class Expectation:
     Attributes:
         default: For peers that `by_peer` has not; 0: nothing is expected.
         by_peer: For each peer of an earlier report.
+        report: Where that report is; empty: there is none.
     """
 
     default: float = 0.0
     by_peer: dict[str, float] = field(default_factory=dict)
+    report: str = ""
 
     @classmethod
     def of(cls, said: str | None) -> Expectation:
@@ -34,7 +37,7 @@ class Expectation:
         best of its rows counts for every peer.
 
         Raises:
-            PreflightError: It is neither.
+            PreflightError: It is neither, or a report without transfers.
         """
         if said is None:
             return cls()
@@ -60,8 +63,26 @@ class Expectation:
                 f"--expect is {said!r} ({error!r}): give a rate such as 20GB/s or 100Gb/s, or a"
                 " file of `tasuki preflight --json` or `tasuki linkbench --save`"
             ) from error
-        return cls(0.0, {peer: _SHARE_OF_BEFORE * rate for peer, rate in before.items()})
+        if not before:
+            raise PreflightError(
+                f"--expect {said} has no transfer from a peer: write it with"
+                " `tasuki preflight --json --peer HOST:PORT`"
+            )
+        return cls(0.0, {peer: _SHARE_OF_BEFORE * rate for peer, rate in before.items()}, said)
 
     def of_peer(self, peer: str) -> float:
         """Bytes a second; 0: nothing is expected."""
         return self.by_peer.get(peer, self.default)
+
+    def unknown(self, peers: Sequence[str]) -> list[Check]:
+        """A check for each peer of which nothing is expected, though there is a report."""
+        return [
+            warn(
+                f"expect {peer}",
+                f"{self.report} has no transfer from it, so any rate is taken",
+                f"one of {', '.join(self.by_peer)}",
+                "name peers as in the report, or write it again (--json)",
+            )
+            for peer in dict.fromkeys(peers)
+            if self.report and peer not in self.by_peer
+        ]

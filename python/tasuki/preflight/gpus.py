@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.nvidia_driver import driver_problem
@@ -31,6 +31,10 @@ class Gpus:
     driver: str = ""
     gpus: Sequence[Gpu] = ()
     problem: str = ""
+
+    def only(self, addresses: Sequence[str]) -> Gpus:
+        """Those at these addresses on the PCI bus; all, if none is."""
+        return replace(self, gpus=[g for g in self.gpus if g.address in addresses] or self.gpus)
 
 
 def look() -> Gpus:

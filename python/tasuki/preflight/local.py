@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Subject:
         weights: Whether the folder's weights are read.
         hashes: Whether their contents are compared with hashes that came with them.
         device: As in `WorkerConfig`.
+        own_gpus: PCI addresses of the GPUs that a worker uses; empty: all of the machine count.
         ranks: Of the worker.
         require: What its transfers must use; empty: anything.
         sysfs: Where the kernel describes devices.
@@ -35,6 +37,7 @@ class Subject:
     weights: bool = True
     hashes: bool = False
     device: str = "auto"
+    own_gpus: Sequence[str] = ()
     ranks: int = 1
     require: str = ""
     sysfs: Path = SYSFS
@@ -49,7 +52,7 @@ def local_checks(subject: Subject, slow: bool = True) -> list[Check]:
         slow: Also what takes time, or says little about a start: hashes, clock, interfaces.
     """
     on_cpu = subject.device == "cpu"
-    there = gpus.Gpus() if on_cpu else gpus.look()
+    there = gpus.Gpus() if on_cpu else gpus.look().only(subject.own_gpus)
     own = dict(os.environ)
     has_rdma = bool(rdma_devices(subject.sysfs))
     checks = [] if on_cpu else gpus.gpu_checks(there, subject.device.startswith("cuda"))

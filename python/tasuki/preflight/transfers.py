@@ -83,6 +83,10 @@ def device_of(said: str) -> torch.device:
         raise PreflightError(
             f"--device is {said!r}: use auto, cpu or cuda:N, and install the driver for cuda"
         )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise PreflightError(
+            f"--device is {said!r}, this process sees {count} GPUs: use one from cuda:0 on"
+        )
     return device
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tasuki.nvidia_driver import pci_address
 from tasuki.preflight import termination
 from tasuki.preflight.gate import gate
 from tasuki.preflight.local import Subject
@@ -31,6 +32,7 @@ def check_first(config: WorkerConfig) -> None:
         model=config.model,
         weights=config.load_format != "dummy",
         device=config.device,
+        own_gpus=_own_gpus(config),
         ranks=config.tensor_parallel,
         require=config.require_transport,
     )
@@ -40,3 +42,12 @@ def check_first(config: WorkerConfig) -> None:
         hold=pause if config.pause else None,
         termination_log=config.termination_log or termination.DEFAULT,
     )
+
+
+def _own_gpus(config: WorkerConfig) -> list[str]:
+    """PCI addresses of the GPUs of this host's ranks; empty: the driver tells none."""
+    if config.device == "cpu":
+        return []
+    first = int(config.device.partition(":")[2] or 0)
+    addresses = [pci_address(first + index) for index in range(config.ranks_here)]
+    return addresses if all(addresses) else []
