@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def test_a_model_over_two_hosts(
     until(connected, router.tail)
     assert answer() == expected
 
+    # The other host is told to end: the worker drains, and ends on both.
+    second.signal(signal.SIGTERM)
+    assert first.wait(deadline_s=60) == 0, first.tail()
+    assert second.wait(deadline_s=60) == 0, second.tail()
+    assert "host 1 was told to end: the worker drains" in first.output()
+    assert "drained" in first.output()
+    assert answer() == expected
+
     # The first host's worker ends: so does the other host's part.
+    first, second = start_divided()
+    first.wait_for_line("ready ", deadline_s=START_DEADLINE_S)
     first.kill()
     assert second.wait(deadline_s=60) in (0, 1)

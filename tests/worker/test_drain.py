@@ -75,6 +75,22 @@ def test_the_first_signal_drains_and_the_second_one_ends() -> None:
     run(case)
 
 
+def test_orders_of_other_hosts_drain_once_and_a_signal_still_ends() -> None:
+    async def case() -> None:
+        signals = Signals(drain_s=600.0)
+        for _ in range(2):
+            signals.shutdown.drain()
+        assert signals.events == ["drain"]
+        assert signals.inbox.qsize() == 1
+        signals.shutdown.on_signal()
+        assert signals.events == ["drain", "finish"]
+        at_once = Signals(drain_s=0.0)
+        at_once.shutdown.drain()
+        assert at_once.events == ["finish"]
+
+    run(case)
+
+
 def test_the_drain_ends_when_nothing_is_left_or_at_its_limit() -> None:
     async def case() -> None:
         drained = Signals(drain_s=600.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import pytest
 from support.waiting import free_port
 
 from tasuki.worker.hosts import (
+    END_ORDER,
     KEY_VARIABLE,
+    SERVES,
     Hello,
     HostsError,
     Meeting,
@@ -100,6 +103,19 @@ class FakeMeeting:
         connection.recv_bytes()
         connection.send_bytes(b"I do not know")
         connection.recv_bytes()
+
+
+def test_a_host_that_is_told_to_end_tells_the_first_one(meeting: Meeting, port: int) -> None:
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    hosts = [connect(HOST, port, KEY, Hello("alive", number)) for number in (1, 2)]
+    meeting.watch((1, 2), lambda: orders.put("end"))
+    assert [host.recv() for host in hosts] == [SERVES, SERVES]
+    hosts[1].send(END_ORDER)
+    assert orders.get(timeout=30) == "end"
+    assert not hosts[1].poll(0.05), "its connection stays: a host ends with it"
+    hosts[0].close()  # its ranks tell of that
+    hosts[1].close()
+    assert orders.empty()
 
 
 def test_a_store_is_reached_through_the_meeting(meeting: Meeting, port: int) -> None:

@@ -3,22 +3,27 @@
 It connects each rank to the first host and hands it the connections. It has no settings of
 its own: the first host sends them to each rank.
 
-Threads: this one starts the ranks (they follow it: see `follow_parent`) and waits; one for each
-rank and one for the first host tell it of an end.
+SIGTERM or SIGINT while the worker serves is passed on to the first host, which drains the worker
+(`shutdown.py`). Before that, and the second time, it ends this host's ranks at once.
+
+Threads: this one starts the ranks (they follow it: see `follow_parent`), waits and handles
+signals; one for each rank and one for the first host tell it of an end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 
 from tasuki.launch.parent_death import PARENT_VARIABLE
-from tasuki.worker.hosts import Hello, Relay, connect, split_first
+from tasuki.worker.hosts import END_ORDER, Hello, Relay, connect, split_first
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +38,7 @@ def run_host(nodes: Sequence[str], number: int, ranks: int, key: bytes) -> int:
         key: That all hosts have.
 
     Returns:
-        The exit code: 0 if the worker ended, 1 if a rank failed.
+        The exit code: 0 if the worker ended or a signal ended this host, 1 if a rank failed.
 
     Raises:
         HostsError: The first host cannot be reached, or has another key.
@@ -64,12 +69,27 @@ def run_host(nodes: Sequence[str], number: int, ranks: int, key: bytes) -> int:
         threading.Thread(target=tell_end, args=(process,), daemon=True).start()
         log.info("rank %d runs here, pid %d", rank, process.pid)
 
+    serves, told = threading.Event(), threading.Event()
+
     def watch() -> None:
         try:
-            alive.recv()
+            while True:
+                alive.recv()
+                serves.set()
         except (EOFError, OSError):
             ends.put(0)
 
+    def on_signal(*_: object) -> None:
+        if not serves.is_set() or told.is_set():
+            ends.put(0)
+            return
+        told.set()
+        log.info("told to end: the first host drains the worker; a second signal ends it at once")
+        with contextlib.suppress(OSError):  # `watch` hears of that
+            alive.send(END_ORDER)
+
+    for order in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(order, on_signal)
     threading.Thread(target=watch, name="alive", daemon=True).start()
     code = ends.get()
     for process in processes:

@@ -2,7 +2,8 @@
 
     first host                                     another host (host_process.py)
     Ranks    ◀── orders, KV: one connection each ── rank r
-    Meeting  ◀── alive ──────────────────────────── its host's process
+    Meeting  ◀── alive, told to end ─────────────── its host's process
+             ─── the worker serves ───────────────▶
     TCPStore ◀── bytes, through Meeting ◀────────── Relay ◀── torch of rank r
 
 Every connection is made to the first host's port, and each side proves to the other that it
@@ -10,25 +11,34 @@ has the key (an HMAC of a random challenge) before anything else is read. Torch'
 such proof, so it listens on loopback devices alone, and its bytes go through such connections.
 What NCCL and gloo send between ranks is as private as the network between the hosts.
 
-Threads: one accepts, one for each connection until it is handed over, two for each relayed one.
+A host that is told to end tells the first one, which drains the worker and then ends it on all.
+
+Threads: one accepts, one for each connection until it is handed over, one for each other host
+once the worker serves, two for each relayed connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from tasuki.errors import TasukiError
 
+log = logging.getLogger(__name__)
+
 KEY_VARIABLE = "TASUKI_NODES_KEY"
+# What the connection `alive` says: the first host once, then the other one once.
+SERVES, END_ORDER = "serves", "end"
 _READ_BYTES = 1 << 16
 _RETRY_S = 0.5
 _MEET_S = 600.0  # for the slowest host to start
@@ -73,6 +83,7 @@ class Meeting:
         self.store_port = 0
         self._arrived: dict[Hello, queue.SimpleQueue[Connection]] = defaultdict(queue.SimpleQueue)
         self._lock = threading.Lock()  # guards `_arrived`
+        self._watched: list[Connection] = []  # a host ends when its connection is closed
         try:
             self._socket = socket.create_server((host, port))
         except OSError as error:
@@ -95,6 +106,20 @@ class Meeting:
                 f"rank {rank} has not come within {_MEET_S:g} s: start `tasuki worker` with the"
                 " same --nodes and key on every host"
             ) from None
+
+    def watch(self, hosts: Iterable[int], on_end_order: Callable[[], object]) -> None:
+        """Tell other hosts that the worker serves.
+
+        Args:
+            hosts: Their numbers; all have arrived.
+            on_end_order: Called from a thread when one of them was told to end.
+        """
+        for number in hosts:
+            host = self.await_connection("alive", number)
+            self._watched.append(host)
+            threading.Thread(
+                target=_hear, args=(host, number, on_end_order), name="host", daemon=True
+            ).start()
 
     def close(self) -> None:
         """Take no more connections."""
@@ -127,6 +152,14 @@ class Meeting:
             relay(connection, socket.create_connection(("127.0.0.1", self.store_port)))
         else:
             self._queue(hello).put(connection)
+
+
+def _hear(host: Connection, number: int, on_end_order: Callable[[], object]) -> None:
+    with contextlib.suppress(EOFError, OSError):  # its ranks' connections tell of its end
+        host.send(SERVES)
+        host.recv()
+        log.info("host %d was told to end: the worker drains", number)
+        on_end_order()
 
 
 def connect(host: str, port: int, key: bytes, hello: Hello) -> Connection:

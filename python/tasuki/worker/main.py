@@ -136,7 +136,8 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
         stopped = health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         background.start(stopped, "health")
 
-    Shutdown(loop, inbox, config.drain_s, on_drain, lambda: finish(0)).listen()
+    shutdown = Shutdown(loop, inbox, config.drain_s, on_drain, lambda: finish(0))
+    shutdown.listen()
     gc.collect()
     gc.freeze()  # what is here stays: no collection looks at it again in the middle of a step
     atexit.register(gc.unfreeze)  # else Triton reports leaks at the end
@@ -146,6 +147,8 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     log.info("%s", phases.summary())
     print(f"ready {endpoint}", flush=True)
+    if built.ranks is not None:
+        built.ranks.watch_hosts(lambda: loop.call_soon_threadsafe(shutdown.drain))
 
     code: int = await done
     await health.enter_graceful_shutdown()

@@ -84,6 +84,7 @@ class Ranks:
         self._pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []  # of the ranks on this host
         self._meeting = meeting
+        self._hosts = 1 if here is None else size // here
         self.kv: list[Connection] = []
         for rank in range(1, size):
             if here is None or rank < here:
@@ -140,6 +141,15 @@ class Ranks:
         """The error of a rank that caused `error` here, if one did; else the same."""
         self._failed.wait(_LAST_WORDS_S)
         return self._failure or error
+
+    def watch_hosts(self, on_end_order: Callable[[], object]) -> None:
+        """Tell the other hosts, if there are any, that the worker serves.
+
+        Args:
+            on_end_order: Called from a thread when one of them was told to end.
+        """
+        if self._meeting is not None:
+            self._meeting.watch(range(1, self._hosts), on_end_order)
 
     # `Followers`, on the engine thread.
 

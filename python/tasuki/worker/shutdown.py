@@ -46,8 +46,17 @@ class Shutdown:
 
     def on_signal(self) -> None:
         """Begin the drain, or end it."""
-        if self._draining or self._drain_s == 0.0:
+        if self._draining:
             self._finish()
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Begin the drain, if it has not begun."""
+        if self._drain_s == 0.0:
+            self._finish()
+            return
+        if self._draining:
             return
         self._draining = True
         log.info(
