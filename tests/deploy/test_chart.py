@@ -48,10 +48,14 @@ def of_kind(name: str, kind: str) -> list[Object]:
     return [each for each in objects(name) if each["kind"] == kind]
 
 
+def workloads(name: str) -> list[Object]:
+    return [*of_kind(name, "Deployment"), *of_kind(name, "StatefulSet")]
+
+
 def pods(name: str) -> Iterator[tuple[str, Object]]:
     """Each pod's component and specification."""
-    for deployment in of_kind(name, "Deployment"):
-        template = deployment["spec"]["template"]
+    for workload in workloads(name):
+        template = workload["spec"]["template"]
         yield template["metadata"]["labels"]["tasuki.dev/component"], template["spec"]
 
 
@@ -97,6 +101,7 @@ def test_the_only_right_is_to_watch_endpoint_slices(name: str) -> None:
     kinds = {each["kind"] for each in objects(name)}
     assert kinds <= {
         "Deployment",
+        "StatefulSet",
         "Service",
         "ServiceAccount",
         "Role",
@@ -130,6 +135,9 @@ def test_a_pod_has_the_time_that_its_drain_takes(name: str) -> None:
 def test_liveness_asks_only_the_process_itself_and_is_slow_to_judge(name: str) -> None:
     for component, pod in pods(name):
         (container,) = pod["containers"]
+        if component == "worker-host":
+            assert not {"livenessProbe", "startupProbe"} & container.keys(), "it has no port"
+            continue
         liveness, startup = container["livenessProbe"], container["startupProbe"]
         if component == "router":
             assert liveness["httpGet"]["path"] == "/live"
@@ -153,18 +161,24 @@ def test_an_old_worker_goes_once_routers_know_the_new_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_selectors_find_the_pods(name: str) -> None:
-    labels = [d["spec"]["template"]["metadata"]["labels"] for d in of_kind(name, "Deployment")]
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in workloads(name)]
+    components = [each["tasuki.dev/component"] for each in labels]
 
     def found(selector: dict[str, str]) -> int:
         return sum(selector.items() <= each.items() for each in labels)
 
-    for deployment in of_kind(name, "Deployment"):
-        assert found(deployment["spec"]["selector"]["matchLabels"]) == 1
+    for workload in workloads(name):
+        assert found(workload["spec"]["selector"]["matchLabels"]) == 1
     for budget in of_kind(name, "PodDisruptionBudget"):
         assert found(budget["spec"]["selector"]["matchLabels"]) == 1
     for service in of_kind(name, "Service"):
-        is_workers = service["spec"].get("clusterIP") == "None"
-        assert found(service["spec"]["selector"]) == (len(labels) - 1 if is_workers else 1)
+        if service["metadata"]["name"].endswith("-hosts"):
+            assert found(service["spec"]["selector"]) > 1
+            assert service["spec"]["publishNotReadyAddresses"]
+        else:
+            is_workers = service["spec"].get("clusterIP") == "None"
+            expected = components.count("worker") if is_workers else 1
+            assert found(service["spec"]["selector"]) == expected
     for monitor in of_kind(name, "PodMonitor"):
         assert found(monitor["spec"]["selector"]["matchLabels"]) == 1
 
@@ -219,6 +233,44 @@ def test_what_gpus_need_is_plain_values() -> None:
     volumes = {volume["name"]: volume for volume in decode["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
     assert volumes["model"]["hostPath"] == {"path": "/var/lib/models", "type": "Directory"}
+
+
+def test_the_hosts_of_a_worker_are_pods_of_one_ordinal() -> None:
+    first, second = of_kind("hosts", "StatefulSet")
+    service = first["spec"]["serviceName"]
+    (named,) = [s for s in of_kind("hosts", "Service") if s["metadata"]["name"] == service]
+    assert named["spec"]["clusterIP"] == "None"
+    for rank, workload in enumerate((first, second)):
+        assert workload["spec"]["replicas"] == 2
+        assert workload["spec"]["podManagementPolicy"] == "Parallel"
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        said = flags(container)
+        assert (said["--tp"], said["--rank"]) == ("16", str(rank))
+        names = [f"{w['metadata']['name']}-$(POD_INDEX).{service}" for w in (first, second)]
+        assert said["--nodes"] == f"{names[0]}:7100,{names[1]}"
+        variables = [each["name"] for each in container["env"]]
+        assert {"POD_INDEX", "TASUKI_NODES_KEY"} <= set(variables)
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("worker.nodesKey.secretName=", "pools.prefill has 2 hosts for each worker: give nodesKey"),
+        ("worker.autoscaling.enabled=true", "which KEDA does not scale together"),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused(given: str, says: str) -> None:
+    values = ("--kube-version", "1.37.2", "--values", str(VALUES[NAMES.index("hosts")]))
+    done = subprocess.run(
+        [helm(), "template", "demo", str(CHART), *values, "--set", given],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
 def test_certificates_close_the_way_for_plain_probes() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cluster import RELEASE, ROUTER, Cluster, values
-from control_plane import enter_network_namespace, missing_programs
+from control_plane import enter_network_namespace, missing_programs, own_hosts_file
 
 NODES = int(os.environ.get("TASUKI_CLUSTER_NODES", "2"))
 GPUS = 4  # of each node
@@ -44,6 +44,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Control plane and nodes in two racks, nothing installed."""
     folder = tmp_path_factory.mktemp("cluster")
+    own_hosts_file(folder)
     made = Cluster(folder, ROUTER, tiny_model)
     try:
         for number in range(1, NODES + 1):

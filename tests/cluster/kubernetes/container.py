@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Sandbox:
         folders: Mount paths of emptyDirs and what they stand for, by volume.
         logs: Folder for output.
         name: Of the pod.
+        secret: Gives the value of a Secret by name and key.
     """
 
     ip: str
@@ -50,6 +51,7 @@ class Sandbox:
     folders: Mapping[str, Path]
     logs: Path
     name: str
+    secret: Callable[[str, str], str]
 
 
 @dataclass
@@ -113,8 +115,11 @@ class Container:
     def _environment(self) -> dict[str, str]:
         environment = dict(self.sandbox.environment)
         for each in self.spec.get("env", []):
-            if "fieldRef" in each.get("valueFrom", {}):
-                value = self.sandbox.fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            source = each.get("valueFrom", {})
+            if "fieldRef" in source:
+                value = self.sandbox.fields[source["fieldRef"]["fieldPath"]]
+            elif "secretKeyRef" in source:
+                value = self.sandbox.secret(**source["secretKeyRef"])
             else:
                 value = self._word(each.get("value", ""), environment)
             environment[each["name"]] = value
@@ -177,8 +182,14 @@ class Container:
                 port = self._port(probe["tcpSocket"]["port"])
                 socket.create_connection((ip, port), timeout_s).close()
                 return True
+            if "exec" in probe:
+                command, environment = probe["exec"]["command"], self._environment()
+                ran = subprocess.run(
+                    command, env=environment, capture_output=True, timeout=timeout_s
+                )
+                return ran.returncode == 0
             return is_serving(f"{ip}:{probe['grpc']['port']}", timeout_s)
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException, subprocess.TimeoutExpired):
             return False
 
     def _port(self, port: int | str) -> int:

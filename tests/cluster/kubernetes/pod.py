@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 from api import Api, ApiError
 from container import Container, Sandbox
 from control_plane import kubeconfig
+from pod_names import remove_name, set_name
 
 Object = dict[str, Any]
 
@@ -59,6 +61,7 @@ class Pod:
         self._reported_ready = False
         self.containers: list[Container] = []
         subprocess.run(["ip", "addr", "add", f"{ip}/32", "dev", "lo"], check=False)
+        set_name(spec["spec"], ip)
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     def end(self, grace_s: float | None) -> None:
@@ -102,9 +105,12 @@ class Pod:
         environment = {**self._node.environment, "HOSTNAME": self.name}
         if self._object["spec"].get("automountServiceAccountToken", True):
             environment["KUBECONFIG"] = str(self._kubeconfig())
-        return Sandbox(
-            self.ip, environment, self._fields(), folders, self._node.folder / "logs", self.name
-        )
+        logs = self._node.folder / "logs"
+        return Sandbox(self.ip, environment, self._fields(), folders, logs, self.name, self._secret)
+
+    def _secret(self, name: str, key: str) -> str:
+        found = self._node.api.get(f"/api/v1/namespaces/{self._namespace}/secrets/{name}")
+        return base64.b64decode(found["data"][key]).decode()
 
     def _kubeconfig(self) -> Path:
         """With a token of the pod's service account: it may do what that account may."""
@@ -182,6 +188,7 @@ class Pod:
             time.sleep(_TICK_S)
         self._delete()
         subprocess.run(["ip", "addr", "del", f"{self.ip}/32", "dev", "lo"], check=False)
+        remove_name(self.ip)
         self._on_gone(self)
 
     def _delete(self) -> None:
