@@ -15,7 +15,7 @@ from api import ApiError
 from cluster import MODEL, ROUTER, Cluster
 from support.deployment import START_DEADLINE_S
 from support.processes import Process
-from support.waiting import free_port
+from support.waiting import free_port, idle_shares
 
 Object = dict[str, Any]
 
@@ -24,6 +24,7 @@ SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 SERVICE = "fake-workers"
 # Of a router with so many workers that nobody answers for, and while they change.
 MOST_MB, MOST_GROWTH_MB = 120.0, 12.0
+MOST_SHARE = 0.05  # of a core, while they do not change
 
 
 def slice_of(name: str, hosts: list[str]) -> Object:
@@ -139,6 +140,7 @@ def test_two_hundred_endpoints_cost_little(cluster: Cluster, router: Router) -> 
     put(cluster, "fake-1", hosts[100:])
     cluster.await_condition(lambda: router.fakes() == set(hosts), "200 endpoints")
     full_mb = router.memory_mb()
+    shares = idle_shares(lambda: {"router": router.process.cpu_s()}, MOST_SHARE)
     for turn in range(20):
         put(cluster, "fake-0", hosts[:100] if turn % 2 else hosts[:50])
     put(cluster, "fake-0", [])
@@ -146,5 +148,6 @@ def test_two_hundred_endpoints_cost_little(cluster: Cluster, router: Router) -> 
     cluster.await_condition(lambda: not router.fakes(), "no endpoint left")
     end_mb = router.memory_mb()
     print(f"router: {full_mb:.0f} MB with 200 endpoints, {end_mb:.0f} MB after 22 changes")
+    print(f"router: {shares['router']:.1%} of a core with 200 endpoints that do not change")
     assert full_mb < MOST_MB
     assert end_mb - full_mb < MOST_GROWTH_MB

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster import NAMESPACE, PREFIX, Cluster, names, values
+import pytest
+from cluster import NAMESPACE, PREFIX, Cluster, Object, names, values
 from load import Load
 from support.workload import known_requests
 
@@ -79,20 +80,31 @@ def test_the_routers_token_may_watch_slices_and_nothing_else(installed: Install)
     assert rights == {"endpointslices.discovery.k8s.io": {"get", "list", "watch"}}
 
 
-def test_a_worker_that_cannot_start_says_why(installed: Install, tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "code", "says"),
+    [
+        (["--max-model-len=999999999"], 1, "max-model-len"),
+        (["--host=192.0.2.77", "--preflight=strict"], 78, "192.0.2.77 is no address of this"),
+    ],
+    ids=["settings", "preflight"],
+)
+def test_a_worker_that_cannot_start_says_why(
+    installed: Install, tiny_model: Path, settings: list[str], code: int, says: str
+) -> None:
     cluster = installed()
-    broken = {"args": ["--dtype=float32", "--max-model-len=999999999"]}
+    args = ["--dtype=float32", *settings]
     cluster.install(
-        values(tiny_model, pools={"broken": {"role": "decode", "replicas": 1, **broken}})
+        values(tiny_model, pools={"broken": {"role": "decode", "replicas": 1, "args": args}})
     )
 
-    def message() -> str:
+    def ended() -> Object:
         for pod in cluster.pods(pool="broken"):
             for status in pod.get("status", {}).get("containerStatuses", []):
-                return str(status["lastState"].get("terminated", {}).get("message", ""))
-        return ""
+                return dict(status["lastState"].get("terminated", {}))
+        return {}
 
-    cluster.await_condition(message, "the pod's last words", 120.0)
-    assert "max-model-len" in message(), message()
+    cluster.await_condition(ended, "the pod's last words", 120.0)
+    assert says in ended()["message"], ended()
+    assert ended()["exitCode"] == code
     assert cluster.ready_pods(pool="broken") == []
     assert cluster.ready_pods(pool="decode"), "the others serve"
