@@ -1,12 +1,10 @@
-//! The admin API: what the workers are and do, and orders to them. It listens on a port of
-//! its own, on 127.0.0.1 only.
+//! The admin API: what the workers are and do, and orders to them. `operators` has its port.
 
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -24,7 +22,6 @@ pub fn routes(registry: Arc<Registry>) -> Router {
         .route("/workers/{id}/undrain", post(undrain))
         .route("/workers/{id}/role", post(set_role))
         .fallback(async || AdminError::UnknownPath)
-        .layer(from_fn(refuse_browsers))
         .with_state(registry)
 }
 
@@ -53,12 +50,10 @@ enum AdminError {
     )]
     NoRole(#[from] serde_json::Error),
     #[error(
-        "there is GET /workers and /dashboard, and POST /workers/ID/drain, /workers/ID/undrain and \
-         /workers/ID/role"
+        "there is GET /workers, /dashboard and /server_info, and POST /workers/ID/drain, \
+         /workers/ID/undrain, /workers/ID/role and /flush_cache"
     )]
     UnknownPath,
-    #[error("requests with an Origin header come from web pages and are refused here")]
-    WebPage,
 }
 
 impl IntoResponse for AdminError {
@@ -69,7 +64,6 @@ impl IntoResponse for AdminError {
                 StatusCode::CONFLICT
             }
             Self::NoRole(_) => StatusCode::BAD_REQUEST,
-            Self::WebPage => StatusCode::FORBIDDEN,
         };
         let body = serde_json::json!({"error": {"message": self.to_string()}});
         (status, Json(body)).into_response()
@@ -250,19 +244,12 @@ fn find(registry: &Registry, id: &str) -> Result<Worker, AdminError> {
     }
 }
 
-/// A page that a browser on this machine shows may send requests here; they name their origin.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) {
-        return AdminError::WebPage.into_response();
-    }
-    next.run(request).await
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
     use axum::body::{Body, to_bytes};
+    use axum::extract::Request;
     use serde_json::{Value, json};
     use tasuki_core::ModelId;
     use tasuki_flow::AdmissionConfig;
@@ -388,9 +375,6 @@ mod tests {
             assert_eq!(answered, status, "{path} {body}");
             assert!(message(&body).contains(says), "{body}");
         }
-        let page = Request::post("/workers/0/drain").header("origin", "https://a.example");
-        let (status, _) = send(&registry, page.body(Body::empty()).expect("a request")).await;
-        assert_eq!(status, 403);
         assert_eq!(workers(&registry).await[0]["state"], "connecting");
     }
 }

@@ -70,8 +70,9 @@ pub struct App {
     pub started_unix_s: u64,
     /// `None`: everybody is let in.
     pub keys: Option<Arc<ApiKeys>>,
-    /// Whether clients' port has /metrics.
-    pub shows_metrics: bool,
+    /// Clients' port is on a loopback address, so it has what is for operators too: /metrics,
+    /// and SGLang's /flush_cache and /server_info.
+    pub is_local: bool,
     /// `None`: requests are not traced.
     pub traces: Option<Traces>,
 }
@@ -90,7 +91,7 @@ impl App {
             settings,
             started_unix_s: openai::unix_seconds(),
             keys: None,
-            shows_metrics: true,
+            is_local: true,
             traces: None,
         }
     }

@@ -50,6 +50,12 @@ pub enum ApiError {
          --metrics-listen HOST:PORT and read them there."
     )]
     MetricsElsewhere,
+    /// 404: likewise.
+    #[error(
+        "{path} is for operators and is not served here, because --host is not a loopback \
+         address: send it to --admin-port."
+    )]
+    ForOperators { path: &'static str },
     /// 405.
     #[error("{method} is not allowed on {path}.")]
     Method { method: String, path: String },
@@ -132,9 +138,10 @@ impl ApiError {
         match self {
             Self::Invalid { .. } => StatusCode::BAD_REQUEST,
             Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
-            Self::UnknownModel { .. } | Self::UnknownPath { .. } | Self::MetricsElsewhere => {
-                StatusCode::NOT_FOUND
-            }
+            Self::UnknownModel { .. }
+            | Self::UnknownPath { .. }
+            | Self::MetricsElsewhere
+            | Self::ForOperators { .. } => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody { .. } => StatusCode::REQUEST_TIMEOUT,

@@ -26,6 +26,7 @@ mod log;
 mod metrics;
 mod models;
 mod openai;
+mod operators;
 mod pool;
 mod request_log;
 mod routes;

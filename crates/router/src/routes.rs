@@ -99,9 +99,9 @@ fn paths(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/v1/models", get(openai::list_models))
         .route("/v1/models/{*name}", get(openai::retrieve_model))
         .route("/generate", post(openai::generate))
-        .route("/flush_cache", post(native::flush_cache))
-        .route("/server_info", get(native::server_info))
-        .route("/get_server_info", get(native::server_info))
+        .route("/flush_cache", post(native::flush_cache_for_clients))
+        .route("/server_info", get(native::server_info_for_clients))
+        .route("/get_server_info", get(native::server_info_for_clients))
         .route("/model_info", get(native::model_info))
         .route("/get_model_info", get(native::model_info))
         .route("/tokenize", post(openai::tokenize))
@@ -190,7 +190,7 @@ async fn live() -> impl IntoResponse {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, ApiError> {
-    if !app.shows_metrics {
+    if !app.is_local {
         return Err(ApiError::MetricsElsewhere);
     }
     Ok(metrics_page(&app))

@@ -10,7 +10,6 @@ use tasuki_text::TextError;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::admin;
 use crate::api_keys::{ApiKeys, KeysError, keep_reading};
 use crate::app::{App, HttpSettings};
 use crate::config::RouterArgs;
@@ -18,6 +17,7 @@ use crate::connections::{self, ConnectionLimits};
 use crate::dashboard;
 use crate::log;
 use crate::models::{Models, NamesError};
+use crate::operators;
 use crate::routes::metrics_alone;
 use crate::serve;
 use crate::tls::fleet::WorkerTransport;
@@ -135,19 +135,6 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     if let Some(log) = log {
         service.keep_log(log);
     }
-    if let Some(listener) = admin {
-        let address = listener.local_addr()?;
-        tracing::info!(dashboard = %format_args!("http://{address}/dashboard"), "admin API");
-        let metrics = Arc::clone(service.metrics());
-        let dashboard = dashboard::routes(dashboard::Source {
-            registry: Arc::clone(service.registry()),
-            metrics: Arc::clone(&metrics),
-        });
-        let routes = admin::routes(Arc::clone(service.registry())).merge(dashboard);
-        tokio::spawn(async move { metrics.recorder.keep_time().await });
-        // It ends with the process: a drain can be watched to its end.
-        tokio::spawn(axum::serve(listener, routes).into_future());
-    }
     let http = HttpSettings {
         foreign_aliases: names.foreign,
         ..args.http()
@@ -156,9 +143,22 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let app = Arc::new(App {
         keys,
         traces,
-        shows_metrics: listener.local_addr()?.ip().to_canonical().is_loopback(),
+        is_local: listener.local_addr()?.ip().to_canonical().is_loopback(),
         ..App::new(Arc::new(service.clone()), models, http)
     });
+    if let Some(listener) = admin {
+        let address = listener.local_addr()?;
+        tracing::info!(dashboard = %format_args!("http://{address}/dashboard"), "admin API");
+        let metrics = Arc::clone(service.metrics());
+        let source = dashboard::Source {
+            registry: Arc::clone(service.registry()),
+            metrics: Arc::clone(&metrics),
+        };
+        let routes = operators::routes(source, Arc::clone(&app));
+        tokio::spawn(async move { metrics.recorder.keep_time().await });
+        // It ends with the process: a drain can be watched to its end.
+        tokio::spawn(axum::serve(listener, routes).into_future());
+    }
     if let Some(listener) = metrics {
         let address = listener.local_addr()?;
         tracing::info!(%address, "metrics");

@@ -35,7 +35,8 @@ struct Key {
     name: Arc<str>,
     /// Requests at once; `None`: not limited by the key.
     max_requests: Option<u32>,
-    running: AtomicU32,
+    /// Shared with the key of before, where the file gave it another limit.
+    running: Arc<AtomicU32>,
 }
 
 /// Who sent a request.
@@ -85,17 +86,16 @@ impl ApiKeys {
         })
     }
 
-    /// Replaces the keys. What runs under a key that stays is still counted.
+    /// Replaces the keys. What runs under a key that stays is still counted, whatever its limit was.
     fn replace(&self, lines: Vec<file::Line>) {
         let mut valid = self.valid.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *valid);
         for line in lines {
-            let same = before
-                .get(&line.digest)
-                .filter(|key| *key.name == *line.name && key.max_requests == line.max_requests);
-            let key = same.cloned();
-            let key = key.unwrap_or_else(|| Arc::new(Key::new(&line.name, line.max_requests)));
-            valid.insert(line.digest, key);
+            let mut key = Key::new(&line.name, line.max_requests);
+            if let Some(known) = before.get(&line.digest) {
+                key.running = Arc::clone(&known.running);
+            }
+            valid.insert(line.digest, Arc::new(key));
         }
         valid.extend(self.own.iter().cloned());
     }
@@ -106,7 +106,7 @@ impl Key {
         Self {
             name: name.into(),
             max_requests,
-            running: AtomicU32::new(0),
+            running: Arc::default(),
         }
     }
 }

@@ -76,6 +76,18 @@ fn a_file_names_its_keys() {
             .enter()
             .is_err()
     );
+    // With another limit too.
+    let more = |limit: u32| {
+        std::fs::write(
+            &path,
+            format!("batch {} max-requests={limit}\n", hex("tk-2")),
+        )
+        .unwrap();
+        keys.read(&path).unwrap();
+        keys.caller(&headers("Bearer tk-2")).unwrap()
+    };
+    drop(more(3).enter().expect("a third one"));
+    assert!(more(1).enter().is_err());
     drop(one);
     assert!(batch.enter().is_ok());
 }
@@ -221,17 +233,23 @@ async fn a_key_has_a_limit_of_its_own() {
         .enter()
         .unwrap();
     let body = json!({"prompt": "a"});
-    let (status, answer) = send(&app, "/v1/completions", Some("tk-1"), body.clone()).await;
-    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(answer["error"]["code"], "key_limit");
-    assert_eq!(
-        answer["error"]["message"],
-        ApiError::KeyLimit {
-            running: 1,
-            limit: 1
-        }
-        .to_string()
-    );
+    let limit = ApiError::KeyLimit {
+        running: 1,
+        limit: 1,
+    };
+    for path in [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/generate",
+        "/tokenize",
+        "/detokenize",
+    ] {
+        let (status, answer) = send(&app, path, Some("tk-1"), body.clone()).await;
+        assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{path}");
+        assert_eq!(answer["error"]["code"], "key_limit");
+        assert_eq!(answer["error"]["message"], limit.to_string());
+    }
     drop(running);
     for _ in 0..3 {
         let (status, _) = send(&app, "/v1/completions", Some("tk-1"), body.clone()).await;

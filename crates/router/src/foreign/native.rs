@@ -3,18 +3,48 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 use tasuki_core::Role;
 
 use crate::app::App;
 use crate::error::ApiError;
 
+/// What the port of operators has of them.
+pub fn for_operators(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/flush_cache", post(flush_cache))
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .with_state(app)
+}
+
+/// `POST /flush_cache` of clients. Whoever may send it makes every other client's prompts slow, so
+/// clients of a network may not.
+pub async fn flush_cache_for_clients(app: State<Arc<App>>) -> Result<Response, ApiError> {
+    match app.is_local {
+        true => flush_cache(app).await,
+        false => Err(ApiError::ForOperators {
+            path: "/flush_cache",
+        }),
+    }
+}
+
+/// `GET /server_info` of clients. What SGLang workers tell has their hosts, ports and folders,
+/// so clients of a network only get our models.
+pub async fn server_info_for_clients(app: State<Arc<App>>) -> Response {
+    match app.is_local {
+        true => server_info(app).await,
+        false => described(&app, &[]),
+    }
+}
+
 /// `POST /flush_cache`: to every worker.
-pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let own = app.generator.flush_caches();
     let answers = app.generator.ask_sglang(Method::POST, "/flush_cache").await;
     if own == 0 && answers.is_empty() {
@@ -35,21 +65,25 @@ pub async fn flush_cache(State(app): State<Arc<App>>) -> Result<Response, ApiErr
 }
 
 /// `GET /server_info`: of SGLang's workers as SGLang's own router has it, and our models.
-pub async fn server_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+async fn server_info(State(app): State<Arc<App>>) -> Response {
     let answers = app
         .generator
         .ask_sglang(Method::GET, "/get_server_info")
         .await;
+    described(&app, &answers)
+}
+
+fn described(app: &App, answers: &[Asked]) -> Response {
     let own: Vec<Value> = app
         .models
         .named()
-        .map(|(name, _)| own_model(&app, name))
+        .map(|(name, _)| own_model(app, name))
         .collect();
     let version = env!("CARGO_PKG_VERSION");
     if answers.is_empty() {
         let states: [Value; 0] = [];
         let body = json!({"internal_states": states, "models": own, "version": version});
-        return Ok(Json(body).into_response());
+        return Json(body).into_response();
     }
     let of = |prefills: bool| {
         let answers = answers
@@ -63,7 +97,7 @@ pub async fn server_info(State(app): State<Arc<App>>) -> Result<Response, ApiErr
     if !own.is_empty() {
         body["models"] = own.into();
     }
-    Ok(Json(body).into_response())
+    Json(body).into_response()
 }
 
 /// `GET /model_info`: of our first model, else of one SGLang worker.

@@ -39,14 +39,18 @@ const PASSED_HEADERS: [&str; 5] = [
 
 /// What only the router says to workers: with it a client could make them read another
 /// request's KV, or connect to any host.
-pub const OURS: [&str; 6] = [
+pub const OURS: [&str; 8] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
+    "decode_tp_size",
     "disagg_prefill_dp_rank",
 ];
+/// Where vLLM takes further arguments of a request from, `kv_transfer_params` among them.
+pub const EXTRA_ARGUMENTS: &str = "vllm_xargs";
 
 /// A request, received.
 pub struct Incoming {
@@ -69,11 +73,15 @@ pub struct Incoming {
 /// Whatever prevents an answer from beginning, but for a worker's own refusal: that is a
 /// response.
 pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiError> {
+    let extra: Object = incoming.body.read(EXTRA_ARGUMENTS).unwrap_or_default();
     for name in OURS {
-        if incoming.body.has(name) {
-            let message = format!("{name} is set by the router; leave it out.");
-            return Err(ApiError::invalid(name, message));
-        }
+        let place = match (incoming.body.has(name), extra.has(name)) {
+            (false, false) => continue,
+            (true, _) => name.to_owned(),
+            (false, true) => format!("{EXTRA_ARGUMENTS}.{name}"),
+        };
+        let message = format!("{place} is set by the router; leave it out.");
+        return Err(ApiError::invalid(&place, message));
     }
     let estimate = Estimate::of(incoming.path, &incoming.body);
     let generation = generation(&app, &incoming, estimate)?;

@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use serde::Serialize;
 
 use crate::alarm::Deadline;
+use crate::api_keys::Caller;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
@@ -55,6 +56,8 @@ async fn work<T: Send + 'static>(
 ) -> Result<Json<T>, ApiError> {
     app.gate.check_open()?;
     let (parts, body) = request.into_parts();
+    let caller = parts.extensions.get::<Caller>();
+    let _permit = caller.map(Caller::enter).transpose()?;
     let body = app.bodies.read(&parts.headers, body).await?;
     let mut deadline = Deadline::after(Instant::now(), app.settings.request_timeout);
     let done = deadline.limit(work_up(app, Purpose::Text, body, work));

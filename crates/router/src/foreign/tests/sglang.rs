@@ -8,6 +8,7 @@ use super::fake::{Fabric, FakeWorker, MODEL};
 use super::sglang_worker::{start, url};
 use super::vllm::{CHAT, COMPLETIONS, words};
 use super::*;
+use crate::{dashboard, operators};
 
 async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
     let fabric = Arc::new(Fabric::default());
@@ -210,6 +211,44 @@ async fn what_operators_of_sglang_ask_is_answered_for_the_fleet() {
     assert_eq!(info["decode"][0]["name"], "s1");
     let info: Value = serde_json::from_str(&router.get("/get_model_info").await.body).unwrap();
     assert_eq!(info["model_path"], "m");
+    fabric.check();
+}
+
+#[tokio::test]
+async fn clients_of_a_network_neither_flush_caches_nor_see_how_workers_run() {
+    let (router, workers, fabric) = fleet(&["prefill", "decode"]).await;
+    let service = &router.service;
+    let app = Arc::new(App {
+        is_local: false,
+        ..App::new(
+            Arc::new(service.clone()),
+            Models::new(Vec::new()),
+            settings(),
+        )
+    });
+    let source = dashboard::Source {
+        registry: Arc::clone(service.registry()),
+        metrics: Arc::clone(service.metrics()),
+    };
+    let operators = operators::routes(source, Arc::clone(&app));
+    let send = async |routes: axum::Router, method: &str, path: &str| {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.body(Body::empty()).unwrap();
+        read(routes.oneshot(request).await.unwrap()).await
+    };
+    let flushed = || workers[0].worker.flushed.load(Ordering::SeqCst);
+    let refused = send(routes(Arc::clone(&app)), "POST", "/flush_cache").await;
+    assert_eq!((refused.status, flushed()), (StatusCode::NOT_FOUND, 0));
+    assert!(refused.body.contains("--admin-port"), "{}", refused.body);
+    let done = send(operators.clone(), "POST", "/flush_cache").await;
+    assert_eq!((done.status, flushed()), (StatusCode::OK, 1));
+    for path in ["/server_info", "/get_server_info"] {
+        let shown = send(routes(Arc::clone(&app)), "GET", path).await;
+        assert_eq!(shown.status, 200, "{path}");
+        assert!(!shown.body.contains("s0"), "{path}: {}", shown.body);
+        let whole = send(operators.clone(), "GET", path).await;
+        assert!(whole.body.contains("s0"), "{path}: {}", whole.body);
+    }
     fabric.check();
 }
 

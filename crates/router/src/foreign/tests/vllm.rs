@@ -7,6 +7,7 @@ use super::vllm_worker::{start, url};
 use super::*;
 use crate::access_log::tests::Lines;
 use crate::config::AccessLog;
+use crate::foreign::serve::{EXTRA_ARGUMENTS, OURS};
 
 pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -176,15 +177,21 @@ async fn kv_that_decode_did_not_load_is_noticed() {
 #[tokio::test]
 async fn what_only_the_router_says_is_refused_of_clients() {
     let (router, workers, _) = fleet(&["prefill", "decode"]).await;
-    for name in crate::foreign::serve::OURS {
-        let body = json!({"model": MODEL, "messages": [], name: {"remote_host": "x"}});
-        let got = router.post(CHAT, &body.to_string()).await;
-        assert_eq!(got.status, 400);
-        assert!(
-            got.body.contains(name) && got.body.contains("leave it out"),
-            "{}",
-            got.body
-        );
+    for name in OURS {
+        for (place, field, value) in [
+            (name.to_owned(), name, json!({"remote_host": "x"})),
+            (
+                format!("{EXTRA_ARGUMENTS}.{name}"),
+                EXTRA_ARGUMENTS,
+                json!({name: "x"}),
+            ),
+        ] {
+            let body = json!({"model": MODEL, "messages": [], field: value});
+            let got = router.post(CHAT, &body.to_string()).await;
+            assert_eq!(got.status, 400);
+            let says = format!("{place} is set by the router; leave it out.");
+            assert!(got.body.contains(&says), "{}", got.body);
+        }
     }
     assert!(workers[0].legs().is_empty());
 }

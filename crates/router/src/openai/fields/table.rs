@@ -24,7 +24,7 @@ pub const FIELDS: &[Field] = &[
     supported(
         "stream_options",
         Both,
-        "`include_usage`, `continuous_usage_stats`; `include_obfuscation` is a 400",
+        "`include_usage`, with it `continuous_usage_stats`; `include_obfuscation` is a 400",
     ),
     supported("n", Both, "Choices, 1 to 128"),
     supported("best_of", Both, "Only equal to `n`"),

@@ -161,8 +161,8 @@ Fields that bind the form of an answer: [docs/structured-output.md](structured-o
 
 All of this is of models that Tasuki's own workers serve. Requests for models of vLLM and SGLang workers are
 passed on with every field as it is ([docs/foreign-workers.md](foreign-workers.md)), but for those that only the
-router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`
-and `disagg_prefill_dp_rank` are a 400.
+router sets: `kv_transfer_params`, `ec_transfer_params`, `bootstrap_host`, `bootstrap_port`, `bootstrap_room`,
+`bootstrap_pair_key`, `decode_tp_size` and `disagg_prefill_dp_rank` are a 400, inside `vllm_xargs` too.
 ";
 
 const RESPONSES: &str = "
@@ -181,9 +181,10 @@ const GENERATE: &str = "
 
 `POST /generate`, so that SGLang's clients and `sglang.bench_serving --backend sglang` run against our workers
 too: one answer, or a list for several prompts or choices. `finish_reason` has no `matched`, and
-`sampling_params` is one object for all prompts. `POST /flush_cache` empties all prefix caches;
-`GET /server_info` and `/model_info` (`/get_server_info`, `/get_model_info`) tell what is served. Where SGLang workers
-serve the model the request is passed on to them as it is.
+`sampling_params` is one object for all prompts. `GET /server_info` and `/model_info` (`/get_server_info`,
+`/get_model_info`) tell what is served. `POST /flush_cache` empties all prefix caches; on a `--host` other than a
+loopback address it is served at `--admin-port` alone, and so is what SGLang workers tell in `/server_info`. Where
+SGLang workers serve the model the request is passed on to them as it is.
 ";
 
 fn page() -> String {

@@ -42,7 +42,7 @@ async fn health_is_readiness_and_live_is_not() {
 async fn metrics_are_elsewhere_where_clients_come_from_a_network() {
     let generator = Arc::new(FakeGenerator::saying(""));
     let mut open = Arc::into_inner(app(generator)).expect("no other owner");
-    open.shows_metrics = false;
+    open.is_local = false;
     let open = Arc::new(open);
     let answer = get(&open, "/metrics").await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
