@@ -4,7 +4,7 @@ use chrono::Local;
 use serde_json::Value;
 use tasuki_text::{ChatInput, TextError};
 
-use super::tools::ToolChoice;
+use super::tools::{ToolChoice, check_type};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Model;
@@ -100,12 +100,7 @@ pub fn text_error(param: &str, error: &TextError) -> ApiError {
 /// The tools that the template is to show.
 fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Value>, ApiError> {
     for (index, tool) in tools.iter().flatten().enumerate() {
-        if let Some(kind) = tool.get("type").filter(|kind| *kind != "function") {
-            let place = format!("tools[{index}].type");
-            let shown: String = kind.to_string().chars().take(100).collect();
-            let message = format!("{place} is {shown}; only \"function\" is supported.");
-            return Err(ApiError::invalid(&place, message));
-        }
+        check_type(index, tool)?;
     }
     let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
     Ok(match ToolChoice::of(choice)? {
@@ -142,7 +137,15 @@ fn check_messages(name: &str, messages: &[Value]) -> Result<(), ApiError> {
                 ));
             }
         }
-        check_content(&place, message.get("content"))?;
+        let content = message.get("content").filter(|content| !content.is_null());
+        // Only answers of the model may have calls or reasoning in its place.
+        if content.is_none() && message.get("role").is_none_or(|role| role != "assistant") {
+            let place = format!("{place}.content");
+            let message =
+                format!("{place} is missing; it must be a string or a list of text parts.");
+            return Err(ApiError::invalid(&place, message));
+        }
+        check_content(&place, content)?;
     }
     Ok(())
 }
@@ -231,6 +234,10 @@ mod tests {
             (json!(["hi"]), "messages[0] is a string"),
             (json!([{"content": "x"}]), "messages[0].role is missing"),
             (json!([{"role": 3}]), "messages[0].role is a number"),
+            (
+                json!([{"role": "assistant", "content": null}, {"role": "user"}]),
+                "messages[1].content is missing",
+            ),
             (
                 json!([{"role": "user", "content": 3}]),
                 "messages[0].content is a number",

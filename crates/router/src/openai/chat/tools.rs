@@ -95,16 +95,17 @@ impl BoundCalls {
             };
         }
         let parallel = parallel.unwrap_or(true);
-        if !must_call && parallel && !has_constraint && !given.iter().any(is_strict) {
-            return Ok(None);
-        }
         let tools = given.iter().enumerate();
         let function = fields.names.function;
         let tools = tools.map(|(at, tool)| {
+            check_type(at, tool)?;
             let place = format!("tools[{at}]{function}");
             Tool::of(&place, tool, must_call || is_strict(tool))
         });
         let mut tools = tools.collect::<Result<Vec<_>, _>>()?;
+        if !must_call && parallel && !has_constraint && !given.iter().any(is_strict) {
+            return Ok(None);
+        }
         if let ToolChoice::Named(name) = &choice {
             tools.retain(|tool| tool.name == *name);
             if tools.is_empty() {
@@ -122,6 +123,18 @@ impl BoundCalls {
             must_call,
         }))
     }
+}
+
+/// # Errors
+/// A tool that is no function.
+pub fn check_type(at: usize, tool: &Value) -> Result<(), ApiError> {
+    let Some(kind) = tool.get("type").filter(|kind| *kind != "function") else {
+        return Ok(());
+    };
+    let place = format!("tools[{at}].type");
+    let shown: String = kind.to_string().chars().take(100).collect();
+    let message = format!("{place} is {shown}; only \"function\" is supported.");
+    Err(ApiError::invalid(&place, message))
 }
 
 fn is_strict(tool: &Value) -> bool {
@@ -149,6 +162,14 @@ impl Tool {
                      a-z, A-Z, 0-9 and _-.:/."
                 ),
             ));
+        }
+        if let Some(strict) = tool.pointer("/function/strict")
+            && !(strict.is_boolean() || strict.is_null())
+        {
+            let field = format!("{place}.strict");
+            let shown: String = strict.to_string().chars().take(64).collect();
+            let message = format!("{field} is {shown}; it must be true or false.");
+            return Err(ApiError::invalid(&field, message));
         }
         let field = format!("{place}.parameters");
         let parameters = match tool.pointer("/function/parameters") {
@@ -259,6 +280,16 @@ mod tests {
             (
                 tool(json!({"name": "f", "parameters": {"type": "array"}})),
                 "tools[0].function.parameters.type is \"array\"",
+            ),
+            // However free the answer is.
+            (
+                json!({"tools": [{"type": "function", "name": "f"}]}),
+                "tools[0].function.name is \"\"",
+            ),
+            (
+                json!({"tools": [named("f"), {"type": "function", "function": {"name": "g",
+                    "strict": "true"}}]}),
+                "tools[1].function.strict is \"true\"; it must be true or false",
             ),
             (
                 tool(json!({"name": "f", "parameters": [1]})),

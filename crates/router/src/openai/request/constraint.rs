@@ -121,6 +121,11 @@ pub fn json_form(mut schema: Value, whitespace: &Value) -> Form {
     Form::Json(schema)
 }
 
+/// Whether it is a schema with options of its own.
+fn has_options(form: &Form) -> bool {
+    matches!(form, Form::Json(schema) if schema.get(OPTIONS).is_some())
+}
+
 /// The white space of answers that ask for none of their own.
 pub fn usual_whitespace() -> Value {
     json!({ "whitespace_pattern": WHITESPACE })
@@ -277,9 +282,24 @@ impl Found {
                 format!("{first} and {second} are both given; an answer can follow only one."),
             ));
         }
-        let whitespace = whitespace.or(self.whitespace);
+        let whitespace = match (whitespace, self.whitespace) {
+            (Some(given), Some(_)) => {
+                let field = given.field;
+                let message =
+                    format!("{field} is given, and structured_outputs has white space of its own.");
+                return Err(ApiError::invalid(&field, message));
+            }
+            (given, other) => given.or(other),
+        };
         let mut only = self.constraints.pop();
         match (&mut only, whitespace) {
+            (Some(only), Some(whitespace)) if has_options(&only.form) => {
+                let (field, schema) = (whitespace.field, &only.field);
+                let message = format!(
+                    "{field} is given, but the schema of {schema} has {OPTIONS}: put it there."
+                );
+                return Err(ApiError::invalid(&field, message));
+            }
             (Some(only), whitespace) if matches!(only.form, Form::Json(_)) => {
                 let options = whitespace.map_or_else(usual_whitespace, |given| given.options);
                 if let Form::Json(schema) = &mut only.form {

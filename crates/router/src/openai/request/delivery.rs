@@ -54,11 +54,18 @@ impl Delivery {
         }
         let include_usage = options.and_then(|o| o.include_usage).unwrap_or(false);
         let continuous = options.and_then(|o| o.continuous_usage_stats);
+        let continuous_usage = continuous.unwrap_or(false);
+        if continuous_usage && !include_usage {
+            return Err(ApiError::invalid(
+                "stream_options.continuous_usage_stats",
+                "stream_options.continuous_usage_stats needs stream_options.include_usage to be true.",
+            ));
+        }
         Ok(Self {
             n,
             stream,
             include_usage,
-            continuous_usage: include_usage && continuous.unwrap_or(false),
+            continuous_usage,
             return_token_ids: fields.return_token_ids.unwrap_or(false),
             timings: fields.timings.unwrap_or(false),
             stops: Arc::new(stops(fields.stop.as_ref())?),
@@ -138,6 +145,10 @@ mod tests {
             (
                 r#"{"stream":true,"stream_options":{"include_obfuscation":true}}"#,
                 "chunks have no padding",
+            ),
+            (
+                r#"{"stream":true,"stream_options":{"continuous_usage_stats":true}}"#,
+                "needs stream_options.include_usage",
             ),
         ] {
             let text = delivery(json).unwrap_err().to_string();

@@ -333,6 +333,18 @@ async fn refusals_name_the_field_and_the_reason() {
             "no field asks for JSON",
         ),
         (
+            json!({"guided_whitespace_pattern": " ",
+                "structured_outputs": {"json": {}, "disable_any_whitespace": true}}),
+            "guided_whitespace_pattern",
+            "structured_outputs has white space of its own",
+        ),
+        (
+            json!({"guided_whitespace_pattern": " ",
+                "guided_json": {"x-guidance": {"lenient": true}}}),
+            "guided_whitespace_pattern",
+            "the schema of guided_json has x-guidance: put it there",
+        ),
+        (
             json!({"guided_whitespace_pattern": "(", "guided_json": {}}),
             "guided_json",
             "regular expression",
