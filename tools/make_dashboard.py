@@ -22,7 +22,8 @@ class Panel:
 
     Attributes:
         title: Above it.
-        unit: One of Grafana's: `s`, `ops`, `percentunit`, `Bps`, `short`.
+        unit: One of Grafana's: `s`, `reqps`, `ops`, `percentunit`, `Bps`, `short`, or `suffix:` and
+            a word of our own.
         queries: PromQL by legend.
     """
 
@@ -50,6 +51,7 @@ _CACHED, _COMPUTED = (
     for kind in ("cached", "computed")
 )
 WORKER = "{{role}} {{worker}}"
+LINK = "{{peer}} → {{worker}} {{transport}}"
 
 ROWS = {
     "What clients see": (
@@ -58,12 +60,12 @@ ROWS = {
         Panel("Inter-token latency", "s", quantiles("tasuki_inter_token_latency_seconds")),
         Panel(
             "Requests by outcome",
-            "ops",
+            "reqps",
             {"{{outcome}}": per_second("tasuki_requests_total", "outcome")},
         ),
         Panel(
             "Tokens",
-            "ops",
+            "suffix: tok/s",
             {
                 "prompt": per_second("tasuki_prompt_tokens_total"),
                 "output": per_second("tasuki_output_tokens_total"),
@@ -96,6 +98,25 @@ ROWS = {
             "Bps",
             {WORKER: per_second("tasuki_worker_kv_pulled_bytes_total", "role, worker")},
         ),
+        Panel(
+            "KV by link",
+            "Bps",
+            {LINK: per_second("tasuki_kv_pair_bytes_total", "peer, worker, transport")},
+        ),
+        Panel(
+            "Time on the wire of a pull, by link",
+            "s",
+            {
+                LINK: per_second("tasuki_kv_pair_wire_seconds_total", "peer, worker, transport")
+                + " / "
+                + per_second("tasuki_kv_pair_pulls_total", "peer, worker, transport")
+            },
+        ),
+        Panel(
+            "Handoffs without their KV, by cause",
+            "ops",
+            {"{{cause}}": per_second("tasuki_kv_pair_failures_total", "cause")},
+        ),
     ),
     "Room": (
         Panel("KV blocks in use", "percentunit", {WORKER: f"1 - {_FREE} / {_ALL}"}),
@@ -117,7 +138,7 @@ ROWS = {
         ),
         Panel(
             "Refused, by reason",
-            "ops",
+            "reqps",
             {"{{reason}}": per_second("tasuki_admission_refusals_total", "reason")},
         ),
         Panel(
@@ -136,7 +157,7 @@ ROWS = {
         ),
         Panel(
             "Error answers",
-            "ops",
+            "reqps",
             {"{{code}} {{path}}": per_second("tasuki_http_errors_total", "code, path")},
         ),
     ),

@@ -36,6 +36,7 @@ SHOWN = """({
   drawn: document.querySelectorAll('#links .link').length,
   table: document.getElementById('link-table').offsetHeight > 0,
   lines: [...document.querySelectorAll('.chart .line[d^=M]')].length,
+  goodput: document.querySelector('.chart small:not(:empty)').textContent,
   live: document.getElementById('live').textContent,
   width: document.documentElement.scrollWidth,
   background: getComputedStyle(document.body).backgroundColor,
@@ -65,6 +66,24 @@ CONTRASTS = """(() => {
       const [a, b] = [luminance(color), luminance(ground(element))].sort((x, y) => y - x);
       return [`${element.tagName} ${element.textContent.slice(0, 30)}`, (a + 0.05) / (b + 0.05)];
     });
+})()"""
+
+
+# Three columns, workers without a role, and names as long as they get. Measured before the next
+# state is shown: the page's width, the narrowest card's and the highest card's height.
+CROWDED = """(async () => {
+  const state = await (await fetch('dashboard/state')).json();
+  const like = (id, role, address) => ({...state.workers[0], id, role, address,
+    model: 'organisation/a-model-of-a-long-name-instruct-fp8'});
+  state.workers.push(
+    like(2, 'mixed', 'vllm://worker-0.of.a.long.name.cluster.local:8000?role=decode'),
+    like(3, null, '10.0.0.1:7001'), like(4, null, '10.0.0.2:7001'));
+  state.links.push({...state.links[0], from: '0', to: '2'});
+  show(state);
+  const cards = [...document.querySelectorAll('.worker')]
+    .map((each) => each.getBoundingClientRect());
+  return [document.documentElement.scrollWidth, Math.min(...cards.map((each) => each.width)),
+    Math.max(...cards.map((each) => each.height))];
 })()"""
 
 
@@ -147,6 +166,21 @@ def test_the_page_shows_the_state(
         assert len(grounds) == len(SCHEMES), grounds
 
 
+def test_many_columns_and_long_names_fit(dashboard: str, browser: Browser) -> None:
+    with httpx.Client(trust_env=False) as http:
+        linked = lambda: http.get(f"{dashboard}/state").json()["links"]  # noqa: E731
+        until(linked, "a link", deadline_s=30)
+    for width in (*WIDTHS, 800):
+        page = Page(browser, dashboard, width, "light")
+        until(
+            lambda page=page: page.evaluate("document.documentElement?.dataset.shown"),
+            "a page that shows the state",
+        )
+        whole, narrowest, highest = page.evaluate(CROWDED)
+        assert whole <= width, "the page is wider than the window"
+        assert narrowest > 200 and highest < 300, (width, narrowest, highest)
+
+
 def check(shown: dict[str, Any], state: dict[str, Any], tiny: Deployment) -> None:
     """What the page shows is what the router said a moment ago."""
     assert [(each[0], each[1]) for each in shown["workers"]] == [("0", "prefill"), ("1", "decode")]
@@ -156,6 +190,7 @@ def check(shown: dict[str, Any], state: dict[str, Any], tiny: Deployment) -> Non
     assert shown["links"] == [["0", "1"]]
     # Two lines of each of two quantiles, and one at least of each other chart.
     assert shown["lines"] >= 8
+    assert shown["goodput"] == "TTFT ≤ 60.0 s"
     assert shown["live"].startswith("● live")
     both = [each for each in state["requests"] if each["id"] in shown["requests"]]
     assert both, "a finished request"
@@ -179,6 +214,15 @@ def is_live(page: Page) -> None:
     latest = "document.querySelector('#requests li').dataset.request"
     before = page.evaluate(latest)
     until(lambda: page.evaluate(latest) != before, "a page that follows the state", deadline_s=15)
+
+
+def test_pages_of_other_names_see_nothing(dashboard: str) -> None:
+    with httpx.Client(trust_env=False) as http:
+        for path in ("", "/state"):
+            assert http.get(f"{dashboard}{path}").status_code == 200
+            # As after DNS rebinding.
+            answer = http.get(f"{dashboard}{path}", headers={"host": "example.org"})
+            assert answer.status_code == 403 and "localhost" in answer.text
 
 
 def test_the_page_uses_nothing_but_its_own_files(dashboard: str) -> None:

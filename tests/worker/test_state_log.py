@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 from dataclasses import replace
 
 import pytest
+from support.deployment import Deployment
+from support.waiting import until
 
 from tasuki.engine.stats import EngineCounters, EngineLoad
 from tasuki.kv.config import HandoffCounters
@@ -95,3 +99,32 @@ def test_without_an_interval_there_is_none(caplog: pytest.LogCaptureFixture):
     script = Script(0.0)
     script.state = BUSY
     assert script.lines(caplog, 0.0, 10.0, 1000.0) == []
+
+
+OF_A_WORKER = re.compile(
+    r"INFO worker=(\S+) role=(\w+) (?:idle: )?\d+ running, \d+ waiting \(\d+ prompt tokens\), "
+    r"(\d+) prompt tok/s, (\d+) output tok/s, KV \d+% of \d+ blocks(.*)"
+)
+
+
+@pytest.mark.system
+def test_workers_under_load_say_what_they_do(tiny: Deployment) -> None:
+    logs = {name: worker.process for name, worker in tiny.workers.items()}
+    before = {name: len(log.output()) for name, log in logs.items()}
+
+    def told(name: str) -> list[re.Match[str]]:
+        return list(OF_A_WORKER.finditer(logs[name].output()[before[name] :]))
+
+    prompts = itertools.cycle([token] * 120 for token in range(5, 500))
+
+    # The interval is 10 s, and a line may stand for the end of an earlier test's work.
+    def handed_over() -> bool:
+        tiny.http.complete(next(prompts), max_tokens=16)
+        prefill, decode = (told(name) for name in ("prefill-0", "decode-0"))
+        return any(" handed over" in line[5] for line in prefill) and any(
+            int(line[4]) > 0 and " pulls, " in line[5] for line in decode
+        )
+
+    until(handed_over, "a line of each worker", deadline_s=40)
+    for name, role in (("prefill-0", "prefill"), ("decode-0", "decode")):
+        assert {line.group(1, 2) for line in told(name)} == {(name, role)}

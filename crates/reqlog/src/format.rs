@@ -125,6 +125,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub const ALL: [Self; 7] = [
+        Self::Done,
+        Self::Unavailable,
+        Self::Refused,
+        Self::Rejected,
+        Self::Failed,
+        Self::Cancelled,
+        Self::TooSlow,
+    ];
+
     /// As in the file; the router's metrics use it too.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -85,7 +85,20 @@ impl Metrics {
             recorder: Recorder::default(),
         };
         metrics.register(workers);
+        metrics.begin_at_zero();
         metrics
+    }
+
+    /// A series that begins with its first event has no rate for it, so an alert misses the event.
+    fn begin_at_zero(&self) {
+        for outcome in Outcome::ALL {
+            let labels = [("outcome", outcome.as_str())];
+            self.requests.get_or_create(&labels).inc_by(0);
+        }
+        for kind in FailureKind::ALL {
+            let labels = [("kind", kind.as_str())];
+            self.failures.get_or_create(&labels).inc_by(0);
+        }
     }
 
     fn register(&self, workers: &Arc<workers::Registry>) {
@@ -291,6 +304,24 @@ mod tests {
         let text = metrics.text();
         assert!(text.contains("phase=\"first_token\""), "{text}");
         assert!(!text.contains("phase=\"prefill\"") && !text.contains("phase=\"queue\""));
+    }
+
+    #[test]
+    fn what_alerts_watch_begins_at_zero() {
+        let none = workers::Registry::new(
+            Vec::new(),
+            PolicyConfig::default(),
+            AdmissionConfig::default(),
+            Instant::now(),
+        );
+        let text = Metrics::new(&Arc::new(none)).text();
+        for series in [
+            "tasuki_requests_total{outcome=\"failed\"}",
+            "tasuki_requests_total{outcome=\"unavailable\"}",
+            "tasuki_failures_total{kind=\"device\"}",
+        ] {
+            assert!(text.contains(&format!("{series} 0\n")), "{series}: {text}");
+        }
     }
 
     #[test]

@@ -26,13 +26,16 @@ function niceCeiling(value) {
   return [1, 2, 5, 10].find((digit) => digit * power >= value * 0.9999) * power;
 }
 
-// A chart that is drawn anew with each state. `lines`: name, value of a point, style class.
+// A chart that is drawn anew with each state. `lines`: name, value of a point, style class. `note`:
+// what else there is to say of a state.
 class Chart {
-  constructor({ title, lines, format, least }) {
+  constructor({ title, lines, format, least, note }) {
     this.lines = lines;
     this.format = format;
     this.least = least;
     this.hovered = null;
+    this.noteOf = note;
+    this.note = html("small", {});
     this.plot = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
     this.values = lines.map(() => html("span", { class: "value" }));
     const keys = lines.map(({ name, style }, i) => {
@@ -41,11 +44,15 @@ class Chart {
       return html("span", { class: "key" }, sample, name, " ", this.values[i]);
     });
     this.element = html("figure", { class: "chart" },
-      html("figcaption", {}, html("strong", {}, title), html("span", { class: "keys" }, ...keys)),
+      html("figcaption", {}, html("strong", {}, title, this.note), html("span", { class: "keys" }, ...keys)),
       this.plot);
     this.plot.setAttribute("aria-label", title);
     this.plot.addEventListener("pointermove", (event) => this.hover(event));
     this.plot.addEventListener("pointerleave", () => this.hover(null));
+  }
+
+  say(state) {
+    if (this.noteOf) this.note.textContent = this.noteOf(state);
   }
 
   hover(event) {

@@ -58,7 +58,7 @@ function showTotals(state) {
   const up = state.workers.filter((worker) => worker.state === "ready").length;
   const totals = [
     ["Workers ready", `${up} of ${state.workers.length}`],
-    ["Requests running", count(state.requests_in_flight - state.requests_waiting)],
+    ["Requests running", count(Math.max(state.requests_in_flight - state.requests_waiting, 0))],
     ["Waiting to be placed", count(state.requests_waiting)],
     ["Finished", rate(mean((point) => point.done))],
     ["Output tokens", rate(mean((point) => point.output_tokens))],
@@ -95,7 +95,7 @@ function card(worker) {
       fact("running", count(load.running_requests)),
       fact("waiting", count(load.waiting_requests)),
       fact("queued tokens", count(load.waiting_prefill_tokens)),
-      fact("KV blocks", `${used} / ${load.total_blocks}`),
+      fact("KV blocks", `${count(used)} / ${count(load.total_blocks)}`),
     );
     parts.push(facts, meter(used, load.total_blocks));
   }
@@ -114,6 +114,8 @@ function showWorkers(workers) {
     return [html("div", { class: "role", "data-role": role ?? "" }, title, ...members.map(card))];
   });
   const none = html("p", { class: "none" }, "The router knows no worker yet.");
+  const known = columns.filter((column) => column.dataset.role);
+  byId("topology").classList.toggle("crowded", known.length > 2);
   byId("topology").replaceChildren(links, ...(columns.length ? columns : [none]));
 }
 
@@ -169,11 +171,19 @@ const quantiles = (key) => [
   { name: "p50", value: of(`${key}_p50`), style: "first" },
   { name: "p99", value: of(`${key}_p99`), style: "second" },
 ];
+
+// What a request must keep to count as goodput.
+function objectives({ objectives: { ttft_s, tpot_s } }) {
+  const kept = [["TTFT", ttft_s], ["TPOT", tpot_s]].filter(([, most]) => most !== null);
+  if (!kept.length) return "no objective for goodput";
+  return kept.map(([name, most]) => `${name} ≤ ${seconds(most)}`).join(", ");
+}
+
 const CHARTS = [
   { title: "Time to first token", lines: quantiles("ttft"), format: seconds, least: 0.01 },
   { title: "Inter-token latency", lines: quantiles("itl"), format: seconds, least: 0.001 },
   {
-    title: "Requests", format: rate, least: 1,
+    title: "Requests", format: rate, least: 1, note: objectives,
     lines: [
       { name: "goodput", value: per("good"), style: "first" },
       { name: "finished", value: per("done"), style: "second" },
@@ -215,7 +225,7 @@ function bar(request, longest) {
     : [["ended", request.outcome, request.total_s]];
   for (const [key, name, time] of parts) {
     const share = (100 * time) / longest;
-    if (share < 0.05) continue;
+    if (times && share < 0.05) continue;
     const segment = html("span", { class: `phase ${key}`, title: `${name}: ${seconds(time)}` });
     segment.style.width = `${share}%`;
     if (share > 12) segment.textContent = seconds(time);
@@ -275,7 +285,10 @@ function show(state) {
   showLinks(state.links);
   const covered = state.series.length * state.interval_s;
   const span = SPANS_S.find((each) => each >= covered) ?? SPANS_S[1];
-  for (const chart of CHARTS) chart.draw(state.series, span);
+  for (const chart of CHARTS) {
+    chart.say(state);
+    chart.draw(state.series, span);
+  }
   showRequests(state.requests);
   document.documentElement.dataset.shown = `${state.series.length}`;
 }

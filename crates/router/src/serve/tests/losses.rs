@@ -153,7 +153,7 @@ async fn a_device_failure_is_retried_and_a_client_failure_is_not() {
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
-    assert!(!text.contains("tasuki_failures_total{kind=\"device\"}"));
+    assert!(text.contains("tasuki_failures_total{kind=\"device\"} 0\n"));
 }
 
 #[tokio::test]
