@@ -11,7 +11,7 @@ import pytest
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-@pytest.mark.parametrize("rule", ["step_sizes", "prompt_shares", "prompt_rates"])
+@pytest.mark.parametrize("rule", ["step_sizes", "prompt_shares", "prompt_rates", "worker_steps"])
 def test_the_simulator_is_tested_with_this_rule(rule: str, monkeypatch: pytest.MonkeyPatch):
     """`crates/sim/src/worker/chunks.rs` copies the rule and is tested with the same file."""
     monkeypatch.setattr(sys, "path", [str(GOLDEN), *sys.path])

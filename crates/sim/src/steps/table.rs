@@ -33,6 +33,10 @@ pub enum TableError {
     NoTime { what: &'static str },
 }
 
+/// Of a step that computes one prompt from its beginning, what remains at least if its tokens are
+/// those of many prompts that attend to almost nothing.
+const LEAST_WITHOUT_ATTENTION: f64 = 0.5;
+
 /// Times between points are interpolated, beyond the last ones extrapolated, each linearly. A step
 /// with more in it takes no less time: where it was measured so, the points are averaged, since what
 /// disturbed the measurement must not make large steps free.
@@ -81,10 +85,16 @@ impl StepTable {
             seconds += self.decode.at(context, work.sequences);
         }
         if work.prompt_tokens > 0.0 {
-            // Several prompts count as one that attends to as much.
+            // Several prompts count as one that attends to as much. Short ones attend to less
+            // than one of their tokens from its beginning, as if it began before its first token.
             let tokens = work.prompt_tokens;
-            let context = ((work.prompt_squares / tokens - tokens) / 2.0).max(0.0);
-            let alone_s = self.prefill.at(context, tokens);
+            let context = (work.prompt_squares / tokens - tokens) / 2.0;
+            let alone_s = self.prefill.at(context.max(0.0), tokens);
+            let least_s = LEAST_WITHOUT_ATTENTION * alone_s;
+            let alone_s = match context < 0.0 {
+                true => self.prefill.at(context, tokens).clamp(least_s, alone_s),
+                false => alone_s,
+            };
             let shared_s = if work.sequences > 0.0 {
                 self.prompt_step_s
             } else {
@@ -266,6 +276,38 @@ mod tests {
         };
         // The step's own second is the intercept of the first line.
         assert_eq!(table().step_s(&beside), 1.0 + 2.5 - 1.0);
+    }
+
+    #[test]
+    fn short_prompts_attend_to_less_than_a_long_one_of_their_tokens() {
+        let prefill = [
+            (100.0, 0.0, 2.0),
+            (200.0, 0.0, 4.0),
+            (100.0, 100.0, 3.0),
+            (200.0, 100.0, 6.0),
+        ];
+        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
+            tokens,
+            context,
+            seconds,
+        });
+        let decode = [(1.0, 1.0), (2.0, 1.0)].map(|(batch, seconds)| DecodeRow {
+            batch,
+            context: 100.0,
+            seconds,
+        });
+        let table = StepTable::new(&prefill, &decode).unwrap();
+        let prompts = |count: f64, tokens: f64| {
+            table.step_s(&Work {
+                prompt_tokens: count * tokens,
+                prompt_squares: count * tokens * tokens,
+                ..Work::default()
+            })
+        };
+        assert_eq!(prompts(1.0, 200.0), 4.0);
+        // Each attends to 50 tokens on average, 50 less than those of one prompt of 200.
+        assert_eq!(prompts(2.0, 100.0), 3.0);
+        assert!((prompts(200.0, 1.0) - 2.01).abs() < 1e-9);
     }
 
     #[test]

@@ -33,11 +33,22 @@ pub struct PromptRates {
 }
 
 impl PromptRates {
-    /// Of a worker that has served a few requests.
+    /// Of a worker that has served a few requests, alone and beside each other.
     pub fn warmed_up(steps: &StepModel) -> Self {
+        let decode = Work {
+            sequences: 1.0,
+            kv_tokens: WARM_TOKENS,
+            ..Work::default()
+        };
+        let both = Work {
+            prompt_tokens: WARM_TOKENS,
+            prompt_squares: WARM_TOKENS * WARM_TOKENS,
+            ..decode
+        };
+        let beside_s = steps.step_s(&both) - steps.step_s(&decode);
         Self {
             alone_per_s: WARM_TOKENS / steps.prompt_s(WARM_TOKENS).max(1e-9),
-            beside_token_s: None,
+            beside_token_s: Some(beside_s.max(0.0) / WARM_TOKENS),
         }
     }
 

@@ -36,8 +36,11 @@ pub struct Limits {
     pub prefix_caching: bool,
     /// So long before a step ends the next one is planned; what comes later is not part of it.
     pub lead_s: f64,
-    /// From a request's arrival at an idle worker to its first step.
+    /// From a request's arrival at an idle worker to its first step. What comes meanwhile is part of
+    /// the next one.
     pub launch_s: f64,
+    /// To read a request: those of a burst come one after another.
+    pub receive_s: f64,
 }
 
 impl Limits {
@@ -55,6 +58,7 @@ impl Limits {
             prefix_caching: true,
             lead_s: 1.5e-3,
             launch_s: 1.5e-3,
+            receive_s: 1e-4,
         }
     }
 

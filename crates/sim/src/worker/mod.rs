@@ -81,6 +81,8 @@ pub struct Worker {
     /// Changes with `next`.
     pub turn_number: u32,
     ages: u64,
+    /// When the last leg was read.
+    received: Time,
     applied_legs: u64,
     generating: u32,
     pub(crate) told: Vec<Told>,
@@ -133,6 +135,7 @@ impl Worker {
             next: Time::NEVER,
             turn_number: 0,
             ages: 0,
+            received: Time::ZERO,
             applied_legs: 0,
             generating: 0,
             told: Vec::new(),
@@ -156,8 +159,11 @@ impl Worker {
         &mut self.sequences[seq as usize]
     }
 
-    /// A leg arrives at `at`, which may be a little later than now.
+    /// A leg arrives at `at`, which may be a little later than now. It is read after those that
+    /// came before it.
     pub fn submit(&mut self, leg: NewLeg, at: Time) -> SeqId {
+        let at = at.max(self.received.plus_s(self.config.limits.receive_s));
+        self.received = at;
         self.ages += 1;
         self.applied_legs = leg.number;
         let kind = leg.kind;
@@ -221,8 +227,9 @@ impl Worker {
     /// in `told`.
     pub fn turn(&mut self, now: Time) {
         self.told.clear();
+        let was_idle = self.flight.is_none();
         self.land(now);
-        self.take_off(now);
+        self.take_off(now, was_idle);
         self.next = self.flight.as_ref().map_or(self.next_wake(now), |f| f.ends);
         self.turn_number = self.turn_number.wrapping_add(1);
         let blocks = self.config.limits.num_blocks - self.pool.available();
@@ -240,8 +247,8 @@ impl Worker {
     fn next_wake(&self, now: Time) -> Time {
         let waiting = self.waiting.iter().map(|&seq| self.sequence(seq).ready);
         let times = waiting.chain(self.arriving.iter().map(|(at, _)| *at));
-        let next = times.filter(|at| *at > now).min();
-        next.map_or(Time::NEVER, |at| at.plus_s(self.config.limits.launch_s))
+        let times = times.map(|at| at.plus_s(self.config.limits.launch_s));
+        times.filter(|at| *at > now).min().unwrap_or(Time::NEVER)
     }
 
     /// Whether a report is due though no router's request has anything new.

@@ -198,9 +198,10 @@ impl Worker {
         self.free.push(seq);
     }
 
-    /// Plans the next flight.
-    pub(super) fn take_off(&mut self, now: Time) {
-        let seen = now.minus_s(self.config.limits.lead_s);
+    /// Plans the next flight. `was_idle`: none ended now.
+    pub(super) fn take_off(&mut self, now: Time, was_idle: bool) {
+        let limits = &self.config.limits;
+        let (lead, launch) = (now.minus_s(limits.lead_s), now.minus_s(limits.launch_s));
         self.join_pulled(now);
         let mut flight = Flight {
             began: now,
@@ -215,11 +216,12 @@ impl Worker {
         flight.work.sequences = f64::from(count);
         flight.work.kv_tokens = kv_tokens as f64;
         if !self.waiting.is_empty() || !self.prefilling.is_empty() {
-            // An idle worker has nothing to be late for.
-            let seen = if count == 0 && self.prefilling.is_empty() {
-                now
-            } else {
-                seen
+            // An idle worker wakes for the first one and plans at once; one that has just become
+            // idle has nothing to be late for.
+            let seen = match (was_idle, count == 0 && self.prefilling.is_empty()) {
+                (true, _) => launch,
+                (false, true) => now,
+                (false, false) => lead,
             };
             self.plan_prompts(&mut flight, seen, now, !preempted);
         }

@@ -10,6 +10,8 @@ use super::{Limits, NewLeg, SeqId, Stage, Told, Worker, WorkerConfig};
 use crate::steps::StepModel;
 use crate::time::Time;
 
+mod steps;
+
 /// A decode step takes 10 ms and a prompt token 0.1 ms.
 fn worker(limits: Limits) -> Worker {
     let rates = Rates {
@@ -34,6 +36,7 @@ fn limits() -> Limits {
     Limits {
         itl_target_s: None,
         launch_s: 0.0,
+        receive_s: 0.0,
         lead_s: 0.0,
         block_size: 16,
         max_batched_tokens: 512,
@@ -113,6 +116,25 @@ fn a_prompt_that_comes_while_others_decode_joins_the_next_step() {
     // A step of 10 ms and 200 tokens of 0.1 ms, then a step of both.
     assert_eq!(all[..2], [(Told::First(1), 70), (Told::Finished(1), 80)]);
     assert_eq!(all[2], (Told::Finished(0), 1_030));
+}
+
+#[test]
+fn an_idle_worker_starts_with_the_first_prompt_of_a_burst() {
+    let mut worker = worker(Limits {
+        launch_s: 1e-3,
+        receive_s: 1e-4,
+        ..limits()
+    });
+    for _ in 0..3 {
+        worker.submit(leg(100, 2), Time::ZERO);
+    }
+    let all = told(&mut worker);
+    // 1 ms, a prompt of 10 ms; then a step of 10 ms and the two others.
+    let firsts = all
+        .iter()
+        .filter(|(told, _)| matches!(told, Told::First(_)));
+    let firsts: Vec<u64> = firsts.map(|(_, at)| *at).collect();
+    assert_eq!(firsts, [11, 41, 41]);
 }
 
 #[test]

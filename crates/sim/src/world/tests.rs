@@ -35,6 +35,7 @@ fn config(roles: &[Role]) -> Config {
         steps: Arc::new(StepModel::Rates(rates())),
         limits: Limits {
             launch_s: 0.0,
+            receive_s: 0.0,
             lead_s: 0.0,
             itl_target_s: None,
             ..Limits::gpu(2_000, 4_096)
