@@ -1,13 +1,15 @@
 """How far the simulator is off on this machine: measured and simulated in one run.
 
-    python benchmarks/simulator_accuracy_cpu.py               16 minutes, a quiet machine
+    python benchmarks/simulator_accuracy_cpu.py               21 minutes, a quiet machine
 
 A worker of SmolLM2 has the first core of this process, the client and the router the others: what
-the simulator does not know, that they take the worker's time, does not happen. The worker's steps
-are measured first, alone. Each load is then served in a closed loop, and at two shares of the rate
-that this reached, in turns, and simulated with the same requests, other ones in each turn. The file
-also has how far the turns' figures are apart (*spread*), and the share of time that the host took
-(*steal*).
+the simulator does not know, that they take the worker's time, does not happen. Each load is served
+in a closed loop, and at two shares of the rate that this reached, in turns, and simulated with the
+same requests, other ones in each turn. Before each load the steps are measured on the worker's
+core, while it is idle: the pace of a machine that others use changes within minutes, and a queue
+amplifies what the simulator is told wrong. The file also has how far the turns' figures are apart
+(*spread*), the share of time that the host took (*steal*), and how long the steps take against
+those of the first load (*pace*).
 """
 
 from __future__ import annotations
@@ -77,12 +79,11 @@ class OnThisMachine:
         self._folder, self._seconds, self._turns = folder, seconds, turns
         self._model = str(resolve_model(MODEL))
         self._steps = folder / "steps.json"
+        self._first_steps: list[float] = []  # times of the first table's points
         self._seeds = itertools.count(1)  # another for each run: no prompt is cached
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every load: closed loop, then the shares of its rate."""
-        command = [*TASUKI, "bench", "batch", "--steps", "--model", self._model]
-        run([*command, *words({**CPU_GRID, "output": self._steps})], self._own)
         with self._serving() as url:
             for lengths in CPU_LOADS.values():
                 name = "{input-tokens}:{output-tokens}".format_map(lengths)
@@ -97,6 +98,7 @@ class OnThisMachine:
 
     def _pairs(self, url: str, load: dict[str, Any]) -> list[Pair]:
         """The load's turns, measured and simulated; kept for `_row`."""
+        self._pace = self._measure_steps()
         self._measured: list[Pair] = []
         before, began = psutil.cpu_times().steal, time.monotonic()
         for _ in range(self._turns):
@@ -113,6 +115,16 @@ class OnThisMachine:
         self._steal = (psutil.cpu_times().steal - before) / passed
         return self._measured
 
+    def _measure_steps(self) -> float:
+        """Write the table of steps; how long they take, as a multiple of the first table's."""
+        command = [*TASUKI, "bench", "batch", "--steps", "--model", self._model]
+        run([*command, *words({**CPU_GRID, "output": self._steps})], self._own)
+        table = json.loads(self._steps.read_text())
+        steps = [row["seconds"] for kind in ("prefill", "decode") for row in table[kind]]
+        self._first_steps = self._first_steps or steps
+        ratios = [now / first for now, first in zip(steps, self._first_steps, strict=True)]
+        return statistics.geometric_mean(ratios)
+
     def _row(self, load: str) -> dict[str, Any]:
         spread = {
             metric: max(values) - min(values)
@@ -120,7 +132,7 @@ class OnThisMachine:
             if (values := [measured[metric] for measured, _ in self._measured])
         }
         found = row("", "1 mixed", load, self._measured)
-        return {**found, "spread": spread, "steal": self._steal}
+        return {**found, "spread": spread, "steal": self._steal, "pace": self._pace}
 
     @contextlib.contextmanager
     def _serving(self) -> Iterator[str]:
