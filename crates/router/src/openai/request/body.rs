@@ -16,6 +16,9 @@ use crate::error::ApiError;
 /// limit, so that the client has sent all and sees the 413 and no reset.
 const DISCARD_FACTOR: usize = 8;
 
+/// Of bodies that would have to be unpacked first.
+const COMPRESSIONS: [&str; 5] = ["gzip", "x-gzip", "deflate", "br", "zstd"];
+
 /// Bodies of this size are always taken; larger ones share [`BodyLimits::budget`].
 const FREE_BYTES: usize = 64 << 10;
 
@@ -79,6 +82,7 @@ impl BodyLimits {
         reading: &mut Reading,
     ) -> Result<(), ApiError> {
         let limit = self.max_bytes;
+        refuse_compressed(headers)?;
         let announced: Option<usize> = headers
             .get(header::CONTENT_LENGTH)
             .and_then(|value| value.to_str().ok()?.parse().ok());
@@ -128,6 +132,19 @@ impl BodyLimits {
             None => *held = Some(more),
         }
         Ok(())
+    }
+}
+
+/// # Errors
+/// `Invalid`: the body would be read as text, and be none.
+fn refuse_compressed(headers: &HeaderMap) -> Result<(), ApiError> {
+    let coding = headers.get(header::CONTENT_ENCODING);
+    let coding = coding.and_then(|value| value.to_str().ok());
+    match coding.filter(|coding| COMPRESSIONS.contains(&coding.trim())) {
+        None => Ok(()),
+        Some(coding) => Err(malformed(format!(
+            "The request body has the Content-Encoding {coding}; send it uncompressed."
+        ))),
     }
 }
 
@@ -242,6 +259,22 @@ mod tests {
         );
         let error = read(&limits, Body::from(vec![1; 65])).await.unwrap_err();
         assert!(error.to_string().contains("more than 64"));
+    }
+
+    #[tokio::test]
+    async fn a_compressed_body_is_refused_by_its_coding() {
+        let limits = BodyLimits::new(1 << 10, LONG);
+        for (coding, taken) in [("gzip", false), ("zstd", false), ("identity", true)] {
+            let value = axum::http::HeaderValue::from_static(coding);
+            let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, value)]);
+            match limits.read(&headers, Body::from("{}")).await {
+                Ok(_) => assert!(taken, "{coding}"),
+                Err(error) => {
+                    let says = format!("the Content-Encoding {coding}; send it uncompressed");
+                    assert!(!taken && error.to_string().contains(&says), "{error}");
+                }
+            }
+        }
     }
 
     #[tokio::test]

@@ -100,7 +100,7 @@ fn logit_bias(
         return Ok(std::collections::HashMap::new());
     };
     count("logit_bias", biases.len(), validate::MAX_LOGIT_BIASES)?;
-    biases
+    let checked = biases
         .iter()
         .map(|(token, bias)| {
             let id: i64 = token.parse().map_err(|_| {
@@ -113,7 +113,14 @@ fn logit_bias(
             let bias = number("logit_bias", Some(*bias), &validate::LOGIT_BIAS)?;
             Ok((id, or_default(bias, None, 0.0)))
         })
-        .collect()
+        .collect::<Result<std::collections::HashMap<_, _>, ApiError>>()?;
+    if checked.len() < biases.len() {
+        return Err(ApiError::invalid(
+            "logit_bias",
+            "logit_bias has a token twice, written in two ways.",
+        ));
+    }
+    Ok(checked)
 }
 
 fn stop_token_ids(fields: &CommonFields, model: ModelSampling<'_>) -> Result<Vec<u32>, ApiError> {
@@ -189,6 +196,7 @@ mod tests {
             (r#"{"logit_bias":{"10":1}}"#, "10"),
             (r#"{"logit_bias":{"x":1}}"#, "x"),
             (r#"{"logit_bias":{"1":101}}"#, "101"),
+            (r#"{"logit_bias":{"1":1,"01":2}}"#, "twice"),
         ] {
             let name = json.split('"').nth(1).unwrap();
             let error = params(json).unwrap_err();
