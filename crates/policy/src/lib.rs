@@ -14,4 +14,4 @@ pub use error::NoPlacement;
 pub use placement::{Choosing, Placement, WorkerIndex};
 pub use policy::{Policy, PolicyKind};
 pub use simple::{Rule, SimplePolicy};
-pub use why::{Cost, Why};
+pub use why::{Cost, Other, Why};

@@ -17,15 +17,30 @@ impl Cost {
     }
 }
 
+/// What the best placement of the other kind costs, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Other {
+    Exactly(f64),
+    /// No placement of that kind can be cheaper than that, so none was looked for.
+    AtLeast(f64),
+}
+
+impl Other {
+    pub fn seconds(&self) -> f64 {
+        match *self {
+            Self::Exactly(s) | Self::AtLeast(s) => s,
+        }
+    }
+}
+
 /// The costs that the placement compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Why {
     pub chosen: Cost,
     /// Prefill and decode are on two workers.
     pub is_split: bool,
-    /// The best placement of the other kind, if one was compared. Where no pair can be cheaper
-    /// than one worker, pairs are not compared.
-    pub other_s: Option<f64>,
+    /// `None`: there is no placement of the other kind.
+    pub other: Option<Other>,
 }
 
 impl Display for Why {
@@ -49,7 +64,10 @@ impl Display for Why {
             write!(f, ", handoff {:.1}", handoff_s * 1e3)?;
         }
         write!(f, ", decode {:.1})", decode_s * 1e3)?;
-        self.other_s
-            .map_or(Ok(()), |s| write!(f, "; {other} {:.1} ms", s * 1e3))
+        match self.other {
+            Some(Other::Exactly(s)) => write!(f, "; {other} {:.1} ms", s * 1e3),
+            Some(Other::AtLeast(s)) => write!(f, "; {other} at least {:.1} ms", s * 1e3),
+            None => Ok(()),
+        }
     }
 }

@@ -261,7 +261,12 @@ impl Member {
 
 impl Group {
     fn is_empty(&self) -> bool {
-        self.free_slots.len() == self.members.len()
+        self.len() == 0
+    }
+
+    /// Workers, ready or not.
+    pub fn len(&self) -> usize {
+        self.members.len() - self.free_slots.len()
     }
 
     /// Whether the slot is that of this worker, apart from its load and health.

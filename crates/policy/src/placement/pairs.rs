@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use tasuki_core::{CostModel, RequestView, WorkerId};
 
 use super::Placement;
-use crate::{Cost, Why};
+use crate::{Cost, Other, Why};
 
 /// A worker and what one half of the request costs there.
 #[derive(Debug, Clone, Copy)]
@@ -188,7 +188,7 @@ impl Pair {
             why: Some(Why {
                 chosen,
                 is_split: true,
-                other_s: one.map(|one| one.cost_s),
+                other: one.map(|one| Other::Exactly(one.cost_s)),
             }),
         }
     }

@@ -6,7 +6,7 @@ use super::able::{Able, Domain, able_groups, no_pair};
 use super::index::{Member, Place, WorkerIndex};
 use super::pairs::{Handoffs, Offer, Pair, Tie};
 use super::{Choosing, Placement};
-use crate::{Cost, NoPlacement, Policy, Why};
+use crate::{Cost, NoPlacement, Other, Policy, Why};
 
 impl Policy for WorkerIndex {
     fn update(&mut self, model: ModelId, worker: &WorkerView) {
@@ -71,6 +71,7 @@ impl<'a> Search<'a> {
             return one.map(|one| self.on_one(one, None));
         }
         let mut two: Option<Pair> = None;
+        let mut least_s = f64::INFINITY;
         for (at, able) in self.able.iter().enumerate() {
             let before = &self.able[..at];
             let new = before.iter().all(|known| known.domain != able.domain);
@@ -78,19 +79,33 @@ impl<'a> Search<'a> {
                 continue;
             };
             let floor_s = self.floor_s(domain);
-            if one.is_none_or(|one| floor_s < one.cost_s) {
+            let may_be_cheaper = one.is_none_or(|one| floor_s < one.cost_s);
+            if may_be_cheaper {
                 two = Pair::cheaper(two, self.pair(domain, avoid));
+            } else if self.workers_of(domain) > 1 {
+                least_s = least_s.min(floor_s);
             }
         }
         match (one, two) {
             (Some(one), Some(two)) if two.cost_s < one.cost_s => Some(two.placement(Some(one))),
-            (Some(one), two) => Some(self.on_one(one, two)),
+            (Some(one), two) => {
+                let floor = least_s.is_finite().then_some(Other::AtLeast(least_s));
+                let compared = two.map(|two| Other::Exactly(two.cost_s));
+                Some(self.on_one(one, compared.or(floor)))
+            }
             (None, two) => two.map(|two| two.placement(None)),
         }
     }
 
-    /// One worker is chosen, and not `two`.
-    fn on_one(&self, one: Offer, two: Option<Pair>) -> Placement {
+    /// How many workers a domain has, those included that are not ready.
+    fn workers_of(&self, domain: Domain) -> usize {
+        let able = self.able.iter();
+        let of_domain = able.filter(|able| able.domain == Some(domain));
+        of_domain.map(|able| able.group.len()).sum()
+    }
+
+    /// One worker is chosen, and not two of `other`.
+    fn on_one(&self, one: Offer, other: Option<Other>) -> Placement {
         let place = self.index.place_of(one.id);
         let prefill_s = place.and_then(|place| self.able_at(place));
         let prefill_s = prefill_s.map_or(0.0, |(able, member)| {
@@ -108,7 +123,7 @@ impl<'a> Search<'a> {
             why: Some(Why {
                 chosen,
                 is_split: false,
-                other_s: two.map(|two| two.cost_s),
+                other,
             }),
         }
     }

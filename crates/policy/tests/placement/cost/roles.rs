@@ -1,9 +1,9 @@
 //! Roles and costs: who is asked for which half, and whether a request is split.
 
-use tasuki_core::{Health, RequestView, Role};
-use tasuki_policy::NoPlacement;
+use tasuki_core::{CostModel, Health, RequestView, Role};
+use tasuki_policy::{Choosing, NoPlacement, Policy};
 
-use super::{choose, pair, strict_pair};
+use super::{choose, index, pair, strict_pair};
 use crate::fleets::{domain, worker};
 
 #[test]
@@ -39,6 +39,33 @@ fn the_cost_outweighs_a_role() {
     let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
     workers[1].load.waiting_prefill_tokens = 50_000;
     assert_eq!(pair(&workers, &request), (0, 0), "no queue is there");
+}
+
+#[test]
+fn over_a_slow_link_nothing_is_split_and_the_reason_is_said() {
+    let mut workers = [worker(0, Role::Decode), worker(1, Role::Prefill)];
+    let request = RequestView::new(500, 200);
+    let split = choose(&workers, &request, false, 0).expect("a placement");
+    assert!(split.why.is_some_and(|why| why.is_split));
+    for same_machine in [true, false] {
+        workers[0].machine = 1;
+        workers[1].machine = if same_machine { 1 } else { 2 };
+        let mut model = CostModel::default();
+        for _ in 0..50 {
+            model.links.learn(same_machine, 500, 3.0);
+        }
+        let how = Choosing {
+            model: &model,
+            strict_roles: false,
+            tie: 0,
+        };
+        let one = index(&workers).place(&request, how).expect("a placement");
+        assert!(one.is_whole(), "{one:?}");
+        let told = one.why.expect("costs were compared").to_string();
+        let (what, split) = told.split_once("; split ").expect(&told);
+        assert!(what.starts_with("colocated "), "{told}");
+        assert_eq!(split.starts_with("at least "), same_machine, "{told}");
+    }
 }
 
 #[test]

@@ -130,8 +130,8 @@ impl Both {
             } = why.chosen;
             assert!(prefill_s.min(handoff_s).min(decode_s) >= -1e-9, "{why:?}");
             assert!(
-                why.other_s
-                    .is_none_or(|other_s| other_s >= placement.cost_s),
+                why.other
+                    .is_none_or(|other| other.seconds() >= placement.cost_s),
                 "{why:?}"
             );
         }
