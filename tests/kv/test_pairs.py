@@ -31,7 +31,12 @@ def test_a_handoff_is_counted_with_its_engine_and_told_to_the_router(rig: Rig) -
     assert pair.bytes == 6 * decode.layout.block_bytes
     assert pair.pulls >= 1 and pair.descriptors >= 1
     assert pair.wire_s > 0 and pair.post_s > 0
-    assert pair.exposed_s == decode.ended["r.0"].timings.transfer_exposed_s
+    timings = decode.ended["r.0"].timings
+    assert pair.exposed_s == timings.transfer_exposed_s
+    assert (pair.post_s, pair.descriptors) == (
+        timings.transfer_post_s,
+        timings.transfer_descriptors,
+    )
     assert not pair.failures and not pair.reconnects
     assert not list(prefill.handoffs.counters.pairs), "it pulled nothing"
     rig.pump_until_idle()

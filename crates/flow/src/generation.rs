@@ -81,6 +81,8 @@ pub struct Timings {
     pub transfer_exposed: Duration,
     /// From the moment at which the decode worker learns of prefill's end to the last block read.
     pub transfer_tail: Duration,
+    /// Handing descriptors to the transport, of all ranks.
+    pub transfer_post: Duration,
     /// From the moment at which the decode worker may schedule to the second token.
     pub first_decode: Duration,
     /// From the first to the second token at the router, what neither of these is: messages
@@ -90,6 +92,8 @@ pub struct Timings {
     pub decode: Duration,
     pub total: Duration,
     pub transfer_bytes: u64,
+    /// Runs of adjacent blocks that were read.
+    pub transfer_descriptors: u64,
     pub cached_prompt_tokens: u32,
     /// Times the request was placed again after a fault or a preemption.
     pub replacements: u32,

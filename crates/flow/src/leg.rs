@@ -190,9 +190,13 @@ pub struct LegTimings {
     pub transfer_exposed: Duration,
     /// Decode: end of prefill received to last block read.
     pub transfer_tail: Duration,
+    /// Decode: handing descriptors to the transport, of all ranks.
+    pub transfer_post: Duration,
     /// Decode: may be scheduled to second token.
     pub first_decode: Duration,
     /// Second token to last.
     pub decode: Duration,
     pub transfer_bytes: u64,
+    /// Runs of adjacent blocks that were read.
+    pub transfer_descriptors: u64,
 }

@@ -380,6 +380,12 @@ pub struct LegTimings {
     /// decode: end of prefill received to last block read
     #[prost(double, tag = "11")]
     pub transfer_tail_s: f64,
+    /// decode: handing descriptors to the transport, of all ranks
+    #[prost(double, tag = "12")]
+    pub transfer_post_s: f64,
+    /// decode: runs of adjacent blocks that were read
+    #[prost(uint32, tag = "13")]
+    pub transfer_descriptors: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Load {

@@ -148,6 +148,8 @@ class LegTimings:
     transfer_bytes: int = 0
     transfer_blocks: int = 0
     prefix_blocks: int = 0
+    transfer_post_s: float = 0.0
+    transfer_descriptors: int = 0
 
 
 @dataclass(slots=True)

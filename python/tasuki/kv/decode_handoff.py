@@ -307,6 +307,8 @@ def _account(order: PullOrder, done: PullDone) -> None:
     handoff.last_done_s = max(handoff.last_done_s, done.finished_s)
     timings.transfer_bytes += done.moved_bytes
     timings.transfer_blocks += len(order.local)
+    timings.transfer_post_s += done.post_s
+    timings.transfer_descriptors += done.descriptors
     if handoff.first_posted_s is None or done.posted_s < handoff.first_posted_s:
         handoff.first_posted_s = done.posted_s
     timings.transfer_s = handoff.last_done_s - handoff.first_posted_s

@@ -12,6 +12,7 @@ pub struct PhaseSums {
     transfer: Duration,
     transfer_exposed: Duration,
     transfer_tail: Duration,
+    transfer_post: Duration,
     decode: Duration,
 }
 
@@ -22,6 +23,7 @@ impl PhaseSums {
         timings.transfer = timings.transfer.max(self.transfer);
         timings.transfer_exposed = timings.transfer_exposed.max(self.transfer_exposed);
         timings.transfer_tail = timings.transfer_tail.max(self.transfer_tail);
+        timings.transfer_post = timings.transfer_post.max(self.transfer_post);
         timings.decode = timings.decode.max(self.decode);
     }
 }
@@ -44,9 +46,11 @@ pub fn add(
         phases.transfer += leg.transfer;
         phases.transfer_exposed += leg.transfer_exposed;
         phases.transfer_tail += leg.transfer_tail;
+        phases.transfer_post += leg.transfer_post;
         phases.decode += leg.decode;
         phases.count_in(timings);
         timings.transfer_bytes += leg.transfer_bytes;
+        timings.transfer_descriptors += leg.transfer_descriptors;
         if timings.first_decode.is_zero() {
             timings.first_decode = leg.first_decode;
         }
@@ -93,6 +97,8 @@ mod tests {
             prefill: seconds(9.0),
             handshake: seconds(0.125),
             transfer: seconds(0.25),
+            transfer_post: seconds(0.125),
+            transfer_descriptors: 3,
             first_decode: seconds(0.5),
             decode: seconds(2.0),
             transfer_bytes: 100,
@@ -115,6 +121,8 @@ mod tests {
         assert_eq!(timings.first_decode, Duration::from_millis(500));
         assert_eq!(timings.decode, Duration::from_secs(4));
         assert_eq!(timings.transfer_bytes, 200);
+        assert_eq!(timings.transfer_post, Duration::from_millis(250));
+        assert_eq!(timings.transfer_descriptors, 6);
     }
 
     #[test]

@@ -309,9 +309,11 @@ fn timings(timings: &v1::LegTimings) -> LegTimings {
         transfer: seconds(timings.transfer_s),
         transfer_exposed: seconds(timings.transfer_exposed_s),
         transfer_tail: seconds(timings.transfer_tail_s),
+        transfer_post: seconds(timings.transfer_post_s),
         first_decode: seconds(timings.first_decode_s),
         decode: seconds(timings.decode_s),
         transfer_bytes: timings.transfer_bytes,
+        transfer_descriptors: timings.transfer_descriptors.into(),
     }
 }
 

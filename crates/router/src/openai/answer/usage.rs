@@ -33,7 +33,7 @@ impl Usage {
 }
 
 /// The phases of [`Timings`] under the names that clients see.
-fn phases(timings: &Timings) -> [(&'static str, Duration); 11] {
+fn phases(timings: &Timings) -> [(&'static str, Duration); 12] {
     [
         ("queue", timings.queue),
         ("prefill", timings.prefill),
@@ -42,6 +42,7 @@ fn phases(timings: &Timings) -> [(&'static str, Duration); 11] {
         ("transfer", timings.transfer),
         ("transfer_exposed", timings.transfer_exposed),
         ("transfer_tail", timings.transfer_tail),
+        ("transfer_post", timings.transfer_post),
         ("first_decode", timings.first_decode),
         ("messages", timings.messages),
         ("decode", timings.decode),
@@ -60,6 +61,10 @@ pub fn timings_json(timings: &Timings) -> serde_json::Value {
         object.insert(format!("{name}_ms"), milliseconds(duration).into());
     }
     object.insert("transfer_bytes".into(), timings.transfer_bytes.into());
+    object.insert(
+        "transfer_descriptors".into(),
+        timings.transfer_descriptors.into(),
+    );
     object.insert("replacements".into(), timings.replacements.into());
     object.insert(
         "prefill_worker".into(),
@@ -96,11 +101,13 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 transfer: a.transfer.max(b.transfer),
                 transfer_exposed: a.transfer_exposed.max(b.transfer_exposed),
                 transfer_tail: a.transfer_tail.max(b.transfer_tail),
+                transfer_post: a.transfer_post.max(b.transfer_post),
                 first_decode: a.first_decode.max(b.first_decode),
                 messages: a.messages.max(b.messages),
                 decode: a.decode.max(b.decode),
                 total: a.total.max(b.total),
                 transfer_bytes: a.transfer_bytes + b.transfer_bytes,
+                transfer_descriptors: a.transfer_descriptors + b.transfer_descriptors,
                 cached_prompt_tokens: a.cached_prompt_tokens + b.cached_prompt_tokens,
                 replacements: a.replacements + b.replacements,
                 prefill_worker,
@@ -120,6 +127,7 @@ mod tests {
             queue: Duration::from_micros(1500),
             total: Duration::from_millis(total_ms),
             transfer_bytes: 10,
+            transfer_descriptors: 2,
             prefill_worker: worker.to_owned(),
             ..Timings::default()
         }
@@ -143,6 +151,7 @@ mod tests {
         let merged = merge(vec![timings(20, "p0"), timings(30, "p1")]);
         assert_eq!(merged.total, Duration::from_millis(30));
         assert_eq!(merged.transfer_bytes, 20);
+        assert_eq!(merged.transfer_descriptors, 4);
         assert_eq!(merged.prefill_worker, "p1");
     }
 }

@@ -204,6 +204,7 @@ fn set_timings(span: &mut Span, timings: &LegTimings) {
         ("tasuki.transfer_s", timings.transfer),
         ("tasuki.transfer_exposed_s", timings.transfer_exposed),
         ("tasuki.transfer_tail_s", timings.transfer_tail),
+        ("tasuki.transfer_post_s", timings.transfer_post),
         ("tasuki.first_decode_s", timings.first_decode),
         ("tasuki.decode_s", timings.decode),
     ] {
@@ -211,8 +212,13 @@ fn set_timings(span: &mut Span, timings: &LegTimings) {
             span.set_attribute(KeyValue::new(name, duration.as_secs_f64()));
         }
     }
-    if timings.transfer_bytes > 0 {
-        let bytes = i64::try_from(timings.transfer_bytes).unwrap_or(i64::MAX);
-        span.set_attribute(KeyValue::new(names::TRANSFER_BYTES, bytes));
+    for (name, number) in [
+        (names::TRANSFER_BYTES, timings.transfer_bytes),
+        (names::TRANSFER_DESCRIPTORS, timings.transfer_descriptors),
+    ] {
+        if number > 0 {
+            let number = i64::try_from(number).unwrap_or(i64::MAX);
+            span.set_attribute(KeyValue::new(name, number));
+        }
     }
 }

@@ -50,3 +50,4 @@ pub const RESUMED_TOKENS: &str = "tasuki.leg.resumed_tokens";
 pub const LEG_END: &str = "tasuki.leg.end";
 pub const FAILURE: &str = "tasuki.failure.kind";
 pub const TRANSFER_BYTES: &str = "tasuki.transfer_bytes";
+pub const TRANSFER_DESCRIPTORS: &str = "tasuki.transfer_descriptors";

@@ -92,7 +92,9 @@ async fn split(sessions: &mut [Session]) {
     let timings = LegTimings {
         transfer_s: 0.002,
         transfer_exposed_s: 0.001,
+        transfer_post_s: 0.0005,
         transfer_bytes: 4_096,
+        transfer_descriptors: 3,
         decode_s: 0.125,
         ..Default::default()
     };
@@ -142,7 +144,9 @@ async fn a_split_request_is_one_trace_of_the_clients() {
     assert!(value(&prefill.attributes, "tasuki.transfer_bytes").is_none());
     assert_eq!(float(&decode, "tasuki.transfer_s"), 0.002);
     assert_eq!(float(&decode, "tasuki.transfer_exposed_s"), 0.001);
+    assert_eq!(float(&decode, "tasuki.transfer_post_s"), 0.0005);
     assert_eq!(number(&decode, "tasuki.transfer_bytes"), 4_096);
+    assert_eq!(number(&decode, "tasuki.transfer_descriptors"), 3);
     assert_eq!(float(&decode, "tasuki.decode_s"), 0.125);
 
     let placement = collector.span("tasuki.placement");
