@@ -20,6 +20,7 @@ from tables_of_cpu import (
     engine_ratios,
     engines,
     linkbench,
+    shaped_link,
     speculation,
     split_on_cpu,
 )
@@ -75,6 +76,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "handoff": handoff("handoff_nvlink"),
     "handoff-h100": handoff("handoff_nvlink_h100"),
     "linkbench": linkbench,
+    "shaped-link": shaped_link,
     "shapes": shapes,
     "shape-load": lambda: shape_load("llama-3-8b"),
     "expert-load": lambda: shape_load("qwen3-30b-a3b"),

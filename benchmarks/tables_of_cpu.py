@@ -98,6 +98,24 @@ def speculation() -> str:
     return source("speculation") + rows(heads, lines)
 
 
+def shaped_link() -> str:
+    """KV over links of fixed rates."""
+    result = load("shaped_link")
+    lines = [
+        [
+            f"{row['gigabits']:g} Gb/s",
+            row["transport"],
+            row["way"],
+            number(row["bytes_per_s"] * 8e-9, 2),
+            number(row["share"], 2),
+            number(row["socket_share"], 2),
+        ]
+        for row in result["rows"]
+    ]
+    heads = ("link", "transport", "way", "Gb/s", "of the link", "a socket, of the link")
+    return source("shaped_link") + rows(heads, lines)
+
+
 def linkbench() -> str:
     """The link between two processes of one machine."""
     lines, sources = [], []
