@@ -28,7 +28,7 @@ for name in (sys.argv[1], "torch", "nixl-cu13", "transformers"):
 PYTHON
   if [ "$kind" = kubernetes ]; then
     "$tools/kube-apiserver" --version
-    "$tools/etcd" --version | head -n 1
+    "$tools/etcd" --version | sed -n 1p
     echo "Helm $("$tools/helm" version --short), ${TASUKI_CLUSTER_NODES:-2} nodes"
   fi
 }
