@@ -4,8 +4,11 @@
 
 Workers are `crates/router/examples/fake_http_workers.rs`: prefill answers after 1 ms, decode
 streams 64 chunks, each written by itself. Ours and vllm-router serve them as vLLM workers (prefill
-first), ours and smg as SGLang workers (both legs at once). The router is pinned to the first core;
-workers and the load generator (`tasuki bench serve`) share the others.
+first), ours and smg as SGLang workers (both legs at once). Beside them is what no router can go
+below: `bare`, a relay that copies bytes between sockets and parses nothing
+(`crates/router/examples/bare_relay.rs`), without a pause between two reads of a stream and with one
+as long as ours (`bare, paused`). The router is pinned to the first core; workers and the load
+generator (`tasuki bench serve`) share the others.
 
 *cost*: requests per second of the router's processor time, user and system, with so many clients
 at once; *busy* is the share of the run in which it computed. Peers write each
@@ -43,7 +46,7 @@ from tasuki.bench.header import header, write_result
 from tasuki.models.fetch import resolve_model
 
 RESULT = ROOT / "benchmarks" / "results" / "router_vs_peers.json"
-PROGRAMS = ("--bin", "tasuki-router", "--example", "fake_http_workers")
+PROGRAMS = ("--bin", "tasuki-router", "--example", "fake_http_workers", "--example", "bare_relay")
 # Tokens of SmolLM2 for some 1.5 and 16 KB of text.
 PROMPTS = {"1.5 KB": 350, "16 KB": 3700}
 CLIENTS = (32, 128)
@@ -52,7 +55,15 @@ PACED_STEP_MS = 10.0
 OPEN_STEP_MS = 300.0
 READY_S = 60.0
 DEADLINE_S = 600.0
-ENGINES = {"tasuki": ("vllm", "sglang"), "vllm-router": ("vllm",), "smg": ("sglang",)}
+ENGINES = {
+    "tasuki": ("vllm", "sglang"),
+    "vllm-router": ("vllm",),
+    "smg": ("sglang",),
+    "bare": ("vllm",),
+    "bare, paused": ("vllm",),
+}
+OWN = ("tasuki", "bare", "bare, paused")  # not peers
+PAUSE_MS = 1.0  # of ours, between two reads of a stream
 
 
 class Bench:
@@ -91,6 +102,9 @@ class Bench:
             words += ["--max-connections", "20000", "--no-admission"]
             words += ["--worker", f"{engine}://{at['prefill']}?role=prefill"]
             words += ["--worker", f"{engine}://{at['decode']}?role=decode"]
+        elif name.startswith("bare"):
+            words += ["--prefill", at["prefill"], "--decode", at["decode"]]
+            words += ["--pause-ms", str(PAUSE_MS if name == "bare, paused" else 0.0)]
         elif name == "smg":
             words += ["launch", "--host", "127.0.0.1", "--pd-disaggregation", *peer]
             words += ["--prefill", f"http://{at['prefill']}", "8998"]
@@ -209,6 +223,7 @@ def main() -> None:
     programs = {"tasuki": folder / "tasuki-router"}
     given = {"smg": options.smg, "vllm-router": options.vllm_router}
     programs |= {name: path.absolute() for name, path in given.items() if path}
+    programs |= dict.fromkeys(("bare", "bare, paused"), folder / "examples" / "bare_relay")
     setups = [(name, engine) for name in programs for engine in ENGINES[name]]
     runs: list[dict[str, Any]] = []
 
@@ -233,7 +248,7 @@ def main() -> None:
         peers = [
             run["requests_per_s"]
             for run in runs
-            if run["router"] != "tasuki"
+            if run["router"] not in OWN
             and (run.get("prompt"), run.get("clients")) == ("1.5 KB", 32)
         ]
         rate = max(peers, default=1000.0) / 2
@@ -242,6 +257,8 @@ def main() -> None:
                 found = bench.latency(name, engine, rate, options.requests)
                 keep("latency", found, router=name, engine=engine)
             for name, engine in setups if options.streams else []:
+                if name.startswith("bare"):
+                    continue
                 keep(
                     "memory",
                     bench.memory(name, engine, options.streams),
