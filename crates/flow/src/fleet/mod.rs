@@ -225,7 +225,9 @@ impl FleetState {
         if let Some(placed) = placed {
             self.prefixes.on_settled(key.worker, &placed, None);
         }
-        let timings = timings.filter(|timings| timings.transfer_bytes > 0);
+        // The first one of a pair also waits until the two have met.
+        let usual = |of: &&LegTimings| of.transfer_bytes > 0 && of.handshake.is_zero();
+        let timings = timings.filter(usual);
         if let (Some((same_machine, tokens)), Some(timings)) = (handoff, timings) {
             let exposed = timings.transfer_exposed.max(SHORTEST_HANDOFF);
             self.costs

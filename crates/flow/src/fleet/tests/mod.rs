@@ -273,11 +273,22 @@ fn reported_steps_and_handoffs_teach_the_cost_model() {
         handoff: Some(Handoff::With(info("a").peer)),
         ..spec(LegKind::Decode, 100)
     };
-    for _ in 0..10 {
+    let first = LegTimings {
+        handshake: Duration::from_millis(200),
+        ..timings
+    };
+    let mut teach = |timings: &LegTimings| {
         let leg = fleet.on_dispatched(other, &decode).expect("a slot");
-        fleet.on_ended(other, leg, Some(&timings));
+        fleet.on_ended(other, leg, Some(timings));
+        handoff_s(&fleet)
+    };
+    for _ in 0..10 {
+        assert_eq!(teach(&first), before_s, "they met first");
     }
-    assert!(handoff_s(&fleet) > 10.0 * before_s, "a's host is not b's");
+    for _ in 0..9 {
+        teach(&timings);
+    }
+    assert!(teach(&timings) > 10.0 * before_s, "a's host is not b's");
 }
 
 #[test]
