@@ -62,8 +62,8 @@ ENGINES = {
     "bare": ("vllm",),
     "bare, paused": ("vllm",),
 }
-OWN = ("tasuki", "bare", "bare, paused")  # not peers
-PAUSE_MS = 1.0  # of ours, between two reads of a stream
+# The pause between two reads of a stream, ms; ours has at most the second one.
+BARE = {"bare": 0.0, "bare, paused": 1.0}
 
 
 class Bench:
@@ -102,9 +102,9 @@ class Bench:
             words += ["--max-connections", "20000", "--no-admission"]
             words += ["--worker", f"{engine}://{at['prefill']}?role=prefill"]
             words += ["--worker", f"{engine}://{at['decode']}?role=decode"]
-        elif name.startswith("bare"):
+        elif name in BARE:
             words += ["--prefill", at["prefill"], "--decode", at["decode"]]
-            words += ["--pause-ms", str(PAUSE_MS if name == "bare, paused" else 0.0)]
+            words += ["--pause-ms", str(BARE[name])]
         elif name == "smg":
             words += ["launch", "--host", "127.0.0.1", "--pd-disaggregation", *peer]
             words += ["--prefill", f"http://{at['prefill']}", "8998"]
@@ -223,7 +223,7 @@ def main() -> None:
     programs = {"tasuki": folder / "tasuki-router"}
     given = {"smg": options.smg, "vllm-router": options.vllm_router}
     programs |= {name: path.absolute() for name, path in given.items() if path}
-    programs |= dict.fromkeys(("bare", "bare, paused"), folder / "examples" / "bare_relay")
+    programs |= dict.fromkeys(BARE, folder / "examples" / "bare_relay")
     setups = [(name, engine) for name in programs for engine in ENGINES[name]]
     runs: list[dict[str, Any]] = []
 
@@ -248,7 +248,7 @@ def main() -> None:
         peers = [
             run["requests_per_s"]
             for run in runs
-            if run["router"] not in OWN
+            if run["router"] not in ("tasuki", *BARE)
             and (run.get("prompt"), run.get("clients")) == ("1.5 KB", 32)
         ]
         rate = max(peers, default=1000.0) / 2
@@ -256,15 +256,10 @@ def main() -> None:
             for name, engine in [("direct", "vllm"), *setups]:
                 found = bench.latency(name, engine, rate, options.requests)
                 keep("latency", found, router=name, engine=engine)
-            for name, engine in setups if options.streams else []:
-                if name.startswith("bare"):
-                    continue
-                keep(
-                    "memory",
-                    bench.memory(name, engine, options.streams),
-                    router=name,
-                    engine=engine,
-                )
+            for name, engine in setups:
+                if options.streams and name not in BARE:
+                    found = bench.memory(name, engine, options.streams)
+                    keep("memory", found, router=name, engine=engine)
     names = ("what", "router", "engine", "prompt", "clients")
     grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs:

@@ -47,9 +47,9 @@ def fuzz() -> str:
     return source("fuzz") + rows(("target", "cases", "first seed", "s", "peak memory, MB"), lines)
 
 
-def router_vs_peers(file: str = "router_vs_peers") -> str:
+def router_vs_peers() -> str:
     """The router and peers before the same HTTP workers."""
-    result = load(file)
+    result = load("router_vs_peers")
     named: dict[tuple[str, str], dict[tuple[str, ...], dict[str, float]]] = {}
     for row in result["medians"]:
         key = (row["what"], *(str(row[name]) for name in ("prompt", "clients") if name in row))
@@ -83,7 +83,7 @@ def router_vs_peers(file: str = "router_vs_peers") -> str:
         "p99",
         f"MB, {result['streams']:,} streams",
     )
-    return source(file) + rows(heads, lines)
+    return source("router_vs_peers") + rows(heads, lines)
 
 
 def placement() -> str:

@@ -252,12 +252,10 @@ mod tests {
     use axum::extract::Request;
     use serde_json::{Value, json};
     use tasuki_core::ModelId;
-    use tasuki_flow::AdmissionConfig;
-    use tasuki_policy::PolicyConfig;
     use tower::ServiceExt;
 
     use super::*;
-    use crate::workers::testing::{LocalWorker, ToWorker, local_info};
+    use crate::workers::testing::{LocalWorker, ToWorker, local_info, registry};
 
     async fn send(registry: &Arc<Registry>, request: Request) -> (u16, Value) {
         let response = routes(Arc::clone(registry)).oneshot(request);
@@ -285,12 +283,7 @@ mod tests {
 
     #[tokio::test]
     async fn workers_are_listed_drained_and_given_roles() {
-        let registry = Arc::new(Registry::new(
-            vec![Vec::new()],
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        ));
+        let registry = registry(0);
         assert_eq!(workers(&registry).await, json!([]));
         let worker = registry.add("a:1");
         let (status, body) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
@@ -347,12 +340,7 @@ mod tests {
 
     #[tokio::test]
     async fn wrong_orders_are_refused_by_name() {
-        let registry = Arc::new(Registry::new(
-            vec![Vec::new()],
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        ));
+        let registry = registry(0);
         registry.add("a:1");
         for (path, body, status, says) in [
             (

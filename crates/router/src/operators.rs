@@ -55,26 +55,16 @@ fn is_here(host: &HeaderValue) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use axum::body::Body;
-    use tasuki_flow::AdmissionConfig;
-    use tasuki_policy::PolicyConfig;
     use tower::ServiceExt;
 
     use super::*;
     use crate::metrics::Metrics;
     use crate::testing::{FakeGenerator, app};
-    use crate::workers::Registry;
+    use crate::workers::testing::registry;
 
     fn served() -> Router {
-        let registry = Arc::new(Registry::new(
-            vec![Vec::new()],
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        ));
-        registry.add("a:1");
+        let registry = registry(1);
         let metrics = Arc::new(Metrics::new(&registry));
         let source = dashboard::Source { registry, metrics };
         routes(source, app(Arc::new(FakeGenerator::saying(""))))

@@ -283,23 +283,15 @@ fn durations() -> Histogram {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
-    use tasuki_flow::AdmissionConfig;
     use tasuki_flow::Fleet as _;
-    use tasuki_policy::PolicyConfig;
 
     use super::*;
+    use crate::workers::testing::registry;
 
     #[test]
     fn a_phase_that_was_not_reported_is_not_counted() {
-        let none = workers::Registry::new(
-            Vec::new(),
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        );
-        let metrics = Metrics::new(&Arc::new(none));
+        let none = registry(0);
+        let metrics = Metrics::new(&none);
         metrics.finished(&Timings::default());
         let text = metrics.text();
         assert!(text.contains("phase=\"first_token\""), "{text}");
@@ -308,13 +300,8 @@ mod tests {
 
     #[test]
     fn what_alerts_watch_begins_at_zero() {
-        let none = workers::Registry::new(
-            Vec::new(),
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        );
-        let text = Metrics::new(&Arc::new(none)).text();
+        let none = registry(0);
+        let text = Metrics::new(&none).text();
         for series in [
             "tasuki_requests_total{outcome=\"failed\"}",
             "tasuki_requests_total{outcome=\"unavailable\"}",
@@ -326,13 +313,7 @@ mod tests {
 
     #[test]
     fn the_budget_of_retries_is_exported() {
-        let none = workers::Registry::new(
-            Vec::new(),
-            PolicyConfig::default(),
-            AdmissionConfig::default(),
-            Instant::now(),
-        );
-        let none = Arc::new(none);
+        let none = registry(0);
         let metrics = Metrics::new(&none);
         assert!(metrics.text().contains("tasuki_retry_waits_total 0\n"));
         while (&*none).may_retry() {}

@@ -134,10 +134,14 @@ impl Reports {
 
     /// The leg has output.
     pub fn output(&self, output: Output) {
+        self.output_at(output, Instant::now());
+    }
+
+    pub(super) fn output_at(&self, output: Output, now: Instant) {
         let Shared {
             registry, id, slot, ..
         } = &*self.0;
-        let (now, cached) = (Instant::now(), output.cached_prompt_tokens);
+        let cached = output.cached_prompt_tokens;
         let mut told = self.lock();
         told.uncounted += output.tokens.len();
         let waits = |counted: Instant| now.saturating_duration_since(counted) < COUNT_AFTER;

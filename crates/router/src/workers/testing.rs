@@ -3,11 +3,13 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tasuki_core::{Capabilities, ChunkScheme, HardwareClass, Identity, KvDomain, Role};
 use tasuki_flow::fleet::WorkerInfo;
-use tasuki_flow::{LegSpec, Peer};
+use tasuki_flow::{AdmissionConfig, LegSpec, Peer};
+use tasuki_policy::PolicyConfig;
 use tasuki_wire::v1::worker_server::{Worker, WorkerServer};
 use tasuki_wire::v1::{self, router_message, worker_message};
 use tokio::net::TcpListener;
@@ -22,6 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::link::{NewLeg, WorkerLink};
 use super::local_leg::LocalLeg;
+use super::registry::Registry;
 
 pub const TIME_LIMIT: Duration = Duration::from_secs(20);
 
@@ -41,6 +44,20 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
         }
     })
     .await;
+}
+
+/// A registry that knows so many workers, none of them connected.
+pub fn registry(workers: usize) -> Arc<Registry> {
+    let registry = Registry::new(
+        vec![Vec::new()],
+        PolicyConfig::default(),
+        AdmissionConfig::default(),
+        Instant::now(),
+    );
+    for _ in 0..workers {
+        registry.add("local:1");
+    }
+    Arc::new(registry)
 }
 
 /// A listening worker. Dropped: the port is closed, running sessions stay.

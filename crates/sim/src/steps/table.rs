@@ -221,6 +221,23 @@ fn rise(line: &mut [(f64, f64)]) {
 mod tests {
     use super::*;
 
+    /// Prompts: tokens, context, seconds. Decodes: sequences, context, seconds.
+    fn measured(prefill: &[(f64, f64, f64)], decode: &[(f64, f64, f64)]) -> StepTable {
+        let prompt = |&(tokens, context, seconds): &_| PrefillRow {
+            tokens,
+            context,
+            seconds,
+        };
+        let decodes = |&(batch, context, seconds): &_| DecodeRow {
+            batch,
+            context,
+            seconds,
+        };
+        let prefill: Vec<_> = prefill.iter().map(prompt).collect();
+        let decode: Vec<_> = decode.iter().map(decodes).collect();
+        StepTable::new(&prefill, &decode).unwrap()
+    }
+
     fn table() -> StepTable {
         let prefill = [
             (100.0, 0.0, 2.0),
@@ -228,23 +245,13 @@ mod tests {
             (100.0, 100.0, 2.5),
             (200.0, 100.0, 4.0),
         ];
-        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
-            tokens,
-            context,
-            seconds,
-        });
         let decode = [
             (1.0, 100.0, 1.0),
             (3.0, 100.0, 2.0),
             (1.0, 300.0, 2.0),
             (3.0, 300.0, 6.0),
         ];
-        let decode = decode.map(|(batch, context, seconds)| DecodeRow {
-            batch,
-            context,
-            seconds,
-        });
-        StepTable::new(&prefill, &decode).unwrap()
+        measured(&prefill, &decode)
     }
 
     #[test]
@@ -286,17 +293,7 @@ mod tests {
             (100.0, 100.0, 3.0),
             (200.0, 100.0, 6.0),
         ];
-        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
-            tokens,
-            context,
-            seconds,
-        });
-        let decode = [(1.0, 1.0), (2.0, 1.0)].map(|(batch, seconds)| DecodeRow {
-            batch,
-            context: 100.0,
-            seconds,
-        });
-        let table = StepTable::new(&prefill, &decode).unwrap();
+        let table = measured(&prefill, &[(1.0, 100.0, 1.0), (2.0, 100.0, 1.0)]);
         let prompts = |count: f64, tokens: f64| {
             table.step_s(&Work {
                 prompt_tokens: count * tokens,
@@ -312,23 +309,14 @@ mod tests {
 
     #[test]
     fn what_disturbed_a_measurement_makes_no_step_free() {
-        let decode = [(1.0, 1.0), (2.0, 5.0), (4.0, 2.0)].map(|(batch, seconds)| DecodeRow {
-            batch,
-            context: 100.0,
-            seconds,
-        });
+        let decode = [(1.0, 100.0, 1.0), (2.0, 100.0, 5.0), (4.0, 100.0, 2.0)];
         let prefill = [
             (100.0, 0.0, 3.0),
             (200.0, 0.0, 4.0),
             (100.0, 100.0, 1.0),
             (200.0, 100.0, 2.0),
         ];
-        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
-            tokens,
-            context,
-            seconds,
-        });
-        let table = StepTable::new(&prefill, &decode).unwrap();
+        let table = measured(&prefill, &decode);
         let decodes = |sequences: f64| {
             table.step_s(&Work {
                 sequences,

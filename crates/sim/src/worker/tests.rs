@@ -22,6 +22,10 @@ fn worker(limits: Limits) -> Worker {
         prompt_token_s: 1e-4,
         prompt_square_s: 0.0,
     };
+    worker_at(rates, limits)
+}
+
+fn worker_at(rates: Rates, limits: Limits) -> Worker {
     let config = WorkerConfig {
         role: Role::Mixed,
         host: 0,

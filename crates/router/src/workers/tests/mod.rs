@@ -5,27 +5,13 @@ mod registry;
 mod roles;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tasuki_core::WorkerView;
-use tasuki_flow::AdmissionConfig;
 use tasuki_flow::{LegKind, LegSpec};
-use tasuki_policy::PolicyConfig;
 
 use super::Registry;
-
-fn registry(workers: usize) -> Arc<Registry> {
-    let registry = Registry::new(
-        vec![Vec::new()],
-        PolicyConfig::default(),
-        AdmissionConfig::default(),
-        Instant::now(),
-    );
-    for _ in 0..workers {
-        registry.add("local:1");
-    }
-    Arc::new(registry)
-}
+use super::testing::registry;
 
 fn view(registry: &Registry, worker: usize) -> WorkerView {
     registry

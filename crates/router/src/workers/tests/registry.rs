@@ -1,15 +1,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tasuki_core::{FailureKind, ModelId, WorkerId};
+use tasuki_core::{FailureKind, ModelId, RequestView, WorkerId};
 use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer};
 use tokio::sync::mpsc;
 
 use super::super::connection::Joined;
 use super::super::legs::{Dispatched, Report};
+use super::super::local_leg::Reports;
 use super::super::registry::Registry;
 use super::super::testing::{LocalWorker, ToWorker, local_info};
 use super::{registry, spec, view};
@@ -22,20 +23,21 @@ fn joined(registry: &Registry) -> (Joined, LocalWorker) {
     (joined, worker)
 }
 
+fn finished() -> LegEnd {
+    LegEnd {
+        reason: LegEndReason::Finished,
+        failure: FailureKind::Device,
+        message: String::new(),
+        answer: None,
+        ticket: None,
+        timings: None,
+    }
+}
+
 /// A report of one leg's output, its end, or both.
 fn report(registry: &Registry, from: &Joined, output: Option<&str>, ended: Option<&str>) {
     let output = output.map(|name| (name.to_owned(), Output::default()));
-    let ended = ended.map(|name| {
-        let ended = LegEnd {
-            reason: LegEndReason::Finished,
-            failure: FailureKind::Device,
-            message: String::new(),
-            answer: None,
-            ticket: None,
-            timings: None,
-        };
-        (name.to_owned(), ended)
-    });
+    let ended = ended.map(|name| (name.to_owned(), finished()));
     let report = Report {
         load: None,
         exported: None,
@@ -138,6 +140,50 @@ fn a_report_finds_its_requests_beside_the_lock() {
     drop(held);
     assert_eq!(routed.len(), 1);
     assert!(matches!(&routed[0].input, Input::Output(from, _) if *from == leg));
+}
+
+#[test]
+fn a_part_of_a_stream_waits_for_no_lock_and_is_counted_in_the_end() {
+    let registry = registry(1);
+    let (joined, _worker) = joined(&registry);
+    let start = registry.since_start(Instant::now());
+    for _ in 0..100 {
+        let view = RequestView::new(10, 300);
+        registry.lock().fleet.on_arrival(&view, start);
+    }
+    let (sender, _inbox) = mpsc::unbounded_channel();
+    let leg = LegId {
+        worker: joined.key,
+        attempt: 0,
+    };
+    registry.dispatch(leg, "r.0".to_owned(), spec(LegKind::Colocated), &sender);
+    let slot = joined.legs.lock()["r.0"].slot;
+    let reports = Reports::new(Arc::clone(&registry), leg, slot, "r.0");
+    let tokens = |count| Output {
+        tokens: vec![1; count],
+        ..Output::default()
+    };
+    let now = Instant::now();
+    reports.output_at(tokens(1), now);
+    let held = registry.lock();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let streaming = reports.clone();
+    let thread = std::thread::spawn(move || {
+        streaming.output_at(tokens(199), now + Duration::from_millis(99));
+        let _ = done.send(());
+    });
+    let went_on = is_done.recv_timeout(Duration::from_secs(20));
+    drop(held);
+    thread.join().expect("it ended");
+    assert!(went_on.is_ok(), "it waited for the lock");
+    reports.end(finished());
+    let demand = registry.lock();
+    let lengths = demand
+        .fleet
+        .demand(ModelId(0))
+        .and_then(|known| known.lengths(start));
+    let output_tokens = lengths.expect("a demand").output_tokens;
+    assert!((output_tokens - 200.0).abs() < 1e-9, "{output_tokens}");
 }
 
 #[test]

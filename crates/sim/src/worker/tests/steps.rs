@@ -60,23 +60,17 @@ fn worker_of(case: &Case) -> Worker {
         prompt_token_s: case.rates.prompt_token_s,
         prompt_square_s: 0.0,
     };
-    let config = WorkerConfig {
-        role: Role::Mixed,
-        host: 0,
-        class: "test".into(),
-        steps: Arc::new(StepModel::Rates(rates)),
-        limits: Limits {
-            num_blocks: case.num_blocks,
-            max_model_len: 1_024,
-            max_batched_tokens: case.max_batched_tokens,
-            max_running_requests: case.max_running_requests,
-            itl_target_s: case.itl_target_s,
-            launch_s: case.launch_s,
-            receive_s: 0.0,
-            ..Limits::cpu(2, 2)
-        },
+    let limits = Limits {
+        num_blocks: case.num_blocks,
+        max_model_len: 1_024,
+        max_batched_tokens: case.max_batched_tokens,
+        max_running_requests: case.max_running_requests,
+        itl_target_s: case.itl_target_s,
+        launch_s: case.launch_s,
+        receive_s: 0.0,
+        ..Limits::cpu(2, 2)
     };
-    Worker::new(config, true, false)
+    worker_at(rates, limits)
 }
 
 /// The worker's steps with prompts, and the times of each request's first and last token.
