@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from table_parts import load, number, rows, source
@@ -67,7 +67,7 @@ ON_CPU = {
     "tpot_mean_ms": "TPOT mean",
     "itl_p99_ms": "ITL p99",
 }
-WORST, NEAR_MS = 0.2, 5.0  # errors that are small enough, by either
+WORST, NEAR_MS, SPREADS = 0.2, 5.0, 1.5  # errors that are small enough, by any of them
 
 
 def simulator_accuracy_cpu() -> str:
@@ -88,29 +88,37 @@ def simulator_accuracy_cpu() -> str:
 
 def _is_near(row: Mapping[str, Any], name: str) -> bool:
     apart = abs(row["simulated"][name] - row["measured"][name])
-    return abs(row["error"][name]) <= WORST or (name.endswith("_ms") and apart <= NEAR_MS)
+    return (
+        abs(row["error"][name]) <= WORST
+        or (name.endswith("_ms") and apart <= NEAR_MS)
+        or apart <= SPREADS * row["spread"][name]
+    )
 
 
-def plan_regret() -> str:
-    """What the planner's choice lacks of the best measured topology."""
-    result = load("plan_regret")
-    lines = []
-    for verdict in result["verdicts"]:
-        measured, simulated = verdict["measured"], verdict["simulated"]
-        goodput = (
-            f"{name}: {number(good)} ({number(simulated[name])})" if name in simulated else name
-            for name, good in measured.items()
-        )
-        lines.append(
-            [
-                verdict["load"],
-                verdict["objectives"],
-                verdict["recommended"],
-                verdict["best"],
-                f"{100 * verdict['regret']:.0f}%",
-                f"{100 * verdict['regret_random']:.0f}%",
-                ", ".join(goodput),
-            ]
-        )
-    heads = ("load", "objectives", "planned", "best", "regret", "of a random choice", "goodput/s")
-    return source("plan_regret") + rows(heads, lines)
+def plan_regret(name: str) -> Callable[[], str]:
+    """What the planner's choice lacks of the best measured topology, from one result file."""
+
+    def table() -> str:
+        lines = []
+        for verdict in load(name)["verdicts"]:
+            measured, simulated = verdict["measured"], verdict["simulated"]
+            goodput = (
+                f"{design}: {number(good)}"
+                + (f" ({number(simulated[design])})" if design in simulated else "")
+                for design, good in measured.items()
+            )
+            lines.append(
+                [
+                    verdict["load"],
+                    verdict["objectives"],
+                    verdict["recommended"],
+                    verdict["best"],
+                    f"{100 * verdict['regret']:.0f}%",
+                    f"{100 * verdict['regret_random']:.0f}%",
+                    ", ".join(goodput),
+                ]
+            )
+        heads = ("load", "objectives", "planned", "best", "regret", "of a random choice")
+        return source(name) + rows((*heads, "goodput/s"), lines)
+
+    return table

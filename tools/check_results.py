@@ -43,9 +43,6 @@ OLD = {
         "c691426ad6f09eba85995f9be4b4b6a6d554a340b986d8ea81af57e031537a8f"
     ),
     "peers_2xh200.json": ("f7b502a651e2546bc8b6cfab860ca3da3a5caa9b50221ed2a603154b973f00da"),
-    "serve_mixed_and_decode.json": (
-        "0b90e96c779171c7eac9948069b4c2d3e9cd845215a47140ef5c9faebb710f95"
-    ),
     "serve_w1_w2.json": ("8e936430131d30ef9e44dc9e60df2f96198098a1567bb7b93b4c37f524bd18c7"),
     "split_vs_colocated.json": ("70a1e5559785639c98c03a6f8a96a237f61d116018aeb0162161dd310289eeb4"),
 }
