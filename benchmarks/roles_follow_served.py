@@ -1,0 +1,182 @@
+"""Roles that follow the load, against every static topology, on real workers.
+
+    python benchmarks/roles_follow_served.py                  SmolLM2, two workers on a CPU
+    python benchmarks/roles_follow_served.py --gpus 2         Qwen3-4B's shape, random weights
+    python benchmarks/roles_follow_served.py --gpus 2 --tiny  the second form's code, on any machine
+
+`roles_follow.py` does the same in simulated time with more loads, workers and deciders. Here
+`tasuki serve` is started once for each topology with strict roles, and twice with `--roles follow`:
+as all mixed and as a split. All get the same trace: W1, W2 and their mixture, a phase each, at
+rates that the best of them can just serve. A request is good if it meets both objectives; goodput
+counts good requests by when they were due, the first seconds of a phase included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from programs import ROOT
+from roles_follow import KINDS, RATES, TPOT_S, TTFT_S, compared, topologies
+
+sys.path.append(str(Path(__file__).with_name("gpu")))
+from shapes import QWEN3_4B, TINY, write_model
+
+from tasuki.bench.arguments import words
+from tasuki.bench.header import header, write_result
+from tasuki.bench.serving import Serving
+from tasuki.launch.config import Topology
+from tasuki.models.fetch import resolve_model
+
+TASUKI = (sys.executable, "-m", "tasuki")
+RESULT = ROOT / "benchmarks" / "results" / "roles_follow_served.json"
+PHASES = ("w1", "w2", "mixture")
+WARM_S = 5.0
+CHANGED = "changes a role"  # in the router's log
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Kinds of requests by phase, how many come in a second, objectives in seconds."""
+
+    kinds: Mapping[str, Any]
+    rates: Mapping[str, float]
+    ttft_s: float
+    tpot_s: float
+
+
+_W1 = {"input": [9, 183], "output": [6, 122]}
+_W2 = {"input": [320, 960], "output": [8, 24]}
+ON_CPU = Load(
+    {
+        "w1": [{"weight": 1, **_W1}],
+        "w2": [{"weight": 1, **_W2}],
+        "mixture": [{"weight": 3, **_W1}, {"weight": 1, **_W2}],
+    },
+    {"w1": 11.0, "w2": 3.5, "mixture": 7.0},
+    ttft_s=2.0,
+    tpot_s=0.1,
+)
+ON_GPUS = Load(KINDS, {kind: 2 * rate for kind, rate in RATES.items()}, TTFT_S, TPOT_S)
+
+
+def write_trace(path: Path, load: Load, phase_s: float) -> None:
+    """One phase after another, Poisson within each, in Mooncake's format."""
+    draw = random.Random(4711)
+    with path.open("w") as file:
+        for number, phase in enumerate(PHASES):
+            kinds, at = load.kinds[phase], draw.expovariate(load.rates[phase])
+            while at < phase_s:
+                kind = draw.choices(kinds, [kind["weight"] for kind in kinds])[0]
+                line = {
+                    "timestamp": 1e3 * (number * phase_s + at),
+                    "input_length": draw.randint(*kind["input"]),
+                    "output_length": draw.randint(*kind["output"]),
+                    "hash_ids": [],
+                }
+                file.write(json.dumps(line) + "\n")
+                at += draw.expovariate(load.rates[phase])
+
+
+def cases() -> Iterator[tuple[str, Topology, str]]:
+    """Name, workers, `--roles`: the static ones first."""
+    for name, shape in topologies(2).items():
+        yield name, Topology(*shape), "fixed"
+    yield "follow, from mixed", Topology(0, 0, 2), "follow"
+    yield "follow, from split", Topology(1, 1, 0), "follow"
+
+
+def bench(url: str, said: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    """One run of `tasuki bench serve`; its result."""
+    command = [*TASUKI, "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
+    command += words({**said, "output": output})
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return dict(json.loads(output.read_text()))
+
+
+def by_phase(result: Mapping[str, Any], load: Load, phase_s: float) -> list[dict[str, Any]]:
+    """Goodput of each phase, and what its requests missed."""
+    found: list[dict[str, Any]] = [
+        {"load": phase, "sent": 0, "good": 0, "failed": 0, "late": 0, "slow": 0} for phase in PHASES
+    ]
+    fields = (result["requests"][key] for key in ("error", "due_s", "first_s", "end_s"))
+    tokens = result["requests"]["output_tokens"]
+    for error, due, first, end, count in zip(*fields, tokens, strict=True):
+        row = found[min(int(due / phase_s), len(PHASES) - 1)]
+        row["sent"] += 1
+        if error or first is None:
+            row["failed"] += 1
+        elif first - due > load.ttft_s:
+            row["late"] += 1
+        elif (end - first) / max(count - 1, 1) > load.tpot_s:
+            row["slow"] += 1
+        else:
+            row["good"] += 1
+    return [{**row, "goodput": row["good"] / phase_s} for row in found]
+
+
+def measured(options: argparse.Namespace, load: Load, scratch: Path) -> Iterator[dict[str, Any]]:
+    """Every case with the whole trace."""
+    trace = scratch / "trace.jsonl"
+    write_trace(trace, load, options.phase_s)
+    if options.gpus:
+        model = write_model(scratch / "model", TINY if options.tiny else QWEN3_4B)
+    else:
+        model = resolve_model("smollm2-135m")
+    said: dict[str, Any] = {
+        "model": model,
+        "device": "cuda" if options.gpus and not options.tiny else "cpu",
+        "strict-roles": True,
+        "ttft-target-ms": 1e3 * load.ttft_s,
+        "tpot-target-ms": 1e3 * load.tpot_s,
+    }
+    said |= {"load-format": "dummy"} if options.gpus else {}
+    sent: dict[str, Any] = {"tokenizer": model, "workload": "trace", "trace-file": trace}
+    for name, topology, roles in cases():
+        log = scratch / f"{name.replace(' ', '-')}.log"
+        server = Serving(topology, {**said, "roles": roles}, log)
+        try:
+            warm = {"trace-until-s": WARM_S, "seed": 1}
+            bench(server.url, {**sent, **warm}, scratch / "warm.json")
+            before = log.read_text(errors="replace").count(CHANGED)
+            result = bench(server.url, sent, scratch / "run.json")
+            changes = log.read_text(errors="replace").count(CHANGED) - before
+        finally:
+            server.stop()
+        phases = by_phase(result, load, options.phase_s)
+        good = sum(phase["good"] for phase in phases)
+        goodput = good / (len(phases) * options.phase_s)
+        print(f"{name}: {goodput:.2f}/s; {json.dumps(phases)}", flush=True)
+        yield {"name": name, "goodput": goodput, "changes": changes, "phases": phases}
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, choices=(0, 2), default=0)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--phase-s", type=float, default=60.0, help="of each of three phases")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    load = ON_GPUS if options.gpus and not options.tiny else ON_CPU
+    with tempfile.TemporaryDirectory(prefix="tasuki-roles-") as scratch:
+        runs = list(measured(options, load, Path(scratch)))
+    found = compared(runs, len(topologies(2)))
+    name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
+    result = header("roles_follow_served", label="roles", topology=None, model=name)
+    slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
+    rates = {"phase_s": options.phase_s, "rates": dict(load.rates)}
+    write_result(options.output, {**result, "slo": slo, **rates, "runs": runs, **found})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
