@@ -5,7 +5,7 @@
 SCHEMAS is the folder `data` of https://github.com/guidance-ai/jsonschemabench (revision in
 the result): a folder for each collection, a file for each schema. Some of them, drawn by the seed,
 are compiled as a worker compiles them, and the model is asked for an example of each, by an
-engine as a worker builds it, on the CPU. Answers are drawn at temperature 1. What ended
+engine as a worker builds it, on the CPU. Answers are drawn at `--temperature`. What ended
 by itself is checked with the package `jsonschema`.
 
 An answer is `valid`, `invalid` (it ended and does not match), `cut off` (by `--max-tokens`) or
@@ -48,7 +48,7 @@ from tasuki.models.loader import load_model
 from tasuki.worker.grammar_pool import GrammarPool
 
 RESULT = Path(__file__).resolve().parent / "results" / "structured_output.json"
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
 AT_ONCE = 32
 _SCHEMA_TOKENS = 300  # of a prompt: the rest of a long schema is left out
@@ -140,7 +140,9 @@ class MaskTimes:
         isolation.make_masks = timed
 
 
-def answer_all(cases: Sequence[Case], engine: Engine, tokenizer: Any, max_tokens: int) -> float:
+def answer_all(
+    cases: Sequence[Case], engine: Engine, tokenizer: Any, max_tokens: int, temperature: float
+) -> float:
     """Run all that compiled; returns the seconds."""
     places = {}
     stops = frozenset({tokenizer.eos_token_id})
@@ -148,7 +150,9 @@ def answer_all(cases: Sequence[Case], engine: Engine, tokenizer: Any, max_tokens
         if case.grammar is None:
             continue
         prompt = prompt_of(tokenizer, case.schema)
-        params = SamplingParams(seed=index, max_tokens=max_tokens, stop_token_ids=stops)
+        params = SamplingParams(
+            temperature=temperature, seed=index, max_tokens=max_tokens, stop_token_ids=stops
+        )
         name = str(index)
         places[name] = case
         engine.submit(RequestSpec(name, Leg.COLOCATED, prompt, params, grammar=case.grammar))
@@ -211,6 +215,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -223,7 +228,9 @@ def main() -> int:
     spec = model.spec
     compile_all(cases, GrammarCompiler(folder, spec.vocab_size, spec.eos_token_ids))
     times = MaskTimes()
-    seconds = answer_all(cases, make_engine(model), tokenizer, arguments.max_tokens)
+    seconds = answer_all(
+        cases, make_engine(model), tokenizer, arguments.max_tokens, arguments.temperature
+    )
     for case in cases:
         judge(case, tokenizer)
     outcomes = Counter(case.outcome for case in cases)
@@ -244,6 +251,7 @@ def main() -> int:
         "seed": arguments.seed,
         "count": len(cases),
         "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temperature,
         "threads": arguments.threads,
         "outcomes": dict(outcomes),
         "collections": {name: dict(counts) for name, counts in sorted(collections.items())},

@@ -9,22 +9,43 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "troubleshooting.md"
 SOURCE = CHECKOUT / "python" / "tasuki"
-# Packages whose errors end a start, and the heading under which they stand.
-PARTS = {
-    "launch": "tasuki serve",
-    "worker": "A worker's settings and memory",
-    "models": "The model folder",
-    "attention": "Attention",
-    "kv": "The KV transport",
-    "preflight": "Preflight",
-    "doctor": "tasuki doctor",
+# Of these all errors are told; of others, which a defect or a peer may raise, those that say what
+# helps, or after a colon what is behind them.
+START = {
+    "BindError",
+    "ConfigError",
+    "ControlError",
+    "DispatchError",
+    "FetchError",
+    "HostsError",
+    "IdentityError",
+    "LaunchError",
+    "ModelError",
+    "PreflightError",
+    "TopologyError",
+    "UnsupportedModelError",
 }
+# Files whose errors end a start, by the heading under which they stand.
+PARTS = {
+    "tasuki serve": ["launch/**/*.py"],
+    "A worker's settings and memory": ["worker/**/*.py", "engine/config.py"],
+    "The model folder": ["models/**/*.py", "cli.py"],
+    "Attention": ["attention/**/*.py"],
+    "The KV transport": ["kv/**/*.py"],
+    "Preflight": ["preflight/**/*.py"],
+    "tasuki doctor": ["doctor/**/*.py"],
+}
+# A remedy follows a colon, a semicolon or a comma, and begins with one of these words.
+VERBS = (
+    "add|check|choose|convert|correct|delete|end|fetch|free|give|install|keep|leave|look|lower|make"
+    "|move|must|names?|pip|put|raise|ray|remove|rename|run|see|set|start|there|unset|use|write"
+)
+REMEDY = re.compile(rf"[:;] (?=`?(?:{VERBS})\b)|, (?=(?:must|use)\b)")
 # The meaning of each kind of failure, and whether the router retries.
 CONTRACT = CHECKOUT / "proto" / "tasuki" / "v1" / "worker.proto"
 RETRIES = CHECKOUT / "crates" / "core" / "src" / "failure.rs"
@@ -55,31 +76,41 @@ def message(node: ast.expr) -> str | None:
     return None
 
 
-def errors(package: str) -> Iterator[tuple[str, str]]:
-    """(message, remedy) of the errors that a package raises; the remedy follows the last colon."""
+def split(text: str) -> tuple[str, str]:
+    """(what is wrong, what helps) of an error's text; no remedy where it names none."""
+    problem, *remedy = REMEDY.split(text, maxsplit=1)
+    return problem, remedy[0] if remedy else ""
+
+
+def letters(text: str) -> str:
+    """What is left of a text without placeholders, spaces and marks."""
+    return re.sub(r"<[^>]*>|\W", "", text)
+
+
+def errors(patterns: list[str]) -> list[tuple[str, str]]:
+    """(error, remedy) of what files raise, in the order of the alphabet."""
     found = set()
-    for path in sorted((SOURCE / package).rglob("*.py")):
+    for path in sorted(path for pattern in patterns for path in SOURCE.glob(pattern)):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Raise) or not isinstance(node.exc, ast.Call):
                 continue
             name, arguments = node.exc.func, node.exc.args
             if isinstance(name, ast.Name) and name.id.endswith("Error") and arguments:
                 text = re.sub(r"\s+", " ", message(arguments[0]) or "").strip()
-                problem, separator, remedy = text.rpartition(": ")
-                if not separator or not re.sub(r"<[^>]*>|\W", "", remedy):
-                    continue
-                told = re.sub(r"<[^>]*>|\W", "", problem)
-                found.add((problem, remedy) if told else (text, ""))
-    yield from sorted(found, key=lambda pair: (re.sub(r"<[^>]*>|\W", "", pair[0]).lower(), pair))
+                problem, remedy = split(text)
+                explained = ": " in text and letters(text.rpartition(": ")[2])
+                if letters(problem) and (remedy or explained or name.id in START):
+                    found.add((problem, remedy))
+    return sorted(found, key=lambda pair: (letters(pair[0]).lower(), pair))
 
 
 def table() -> str:
     """All of them."""
     parts = []
-    for package, title in PARTS.items():
+    for title, patterns in PARTS.items():
         rows = [
             f"| `{problem.replace('|', '/')}` | {remedy.replace('|', '/')} |"
-            for problem, remedy in errors(package)
+            for problem, remedy in errors(patterns)
         ]
         if rows:
             parts.append("\n".join([f"### {title}\n", "| error | remedy |", "|---|---|", *rows]))

@@ -30,9 +30,16 @@ to the router; what it does not list can be set where those are started by hand.
 | variable | meaning |
 |---|---|
 | `TASUKI_CACHE` | Folder of converted models and measured settings [~/.cache/tasuki] |
+| `TASUKI_CPU_KERNELS` | portable, avx2, avx512, avx512_bf16 or neon [the quickest that runs] |
 | `TASUKI_LOG` | The router's log filter, for example `info` or `tasuki_router=debug` |
 | `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | As `huggingface_hub` reads them |
 | `TASUKI_NODES_KEY` | Secret of the hosts of a worker (`--nodes`), 16 characters or more |
+| `TASUKI_PAUSE_TOKEN` | Token of `tasuki worker --pause` beyond loopback [a new one, in its log] |
+| `TASUKI_API_KEY` | Key in the commands that `tasuki serve` prints, where keys are required |
+| `OPENAI_API_KEY` | The client's key of `tasuki bench serve` and `tasuki doctor` |
+| `OTEL_*` | As OpenTelemetry reads them: [tracing](tracing.md) |
+| `XDG_RUNTIME_DIR` | Folder of the sockets of `tasuki scale` [/tmp/tasuki-UID] |
+| `RAY_ADDRESS` | The cluster of `tasuki serve --on ray` |
 | `CUDA_VISIBLE_DEVICES` | The GPUs that `tasuki serve` may assign to workers |
 | `OMP_NUM_THREADS` | Threads of a worker on a CPU [cores / workers] |
 | `UCX_*`, `NIXL_*` | The transport's own; what is set wins over what Tasuki would set |

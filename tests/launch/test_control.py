@@ -58,7 +58,7 @@ def test_who_is_meant_must_be_clear(server: ControlServer, folder: Path) -> None
     server.close()
     with pytest.raises(ControlError, match="start it first"):
         send_order(None, "decode", 3)
-    with pytest.raises(ControlError, match="is it running"):
+    with pytest.raises(ControlError, match="start it, or correct"):
         send_order(server.path, "decode", 3)
 
 

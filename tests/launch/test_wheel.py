@@ -93,7 +93,7 @@ def test_the_wheels_metadata_is_complete(wheel: Path) -> None:
         said = email.message_from_bytes(files.read(found))
     assert said["Name"] == "tasuki" and said["Summary"] == project["description"]
     assert said["License-Expression"] == "Apache-2.0" and said["License-File"] == "LICENSE"
-    assert set(said.get_all("Provides-Extra", [])) == {"gpu", "plot"}
+    assert set(said.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
     assert said["Description-Content-Type"].startswith("text/markdown")
     changes = (REPOSITORY / "CHANGELOG.md").read_text()
     assert f"## {said['Version']}" in changes, "the changelog names the version"

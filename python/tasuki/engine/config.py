@@ -75,19 +75,19 @@ class EngineConfig:
             "max_running_requests",
         ):
             if getattr(self, name) < 1:
-                raise EngineConfigError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                raise EngineConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
         for name in ("itl_target_s", "longest_step_s"):
             if (seconds := getattr(self, name)) is not None and not seconds > 0.0:
-                raise EngineConfigError(f"{name} is {seconds}: it must be above 0")
+                raise EngineConfigError(f"{name} is {seconds}, must be above 0")
         if self.max_model_len < 2:
             raise EngineConfigError(
-                f"max_model_len is {self.max_model_len}: one prompt token and one output token "
-                "need 2"
+                f"max_model_len is {self.max_model_len}: use 2 or more, for a prompt token and an"
+                " output token"
             )
         if self.draft_tokens < 0 or (self.draft_tokens and self.overlap):
             raise EngineConfigError(
                 f"draft_tokens is {self.draft_tokens} and overlap {self.overlap}: drafts need steps"
-                " that do not overlap, as on the CPU; on a GPU leave out --speculate"
+                " that do not overlap, as on the CPU; leave out --speculate"
             )
         if self.draft_tokens and self.has_state:
             raise EngineConfigError(
@@ -95,14 +95,16 @@ class EngineConfig:
                 " rejected draft would have to be taken out of it; leave out --speculate"
             )
         if self.groups[0].has_state:
-            raise EngineConfigError("the first cache group keeps a state: one that keeps KV must")
+            raise EngineConfigError(
+                "the first cache group keeps a state: put one that keeps KV first"
+            )
         if self.growth_headroom_tokens < 0:
             raise EngineConfigError(
-                f"growth_headroom_tokens is {self.growth_headroom_tokens}: it must not be negative"
+                f"growth_headroom_tokens is {self.growth_headroom_tokens}, must not be negative"
             )
         if len(self.identity) != IDENTITY_BYTES:
             raise EngineConfigError(
-                f"identity has {len(self.identity)} bytes: it must have {IDENTITY_BYTES}"
+                f"identity has {len(self.identity)} bytes, must have {IDENTITY_BYTES}"
             )
         if self.num_blocks < self.min_blocks:
             longest = longest_blocks(self.groups, self.num_blocks // 2) * self.block_size

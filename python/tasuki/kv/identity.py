@@ -101,9 +101,9 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise IdentityError(f"cannot read {path}: {error}") from error
+        raise IdentityError(f"cannot read {path}: {error}; fetch the model again") from error
     if not isinstance(config, dict):
-        raise IdentityError(f"{path} is not a JSON object")
+        raise IdentityError(f"{path} is not a JSON object: fetch the model again")
     return {key: value for key, value in config.items() if key not in _COSMETIC}
 
 
@@ -126,17 +126,24 @@ def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
         length = int.from_bytes(stream.read(8), "little")
         size_bytes = os.fstat(stream.fileno()).st_size
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-            raise IdentityError(f"{file} has a header of {length} bytes in {size_bytes}: damaged")
+            raise IdentityError(
+                f"{file} has a header of {length} bytes in {size_bytes}: fetch the model again"
+            )
         try:
             header = json.loads(stream.read(length))
         except ValueError as error:
-            raise IdentityError(f"{file} has a damaged header: {error}") from error
+            raise IdentityError(
+                f"{file} has a damaged header: {error}; fetch the model again"
+            ) from error
         for name, info in header.items():
             if name == "__metadata__":
                 continue
             begin, end = info["data_offsets"]
             if not 0 <= begin <= end <= size_bytes - 8 - length:
-                raise IdentityError(f"{file}: {name} ends past the file: the download is partial")
+                raise IdentityError(
+                    f"{file}: {name} ends past the file: fetch the model again, the download is"
+                    " partial"
+                )
             digest = hashlib.blake2b(digest_size=16)
             digest.update(json.dumps([name, info["dtype"], info["shape"]]).encode())
             span = max(0, end - begin - _SAMPLE_BYTES)

@@ -119,7 +119,8 @@ def send_order(path: Path | None, role: str, count: int) -> str:
                 line = lines.readline()
         except OSError as error:
             raise ControlError(
-                f"no `tasuki serve` answers at {path} ({error.strerror}): is it running?"
+                f"no `tasuki serve` answers at {path} ({error.strerror}): start it, or correct"
+                " --control-socket"
             ) from error
     if not line:
         raise ControlError("`tasuki serve` ended before that was done")

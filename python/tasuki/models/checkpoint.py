@@ -41,7 +41,9 @@ class Checkpoint:
             try:
                 handle: Any = safe_open(folder / file, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"{folder / file} cannot be read: {error}") from error
+                raise ModelError(
+                    f"{folder / file} cannot be read: {error}; fetch the model again"
+                ) from error
             self._handles[file] = handle
             self._file_of.update(dict.fromkeys(handle.keys(), file))
         self._read = 0
@@ -156,7 +158,9 @@ def _files(folder: Path) -> list[str]:
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ModelError(f"{index} is not a shard index: {error!r}") from error
+            raise ModelError(
+                f"{index} is not a shard index: {error!r}; fetch the model again"
+            ) from error
         missing = [file for file in files if not (folder / file).is_file()]
         if missing:
             raise ModelError(

@@ -25,8 +25,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
+        raise ModelError(f"{file} is not valid JSON: {error}; fetch the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds a {type(value).__name__}, must be an object")
     return value

@@ -32,11 +32,11 @@ def choose(*, int8: bool = False) -> str:
     if not wanted:
         return [name for name in available() if not (int8 and name in _ROUND_ACTIVATIONS)][-1]
     if wanted not in known:
-        raise ModelError(f"{VARIABLE} is {wanted!r}, must be one of {', '.join(known)}")
+        raise ModelError(f"{VARIABLE} is {wanted!r}: use one of {', '.join(known)}")
     if known[wanted]:
         lacking = ", ".join(known[wanted])
         runs = ", ".join(available())
         raise ModelError(
-            f"{VARIABLE} is {wanted!r}: this processor has no {lacking}; it runs {runs}"
+            f"{VARIABLE} is {wanted!r}, this processor has no {lacking}: use one of {runs}"
         )
     return wanted

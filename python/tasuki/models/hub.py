@@ -48,7 +48,7 @@ def fetch(name: str) -> Path:
         raise FetchError(_explain(name, error)) from error
     folder = Path(got)
     if not any(folder.glob("*.safetensors")):
-        raise FetchError(f"{name} has no *.safetensors file; Tasuki loads no other weight format")
+        raise FetchError(f"{name} has no *.safetensors file: choose a model that has")
     say(f"ready: {folder}")
     return folder
 

@@ -58,9 +58,9 @@ def _require_fp8_blocks(
         return
     what = f"weight_block_size {block}, activation_scheme {activations}, {architecture}"
     raise UnsupportedModelError(
-        f"{folder}: quantized weights ({method}, {what}) are not supported: of quantized folders,"
-        f" fp8 with weight_block_size [{BLOCK}, {BLOCK}] and dynamic activations is, for"
-        f" {', '.join(FAMILIES)}; or give an unquantized model (--quantization fp8 rounds it)"
+        f"{folder}: quantized weights ({method}, {what}) are not supported: give a folder in"
+        f" fp8 with weight_block_size [{BLOCK}, {BLOCK}] and dynamic activations, of"
+        f" {', '.join(FAMILIES)}, or an unquantized model (--quantization fp8 rounds it)"
     )
 
 

@@ -114,7 +114,8 @@ def _see_only(wanted: str, ranks: int) -> None:
         if len(own) < ranks:
             for_ranks = f" for {ranks} ranks" if ranks > 1 else ""
             raise ConfigError(
-                f"device is {wanted}{for_ranks}, {_VISIBLE} is {visible!r}: it names {len(names)}"
+                f"device is {wanted}{for_ranks}, {_VISIBLE} is {visible!r}: it names {len(names)};"
+                " use a lower cuda:N or tp"
             )
     os.environ[_VISIBLE] = ",".join(own)
 

@@ -44,9 +44,15 @@ def load(path: Path) -> Table:
     try:
         given: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise DispatchError(f"dispatch is {path}, which cannot be read: {error}") from None
+        raise DispatchError(
+            f"dispatch is {path}, which cannot be read: {error}; use a file that"
+            " --dispatch measured wrote"
+        ) from None
     if not isinstance(given, dict):
-        raise DispatchError(f"dispatch is {path}, which is no JSON object")
+        raise DispatchError(
+            f"dispatch is {path}, which is no JSON object: use a file that --dispatch"
+            " measured wrote"
+        )
     return Table.from_json(given.get("choices"))
 
 
