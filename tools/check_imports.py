@@ -20,7 +20,7 @@ OWNED_LIBRARIES = {
     "nixl_cu13": ("tasuki.kv.nixl_agent",),
     "mooncake": ("tasuki.kv.mooncake_engine",),
     "flashinfer": ("tasuki.attention.flashinfer", "tasuki.attention.flashinfer_kernels"),
-    "ray": ("tasuki.launch.on_ray", "tasuki.launch.ray_child"),
+    "ray": ("tasuki.launch.on_ray", "tasuki.launch.ray_child", "tasuki.launch.ray_process"),
     "matplotlib": ("tasuki.plot.labels", "tasuki.plot.png"),
     "plotly": ("tasuki.plot.html",),
 }

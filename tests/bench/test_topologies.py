@@ -58,6 +58,9 @@ def test_the_block_of_the_result_file_counts_all_ranks() -> None:
     assert (block["prefill"], block["decode"], block["mixed"], block["workers"]) == (1, 2, 0, 3)
     assert block["tensor_parallel"] == {"prefill": 2, "decode": 1, "mixed": 1}
     assert block["gpus"] == 4
+    assert "hosts" not in block
+    divided = Target("hosts", Topology(1, 2, 0), (("tp-prefill", 2), ("hosts-prefill", 2)))
+    assert divided.describe(8)["hosts"] == {"prefill": 2, "decode": 1, "mixed": 1}
     assert target.describe(machine_gpus=0)["gpus"] == 0
     assert Target("cpu", Topology(1, 1, 0), (("device", "cpu"),)).describe(8)["gpus"] == 0
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.client import Client
-from support.on_ray import SETTINGS, RayCluster, await_end, workers
-from support.processes import Process, environment
+from support.on_ray import SETTINGS, RayCluster, await_end, scale, workers
+from support.processes import Process
 from support.serving import wait_for_url
 from support.waiting import until
 
@@ -139,14 +137,3 @@ def test_places(ray_cluster: Callable[..., RayCluster], tiny_model: Path) -> Non
         print(f"no room for {' '.join(asked)}: said after {took_s:.1f} s")
     assert free_cpus(cluster) == 3
     assert not workers()
-
-
-def scale(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tasuki", "scale", *words],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )

@@ -16,7 +16,7 @@ from support.namespace import Namespace
 from support.processes import Process
 from support.waiting import until
 
-from tasuki.worker.hosts import KEY_VARIABLE
+from tasuki.worker.config import KEY_VARIABLE
 
 NEAR, FAR = "10.99.0.1", "10.99.0.2"
 START_DEADLINE_S = 240.0

@@ -139,6 +139,21 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
         ),
         ({"role_options": {"decode": {"max_batched_tokens": 0}}}, "max-batched-tokens is 0"),
         ({"router": {"policy": "random"}}, "--policy is 'random'"),
+        ({"on": "ray", "hosts": (("decode", 2),)}, "--hosts-decode is 2, --tp-decode is 1"),
+        ({"on": "ray", "hosts": (("mixed", 0),)}, "--hosts-mixed is 0"),
+        (
+            {"hosts": (("decode", 2),), "tensor_parallel": (("decode", 2),)},
+            r"--spread, --hosts-\* and --worker-cpus divide a Ray cluster: give --on ray too",
+        ),
+        (
+            {
+                "on": "ray",
+                "hosts": (("decode", 2),),
+                "tensor_parallel": (("decode", 2),),
+                "worker": {"all_reduce": "symmetric"},
+            },
+            "--hosts-decode is 2, --all-reduce is symmetric",
+        ),
         ({"router": {"otlp_endpoint": "https://a:4318"}}, "use http://HOST:PORT"),
         ({"router": {"trace_sample_ratio": 0.5}}, "without --otlp-endpoint"),
         ({"port": 70_000}, "--port is 70000"),

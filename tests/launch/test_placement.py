@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.placement import (
+    DIVIDED,
     Bundle,
     Group,
     Node,
     at_address,
+    divided,
     is_too_much,
     make_groups,
     no_room,
@@ -38,6 +40,39 @@ def test_a_bundle_has_a_gpu_and_a_cpu_for_each_rank() -> None:
     assert [b.resources() for b in group.bundles] == [{"CPU": 2}, {"CPU": 1}]
     many = ServeConfig(model="m", on="ray", worker_cpus=8, tensor_parallel=ranks)
     assert [b.cpus for b in groups(many)[0].bundles] == [8, 8]
+
+
+def test_the_hosts_of_a_worker_are_a_group_of_their_own() -> None:
+    divided_prefill = {"tensor_parallel": (("prefill", 4),), "hosts": (("prefill", 2),)}
+    config = ServeConfig(model="m", on="ray", topology=Topology(2, 1), **divided_prefill)
+    first, second, rest = groups(config, on_gpus=True)
+    half = Bundle("prefill-0", 2, 2)
+    assert first == Group(DIVIDED, (half, half))
+    assert [bundle.name for bundle in second.bundles] == ["prefill-1", "prefill-1"]
+    assert rest == Group("pack", (Bundle("decode-0", 1, 1),))
+
+    apart = Topology(1, 1).spread_as(["strict-spread"])  # so are its hosts, then
+    (all_workers,) = groups(ServeConfig(model="m", on="ray", topology=apart, **divided_prefill))
+    names = [bundle.name for bundle in all_workers.bundles]
+    assert (all_workers.spread, names) == ("strict-spread", ["prefill-0", "prefill-0", "decode-0"])
+
+
+def test_divided_workers_need_nodes_that_have_places_together() -> None:
+    half = Bundle("prefill-0", 1, 0)
+    asked = [Group(DIVIDED, (half, half)), Group(DIVIDED, (half, half))]
+    assert not is_too_much(asked, [Node("a", 2, 0), Node("b", 2, 0)])
+    assert is_too_much(asked[:1], [Node("a", 9, 0)])
+    assert is_too_much(asked, [Node("a", 9, 0), Node("b", 1, 0)]), "each alone has room"
+    assert not is_too_much(asked, [Node("a", 2, 0), Node("b", 1, 0), Node("c", 1, 0)])
+    text = no_room(asked[:1], [Node("a", 9, 0)], beside=3)
+    assert "no room for prefill-0 on 2 nodes (1 CPU each), beside 3 other workers; its" in text
+
+
+def test_a_host_of_a_worker_knows_all_of_them_and_its_number() -> None:
+    words = ["worker", "--host", "10.0.0.2", "--port", "0"]
+    nodes = ("10.0.0.1:4711", "10.0.0.2")
+    assert divided(words, nodes, 1)[5:] == ["--nodes", "10.0.0.1:4711,10.0.0.2", "--rank", "1"]
+    assert divided(words, (), 0) == words
 
 
 def test_no_room_says_what_is_asked_and_what_there_is() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,23 @@ SETTINGS = ("--dtype", "float32", "--device", "cpu", "--kv-memory", "8MB")
 class RayCluster:
     """Nodes of a Ray cluster, and what runs beside them in their namespace.
 
+    Args:
+        cpus: Of each node; the head has none.
+        host: Address of all of them.
+        devices: Commands of `ip` that give the namespace this address.
+
     Attributes:
         address: Of the cluster.
     """
 
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self, *cpus: int, host: str = "127.0.0.1", devices: Sequence[str] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-"))  # Ray's sockets need a short path
-        self.namespace = Namespace()
+        self.namespace = Namespace(*devices)
         self._served: list[Process] = []
         command = [sys.executable, str(REPOSITORY / "tests" / "support" / "ray_cluster.py")]
         self._process = self.namespace.run(
             subprocess.Popen,
-            [*command, *map(str, cpus)],
+            [*command, host, *map(str, cpus)],
             # All that Ray writes; it notes a cluster's address where it keeps files by default.
             env=environment(RAY_TMPDIR=str(self.folder), TASUKI_CACHE=str(self.folder / "cache")),
             stdin=subprocess.PIPE,
@@ -87,12 +93,18 @@ class RayCluster:
 
 def workers() -> dict[str, psutil.Process]:
     """Every `tasuki worker` under this test that lives, by name; they are in actors' processes."""
+    return {name: process for (name, _), process in hosts_of_workers().items()}
+
+
+def hosts_of_workers() -> dict[tuple[str, int], psutil.Process]:
+    """The same, by name and the host's number among those of the worker."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         try:
             command = process.cmdline()
             if "worker" in command and "--name" in command:
-                found[command[command.index("--name") + 1]] = process
+                number = command[command.index("--rank") + 1] if "--rank" in command else "0"
+                found[command[command.index("--name") + 1], int(number)] = process
         except psutil.NoSuchProcess:
             continue
     return found
@@ -104,4 +116,16 @@ def await_end(processes: list[psutil.Process]) -> None:
         lambda: not [p for p in processes if p.is_running() and p.status() != "zombie"],
         lambda: f"the end of {processes}",
         deadline_s=30,
+    )
+
+
+def scale(*words: str) -> subprocess.CompletedProcess[str]:
+    """`tasuki scale` to the only `tasuki serve`."""
+    return subprocess.run(
+        [sys.executable, "-m", "tasuki", "scale", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )

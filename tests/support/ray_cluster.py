@@ -1,8 +1,9 @@
 """A Ray cluster of several nodes on this machine, as a process that tests command.
 
-    RAY_TMPDIR=FOLDER python tests/support/ray_cluster.py CPUS...
+    RAY_TMPDIR=FOLDER python tests/support/ray_cluster.py ADDRESS CPUS...
 
-Prints `cluster HOST:PORT` once it is up: a head without CPUs, and a node for each of CPUS.
+Prints `cluster HOST:PORT` once it is up: a head without CPUs, and a node for each of CPUS, all
+at ADDRESS.
 Then it obeys lines on stdin, each answered by a line `looks JSON` about the cluster:
 `look`, `kill ID`. It ends, with every node, at the end of stdin.
 """
@@ -25,20 +26,20 @@ from ray.util.placement_group import placement_group_table
 
 _NODE = {
     "object_store_memory": 80 * 1024**2,
-    "node_ip_address": "127.0.0.1",
     "include_log_monitor": False,
 }
 
 
-def main(*cpus: str) -> None:
+def main(address: str, *cpus: str) -> None:
     """Keep a cluster until stdin ends."""
+    there = {"node_ip_address": address, **_NODE}
     head = {"num_cpus": 0, "include_dashboard": False, "no_monitor": True}
-    cluster = Cluster(initialize_head=True, head_node_args={**head, **_NODE})
+    cluster = Cluster(initialize_head=True, head_node_args={**head, **there})
     nodes = {}
     for each in cpus:
-        node = cluster.add_node(num_cpus=int(each), **_NODE)
+        node = cluster.add_node(num_cpus=int(each), **there)
         nodes[node.node_id] = node
-    ray.init(address=cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False)
+    ray.init(address=cluster.address, _node_ip_address=address, log_to_driver=False)
     print(f"cluster {cluster.address}", flush=True)
     for line in sys.stdin:
         word, *rest = line.split()
@@ -50,10 +51,10 @@ def main(*cpus: str) -> None:
 
 
 def _look() -> dict[str, Any]:
-    """Nodes that live, CPUs that are free, and the nodes of each group that has its places."""
+    """Nodes that live with their addresses, free CPUs, and the nodes of each group with places."""
     groups = placement_group_table().values()
     return {
-        "alive": [node["NodeID"] for node in ray.nodes() if node["Alive"]],
+        "alive": {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]},
         "free_cpus": ray.available_resources().get("CPU", 0),
         "groups": [
             list(group["bundles_to_node_id"].values())

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 import pytest
 from support.waiting import free_port
 
+from tasuki.worker.config import KEY_VARIABLE
 from tasuki.worker.hosts import (
     END_ORDER,
-    KEY_VARIABLE,
     SERVES,
     Hello,
     HostsError,

@@ -91,6 +91,7 @@ class Target:
         """
         options = self.options
         ranks = {role: int(options.get(f"tp-{role}", 1)) for role in _ROLES}
+        hosts = {role: int(options.get(f"hosts-{role}", 1)) for role in _ROLES}
         counts = {role: int(getattr(self.topology, role)) for role in _ROLES}
         on_gpu = machine_gpus > 0 and options.get("device", "auto") != "cpu"
         used = sum(counts[role] * ranks[role] for role in _ROLES)
@@ -99,6 +100,7 @@ class Target:
             **dict(self.kinds),
             **counts,
             "tensor_parallel": ranks,
+            **({"hosts": hosts} if max(hosts.values()) > 1 else {}),
             "workers": self.topology.workers,
             "gpus": min(used, machine_gpus) if on_gpu else 0,
         }

@@ -53,8 +53,20 @@ def serve(
     ] = None,
     worker_cpus: Annotated[
         int | None,
-        described("CPUs that Ray sets aside for each worker [one for each rank].", min=1),
+        described(
+            "CPUs that Ray sets aside for each worker, on each of its nodes [one for each rank].",
+            min=1,
+        ),
     ] = None,
+    hosts_prefill: Annotated[
+        int, described("Nodes of a Ray cluster that divide a prefill worker [1].")
+    ] = 1,
+    hosts_decode: Annotated[
+        int, described("Nodes of a Ray cluster that divide a decode worker [1].")
+    ] = 1,
+    hosts_mixed: Annotated[
+        int, described("Nodes of a Ray cluster that divide a mixed worker [1].")
+    ] = 1,
     tp_prefill: Annotated[int, described("Ranks (GPUs) of a prefill worker [1].")] = 1,
     tp_decode: Annotated[int, described("Ranks (GPUs) of a decode worker [1].")] = 1,
     tp_mixed: Annotated[int, described("Ranks (GPUs) of a mixed worker [1].")] = 1,
@@ -113,6 +125,7 @@ def serve(
         model=model,
         topology=workers.spread_as(spread or ()),
         tensor_parallel=ranks,
+        hosts=(("prefill", hosts_prefill), ("decode", hosts_decode), ("mixed", hosts_mixed)),
         on=on,
         worker_cpus=worker_cpus,
         control_socket=control_socket,

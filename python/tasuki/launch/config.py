@@ -124,6 +124,7 @@ class ServeConfig:
         model: Alias, folder or hub id.
         topology: The workers.
         tensor_parallel: Ranks of one worker, by role.
+        hosts: Nodes of a Ray cluster that divide the ranks of one worker, by role.
         host: Address the router binds.
         port: Of the router; None: 8000 if free, else any free one.
         served_names: What requests may call the model; empty: derived from `model`.
@@ -137,13 +138,15 @@ class ServeConfig:
         echo_logs: Show the processes' output, prefixed, on stderr.
         startup_timeout_s: Until every worker is ready.
         on: Where workers run: `local`, `ray` or `ray://HOST:PORT`.
-        worker_cpus: CPUs that Ray sets aside for each worker; None: one for each rank.
+        worker_cpus: CPUs that Ray sets aside for each worker, on each of its nodes; None: one
+            for each rank.
         control_socket: Where `tasuki scale` reaches the launcher; None: see `control.py`.
     """
 
     model: str
     topology: Topology = field(default_factory=Topology)
     tensor_parallel: tuple[tuple[str, int], ...] = ()
+    hosts: tuple[tuple[str, int], ...] = ()
     host: str = "127.0.0.1"
     port: int | None = None
     served_names: tuple[str, ...] = ()
@@ -181,6 +184,10 @@ class ServeConfig:
         """Of each worker of a role."""
         return dict(self.tensor_parallel).get(role, 1)
 
+    def hosts_of(self, role: str) -> int:
+        """Nodes that divide each worker of a role."""
+        return dict(self.hosts).get(role, 1)
+
     def __post_init__(self) -> None:
         for role, ranks in self.tensor_parallel:
             if not 1 <= ranks <= MAX_RANKS:
@@ -191,6 +198,7 @@ class ServeConfig:
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
+        self._check_hosts()
         self._check_place()
         last_worker = self.topology.workers - 1
         for flag, port, more in (
@@ -199,6 +207,20 @@ class ServeConfig:
         ):
             if port is not None and not 0 <= port <= 65_535 - more:
                 raise LaunchError(f"{flag} is {port}: use a value from 0 to {65_535 - more}")
+
+    def _check_hosts(self) -> None:
+        for role, count in self.hosts:
+            ranks = self.ranks_of(role)
+            if count < 1 or ranks % count:
+                raise TopologyError(
+                    f"--hosts-{role} is {count}, --tp-{role} is {ranks}: use a number of hosts that"
+                    " divides the ranks"
+                )
+            if count > 1 and self.worker.all_reduce == "symmetric":
+                raise TopologyError(
+                    f"--hosts-{role} is {count}, --all-reduce is symmetric, which one host has:"
+                    " use nccl"
+                )
 
     def _check_place(self) -> None:
         where, _, address = self.on.partition("://")
@@ -213,5 +235,9 @@ class ServeConfig:
             return
         if self.on != LOCAL:
             raise LaunchError(f"--on is {self.on!r}: use local, ray or ray://HOST:PORT")
-        if self.worker_cpus is not None or self.topology.spread != Topology().spread:
-            raise LaunchError("--spread and --worker-cpus divide a Ray cluster: give --on ray too")
+        is_spread = self.topology.spread != Topology().spread
+        is_divided = any(count > 1 for _, count in self.hosts)
+        if self.worker_cpus is not None or is_spread or is_divided:
+            raise LaunchError(
+                "--spread, --hosts-* and --worker-cpus divide a Ray cluster: give --on ray too"
+            )

@@ -1,17 +1,17 @@
 """Workers in actors of a Ray cluster; the router runs beside this launcher, the driver.
 
-Ray finds the places: each worker is a bundle of a placement group, and one that dies is
-started again in its bundle, which Ray moves to another node if its own is gone. Ray restarts
-no actor (`max_restarts=0`): the supervisor does, as on one machine. All ends with the driver.
+Ray finds the places: each worker is a bundle of a placement group, or one on each of its hosts.
+One that dies is started again in its bundles, which Ray moves to another node if theirs is gone.
+Ray restarts no actor (`max_restarts=0`): the supervisor does, as on one machine. All ends with
+the driver.
 """
 
 from __future__ import annotations
 
 import os
-import signal
+import secrets
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from tasuki.launch.errors import LaunchError
 from tasuki.launch.forking import Process, spawn
 from tasuki.launch.placement import (
     STRATEGIES,
-    Bundle,
     Group,
     Node,
     is_too_much,
@@ -40,24 +39,16 @@ from tasuki.launch.placement import (
     no_room,
     passed_on,
 )
-from tasuki.launch.ray_child import CALLS_AT_ONCE, Output, RayChild
+from tasuki.launch.ray_child import CALLS_AT_ONCE, RayChild
+from tasuki.launch.ray_process import Place, RayProcess
 from tasuki.launch.settle import settle_dtype
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import ProcessSpec
+from tasuki.worker.config import KEY_VARIABLE
 
 _LOOK_EVERY_S = 0.2
 _TELL_EVERY_S = 10.0
 _NODE_ID = "ray.io/node-id"  # a label that every node has
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A worker's bundle in its placement group."""
-
-    group: PlacementGroup
-    index: int
-    bundle: Bundle
-    spread: str
 
 
 class RayEngine:
@@ -70,7 +61,9 @@ class RayEngine:
             LaunchError: There is none at that address.
         """
         self._config = config
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
+        # The hosts of a worker prove with it that they belong together.
+        self._nodes_key = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
         self._interrupted = False
         _join(config.on)
         self._on_gpus = _is_on_gpus(config.worker.device)
@@ -107,10 +100,13 @@ class RayEngine:
             words = topology.worker_words(config, self._model_name(model), member, settled, port)
             bundle = self._places[member[0]].bundle
             machine = topology.Machine(cores=bundle.cpus, free_bytes=0)
-            ranks = config.ranks_of(member[1])
+            hosts = config.hosts_of(member[1])
+            ranks = config.ranks_of(member[1]) // hosts
             threads = topology.threads_per_rank(machine.cores, ranks)
             environment = topology.worker_environment(config, machine)
             assigned = {"OMP_NUM_THREADS": str(threads), **passed_on(os.environ)}
+            if hosts > 1:
+                assigned[KEY_VARIABLE] = self._nodes_key
             specs.append(
                 ProcessSpec(
                     member[0],
@@ -129,21 +125,21 @@ class RayEngine:
             return spawn(spec, output)
         if self._interrupted:
             raise OSError("the launcher ends")
-        strategy = PlacementGroupSchedulingStrategy(
-            place.group, placement_group_bundle_index=place.index
-        )
-        actor = (
+        actors = [
             ray.remote(RayChild)
             .options(
                 num_cpus=place.bundle.cpus,
                 num_gpus=place.bundle.gpus,
                 max_restarts=0,
                 max_concurrency=CALLS_AT_ONCE,
-                scheduling_strategy=strategy,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    place.group, placement_group_bundle_index=index
+                ),
             )
-            .remote(spec.name, spec.arguments, spec.environment, spec.assigned)
-        )
-        return _RayProcess(actor, place, os.dup(output))
+            .remote()
+            for index in place.indices
+        ]
+        return RayProcess(spec, actors, os.dup(output), lambda: self._describe(place))
 
     def release(self, names: Collection[str]) -> None:
         """See `Engine`."""
@@ -168,14 +164,20 @@ class RayEngine:
         is_folder = Path(self._config.model).expanduser().exists()
         return str(model) if is_folder else self._config.model
 
-    def _reserve(self, groups: Sequence[Group]) -> dict[str, _Place]:
+    def _describe(self, place: Place) -> str:
+        """Where the start of a worker's actors stands."""
+        if placement_group_table(place.group)["state"] == "CREATED":
+            return "its Ray actor starts"
+        return f"it waits for a place: {no_room([place.asked], _nodes())}"
+
+    def _reserve(self, groups: Sequence[Group]) -> dict[str, Place]:
         """Places for groups of workers.
 
         Raises:
             LaunchError: There is no room; nothing is held then.
         """
         held: list[PlacementGroup] = []
-        places: dict[str, _Place] = {}
+        places: dict[str, Place] = {}
         try:
             for group in groups:
                 made = placement_group(
@@ -185,7 +187,9 @@ class RayEngine:
                 )
                 held.append(made)
                 for index, bundle in enumerate(group.bundles):
-                    places[bundle.name] = _Place(made, index, bundle, group.spread)
+                    earlier = places[bundle.name].indices if bundle.name in places else ()
+                    indices = (*earlier, index)
+                    places[bundle.name] = Place(made, indices, bundle, group.spread)
             self._await(held, groups)
         except BaseException:
             for made in held:
@@ -205,72 +209,21 @@ class RayEngine:
 
     def _await(self, made: Sequence[PlacementGroup], groups: Sequence[Group]) -> None:
         begun_s = told_s = time.monotonic()
+        deployment = [*(place.asked for place in self._places.values()), *groups]
         while waiting := [g for g in made if not g.wait(0)]:
             states = [placement_group_table(group) for group in waiting]
             nodes = _nodes()
             found = [s.get("stats", {}).get("scheduling_state") == "INFEASIBLE" for s in states]
-            if any(found) or is_too_much(groups, nodes):
-                raise LaunchError(no_room(groups, nodes))
+            if any(found) or is_too_much(deployment, nodes):
+                raise LaunchError(no_room(groups, nodes, len(self._places)))
             now_s = time.monotonic()
             if now_s - begun_s > self._config.startup_timeout_s:
-                asked = no_room(groups, nodes)
+                asked = no_room(groups, nodes, len(self._places))
                 raise LaunchError(f"others have what this deployment asks for; {asked}")
             if now_s - told_s > _TELL_EVERY_S:
                 told_s = now_s
                 say("waiting until others give back what this deployment asks of the Ray cluster")
             time.sleep(_LOOK_EVERY_S)
-
-
-class _RayProcess:
-    """`Process` in an actor.
-
-    Args:
-        actor: A `RayChild`.
-        place: Where it is to run.
-        output: Handle that gets what the process says; owned.
-    """
-
-    where = "in a Ray actor"
-
-    def __init__(self, actor: Any, place: _Place, output: int) -> None:
-        self._actor, self._place, self._output = actor, place, output
-
-    def signal(self, number: signal.Signals) -> None:
-        """See `Process`."""
-        if number == signal.SIGKILL:
-            ray.kill(self._actor)  # wherever it is; the kernel ends its process
-        else:
-            self._actor.signal.remote(int(number))
-
-    def wait(self) -> int:
-        """See `Process`. An actor that died counts as killed."""
-        try:
-            self._await_place()
-            while True:
-                said: Output = ray.get(self._actor.read.remote())
-                os.write(self._output, said.text)
-                if said.code is not None:
-                    ray.kill(self._actor)  # its bundle is free for the next one
-                    return said.code
-        except RayError as error:
-            reason = " ".join(str(error).split())
-            self._say(f"its Ray actor is gone: {type(error).__name__}: {reason}")
-            return -signal.SIGKILL
-        finally:
-            os.close(self._output)
-
-    def _await_place(self) -> None:
-        placed = self._actor.where.remote()
-        while not ray.wait([placed], timeout=_TELL_EVERY_S)[0]:
-            if placement_group_table(self._place.group)["state"] == "CREATED":
-                self._say("its Ray actor starts")
-            else:
-                asked = Group(self._place.spread, (self._place.bundle,))
-                self._say(f"it waits for a place: {no_room([asked], _nodes())}")
-        self._say(f"on {ray.get(placed)}")
-
-    def _say(self, text: str) -> None:
-        os.write(self._output, f"tasuki: {text}\n".encode())
 
 
 def count_gpus(on: str) -> int:

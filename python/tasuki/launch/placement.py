@@ -1,28 +1,32 @@
 """What a deployment asks of a cluster, and how it is told that there is no room: pure.
 
-A worker is a *bundle* of resources, which one node gives. Bundles that are spread together
-are a *group*.
+A *bundle* is what one node gives to a worker: one bundle, or one for each of its hosts. Bundles
+that are spread together are a *group*.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.engine import Member
 
-STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict-spread": "STRICT_SPREAD"}
+# How the bundles of one worker lie: a group of its own, unless all workers are apart anyway.
+DIVIDED = "divided"
+_APART = "STRICT_SPREAD"
+STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict-spread": _APART, DIVIDED: _APART}
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one worker has to itself.
+    """What one worker has to itself on one node.
 
     Attributes:
         name: The worker's.
         cpus: CPUs, 1 or more.
-        gpus: GPUs, one for each rank; 0 on the CPU.
+        gpus: GPUs, one for each rank there; 0 on the CPU.
     """
 
     name: str
@@ -40,7 +44,7 @@ class Group:
     """Bundles that are spread together.
 
     Attributes:
-        spread: One of `config.SPREADS`.
+        spread: One of `STRATEGIES`.
         bundles: At least one.
     """
 
@@ -64,22 +68,37 @@ class Node:
 
 
 def make_groups(config: ServeConfig, members: Iterable[Member], on_gpus: bool) -> list[Group]:
-    """The groups of some workers: one of all roles, and one of each role that is said apart."""
+    """The groups of some workers, by role.
+
+    One of all roles, one of each role that is said apart, and one of each worker that is divided
+    among nodes.
+    """
     groups: dict[tuple[str, str], list[Bundle]] = {}
     for name, role in members:
-        ranks = config.ranks_of(role)
+        hosts = config.hosts_of(role)
+        ranks = config.ranks_of(role) // hosts
         bundle = Bundle(name, config.worker_cpus or ranks, ranks if on_gpus else 0)
-        groups.setdefault(config.topology.spread_of(role), []).append(bundle)
+        group, how = config.topology.spread_of(role)
+        if hosts > 1 and STRATEGIES[how] != _APART:
+            group, how = name, DIVIDED
+        groups.setdefault((group, how), []).extend([bundle] * hosts)
     return [Group(how, tuple(bundles)) for (_, how), bundles in groups.items()]
 
 
-def no_room(groups: Sequence[Group], nodes: Sequence[Node]) -> str:
-    """Why these groups have no place: what is asked, what there is, and what helps."""
+def no_room(groups: Sequence[Group], nodes: Sequence[Node], beside: int = 0) -> str:
+    """Why these groups have no place: what is asked, what there is, and what helps.
+
+    Args:
+        groups: What is asked.
+        nodes: All of the cluster.
+        beside: Workers of the deployment that have places.
+    """
     asked = "; ".join(_describe(group) for group in groups)
+    asked += f", beside {beside} other workers" if beside else ""
     have = ", ".join(f"{n.address}: {_amount(n.cpus, n.gpus)}" for n in nodes) or "no node"
     return (
         f"the Ray cluster has no room for {asked}; its nodes have {have}: add nodes, or ask for"
-        " less (--prefill, --decode, --mixed, --tp-*, --worker-cpus, --spread)"
+        " less (--prefill, --decode, --mixed, --tp-*, --hosts-*, --worker-cpus, --spread)"
     )
 
 
@@ -93,20 +112,32 @@ def is_too_much(groups: Sequence[Group], nodes: Sequence[Node]) -> bool:
     cpus, gpus = sum(b.cpus for b in bundles), sum(b.gpus for b in bundles)
     if cpus > sum(n.cpus for n in nodes) or gpus > sum(n.gpus for n in nodes):
         return True
-    apart = [group.bundles for group in groups if group.spread == "strict-spread"]
-    return any(_lack_nodes(each, nodes) for each in apart)
+    apart = [group.bundles for group in groups if STRATEGIES[group.spread] == _APART]
+    return _lack_nodes(apart, nodes) or any(_lack_nodes([each], nodes) for each in apart)
 
 
-def _lack_nodes(bundles: Sequence[Bundle], nodes: Sequence[Node]) -> bool:
-    """Whether there are fewer nodes for some bundles and larger ones than there are of these."""
+def _lack_nodes(groups: Sequence[Sequence[Bundle]], nodes: Sequence[Node]) -> bool:
+    """Whether nodes have too few places for the bundles of some size, and larger ones.
 
-    def needing(least: Bundle) -> int:
-        return sum(b.cpus >= least.cpus and b.gpus >= least.gpus for b in bundles)
+    A node takes one bundle of each group at most.
+    """
 
-    def having(least: Bundle) -> int:
-        return sum(n.cpus >= least.cpus and n.gpus >= least.gpus for n in nodes)
+    def lack(least: Bundle) -> bool:
+        wanted = [sum(_is_as_large(each, least) for each in group) for group in groups]
+        takers = sum(count > 0 for count in wanted)
+        return sum(min(_times(least, node), takers) for node in nodes) < sum(wanted)
 
-    return any(having(bundle) < needing(bundle) for bundle in bundles)
+    return any(lack(bundle) for group in groups for bundle in group)
+
+
+def _is_as_large(bundle: Bundle, least: Bundle) -> bool:
+    return bundle.cpus >= least.cpus and bundle.gpus >= least.gpus
+
+
+def _times(bundle: Bundle, node: Node) -> int:
+    """How often a node has what a bundle asks."""
+    by_cpus = int(node.cpus // bundle.cpus)
+    return min(by_cpus, int(node.gpus // bundle.gpus)) if bundle.gpus else by_cpus
 
 
 def at_address(arguments: Sequence[str], host: str, port: int) -> list[str]:
@@ -117,6 +148,19 @@ def at_address(arguments: Sequence[str], host: str, port: int) -> list[str]:
     return words
 
 
+def divided(arguments: Sequence[str], nodes: Sequence[str], number: int) -> list[str]:
+    """The arguments of a worker's host: what all of them have, and which one it is.
+
+    Args:
+        arguments: Of the worker.
+        nodes: Its hosts, HOST:PORT first; none: it has one, and these are its arguments.
+        number: This host's, from 0.
+    """
+    if not nodes:
+        return list(arguments)
+    return [*arguments, "--nodes", ",".join(nodes), "--rank", str(number)]
+
+
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of the launcher that its workers on other nodes get, too: of libraries alone."""
     kinds = ("UCX_", "NIXL_", "NCCL_", "GLOO_", "HF_", "OMP_")
@@ -124,12 +168,16 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _describe(group: Group) -> str:
-    kinds: dict[tuple[int, int], list[str]] = {}
+    kinds: dict[tuple[int, int], Counter[str]] = {}
     for bundle in group.bundles:
-        kinds.setdefault((bundle.cpus, bundle.gpus), []).append(bundle.name)
-    parts = [f"{', '.join(names)} ({_amount(*kind)} each)" for kind, names in kinds.items()]
+        kinds.setdefault((bundle.cpus, bundle.gpus), Counter())[bundle.name] += 1
+    parts = [f"{_names(names)} ({_amount(*kind)} each)" for kind, names in kinds.items()]
     apart = ", each on a node of its own" if group.spread == "strict-spread" else ""
     return " and ".join(parts) + apart
+
+
+def _names(hosts: Mapping[str, int]) -> str:
+    return ", ".join(name if n == 1 else f"{name} on {n} nodes" for name, n in hosts.items())
 
 
 def _amount(cpus: float, gpus: float) -> str:

@@ -1,4 +1,4 @@
-"""The actor that holds one worker's process on a node of a Ray cluster.
+"""The actor that holds a process on a node of a Ray cluster: a worker, or one host of a worker.
 
 The process ends with its actor, however that ends: by its driver, by Ray, by SIGKILL, or
 because its node lost the cluster. The kernel sees to it (`parent_death.py`), and it means
@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import ray
 
 from tasuki.launch.forking import LocalProcess, spawn
-from tasuki.launch.placement import at_address
+from tasuki.launch.placement import at_address, divided
 from tasuki.launch.topology import ProcessSpec
+from tasuki.worker.config import join_host_port
 
 CALLS_AT_ONCE = 4  # `read` waits in one of them
 _READ_BYTES = 1 << 16
@@ -44,35 +45,54 @@ class Output:
 
 
 class RayChild:
-    """Starts the process when it is made.
+    """Starts one process, when it is told to."""
 
-    Args:
-        name: Of the worker.
-        arguments: Of `tasuki`. The address to bind is put in here: this node's, and the port
-            that is said if it is free here, else any.
-        environment: Added to that of the actor; the actor's own wins.
-        assigned: Added too; wins over everything.
-    """
+    def __init__(self) -> None:
+        self._host: str = ray.util.get_node_ip_address()
+        self._meeting: socket.socket | None = None
+        self._said: queue.SimpleQueue[bytes | int] = queue.SimpleQueue()
+        self._process: LocalProcess | None = None
+        self._begun = threading.Event()
 
-    def __init__(
+    def host(self) -> str:
+        """The address of this node."""
+        return self._host
+
+    def meeting(self) -> str:
+        """HOST:PORT here where the other hosts of the worker may come to.
+
+        The port stays bound, so no other process gets it before the worker listens: both sockets
+        have SO_REUSEADDR, and this one does not listen.
+        """
+        self._meeting = _socket(self._host)
+        self._meeting.bind((self._host, 0))
+        return join_host_port(self._host, self._meeting.getsockname()[1])
+
+    def start(
         self,
         name: str,
         arguments: Sequence[str],
         environment: tuple[tuple[str, str], ...],
         assigned: tuple[tuple[str, str], ...],
-    ) -> None:
-        self._host = ray.util.get_node_ip_address()
-        port = _free_or_any(self._host, int(arguments[list(arguments).index("--port") + 1]))
-        words = tuple(at_address(arguments, self._host, port))
-        program = (sys.executable, "-m", "tasuki")
-        spec = ProcessSpec(name, words, environment, "", program, assigned)
-        self._said: queue.SimpleQueue[bytes | int] = queue.SimpleQueue()
-        self._process: LocalProcess | None = None
-        self._begun = threading.Event()
-        threading.Thread(target=self._run, args=(spec,), name="fork", daemon=True).start()
+        nodes: Sequence[str],
+        number: int,
+    ) -> str:
+        """Start the process; its place, for the log.
 
-    def where(self) -> str:
-        """The process's place, for the log."""
+        Args:
+            name: Of the worker.
+            arguments: Of `tasuki`. The address to bind is put in here: this node's, and the port
+                that is said if it is free here, else any.
+            environment: Added to that of the actor; the actor's own wins.
+            assigned: Added too; wins over everything.
+            nodes: Hosts of the worker, HOST:PORT first; none: it has one.
+            number: This host's among them.
+        """
+        port = _free_or_any(self._host, int(arguments[list(arguments).index("--port") + 1]))
+        words = divided(at_address(arguments, self._host, 0 if number else port), nodes, number)
+        program = (sys.executable, "-m", "tasuki")
+        spec = ProcessSpec(name, tuple(words), environment, "", program, assigned)
+        threading.Thread(target=self._run, args=(spec,), name="fork", daemon=True).start()
         self._begun.wait()
         place = f"node {self._host}"
         return place if self._process is None else f"{place}, {self._process.where}"
@@ -122,10 +142,16 @@ class RayChild:
 
 def _free_or_any(host: str, port: int) -> int:
     """`port`, or 0 if another process of this node has it."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _socket(host) as probe:
         try:
             probe.bind((host, port))
         except OSError:
             return 0
     return port
+
+
+def _socket(host: str) -> socket.socket:
+    """A socket that can be bound at an address of this node."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made

@@ -14,6 +14,7 @@ from tasuki.options import first_refused, option
 
 ROLES = ("prefill", "decode", "mixed")
 MAX_RANKS = 64
+KEY_VARIABLE = "TASUKI_NODES_KEY"  # the secret of the hosts of --nodes
 
 
 class ConfigError(TasukiError):

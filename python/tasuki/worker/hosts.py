@@ -33,10 +33,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 from tasuki.errors import TasukiError
+from tasuki.worker.config import KEY_VARIABLE
 
 log = logging.getLogger(__name__)
 
-KEY_VARIABLE = "TASUKI_NODES_KEY"
 # What the connection `alive` says: the first host once, then the other one once.
 SERVES, END_ORDER = "serves", "end"
 _READ_BYTES = 1 << 16
