@@ -74,13 +74,18 @@ test: ## Everything that is checked: lint, Rust tests, Python tests
 	@$(MAKE) setup-dev FEATURES=tls,otel
 	@$(MAKE) test-all
 
-test-all: lint model
+# On two cores: what uses one of them runs beside something else.
+test-all: setup-dev
 	@mkdir -p target
+	@$(MAKE) --jobs=3 --output-sync=target lint-python lint-rust model-files
 	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
-	@$(MAKE) fuzz FUZZ_S=60 TASUKI_TEST_SEED=0
-	@$(BIN)/python -m pytest -n 2 --max-worker-restart 0 -m "not (long or cluster or upgrade)" 2>&1 | tee target/pytest.log; \
+	@set -m; nice make fuzz FUZZ_S=60 TASUKI_TEST_SEED=0 >target/fuzz.log 2>&1 & fuzz=$$!; set +m; \
+	trap "kill -- -$$fuzz 2>/dev/null || :" EXIT; failed=0; \
+	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 -m "not (long or cluster or upgrade)" 2>&1 | \
+		tee target/pytest.log || failed=1; \
+	wait $$fuzz || { failed=1; cat target/fuzz.log; }; \
 	echo; echo "cargo test:"; grep '^test result' target/cargo-test.log; \
-	echo "pytest:"; tail -n 1 target/pytest.log
+	echo "fuzz:"; tail -n 1 target/fuzz.log; echo "pytest:"; tail -n 1 target/pytest.log; exit $$failed
 
 test-long: setup-dev model ## What `make test` has a shorter version of
 	@$(BIN)/python -m pytest -m long

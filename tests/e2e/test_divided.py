@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.client import Client
-from support.deployment import Deployment
+from support.deployment import Deployment, Options
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
 from support.processes import further_ranks
@@ -48,18 +48,19 @@ def serving(model: Path, degree: int, log: Path, workers: int = 1) -> Iterator[C
 
 @pytest.mark.parametrize("degree", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_a_divided_model_gives_the_tokens_of_a_whole_one(
-    tiny: Deployment, tiny_model: Path, tmp_path: Path, degree: int
+    tiny: Deployment, tiny_model: Path, deploy: Callable[[Options], Deployment], degree: int
 ) -> None:
     """Many requests at once, in chunks and sampled ones too. With 4 ranks KV heads are double."""
     asked = [(prompt(length), {}) for length in (1, 16, 17, 300, 1000)]
     asked += [(prompt(length), SAMPLED) for length in (3, 40)]
-    with (
-        serving(tiny_model, degree, tmp_path / "serve.log") as client,
-        ThreadPoolExecutor(len(asked)) as pool,
-    ):
-        got = list(pool.map(lambda one: client.complete(one[0], max_tokens=24, **one[1]), asked))
-        for (tokens, options), answer in zip(asked, got, strict=True):
-            assert answer.tokens == tiny.http.complete(tokens, max_tokens=24, **options).tokens
+    worker = ("--kv-memory", "64000000", "--tp", str(degree))
+    system = deploy(Options(tiny_model, mixed=1, worker=worker))
+    with ThreadPoolExecutor(len(asked)) as pool:
+        got = list(
+            pool.map(lambda one: system.http.complete(one[0], max_tokens=24, **one[1]), asked)
+        )
+    for (tokens, options), answer in zip(asked, got, strict=True):
+        assert answer.tokens == tiny.http.complete(tokens, max_tokens=24, **options).tokens
 
 
 def busy_worker(client: Client) -> str | None:

@@ -1,17 +1,17 @@
-"""Workers of several ranks through `tasuki serve`: the tokens of workers of one."""
+"""Workers of several ranks: the tokens of workers of one; their death under `tasuki serve`."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.client import Client
-from support.deployment import ROLE_PREFERENCE, Deployment
+from support.deployment import ROLE_PREFERENCE, Deployment, Options
 from support.metrics import Metrics
 from support.models import VOCAB_SIZE
 from support.processes import further_ranks
@@ -25,6 +25,7 @@ BLOCK = 16
 HEAD_BYTES = 3 * 2 * 16 * BLOCK * 4
 KV_HEADS = 2
 LENGTHS = (1, 16, 17, 300, 1000)
+CHECKED = ("--kv-memory", "64000000", "--kv-digest", "all")
 
 
 def prompt(length: int) -> list[int]:
@@ -49,40 +50,38 @@ def serving(model: Path, topology: Topology, log: Path, **options: object) -> It
         server.stop()
 
 
-def totals(client: Client) -> Metrics:
-    return Metrics(client.http.get("/metrics").text)
-
-
 @pytest.mark.parametrize(
     ("prefill", "decode"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.long), (1, 4)]
 )
 def test_split_between_degrees_gives_the_tokens_of_workers_of_one(
-    tiny: Deployment, tiny_model: Path, tmp_path: Path, prefill: int, decode: int
+    tiny: Deployment,
+    tiny_model: Path,
+    deploy: Callable[[Options], Deployment],
+    prefill: int,
+    decode: int,
 ) -> None:
     """With 4 ranks every KV head is on two of them, and read into both."""
-    degrees = {"tp-prefill": prefill, "tp-decode": decode, "kv-digest": "all"}
-    with serving(tiny_model, Topology(1, 1, 0), tmp_path / "serve.log", **degrees) as client:
-        blocks = 0
-        for length in LENGTHS:
-            answer = client.complete(prompt(length), max_tokens=24)
-            assert answer.tokens == tiny.http.complete(prompt(length), max_tokens=24).tokens
-            blocks += -(-length // BLOCK)
+    degrees = {"prefill": ("--tp", str(prefill)), "decode": ("--tp", str(decode))}
+    system = deploy(Options(tiny_model, prefill=1, decode=1, worker=CHECKED, by_role=degrees))
+    blocks = 0
+    for length in LENGTHS:
+        answer = system.http.complete(prompt(length), max_tokens=24)
+        assert answer.tokens == tiny.http.complete(prompt(length), max_tokens=24).tokens
+        blocks += -(-length // BLOCK)
 
-        def counted() -> bool:
-            pulled = totals(client).sum("tasuki_worker_kv_pulled_blocks_total", role="decode")
-            return pulled == blocks
-
-        until(counted, f"{blocks} blocks are pulled", deadline_s=20)
-        found = totals(client)
-        moved = blocks * max(KV_HEADS, decode) * HEAD_BYTES
-        assert found.sum("tasuki_worker_kv_pulled_bytes_total", role="decode") == moved
-        assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
-        assert found.sum("tasuki_worker_kv_pull_failures_total", role="decode") == 0
-        digests = blocks * max(KV_HEADS, decode)
-        assert found.sum("tasuki_worker_kv_digests_total", role="decode") == digests
-        assert found.sum("tasuki_worker_kv_digest_mismatches_total", role="decode") == 0
-        assert found.sum("tasuki_kv_pair_bytes_total", role="decode") == moved
-        assert not found.find("tasuki_kv_pair_failures_total")
+    until(
+        lambda: system.total("kv_pulled_blocks_total", "decode") == blocks,
+        f"{blocks} blocks are pulled",
+        deadline_s=20,
+    )
+    moved = blocks * max(KV_HEADS, decode) * HEAD_BYTES
+    assert system.total("kv_pulled_bytes_total", "decode") == moved
+    assert system.total("prompt_tokens_computed_total", "decode") == 0
+    assert system.total("kv_pull_failures_total", "decode") == 0
+    assert system.total("kv_digests_total", "decode") == blocks * max(KV_HEADS, decode)
+    assert system.total("kv_digest_mismatches_total", "decode") == 0
+    assert system.metrics().sum("tasuki_kv_pair_bytes_total", role="decode") == moved
+    assert not system.metrics().find("tasuki_kv_pair_failures_total")
 
 
 def test_degrees_and_block_sizes_may_differ_at_once(
@@ -94,10 +93,13 @@ def test_degrees_and_block_sizes_may_differ_at_once(
             answer = client.complete(prompt(length), max_tokens=24)
             assert answer.tokens == tiny.http.complete(prompt(length), max_tokens=24).tokens
         blocks = sum(-(-length // 24) for length in LENGTHS)
+
+        def totals() -> Metrics:
+            return Metrics(client.http.get("/metrics").text)
+
         name = "tasuki_worker_kv_pulled_blocks_total"
-        pulled = lambda: totals(client).sum(name, role="decode") == blocks  # noqa: E731
-        until(pulled, f"{blocks} blocks are pulled", deadline_s=20)
-        found = totals(client)
+        until(lambda: totals().sum(name, role="decode") == blocks, "pulled blocks", deadline_s=20)
+        found = totals()
         assert found.sum("tasuki_worker_prompt_tokens_computed_total", role="decode") == 0
         digests = sum(-(-length // 8) for length in LENGTHS) * KV_HEADS
         assert found.sum("tasuki_worker_kv_digests_total", role="decode") == digests

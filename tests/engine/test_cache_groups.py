@@ -17,6 +17,7 @@ from tasuki.engine.cache_groups import (
     longest_blocks,
     pages_for,
 )
+from tasuki.engine.config import EngineConfig
 from tasuki.engine.errors import EngineConfigError
 
 BLOCK = 4
@@ -34,6 +35,29 @@ def test_layers_of_one_kind_are_in_groups_of_about_one_size():
     assert [(group.window, len(group.layers)) for group in gpt_oss] == [(None, 12), (128, 12)]
     [all_alike] = group_layers([4096] * 5)
     assert (all_alike.kind, all_alike.layers) == ("window", (0, 1, 2, 3, 4))
+
+
+SHAPES = {
+    "gpt-oss-20b": [128, None] * 12,
+    "gemma-3-27b": [None if layer % 6 == 5 else 1024 for layer in range(62)],
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "share"),
+    [("gpt-oss-20b", 4000, 0.52), ("gpt-oss-20b", 100, 1.0), ("gemma-3-27b", 4000, 0.41)],
+)
+def test_memory_and_transfers_fall_with_the_windows(shape: str, tokens: int, share: float):
+    """What is kept after a prompt, which is what moves, beside all tokens of all layers."""
+    windows, size = SHAPES[shape], 16
+    groups = group_layers(windows)
+    config = EngineConfig(100_000, 8192, VOCAB, block_size=size, groups=groups)
+    blocks = -(-tokens // size)
+    seen = [0 if window is None else max(0, tokens + 1 - window) for window in windows]
+    needed = sum(blocks - first // size for first in seen)  # of single layers
+    kept = config.pages_kept(tokens) * layers_of_page(groups)
+    assert needed <= kept <= 1.12 * needed, "pages of the smaller groups have room to spare"
+    assert kept / (len(windows) * blocks) == pytest.approx(share, abs=0.005)
 
 
 @pytest.mark.parametrize("tokens", range(1, 40))
