@@ -70,6 +70,11 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
 
     # What it prints works as pasted.
     assert paste(sys.executable, "-c", printed(process, "from openai import")).strip()
+    document = json.loads(paste("sh", "-c", printed(process, "curl ")))
+    assert document["choices"][0]["message"]["content"]
+
+    # Real work has started every thread: idle workers use little processor.
+    assert max(idle_shares(process, window_s=10.0).values()) < 0.03
 
     # It says what it settled on, worker by worker, and stays on this machine.
     for name in ("prefill-0", "decode-0"):
@@ -114,20 +119,20 @@ def test_serves_restarts_and_leaves_nothing_behind(serve: Serve, tiny_model: Pat
     client.close()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl to run the printed command")
-def test_the_printed_curl_command_and_dashboard_work_as_pasted(
-    serve: Serve, tiny_model: Path
-) -> None:
-    words = ["--model", str(tiny_model), "--dtype", "float32", "--mixed", "1", "--port", "0"]
-    process = serve(*words, "--admin-port", str(free_port()))
-    wait_ready(Client(wait_for_url(process), ""))
-    document = json.loads(paste("sh", "-c", printed(process, "curl ")))
-    assert document["choices"][0]["message"]["content"]
-    dashboard = re.search(
-        r"dashboard: (http://127\.0\.0\.1:\d+/dashboard)$", process.output(), re.M
-    )
-    assert dashboard is not None, process.output()
-    assert "<title>Tasuki dashboard</title>" in paste("curl", "-s", dashboard[1])
+def idle_shares(process: Process, window_s: float) -> dict[str, float]:
+    """What part of a core each worker uses while nothing is asked of it."""
+    workers = workers_of(process)
+    assert len(workers) == 2
+
+    def used() -> dict[str, float]:
+        times = {name: worker.cpu_times() for name, worker in workers.items()}
+        return {name: time.user + time.system for name, time in times.items()}
+
+    before = used()
+    time.sleep(window_s)  # the window of the measurement
+    shares = {name: (after - before[name]) / window_s for name, after in used().items()}
+    print(shares)
+    return shares
 
 
 def decode_is_known(client: Client) -> bool:
@@ -190,29 +195,6 @@ def test_a_start_that_takes_too_long_ends_and_keeps_the_logs_it_names(
     assert (Path(named[1]) / "decode-0.log").is_file()
 
 
-def test_idle_workers_use_little_processor(serve: Serve, tiny_model: Path) -> None:
-    """Under 3% of a core each over ten seconds, after real work has started every thread."""
-    process = serve("--model", str(tiny_model), "--dtype", "float32")
-    client = Client(wait_for_url(process), "")
-    wait_ready(client)
-    client.model = model_name(client)
-    client.complete("gong bast", max_tokens=20)
-    workers = workers_of(process)
-    assert len(workers) == 2
-    window_s = 10.0
-
-    def used() -> dict[str, float]:
-        times = {name: worker.cpu_times() for name, worker in workers.items()}
-        return {name: time.user + time.system for name, time in times.items()}
-
-    before = used()
-    time.sleep(window_s)  # the window of the measurement
-    shares = {name: (after - before[name]) / window_s for name, after in used().items()}
-    print(shares)
-    client.close()
-    assert max(shares.values()) < 0.03, shares
-
-
 def test_the_demo_answers_accounts_for_its_time_and_ends(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ["demo", "--model", str(tiny_model), "--dtype", "float32"]
     process = Process("demo", arguments, tmp_path / "demo.log")
@@ -223,7 +205,7 @@ def test_the_demo_answers_accounts_for_its_time_and_ends(tiny_model: Path, tmp_p
     assert re.search(r"from worker (\d) to (?!\1)\d", process.output()), process.output()
 
 
-def test_api_keys_are_made_required_and_withdrawn(
+def test_api_keys_are_made_required_and_withdrawn_and_the_dashboard_needs_none(
     serve: Serve, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-m", "tasuki", "api-key", "web", "--max-requests", "1"]
@@ -235,7 +217,8 @@ def test_api_keys_are_made_required_and_withdrawn(
     monkeypatch.setenv("OWN_KEY", "tk-own")
     settings = ("--dtype", "float32", "--max-model-len", "512", "--port", "0", "--mixed", "1")
     required = ("--api-keys-file", str(keys), "--api-key-env", "OWN_KEY")
-    process = serve("--model", str(tiny_model), *settings, *required)
+    admin = ("--admin-port", str(free_port()))
+    process = serve("--model", str(tiny_model), *settings, *required, *admin)
     client = Client(wait_for_url(process), tiny_model.name)
 
     def status(key: str | None) -> int:
@@ -247,6 +230,11 @@ def test_api_keys_are_made_required_and_withdrawn(
     # The environment has the key that the pasted line names.
     pasted = paste("bash", "-c", printed(process, "curl "))
     assert json.loads(pasted)["object"] == "chat.completion"
+    dashboard = re.search(
+        r"dashboard: (http://127\.0\.0\.1:\d+/dashboard)$", process.output(), re.M
+    )
+    assert dashboard is not None, process.output()
+    assert "<title>Tasuki dashboard</title>" in paste("curl", "-s", dashboard[1])
     keys.write_text("")
     until(lambda: status(key) == 401, "the key is withdrawn", deadline_s=20)
     assert status("tk-own") == 200

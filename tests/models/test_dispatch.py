@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,18 @@ def test_the_first_start_measures_and_the_second_reads(
     assert clock.asked == []
     with pytest.raises(DispatchError, match=r"none\.json, which cannot be read"):
         settle(model, str(tmp_path / "none.json"), ALONE)
+
+
+def test_a_model_without_choices_keeps_the_default_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save("qwen3", tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+    with caplog.at_level(logging.INFO):
+        settle(loaded, "measured", ALONE)
+    assert "dispatch: the default, as only the Llama family on a GPU" in caplog.text
+    with pytest.raises(DispatchError, match=r"none\.json, which cannot be read"):
+        settle(loaded, str(tmp_path / "none.json"), ALONE)
 
 
 def test_a_new_choice_is_measured_although_there_is_a_table(

@@ -28,23 +28,27 @@ def settle(model: CausalModel, wanted: str, collective: Collective) -> None:
     """Choose what computes the GEMMs of `model`, alike on all ranks; call it on all of them.
 
     Args:
-        model: Loaded; those without kernels of ours, or with experts, have nothing to choose.
+        model: Loaded; one without kernels of ours, or with experts, keeps the default, and says so.
         wanted: `default`, `measured`, or a file that the latter wrote.
         collective: Joins the ranks.
 
     Raises:
         DispatchError: The file cannot be used.
     """
-    if wanted == "default" or not isinstance(model, LlamaModel):
+    if wanted == "default":
         return
-    ops = model.ops
-    if not isinstance(ops, CudaOps) or model.spec.experts is not None:
+    given = None if wanted == "measured" else load(Path(wanted))
+    if not isinstance(model, LlamaModel) or not isinstance(ops := model.ops, CudaOps):
+        log.info("dispatch: the default, as only the Llama family on a GPU has choices")
+        return
+    if model.spec.experts is not None:
+        log.info("dispatch: the default, as layers with experts have no choices")
         return
     if not all(isinstance(part_of(gemm), PlainLinear) for gemm in gemms_of(model.layers[0])):
         log.info("dispatch: the default, as weights are fp8")
         return
-    if wanted != "measured":
-        ops.table = load(Path(wanted))
+    if given is not None:
+        ops.table = given
         log.info("dispatch: as %s says", wanted)
         return
     table = _measured(ops, model) if collective.is_first else Table()
