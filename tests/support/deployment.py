@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from support.client import Client
+from support.direct import fresh_load
 from support.metrics import Metrics
 from support.processes import Process
 from support.relay import Relay
 from support.waiting import free_port, until
+from tasuki.v1.worker_pb2 import Load
 
 MODEL_NAME = "test-model"
 ROLE_PREFERENCE = 1000.0
@@ -58,6 +60,13 @@ class Options:
 
     def roles(self) -> list[str]:
         return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+
+
+def _is_idle(load: Load) -> bool:
+    """Whether a worker has nothing to do, and nobody holds a block of its."""
+    busy = load.waiting_requests + load.running_requests
+    kept = load.leased_blocks + load.quarantined_blocks
+    return not busy and not kept and load.free_blocks == load.total_blocks
 
 
 @dataclass
@@ -245,6 +254,23 @@ class Deployment:
             interval_s=0.1,
         )
 
+    def wait_end(self) -> None:
+        """The idle integrity check where nothing is read off `/metrics` after it.
+
+        Workers are asked themselves, so that nobody has to wait for their reports.
+
+        Raises:
+            TimeoutError: as `wait_idle`.
+        """
+        until(
+            lambda: not self.held() and not self.metrics().sum("tasuki_requests_in_flight"),
+            lambda: f"an idle system; still held: {self.held()}\n{self.logs()}",
+            deadline_s=IDLE_DEADLINE_S,
+        )
+        loads = [fresh_load(f"127.0.0.1:{worker.port}") for worker in self.alive_workers()]
+        if not all(load is not None and _is_idle(load) for load in loads):
+            self.wait_idle()
+
     def wait_quiet(self) -> None:
         """Waits until the latest reports say idle: enough between two requests."""
         until(lambda: not self.held(), lambda: f"quiet; still held: {self.held()}")
@@ -336,7 +362,7 @@ class Deployment:
         """
         try:
             if self.alive_workers():
-                self.wait_idle()
+                self.wait_end()
             assert self.router is not None
             for group in ([self.router], [w.process for w in self.alive_workers()]):
                 for process in group:

@@ -17,6 +17,31 @@ from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerStub
 
 
+def fresh_load(address: str, timeout_s: float = 5.0) -> pb.Load | None:
+    """The load of a worker as it is now: a new stream is told it at once.
+
+    Args:
+        address: `host:port` of the worker.
+        timeout_s: For the answer.
+
+    Returns:
+        None: it cannot be asked.
+    """
+    outgoing: queue.Queue[pb.RouterMessage | None] = queue.Queue()
+    with grpc.insecure_channel(address) as channel:
+        call = WorkerStub(channel).Serve(iter(outgoing.get, None), timeout=timeout_s)
+        try:
+            for message in call:
+                if message.HasField("step") and message.step.load.total_blocks:
+                    return message.step.load
+        except grpc.RpcError:
+            pass  # stopped, or strangers are refused
+        finally:
+            outgoing.put(None)
+            call.cancel()
+    return None
+
+
 class WorkerStream:
     """One `Serve` stream; what the worker says is put on a queue shared by all.
 
