@@ -142,7 +142,7 @@ def test_honest_streams_go_on_undisturbed(system: Deployment, sixteen: list[Refe
         assert counts.get(way, 0) > 0, (way, counts)
     assert not [way for way in counts if ".5" in way and not way.endswith(".503")], counts
     assert ratio < MOST_TOKEN_TIME_RATIO
-    system.wait_idle()
+    system.check_idle()
 
 
 def http_errors(system: Deployment, status: str) -> float:

@@ -60,7 +60,7 @@ def settled(system: Deployment) -> Iterator[None]:
     yield
     for worker in system.alive_workers():
         system.continue_process(worker.name)
-    system.wait_idle()
+    system.check_idle()
     system.restore()
 
 

@@ -52,7 +52,7 @@ def test_decode_stopped_past_its_lease(
         system.continue_process("decode-0")
     answers = crowd.finish()
     assert any(answer.timings and answer.timings["replacements"] for answer in answers)
-    system.wait_idle()
+    system.check_idle()
 
 
 def test_prefill_stopped_past_its_lease(
@@ -71,7 +71,7 @@ def test_prefill_stopped_past_its_lease(
     system.continue_process("prefill-0")
     answers = crowd.finish()
     assert any(answer.timings and answer.timings["replacements"] for answer in answers)
-    system.wait_idle()
+    system.check_idle()
 
 
 def test_operator_may_prefer_failure_to_recomputing(
@@ -100,7 +100,7 @@ def test_operator_may_prefer_failure_to_recomputing(
         assert isinstance(failure, AnswerError)
         assert "KV" in failure.message
         assert "127.0.0.1" not in str(failure)
-    system.wait_idle()
+    system.check_idle()
 
 
 def leased(model: Path, *router: str) -> Options:

@@ -122,7 +122,7 @@ def test_random_lengths_aborts_and_disconnects(system: Deployment) -> None:
     for outcome in ("complete", "stream", "hang-up in the stream", "two choices"):
         assert found[outcome] > REQUESTS // 10, found
     assert found["hang-up before the answer"] > REQUESTS // 50, found
-    system.wait_idle()
+    system.check_idle()
 
 
 def slope(samples: list[tuple[int, int]]) -> float:
@@ -209,7 +209,7 @@ def test_memory_does_not_grow(system: Deployment, switch: Path) -> None:
     warm_up(system)
     grown = growth_with_a_leak(system, switch, is_over)
     assert max(grown.values()) < LIMIT_BYTES_PER_REQUEST, grown
-    system.wait_idle()
+    system.check_idle()
 
 
 @pytest.mark.long
@@ -219,4 +219,4 @@ def test_memory_does_not_grow_for_long(system: Deployment, switch: Path) -> None
     end_s = time.monotonic() + SOAK_S
     grown = growth_with_a_leak(system, switch, lambda *_: time.monotonic() > end_s)
     assert max(grown.values()) < LIMIT_BYTES_PER_REQUEST, grown
-    system.wait_idle()
+    system.check_idle()

@@ -45,7 +45,7 @@ def until_returned(system: Deployment, switch: Path) -> None:
     assert system.total("stuck_blocks", "decode") > 0
     switch.unlink()
     until(lambda: system.total("stuck_blocks", "decode") == 0, "the blocks' return")
-    system.wait_idle()
+    system.check_idle()
 
 
 def test_the_request_is_computed_again(

@@ -254,7 +254,7 @@ class Deployment:
             interval_s=0.1,
         )
 
-    def wait_end(self) -> None:
+    def check_idle(self) -> None:
         """The idle integrity check where nothing is read off `/metrics` after it.
 
         Workers are asked themselves, so that nobody has to wait for their reports.
@@ -362,7 +362,7 @@ class Deployment:
         """
         try:
             if self.alive_workers():
-                self.wait_end()
+                self.check_idle()
             assert self.router is not None
             for group in ([self.router], [w.process for w in self.alive_workers()]):
                 for process in group:
