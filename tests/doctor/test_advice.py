@@ -32,6 +32,14 @@ def test_a_gain_within_the_replays_own_error_is_no_advice() -> None:
     assert words.endswith("add workers")
 
 
+def test_ratios_that_serve_nothing_in_the_replay_are_left_out() -> None:
+    nothing: dict[str, Any] = {"change_percent": {}, "trust": {"median_percent": 9.0}}
+    assert best({"1:2": nothing, "2:1": report(-40.0, 18.0, 9.0)}).startswith("2:1 would give")
+    assert best({"1:2": nothing}).startswith("no other ratio serves the requests of your log")
+    unknown = {"change_percent": {}, "trust": {"median_percent": None}}
+    assert "add workers" in best({"1:2": unknown})
+
+
 @pytest.mark.system
 def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     path = tmp_path / "requests.log"

@@ -45,8 +45,11 @@ def best(said: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         said: What `tasuki simulate LOG --json` said of each way; at least one.
     """
-    name = min(said, key=lambda each: float(said[each]["change_percent"][_TOLD]))
-    change, off = said[name]["change_percent"], float(said[name]["trust"]["median_percent"])
+    served = {name: report for name, report in said.items() if _says_all(report)}
+    if not served:
+        return "no other ratio serves the requests of your log in its replay; add workers"
+    name = min(served, key=lambda each: float(served[each]["change_percent"][_TOLD]))
+    change, off = served[name]["change_percent"], float(served[name]["trust"]["median_percent"])
     told = (
         f"{change[_TOLD]:+.0f}% end-to-end time (p95) and {change['requests_per_s']:+.0f}% requests"
         f" per second, by a replay of your own log that is {off:.0f}% off in the median"
@@ -54,6 +57,12 @@ def best(said: Mapping[str, Mapping[str, Any]]) -> str:
     if -float(change[_TOLD]) > off:
         return f"{name} would give {told}"
     return f"no other ratio is surely better: {name} would give {told}; add workers"
+
+
+def _says_all(report: Mapping[str, Any]) -> bool:
+    """Whether requests were served in both replays: else there is nothing to compare."""
+    change, off = report["change_percent"], report["trust"]["median_percent"]
+    return None not in (off, change.get(_TOLD), change.get("requests_per_s"))
 
 
 def _replay(log: Path, words: tuple[str, ...]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def _figure(plan: Plan, options: Options, suffix: str) -> Figure:
     return Figure(
         name=f"plan{suffix}",
         title=f"Designs for {plan.label}: {plan.best}",
-        subtitle=plan.steps,
+        subtitle=plan.steps.partition(";")[0],
         panels=tuple(_panel(plan, metric, limits.get(metric)) for metric in _METRICS),
         columns=2,
         note=(
