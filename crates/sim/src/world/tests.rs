@@ -177,6 +177,21 @@ fn with_an_objective_what_would_be_late_is_refused() {
 }
 
 #[test]
+fn a_prompt_longer_than_the_objective_is_served_by_an_idle_worker_alone() {
+    let mut config = config(&[Role::Mixed]);
+    config.warm_router = true;
+    config.admission.ttft = Some(std::time::Duration::from_millis(200));
+    // Each takes 0.4 s; the second one comes while the first one is computed.
+    let mut two = (0..2).map(|index| {
+        let at = Time::from_s(0.1 * index as f64);
+        Request::new(index, at, 3_900, 4)
+    });
+    let run = simulate(config, &mut two);
+    let refused = run.outcomes.iter().filter(|o| o.failure.is_some());
+    assert_eq!(refused.map(|o| o.index).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn requests_survive_a_crash_of_any_worker() {
     let roles = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
     for worker in 0..4 {

@@ -110,11 +110,12 @@ fn scheme() -> ChunkScheme {
     ChunkScheme::of_blocks(Identity::default(), 32)
 }
 
-/// Requests of 100 to 1,600 tokens, at uneven times.
-fn requests() -> impl Iterator<Item = Request> {
-    (0..160).map(|index: usize| {
+/// Requests of 100 to 1,600 tokens: so many at once, and at uneven times if they come alone.
+fn requests(burst: usize) -> impl Iterator<Item = Request> {
+    (0..160).map(move |index: usize| {
         let tokens = 100 + (index * 379 % 1_500) as u32;
-        let at_s = 0.09 * index as f64 + 0.03 * (index * 7 % 3) as f64;
+        let first = index / burst * burst;
+        let at_s = 0.09 * first as f64 + 0.03 * (first * 7 % 3) as f64;
         let names = Chunks::new(&[scheme()], "", &prompt(index, tokens));
         Request {
             chunks: names.by(&scheme()).into(),
@@ -268,9 +269,9 @@ impl Router {
 }
 
 /// What the simulator decided, and what the router decides when it is told the same.
-async fn both(seed: u64) -> (Vec<Decision>, Vec<Decision>) {
+async fn both(seed: u64, burst: usize) -> (Vec<Decision>, Vec<Decision>) {
     let config = config();
-    let run = simulate(config.clone(), &mut requests());
+    let run = simulate(config.clone(), &mut requests(burst));
     let admitted = run
         .outcomes
         .iter()
@@ -311,7 +312,16 @@ async fn both(seed: u64) -> (Vec<Decision>, Vec<Decision>) {
 
 #[tokio::test]
 async fn the_router_decides_as_the_simulator_does() {
-    let (simulated, decided) = both(0).await;
+    same(1).await;
+}
+
+#[tokio::test]
+async fn they_decide_alike_when_many_requests_come_at_once() {
+    same(20).await;
+}
+
+async fn same(burst: usize) {
+    let (simulated, decided) = both(0, burst).await;
     // Both kinds of placement and all workers occur.
     let kinds = [LegKind::Colocated, LegKind::Prefill, LegKind::Decode];
     for kind in kinds {
@@ -342,6 +352,6 @@ async fn the_router_decides_as_the_simulator_does() {
 
 #[tokio::test]
 async fn a_router_of_another_seed_decides_otherwise() {
-    let (simulated, decided) = both(1).await;
+    let (simulated, decided) = both(1, 1).await;
     assert_ne!(simulated, decided);
 }
