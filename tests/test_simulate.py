@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasuki import _native
 from tasuki.cli import app
@@ -71,6 +72,129 @@ def test_what_cannot_be_simulated_is_refused_by_name(capfd: pytest.CaptureFixtur
     assert _native.run_simulate(["--rates", "step-ms=x"]) == 2
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--link-gb-s=0",
+        "--host-link-gb-s=-1",
+        "--kv-bytes-per-token=-8",
+        "--message-ms=-1",
+        "--handoff-ms=nan",
+        "--itl-target-ms=-1",
+        "--duration-s=-3",
+        "--ttft-target-ms=0",
+        "--role-preference=-1",
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(
+    wrong: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _native.run_simulate(["--rates", RATES, *LOAD, wrong]) == 2
+    printed = capfd.readouterr().err
+    assert wrong.partition("=")[0] in printed
+    assert "it must be a number" in printed
+
+
+@pytest.mark.parametrize("wrong", ["--attainment=1.5", "--attainment=0", "--request-rate=-1"])
+def test_goals_that_mean_nothing_are_refused(wrong: str, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES, *LOAD[:2]]
+    assert _native.run_plan([*words, wrong]) == 2
+    assert "it must be a number" in capfd.readouterr().err
+
+
+def test_a_plan_without_an_answer_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    words = ["--gpus", "2", "--rates", RATES, "--lengths", "500:50", "--probe-requests", "50"]
+    words += ["--designs", "1", "--output", str(output)]
+    assert _native.run_plan([*words, "--slo", "ttft=1s,tpot=1ms"]) == 1
+    printed = capfd.readouterr().out
+    assert "no design meets the objectives" in printed
+    assert "TPOT breaks first" in printed
+    assert "start it" not in printed
+    assert json.loads(output.read_text())["best"]["rate"] == 0.0
+
+
+def test_a_rate_that_no_run_could_refute_is_not_promised(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Few requests are all served within loose objectives, at whatever rate they come."""
+    output = tmp_path / "plan.json"
+    words = ["--gpus", "2", "--rates", RATES, "--lengths", "500:50", "--num-requests", "100"]
+    words += ["--designs", "1", "--no-variations", "--slo", "ttft=60s,tpot=1s"]
+    assert _native.run_plan([*words, "--output", str(output)]) == 0
+    best = json.loads(output.read_text())["best"]
+    longest_s = 60 + 50 * 1  # of a request that just meets the objectives
+    assert 0 < best["rate"] <= 100 / (0.8 * longest_s)
+    assert "raise --probe-requests" in best["binds"]
+    assert "prompts of 500 tokens and answers of 50" in capfd.readouterr().out
+
+
+def test_the_degree_of_a_plan_can_be_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--gpus", "2", "--gpu", "NVIDIA H200", "--model", str(tmp_path), "--quick"]
+    words += ["--slo", "ttft=2s,tpot=50ms", "--lengths", "500:50", "--tensor-parallel"]
+    assert _native.run_plan([*words, "2"]) == 0
+    assert f"tasuki serve --model {tmp_path} --mixed 1 --tp-mixed 2" in capfd.readouterr().out
+    assert _native.run_plan([*words, "4"]) == 1
+    assert "--tensor-parallel is 4: use at most --gpus (2)" in capfd.readouterr().err
+
+
+def test_plan_alone_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan"]) == 2
+    assert "--slo <SLO>" in capfd.readouterr().err
+
+
+def steps_file(path: Path, **more: object) -> Path:
+    """Steps of 10 ms, and 10 us for each token of a prompt."""
+    content: dict[str, object] = {
+        "kind": "steps",
+        "label": "made",
+        "model": "made",
+        "machine": {"gpus": []},
+        "engine": {"block_size_tokens": 16, "block_bytes": 1000, "num_blocks": 4096},
+        "prefill": [{"tokens": n, "context": 0, "seconds": 0.005 + 1e-5 * n} for n in (64, 512)],
+        "decode": [{"batch": n, "context": 512, "seconds": 0.010} for n in (1, 64)],
+    }
+    path.write_text(json.dumps(content | more))
+    return path
+
+
+def test_what_lies_between_steps_makes_every_token_later(tmp_path: Path) -> None:
+    between = [{"batch": 1, "seconds": 0.002}, {"batch": 9, "seconds": 0.002}]
+    tpot = {}
+    for name, more in (("without", {}), ("with", {"between": between})):
+        steps, output = steps_file(tmp_path / f"{name}.json", **more), tmp_path / "run.json"
+        words = ["--steps", str(steps), "--lengths", "64:50", "--num-requests", "3"]
+        words += ["--max-concurrency", "1", "--output", str(output)]
+        assert _native.run_simulate(words) == 0
+        tpot[name] = json.loads(output.read_text())["metrics"]["tpot_ms"]["median"]
+    assert tpot["without"] == pytest.approx(10.0, rel=1e-3)
+    assert tpot["with"] == pytest.approx(12.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"kind": "serve"}, 'its kind is "serve"'),
+        ({"engine": {"block_size_tokens": 0, "block_bytes": 1, "num_blocks": 9}}, "no size"),
+        ({"decode": [{"batch": 0, "context": 1, "seconds": 1}]}, "a step of 0 with 1 before it"),
+        ({"prefill": []}, "--prefill-tokens"),
+    ],
+)
+def test_a_file_that_is_no_step_table_is_refused(
+    tmp_path: Path, more: dict[str, object], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = steps_file(tmp_path / "steps.json", **more)
+    assert _native.run_simulate(["--steps", str(steps), *LOAD]) == 1
+    assert says in capfd.readouterr().err
+
+
 def test_a_plan_says_costs_and_losses_and_is_drawn(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +214,10 @@ def test_a_plan_says_costs_and_losses_and_is_drawn(
     for loss in plan["losses"]:
         assert 0 < loss["rate"] < best["rate"]
         assert f"without one {loss['role']} worker: {loss['rate']:.2f} requests/s" in printed
+    twice = 2 * plan["expected"]["rate"]
+    assert plan["variations"][0]["what"] == f"load doubled, {twice:.2f} requests/s"
+    assert plan["variations"][0]["needs_gpus"] == 4  # of 0.8 of the highest rate, times two
+    assert "all would with about 4 GPUs" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["plan", *words[:-4], "--price", "h200=3"]) == 1
     assert "the GPUs are rates" in capfd.readouterr().err
@@ -101,10 +229,22 @@ def test_a_plan_names_the_design_and_its_command(
     output = tmp_path / "plan.json"
     arguments = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES]
     arguments += ["--lengths", "500:50", "--probe-requests", "60", "--no-variations"]
-    assert _native.run_plan([*arguments, "--output", str(output)]) == 0
+    values = tmp_path / "values.yaml"
+    assert _native.run_plan([*arguments, "--output", str(output), "--values", str(values)]) == 0
     assert "start it: tasuki serve --" in capfd.readouterr().out
     plan = json.loads(output.read_text())
     assert plan["best"]["rate"] > 0
+    pools = {
+        role: {
+            "role": role,
+            "replicas": plan["best"]["design"][role]["workers"],
+            "gpus": plan["best"]["design"][role]["tensor_parallel"],
+        }
+        for role in ("prefill", "decode", "mixed")
+        if plan["best"]["design"][role]["workers"]
+    }
+    written = yaml.safe_load(values.read_text())
+    assert {name: pool for name, pool in written["pools"].items() if pool} == pools
     assert plan["best"]["rate"] * 1.06 >= max(found["rate"] for found in plan["simulated"])
     assert plan["best_colocated"]["name"] == "2 mixed"
     assert plan["expected"]["attainment"] >= 0.9

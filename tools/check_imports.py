@@ -83,6 +83,7 @@ ALLOWED_PACKAGES = {
         "kv",
         "launch",
         "models",
+        "options",
         "processor",
         "v1",
         "worker",

@@ -18,6 +18,12 @@ def run_simulate(args: list[str]) -> int:
 def run_plan(args: list[str]) -> int:
     """Run `tasuki plan` with these arguments; gives the exit code."""
 
+def plan_quietly(args: list[str]) -> tuple[str, str]:
+    """The plan for the arguments of `tasuki plan`: as JSON, and as it is printed.
+
+    Raises ValueError with what `tasuki plan` would say.
+    """
+
 def run_bench(args: list[str]) -> int:
     """Run a command of the load generator (its name comes first); gives its exit code."""
 

@@ -107,7 +107,7 @@ def plan(context: typer.Context) -> None:
 
 def _value(words: list[str], *names: str) -> str | None:
     """What a command line of Rust's gives an option that Python needs, too."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words, None][1:], strict=True):
         for name in names:
             if word == name:
                 return following

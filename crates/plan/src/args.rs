@@ -83,16 +83,21 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "LIST", conflicts_with = "gpu")]
     pub rates: Option<StepRates>,
 
-    /// Step times from this GPU's data sheet: an estimate, for --model.
+    /// Step times from this GPU's data sheet: an estimate, for --model. A name such as h200, or as
+    /// the driver has it.
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
 
     /// With --gpu: the model's folder; its config.json is read.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", requires = "gpu")]
     pub model: Option<PathBuf>,
 
-    /// With --gpu: GPUs of a worker.
-    #[arg(long, value_name = "N", default_value_t = 1,
+    /// With --gpu: memory of one [default: the data sheet's].
+    #[arg(long, value_name = "GB", value_parser = above_zero, requires = "gpu")]
+    pub gpu_memory_gb: Option<f64>,
+
+    /// With --gpu: GPUs of a worker; of a plan, more than 1 is the only number that it tries.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "gpu",
           value_parser = clap::value_parser!(u32).range(1..=64))]
     pub tensor_parallel: u32,
 
@@ -122,7 +127,7 @@ pub struct HardwareArgs {
     pub max_running_requests: Option<u32>,
 
     /// How long a step that decodes may take with prompts in it; 0: bounded in tokens only.
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub itl_target_ms: Option<f64>,
 
     /// Keep no prompts for requests that begin alike.
@@ -130,30 +135,35 @@ pub struct HardwareArgs {
     pub no_prefix_caching: bool,
 
     /// Bytes of KV for a token [default: as measured; with --gpu the model's; else 131072].
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = above_zero)]
     pub kv_bytes_per_token: Option<f64>,
 
     /// Between two workers of a machine [default: as measured; with --gpu the data sheet's; else
     /// 150].
-    #[arg(long, value_name = "GB_PER_S")]
+    #[arg(long, value_name = "GB_PER_S", value_parser = above_zero)]
     pub link_gb_s: Option<f64>,
 
     /// Between workers of two machines.
-    #[arg(long, value_name = "GB_PER_S", default_value_t = 40.0)]
+    #[arg(long, value_name = "GB_PER_S", default_value_t = 40.0, value_parser = above_zero)]
     pub host_link_gb_s: f64,
 
     /// From the order of a transfer to its first byte [default: as measured; else 0.5].
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub link_latency_ms: Option<f64>,
 
     /// From the last block there to the next token may be scheduled [default: as logged; else 1].
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub handoff_ms: Option<f64>,
 
     /// Between client and worker, through the router, in one direction [default: 0.5; on a
     /// processor 2].
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub message_ms: Option<f64>,
+
+    /// From a step's end to the next step, while a worker writes its messages [default: as measured;
+    /// else 0].
+    #[arg(long, value_name = "MS", value_parser = at_least_zero)]
+    pub between_steps_ms: Option<f64>,
 
     /// What happens, such as crash:0@30+20 (worker 0 ends after 30 s and is back 20 s later),
     /// slow:1@10=2.5 (steps take 2.5 times as long), links@60=0.1, drain:2@5, undrain:2@50; may
@@ -182,15 +192,15 @@ pub struct RouterArgs {
     pub roles: RolesName,
 
     /// What half of a request costs more on a worker of another role, as a share.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05, value_parser = at_least_zero)]
     pub role_preference: f64,
 
     /// A request whose first token would come later is refused.
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = above_zero)]
     pub ttft_target_ms: Option<f64>,
 
     /// A request that would make tokens come more slowly waits.
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = above_zero)]
     pub tpot_target_ms: Option<f64>,
 
     /// Place requests at once, whatever the load.
@@ -249,11 +259,11 @@ pub struct OutputArgs {
     pub slo: Option<Slo>,
 
     /// Nothing new is sent after this time.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = above_zero)]
     pub duration_s: Option<f64>,
 
     /// Leave out the run's first seconds.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_zero)]
     pub settle_s: Option<f64>,
 
     /// The result file, as of `tasuki bench serve` [default: none].
@@ -273,9 +283,25 @@ pub struct OutputArgs {
     pub json: bool,
 }
 
-fn above_zero(given: &str) -> Result<f64, String> {
-    match given.parse::<f64>() {
-        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(factor),
-        _ => Err("it must be above 0".to_owned()),
+/// A number above 0.
+pub fn above_zero(given: &str) -> Result<f64, String> {
+    number(given, "above 0", |number| number > 0.0)
+}
+
+/// A number that is not negative.
+pub fn at_least_zero(given: &str) -> Result<f64, String> {
+    number(given, "of 0 or more", |number| number >= 0.0)
+}
+
+/// A share of all, of which there must be some.
+pub fn share(given: &str) -> Result<f64, String> {
+    let fits = |number| number > 0.0 && number <= 1.0;
+    number(given, "above 0 and at most 1, such as 0.9", fits)
+}
+
+fn number(given: &str, what: &str, fits: impl Fn(f64) -> bool) -> Result<f64, String> {
+    match given.trim().parse::<f64>() {
+        Ok(number) if number.is_finite() && fits(number) => Ok(number),
+        _ => Err(format!("it must be a number {what}")),
     }
 }

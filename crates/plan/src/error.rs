@@ -18,6 +18,8 @@ pub enum SimulateError {
     Write(#[from] WriteError),
     #[error("cannot read {path}: {reason}")]
     File { path: PathBuf, reason: String },
+    #[error("cannot write {path}: {reason}")]
+    NotWritten { path: PathBuf, reason: String },
     #[error("{path}: {source}")]
     Table { path: PathBuf, source: TableError },
     #[error(
@@ -48,6 +50,15 @@ pub enum SimulateError {
          --decode N, up to 20000 together"
     )]
     Workers { workers: u32 },
+    #[error(
+        "--tensor-parallel is {given}: use at most --gpus ({gpus}) and --gpus-per-host \
+         ({gpus_per_host})"
+    )]
+    Degree {
+        given: u32,
+        gpus: u32,
+        gpus_per_host: u32,
+    },
     #[error("--price is of {given}, but the GPUs are {known}: name these, or give a number alone")]
     Price { given: String, known: String },
     #[error("--slo must have both of ttft and tpot, such as ttft=1s,tpot=30ms")]

@@ -79,6 +79,10 @@ pub struct Hardware {
     pub handoff_s: f64,
     /// In results.
     pub name: String,
+    /// What workers serve, as `tasuki serve --model` takes it; `None`: unknown.
+    pub model: Option<String>,
+    /// Workers have GPUs.
+    pub on_gpus: bool,
     /// Where step times are from, for the reader.
     pub source: String,
 }
@@ -88,6 +92,8 @@ pub struct Source {
     pub steps: StepModel,
     pub name: String,
     pub told: String,
+    /// See [`Hardware::model`].
+    pub model: Option<String>,
     pub cpu: bool,
     pub block_size: Option<u32>,
     pub num_blocks: Option<u32>,
@@ -95,6 +101,15 @@ pub struct Source {
     pub kv_bytes_per_token: Option<f64>,
     pub link: Option<LinkSpec>,
     pub handoff_s: Option<f64>,
+    /// See [`Limits::between_s`].
+    pub between: Between,
+}
+
+/// What lies between two steps of a worker, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Between {
+    pub step_s: f64,
+    pub sequence_s: f64,
 }
 
 impl Hardware {
@@ -142,6 +157,13 @@ impl Hardware {
         let max_model_len = args
             .max_model_len
             .unwrap_or_else(|| half.min(source.max_model_len.unwrap_or(LONGEST)));
+        let between = match args.between_steps_ms {
+            Some(ms) => Between {
+                step_s: ms / 1e3,
+                sequence_s: 0.0,
+            },
+            None => source.between,
+        };
         let limits = Limits {
             num_blocks,
             block_size,
@@ -157,6 +179,8 @@ impl Hardware {
                 None => default.itl_target_s,
             },
             prefix_caching: !args.no_prefix_caching,
+            between_s: between.step_s,
+            between_sequence_s: between.sequence_s,
             ..default
         };
         let needed = 2 * limits.max_request_blocks();
@@ -192,6 +216,8 @@ impl Hardware {
                 .or(source.handoff_s)
                 .unwrap_or(HANDOFF_S),
             name: source.name,
+            model: source.model,
+            on_gpus: !cpu,
             source: source.told,
         })
     }
@@ -251,10 +277,19 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
                 100.0 * drop
             );
         }
+        let between = file.between();
+        if between != Between::default() {
+            told += &format!(
+                "; between two steps {:.2} ms and {:.0} us for each sequence",
+                1e3 * between.step_s,
+                1e6 * between.sequence_s
+            );
+        }
         return Ok(Source {
             steps: StepModel::Table(table),
             name: file.label.clone(),
             told,
+            model: Some(file.model.clone()).filter(|model| !model.is_empty()),
             cpu: file.is_cpu(),
             block_size: Some(file.block_size()),
             num_blocks: Some(file.num_blocks()),
@@ -262,6 +297,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: file.link(),
             max_model_len: None,
             handoff_s: None,
+            between,
         });
     }
     if let Some(StepRates(rates)) = args.rates {
@@ -269,6 +305,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             steps: StepModel::Rates(rates),
             name: "rates".to_owned(),
             told: "steps by the coefficients of --rates".to_owned(),
+            model: None,
             cpu: false,
             block_size: None,
             num_blocks: None,
@@ -276,6 +313,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: None,
             max_model_len: None,
             handoff_s: None,
+            between: Between::default(),
         });
     }
     let given = args.gpu.as_ref().ok_or(SimulateError::NoSteps)?;
@@ -286,6 +324,12 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             .collect::<Vec<_>>()
             .join(", "),
     })?;
+    let device = Device {
+        memory_bytes: args
+            .gpu_memory_gb
+            .map_or(device.memory_bytes, |gb| gb * 1e9),
+        ..device
+    };
     let folder = args.model.as_ref().ok_or(SimulateError::NoModel)?;
     let roofline = Roofline {
         device,
@@ -311,6 +355,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
              off by a half: `tasuki bench batch --steps` on the real one measures them",
             device.name
         ),
+        model: Some(folder.display().to_string()),
         cpu: false,
         block_size: Some(block_size),
         num_blocks: Some(blocks),
@@ -321,5 +366,6 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
         }),
         max_model_len: None,
         handoff_s: None,
+        between: Between::default(),
     })
 }

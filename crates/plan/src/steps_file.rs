@@ -7,17 +7,25 @@ use tasuki_sim::LinkSpec;
 use tasuki_sim::steps::{DecodeRow, PrefillRow, StepTable};
 
 use crate::error::SimulateError;
+use crate::hardware::Between;
 
 /// What such a file says.
 #[derive(Debug, Deserialize)]
 pub struct StepsFile {
+    kind: String,
     pub label: String,
+    /// As `tasuki bench batch --model` was told.
+    #[serde(default)]
+    pub model: String,
     engine: Engine,
     machine: Machine,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
     #[serde(default)]
     transfer: Vec<Transfer>,
+    /// Files of earlier versions, and of workers whose device goes on meanwhile, have none.
+    #[serde(default)]
+    between: Vec<Gap>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -47,6 +55,13 @@ struct Decode {
     seconds: f64,
 }
 
+/// What lies between steps that decode `batch` sequences.
+#[derive(Debug, Deserialize)]
+struct Gap {
+    batch: f64,
+    seconds: f64,
+}
+
 #[derive(Debug, Deserialize)]
 struct Transfer {
     bytes: f64,
@@ -63,11 +78,36 @@ impl StepsFile {
             reason,
         };
         let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-        serde_json::from_str(&text).map_err(|error| {
-            fail(format!(
-                "{error}; it must be a result of `tasuki bench batch --steps`"
-            ))
-        })
+        let wanted = "it must be a result of `tasuki bench batch --steps`";
+        let file: Self =
+            serde_json::from_str(&text).map_err(|error| fail(format!("{error}; {wanted}")))?;
+        match file.fault() {
+            None => Ok(file),
+            Some(fault) => Err(fail(format!("{fault}; {wanted}"))),
+        }
+    }
+
+    /// What no such result has.
+    fn fault(&self) -> Option<String> {
+        if self.kind != "steps" {
+            return Some(format!("its kind is {:?}", self.kind));
+        }
+        let Engine {
+            block_size_tokens,
+            block_bytes,
+            num_blocks,
+        } = self.engine;
+        if block_size_tokens == 0 || num_blocks == 0 || block_bytes <= 0.0 {
+            return Some("its engine has blocks of no size".to_owned());
+        }
+        let prefill = self.prefill.iter().map(|row| (row.tokens, row.context));
+        let decode = self.decode.iter().map(|row| (row.batch, row.context));
+        let mut sizes = prefill.chain(decode);
+        let odd = sizes.find(|&(size, context)| size < 1.0 || context < 0.0)?;
+        Some(format!(
+            "it has a step of {} with {} before it",
+            odd.0, odd.1
+        ))
     }
 
     /// # Errors
@@ -114,6 +154,22 @@ impl StepsFile {
         self.machine.gpus.is_empty()
     }
 
+    /// The line through what was measured, by least squares; it falls nowhere.
+    pub fn between(&self) -> Between {
+        let count = self.between.len() as f64;
+        let mean = |of: fn(&Gap) -> f64| self.between.iter().map(of).sum::<f64>() / count.max(1.0);
+        let (batch, seconds) = (mean(|gap| gap.batch), mean(|gap| gap.seconds));
+        let sum = |of: &dyn Fn(&Gap) -> f64| self.between.iter().map(of).sum::<f64>();
+        let spread = sum(&|gap| (gap.batch - batch).powi(2));
+        let together = sum(&|gap| (gap.batch - batch) * (gap.seconds - seconds));
+        let slope = if spread > 0.0 { together / spread } else { 0.0 };
+        let sequence_s = slope.clamp(0.0, (seconds / batch.max(1.0)).max(0.0));
+        Between {
+            step_s: (seconds - sequence_s * batch).max(0.0),
+            sequence_s,
+        }
+    }
+
     /// By the smallest and the largest handoff that were measured.
     pub fn link(&self) -> Option<LinkSpec> {
         let by_bytes = |a: &&Transfer, b: &&Transfer| a.bytes.total_cmp(&b.bytes);
@@ -129,5 +185,40 @@ impl StepsFile {
             bytes_per_s,
             latency_s,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn between(gaps: &[(f64, f64)]) -> Between {
+        let gap = |&(batch, seconds): &_| Gap { batch, seconds };
+        let file = StepsFile {
+            kind: "steps".to_owned(),
+            label: String::new(),
+            model: String::new(),
+            engine: Engine {
+                block_size_tokens: 16,
+                block_bytes: 1.0,
+                num_blocks: 100,
+            },
+            machine: Machine { gpus: Vec::new() },
+            prefill: Vec::new(),
+            decode: Vec::new(),
+            transfer: Vec::new(),
+            between: gaps.iter().map(gap).collect(),
+        };
+        file.between()
+    }
+
+    #[test]
+    fn gaps_between_steps_are_a_line_that_neither_falls_nor_begins_below_zero() {
+        let of = |step_s, sequence_s| Between { step_s, sequence_s };
+        assert_eq!(between(&[]), of(0.0, 0.0));
+        assert_eq!(between(&[(4.0, 2.0)]), of(2.0, 0.0));
+        assert_eq!(between(&[(1.0, 3.0), (5.0, 7.0)]), of(2.0, 1.0));
+        assert_eq!(between(&[(1.0, 3.0), (5.0, 1.0)]), of(2.0, 0.0));
+        assert_eq!(between(&[(1.0, 0.0), (3.0, 4.0)]), of(0.0, 1.0));
     }
 }

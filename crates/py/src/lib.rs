@@ -33,6 +33,13 @@ fn run_plan(py: Python<'_>, args: Vec<String>) -> i32 {
     py.detach(|| tasuki_plan::run_plan(args))
 }
 
+/// The plan for the arguments of `tasuki plan`: as JSON, and as it is printed.
+#[pyfunction]
+fn plan_quietly(py: Python<'_>, args: Vec<String>) -> PyResult<(String, String)> {
+    py.detach(|| tasuki_plan::plan_quietly(args))
+        .map_err(PyValueError::new_err)
+}
+
 /// Hashes of all full blocks of `tokens`, in order, 16 bytes each.
 #[pyfunction]
 fn block_hashes<'py>(
@@ -90,6 +97,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(run_bench, m)?)?;
     m.add_function(wrap_pyfunction!(run_simulate, m)?)?;
     m.add_function(wrap_pyfunction!(run_plan, m)?)?;
+    m.add_function(wrap_pyfunction!(plan_quietly, m)?)?;
     m.add_function(wrap_pyfunction!(block_hashes, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::cpu_kernels, m)?)?;

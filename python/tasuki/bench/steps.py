@@ -77,6 +77,13 @@ class StepGrid:
             if any(value < least for value in values):
                 raise BenchError(f"{name} has {min(values)}: use {least} or more")
 
+    @property
+    def between_batch(self) -> tuple[int, ...]:
+        """Sequences of steps between which the pause is measured: few, some, many."""
+        sizes = sorted(set(self.decode_batch))
+        picked = {sizes[0], sizes[len(sizes) // 2], sizes[-1]} if sizes else set()
+        return tuple(sorted(picked))
+
     def points(self) -> list[StepPoint]:
         """All of them."""
         return [
@@ -159,6 +166,11 @@ def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], 
                 for row in tables[name]
             ],
         )
+    yield (
+        "between steps",
+        ("batch", "ms"),
+        [[str(row["batch"]), f"{1000 * row['seconds']:.2f}"] for row in tables.get("between", ())],
+    )
     yield (
         "KV transfer",
         ("blocks", "MB", "ms", "GB/s"),

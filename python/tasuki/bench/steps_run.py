@@ -7,6 +7,7 @@ HTTP and no other worker but the one whose blocks are read.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from tasuki.bench.between_timer import measure_between
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
@@ -79,11 +81,11 @@ def run_steps(
     else:
         with closing(transfer):
             seconds, left_out = measure_all(grid, timer, tell)
+    overlaps = built.engine.config.overlap
     for point in left_out:
         say(f"left out, as it fits neither the pool nor the limits of the worker: {point}")
     content = header("steps", label=config.model.name, topology=None, model=model)
-    return {
-        **content,
+    content |= {
         "engine": {
             "dtype": built.info.dtype,
             "kv_dtype": built.info.kv_dtype,
@@ -95,6 +97,14 @@ def run_steps(
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
     }
+    if overlaps or not grid.decode_batch:  # nothing lies between steps that overlap
+        return content
+    say("measuring what lies between the steps of a worker that serves …")
+    del built, timer, transfer
+    gc.collect()  # the worker needs the memory
+    between = measure_between(config, grid.between_batch, grid.repeat)
+    rows = [{"batch": batch, "seconds": value} for batch, value in sorted(between.items())]
+    return content | {"between": rows}
 
 
 def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> WorkerConfig:

@@ -20,7 +20,10 @@ Prefill = Annotated[int | None, described("Prefill workers [CPU 1, GPUs: see --m
 Decode = Annotated[int | None, described("Decode workers [CPU 1, GPUs: see --mixed].")]
 Mixed = Annotated[
     int | None,
-    described("Workers that do both [CPU 0; on GPUs without a role given one for each GPU]."),
+    described(
+        "Workers that do both [CPU 0; on GPUs without a role given as planned, most often one for"
+        " each GPU]."
+    ),
 ]
 _BY_ROLE = "Worker option of {} workers alone, such as max-batched-tokens=8192; repeatable."
 _SERVED = [name for name, known in options_of(WorkerConfig).items() if known.serve]
@@ -105,6 +108,13 @@ def serve(
         Path | None, described("Keep the processes' logs here [kept after a crash only].")
     ] = None,
     quiet: Annotated[bool, described("Don't show the processes' logs.", "--quiet")] = False,
+    explain: Annotated[
+        bool,
+        described(
+            "Show the plan by which workers are divided among GPUs where no role is given.",
+            "--explain",
+        ),
+    ] = False,
     startup_timeout_s: Annotated[
         float,
         described(
@@ -115,12 +125,24 @@ def serve(
     ] = 600.0,
 ) -> None:
     """Serve a model until Ctrl-C: workers here or on a Ray cluster, and the router."""
-    from tasuki.launch.machine import choose_topology
+    from tasuki.launch.machine import choose_topology, plan_topology
     from tasuki.launch.serve import serve as run
+    from tasuki.launch.supervisor import say
 
     by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
+    ranks: tuple[tuple[str, int], ...]
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))
-    workers = choose_topology(prefill, decode, mixed, worker.device, dict(ranks), on)
+    given = any(n is not None for n in (prefill, decode, mixed, *by_role.values()))
+    planned = None
+    if not given and on == "local" and {tp_prefill, tp_decode, tp_mixed} == {1}:
+        planned = plan_topology(model, worker.device, router, explain)
+    elif explain:
+        say("nothing is planned: roles, ranks or options by role are given, or it runs elsewhere")
+    if planned is not None:
+        workers, degrees = planned
+        ranks = tuple(degrees.items())
+    else:
+        workers = choose_topology(prefill, decode, mixed, worker.device, dict(ranks), on)
     config = ServeConfig(
         model=model,
         topology=workers.spread_as(spread or ()),

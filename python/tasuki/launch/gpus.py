@@ -10,12 +10,16 @@ import ctypes
 import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from tasuki.launch.config import MAX_WORKERS, ServeConfig, Topology
 from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.nvidia_driver import driver_problem
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NAME_BYTES = 128
+G = TypeVar("G")
 
 
 def usable_gpus() -> tuple[str, ...]:
@@ -33,6 +37,39 @@ def usable_gpus() -> tuple[str, ...]:
     except (OSError, AttributeError):
         return ()
     return _names(count.value, os.environ.get(VISIBLE))
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the driver describes it.
+
+    Attributes:
+        name: Such as `NVIDIA H200`.
+        memory_bytes: All of its memory.
+    """
+
+    name: str
+    memory_bytes: int
+
+
+def describe_gpus() -> tuple[Gpu, ...]:
+    """The GPUs of `usable_gpus`, in its order; none where the driver does not tell."""
+    found = []
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    memory, device = ctypes.c_size_t(0), ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        for index in range(len(usable_gpus())):
+            if (
+                driver.cuDeviceGet(ctypes.byref(device), index)
+                or driver.cuDeviceGetName(name, len(name), device)
+                or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+            ):
+                return ()
+            found.append(Gpu(name.value.decode(errors="replace"), memory.value))
+    except (OSError, AttributeError):
+        return ()
+    return tuple(found)
 
 
 def read_one_another() -> bool:
@@ -88,7 +125,7 @@ def default_topology(
     split_ranks = max(ranks.get("prefill", 1), ranks.get("decode", 1))
     if device == "cpu" or not gpus or split_ranks > 1:
         return Topology(), None
-    usable, each = len(_from(device, gpus)), max(ranks.get("mixed", 1), 1)
+    usable, each = len(from_device(device, gpus)), max(ranks.get("mixed", 1), 1)
     workers = min(max(usable // each, 1), MAX_WORKERS)
     return Topology(0, 0, workers), (
         f"--mixed {workers}: no roles are given; GPUs: {usable}, for each worker: {each}"
@@ -113,7 +150,7 @@ def assign_gpus(
     Raises:
         TopologyError: There are too few; says how many are needed.
     """
-    left = [gpu for gpu in _from(config.worker.device, gpus) if gpu not in taken]
+    left = [gpu for gpu in from_device(config.worker.device, gpus) if gpu not in taken]
     workers = config.topology.members() if members is None else members
     needed = [config.ranks_of(role) for _, role in workers]
     if sum(needed) > len(left):
@@ -131,6 +168,6 @@ def assign_gpus(
     return assigned
 
 
-def _from(device: str, gpus: Sequence[str]) -> Sequence[str]:
+def from_device(device: str, gpus: Sequence[G]) -> Sequence[G]:
     """The GPUs that `device` leaves: with `cuda:N` those from the N-th on."""
     return gpus[int(device.partition(":")[2] or 0) :]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tasuki.launch.config import LOCAL, Topology
-from tasuki.launch.gpus import default_topology, read_one_another, usable_gpus
+from tasuki.launch.gpus import (
+    default_topology,
+    describe_gpus,
+    from_device,
+    read_one_another,
+    usable_gpus,
+)
+from tasuki.launch.planned import plan_gpus
+from tasuki.launch.router_options import RouterOptions
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
+from tasuki.models.fetch import resolve_model
 from tasuki.worker.config import check_device
 from tasuki.worker.memory import available_bytes
 
@@ -54,6 +64,38 @@ def choose_topology(
     if reason:
         say(reason)
     return topology
+
+
+def plan_topology(
+    model: str, device: str, router: RouterOptions, explain: bool
+) -> tuple[Topology, dict[str, int]] | None:
+    """The workers that suit the GPUs of this machine, and how many GPUs one of each role has.
+
+    Says what was chosen and why.
+
+    Args:
+        model: Alias, folder or hub id; fetched if need be.
+        device: As in `ServeConfig`.
+        router: What the plan is made for.
+        explain: Show the whole plan.
+
+    Returns:
+        None where there are no two GPUs to divide, or no plan: `choose_topology` says what then.
+
+    Raises:
+        TasukiError: The device is refused, or the model cannot be had.
+    """
+    check_device(device)
+    gpus = () if device == "cpu" else from_device(device, describe_gpus())
+    if len(gpus) < 2:
+        if explain:
+            say(f"nothing to plan: {len(gpus)} GPUs")
+        return None
+    planned = plan_gpus(gpus, resolve_model(model), router, read_one_another())
+    if explain and planned.table:
+        print(planned.table, file=sys.stderr)
+    say(planned.line)
+    return None if planned.topology is None else (planned.topology, planned.ranks)
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:

@@ -7,7 +7,7 @@ use clap::{Args, Parser};
 use tasuki_bench::args::WorkloadArgs;
 use tasuki_bench::slo::Slo;
 
-use crate::args::HardwareArgs;
+use crate::args::{HardwareArgs, above_zero, share};
 
 /// Says which topology serves a workload best within objectives: a first estimate of every design,
 /// then a simulation of the best ones.
@@ -41,12 +41,12 @@ pub struct GoalArgs {
     pub gpus: u32,
 
     /// Share of the requests that must meet the objectives.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
     pub attainment: f64,
 
     /// Requests a second that are expected: the plan says what they see [default: 80% of the
     /// highest rate of the best design; with --from: as logged].
-    #[arg(long, value_name = "PER_SECOND")]
+    #[arg(long, value_name = "PER_SECOND", value_parser = above_zero)]
     pub request_rate: Option<f64>,
 
     /// Workers do nothing but what their roles say.
@@ -74,6 +74,11 @@ pub struct GoalArgs {
           value_parser = clap::value_parser!(u32).range(50..=100_000))]
     pub probe_requests: u32,
 
+    /// Take a fraction of a second: at most 4 designs, short runs, one size of step, and none of what
+    /// --no-variations leaves out. `tasuki serve` plans so.
+    #[arg(long)]
+    pub quick: bool,
+
     /// Do not look at what would change the answer, or at lost workers.
     #[arg(long)]
     pub no_variations: bool,
@@ -81,6 +86,10 @@ pub struct GoalArgs {
     /// Write the plan as JSON.
     #[arg(long, short, value_name = "PATH")]
     pub output: Option<PathBuf>,
+
+    /// Write values for the Helm chart (deploy/helm/tasuki) that start the best design.
+    #[arg(long, value_name = "PATH")]
+    pub values: Option<PathBuf>,
 
     /// Draw the designs, the Pareto front and the design that was chosen: a file that ends in .png or
     /// .html.

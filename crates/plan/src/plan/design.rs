@@ -35,8 +35,7 @@ impl Design {
 
     /// Kinds of workers.
     pub fn roles(&self) -> usize {
-        let parts = [self.prefill, self.decode, self.mixed];
-        parts.iter().filter(|part| part.workers > 0).count()
+        self.parts().count()
     }
 
     pub fn gpus(&self) -> u32 {
@@ -69,13 +68,8 @@ impl Design {
 
     /// Such as `2 prefill x2 + 4 decode`.
     pub fn name(&self) -> String {
-        let parts = [
-            (self.prefill, "prefill"),
-            (self.decode, "decode"),
-            (self.mixed, "mixed"),
-        ];
         let mut name = String::new();
-        for (part, role) in parts.iter().filter(|(part, _)| part.workers > 0) {
+        for (part, role) in self.parts() {
             let plus = if name.is_empty() { "" } else { " + " };
             let _ = write!(name, "{plus}{} {role}", part.workers);
             if part.tensor_parallel > 1 {
@@ -85,25 +79,20 @@ impl Design {
         name
     }
 
-    /// What starts it.
-    pub fn command(&self) -> String {
-        let mut command = "tasuki serve".to_owned();
+    /// Roles that have workers, in the order of names.
+    pub fn parts(&self) -> impl Iterator<Item = (Part, &'static str)> {
         let parts = [
             (self.prefill, "prefill"),
             (self.decode, "decode"),
             (self.mixed, "mixed"),
         ];
-        for (part, role) in parts.iter().filter(|(part, _)| part.workers > 0) {
-            let _ = write!(command, " --{role} {}", part.workers);
-            if part.tensor_parallel > 1 {
-                let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
-            }
-        }
-        if self.strict_roles {
-            command += " --strict-roles";
-        }
-        let _ = write!(command, " --max-batched-tokens {}", self.max_batched_tokens);
-        command
+        parts.into_iter().filter(|(part, _)| part.workers > 0)
+    }
+
+    /// GPUs of its largest workers.
+    pub fn widest(&self) -> u32 {
+        let widths = self.parts().map(|(part, _)| part.tensor_parallel);
+        widths.max().unwrap_or(1)
     }
 }
 
@@ -195,17 +184,6 @@ mod tests {
             assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
         }
         assert!(!names.contains(&"4 prefill".to_owned()));
-    }
-
-    #[test]
-    fn the_command_says_the_roles_and_their_degrees() {
-        let design = all(3, &[1, 2], 1_024, true)
-            .into_iter()
-            .find(|d| d.name() == "1 prefill + 1 decode x2");
-        let command = design.unwrap().command();
-        let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
-                      --max-batched-tokens 1024";
-        assert_eq!(command, wanted);
     }
 
     #[test]

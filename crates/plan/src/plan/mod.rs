@@ -5,11 +5,14 @@ mod design;
 mod planner;
 mod probe;
 mod screen;
+mod start;
+mod variations;
 
 use std::fmt::Write;
+use std::path::Path;
 use std::time::Instant;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tasuki_bench::args::WorkloadArgs;
 
 use self::args::PlanArgs;
@@ -45,6 +48,21 @@ pub fn run_plan(arguments: Vec<String>) -> i32 {
     }
 }
 
+/// The plan for these arguments, as JSON and as `tasuki plan` prints it; nothing is printed.
+///
+/// # Errors
+///
+/// What `tasuki plan` would say.
+pub fn plan_quietly(arguments: Vec<String>) -> Result<(String, String), String> {
+    let began = Instant::now();
+    let program = std::iter::once("tasuki plan".to_owned());
+    let args = PlanArgs::try_parse_from(program.chain(arguments)).map_err(|e| e.to_string())?;
+    let plan = Planner::new(&args).and_then(|mut planner| planner.plan());
+    let plan = plan.map_err(|error| error.to_string())?;
+    let json = serde_json::to_string(&plan).map_err(|error| error.to_string())?;
+    Ok((json, text(&plan, began.elapsed().as_secs_f64())))
+}
+
 /// A log says what is sent.
 fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), SimulateError> {
     let mut ids = ids::<WorkloadArgs>();
@@ -64,13 +82,23 @@ fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
     print!("{}", text(&plan, began.elapsed().as_secs_f64()));
     if let Some(path) = &args.goal.output {
         let content = serde_json::to_string_pretty(&plan).unwrap_or_default();
-        std::fs::write(path, content + "\n").map_err(|error| SimulateError::File {
-            path: path.clone(),
-            reason: error.to_string(),
-        })?;
+        write(path, &(content + "\n"))?;
         println!("plan: {}", path.display());
     }
+    if let Some(path) = &args.goal.values {
+        write(path, &plan.helm_values)?;
+        println!("values: {}", path.display());
+    }
     Ok(plan.best.rate > 0.0)
+}
+
+fn write(path: &Path, content: &str) -> Result<(), SimulateError> {
+    let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let written = folder.and_then(|()| std::fs::write(path, content));
+    written.map_err(|error| SimulateError::NotWritten {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn text(plan: &Plan, took_s: f64) -> String {
@@ -86,8 +114,24 @@ fn text(plan: &Plan, took_s: f64) -> String {
     let _ = writeln!(
         text,
         "requests: the highest rate a second within the objectives; the other columns are at it. Rates \
-         within 6% count as equal, and the design with the fewest kinds of workers is taken."
+         within {:.0}% count as equal, and the design with the fewest kinds of workers is taken.",
+        100.0 * (plan.precision - 1.0)
     );
+    let _ = writeln!(
+        text,
+        "workload: prompts of {:.0} tokens and answers of {:.0} in the mean",
+        plan.lengths.prompt, plan.lengths.output
+    );
+    if plan.best.rate <= 0.0 {
+        let _ = writeln!(
+            text,
+            "\nno design meets the objectives at any rate that was tried; the first one is shown at \
+             the lowest: {} ({})",
+            plan.best.name, plan.best.binds
+        );
+        expected(&mut text, "  it would", &plan.expected);
+        return text + &ended(plan, took_s);
+    }
     let _ = writeln!(text, "\nbest: {}", plan.best.name);
     let _ = writeln!(text, "  binds: {}", plan.best.binds);
     expected(&mut text, "  expected", &plan.expected);
@@ -123,21 +167,26 @@ fn text(plan: &Plan, took_s: f64) -> String {
         } else {
             "the same:"
         };
+        let gpus = variation.needs_gpus.map_or(String::new(), |gpus| {
+            format!(" meet the objectives; all would with about {gpus} GPUs")
+        });
         let _ = writeln!(
             text,
-            "{}: {same} {}, {:.2} requests/s",
+            "{}: {same} {}, {:.2} requests/s{gpus}",
             variation.what, variation.best, variation.rate
         );
     }
     let _ = writeln!(text, "start it: {}", plan.command);
-    let _ = writeln!(
-        text,
-        "{} designs estimated, {} simulated, in {took_s:.1} s. {}.",
+    text + &ended(plan, took_s)
+}
+
+fn ended(plan: &Plan, took_s: f64) -> String {
+    format!(
+        "{} designs estimated, {} simulated, in {took_s:.1} s. {}.\n",
         plan.designs,
         plan.simulated.len(),
         plan.steps
-    );
-    text
+    )
 }
 
 fn lost(text: &mut String, loss: &Loss, rate: f64) {

@@ -10,8 +10,10 @@ use tasuki_reqlog::Record;
 
 use super::args::{GoalArgs, PlanArgs};
 use super::design::{Design, all};
-use super::probe::{Found, PRECISION, Seeing};
+use super::probe::{Found, Seeing};
 use super::screen::{Lengths, Limits, estimate};
+use super::start::{command, values};
+use super::variations::Variation;
 use crate::args::HardwareArgs;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
@@ -23,6 +25,8 @@ const SCHEMA: &str = "tasuki.plan/1";
 const STEP_TOKENS: [u32; 3] = [1_024, 2_048, 8_192];
 /// Designs whose step sizes are varied.
 const REFINED: usize = 2;
+/// Designs that are simulated, at most, by `--quick`.
+const QUICK_DESIGNS: usize = 4;
 /// Requests whose lengths are looked at first.
 const LOOKED_AT: usize = 1_000;
 
@@ -35,7 +39,9 @@ pub struct Planner<'a> {
     pub attainment: f64,
     pub gpus_per_host: u32,
     /// By degree of tensor parallelism.
-    hardware: BTreeMap<u32, Hardware>,
+    pub(super) hardware: BTreeMap<u32, Hardware>,
+    /// As the command that starts the design names it, where it is known.
+    model: Option<String>,
     pub lengths: Lengths,
     /// In place of the workload.
     pub log: Option<Logged>,
@@ -46,13 +52,19 @@ pub struct Planner<'a> {
 pub struct Plan {
     pub schema: &'static str,
     pub slo: Slo,
+    /// Of the requests, in the mean.
+    pub lengths: Lengths,
     pub steps: String,
     pub designs: usize,
+    /// Rates that differ by less than this factor count as equal.
+    pub precision: f64,
     /// The best first.
     pub simulated: Vec<Found>,
     pub best: Found,
     pub best_colocated: Option<Found>,
     pub command: String,
+    /// For the Helm chart, in YAML.
+    pub helm_values: String,
     /// At the rate that is expected.
     pub expected: Seeing,
     pub expected_colocated: Option<Seeing>,
@@ -71,15 +83,6 @@ pub struct Loss {
     pub rate: f64,
     /// At the rate that is expected; `None`: nobody can serve.
     pub expected: Option<Seeing>,
-}
-
-/// Another question, and its answer.
-#[derive(Debug, Serialize)]
-pub struct Variation {
-    pub what: String,
-    pub best: String,
-    pub rate: f64,
-    pub changes: bool,
 }
 
 impl<'a> Planner<'a> {
@@ -119,6 +122,7 @@ impl<'a> Planner<'a> {
             limits: Limits { ttft_s, tpot_s },
             attainment: goal.attainment,
             gpus_per_host: goal.gpus_per_host,
+            model: hardware.values().find_map(|known| known.model.clone()),
             hardware,
             lengths,
             log,
@@ -138,36 +142,44 @@ impl<'a> Planner<'a> {
     pub fn plan(&mut self) -> Result<Plan, SimulateError> {
         let (mut simulated, designs) = self.search()?;
         simulated.sort_by(|a, b| b.rate.total_cmp(&a.rate));
-        let best = simplest(&simulated).ok_or(SimulateError::NoSteps)?;
+        let best = simplest(&simulated, self.precision()).ok_or(SimulateError::NoSteps)?;
         let colocated = |found: &&Found| found.design.is_colocated();
         let best_colocated = simulated.iter().find(colocated).cloned();
         let logged = self.log.as_ref().map(Logged::rate);
         let rate = self.goal.request_rate.or(logged);
-        let rate = rate.unwrap_or(0.8 * best.rate);
+        // Where nothing meets the objectives, what the lowest rate brings is shown.
+        let rate = rate.unwrap_or(match best.rate > 0.0 {
+            true => 0.8 * best.rate,
+            false => best.at.rate,
+        });
         let expected = self.see(&best.design, rate)?;
         let expected_colocated = match &best_colocated {
             Some(found) => Some(self.see(&found.design, rate)?),
             None => None,
         };
         let steps = self.hardware_of(1)?.source.clone();
-        let losses = if self.goal.no_variations {
+        let bare = self.goal.no_variations || self.goal.quick || best.rate <= 0.0;
+        let losses = if bare {
             Vec::new()
         } else {
             self.losses(&best, rate)?
         };
-        let variations = if self.goal.no_variations {
+        let variations = if bare {
             Vec::new()
         } else {
-            self.variations(&best)?
+            self.variations(&best, &simulated, rate)?
         };
         Ok(Plan {
             schema: SCHEMA,
             slo: self.goal.slo,
+            lengths: self.lengths,
+            precision: self.precision(),
             expected_cost_per_million_tokens: self.cost(&best.design, rate),
             losses,
             steps,
             designs,
-            command: best.design.command(),
+            command: command(&best.design, self.model.as_deref()),
+            helm_values: values(&best.design, self.hardware_of(1)?.on_gpus),
             simulated,
             best,
             best_colocated,
@@ -178,7 +190,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The designs that were simulated, and how many were looked at.
-    fn search(&self) -> Result<(Vec<Found>, usize), SimulateError> {
+    pub(super) fn search(&self) -> Result<(Vec<Found>, usize), SimulateError> {
         let degrees: Vec<u32> = self.hardware.keys().copied().collect();
         let default = self.hardware_of(1)?.limits.max_batched_tokens;
         let designs = all(self.goal.gpus, &degrees, default, self.goal.strict_roles);
@@ -186,7 +198,10 @@ impl<'a> Planner<'a> {
         let estimated = |design: &Design| estimate(design, &hardware, self.lengths, self.limits);
         let mut ranked: Vec<(f64, Design)> = designs.iter().map(|d| (estimated(d), *d)).collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let most = self.goal.designs as usize;
+        let most = match self.goal.quick {
+            true => QUICK_DESIGNS.min(self.goal.designs as usize),
+            false => self.goal.designs as usize,
+        };
         let mut chosen: Vec<(f64, Design)> = ranked.iter().take(most).copied().collect();
         if !chosen.iter().any(|(_, design)| design.is_colocated()) {
             chosen.extend(ranked.iter().find(|(_, design)| design.is_colocated()));
@@ -196,25 +211,42 @@ impl<'a> Planner<'a> {
             found.push(self.probe(design, *estimated)?);
         }
         found.sort_by(|a, b| b.rate.total_cmp(&a.rate));
+        if self.goal.quick {
+            return Ok((found, designs.len()));
+        }
         let mut refined: Vec<Found> = found.iter().take(REFINED).cloned().collect();
         refined.extend(found.iter().find(|f| f.design.is_colocated()).cloned());
-        for base in refined {
-            for max_batched_tokens in STEP_TOKENS.into_iter().filter(|size| *size != default) {
-                let design = Design {
-                    max_batched_tokens,
-                    ..base.design
-                };
-                if !found.iter().any(|known| known.design == design) {
-                    let start = base.rate.max(base.estimated_rate / 4.0);
-                    let refined = self.probe(&design, start)?;
-                    found.push(Found {
-                        estimated_rate: base.estimated_rate,
-                        ..refined
-                    });
-                }
+        let all = found.clone();
+        for base in &refined {
+            for size in STEP_TOKENS.into_iter().filter(|size| *size != default) {
+                self.resize(base, size, &mut found)?;
+            }
+        }
+        // The best of these sizes is tried for all: else a design could win by its size alone.
+        let better = |a: &&Found, b: &&Found| a.rate.total_cmp(&b.rate);
+        let size = found.iter().max_by(better);
+        if let Some(size) = size.map(|best| best.design.max_batched_tokens) {
+            for base in &all {
+                self.resize(base, size, &mut found)?;
             }
         }
         Ok((found, designs.len()))
+    }
+
+    /// Adds a design with steps of another size, unless it is there.
+    fn resize(&self, base: &Found, size: u32, found: &mut Vec<Found>) -> Result<(), SimulateError> {
+        let design = Design {
+            max_batched_tokens: size,
+            ..base.design
+        };
+        if !found.iter().any(|known| known.design == design) {
+            let start = base.rate.max(base.estimated_rate / 4.0);
+            found.push(Found {
+                estimated_rate: base.estimated_rate,
+                ..self.probe(&design, start)?
+            });
+        }
+        Ok(())
     }
 
     /// What one lost worker costs.
@@ -239,58 +271,16 @@ impl<'a> Planner<'a> {
         }
         Ok(losses)
     }
-
-    /// What would change the answer.
-    fn variations(&mut self, best: &Found) -> Result<Vec<Variation>, SimulateError> {
-        let mut told = Vec::new();
-        let (limits, slo) = (self.limits, self.slo);
-        self.limits.tpot_s /= 2.0;
-        self.slo.tpot_s = Some(self.limits.tpot_s);
-        told.push(self.variation("TPOT objective halved", best)?);
-        (self.limits, self.slo) = (limits, slo);
-        self.limits.ttft_s /= 2.0;
-        self.slo.ttft_s = Some(self.limits.ttft_s);
-        told.push(self.variation("TTFT objective halved", best)?);
-        (self.limits, self.slo) = (limits, slo);
-        let hardware = self.hardware.clone();
-        for known in self.hardware.values_mut() {
-            known.network.within_host.bytes_per_s /= 10.0;
-            known.network.between_hosts.bytes_per_s /= 10.0;
-        }
-        told.push(self.variation("links a tenth as fast", best)?);
-        self.hardware = hardware;
-        Ok(told)
-    }
-
-    fn variation(&self, what: &str, best: &Found) -> Result<Variation, SimulateError> {
-        let (mut found, _) = self.search()?;
-        found.sort_by(|a, b| b.rate.total_cmp(&a.rate));
-        let first = found.first().ok_or(SimulateError::NoSteps)?;
-        let same = |f: &&Found| f.name == best.name;
-        // Within the precision of the search the answer is the same.
-        let kept = found
-            .iter()
-            .find(same)
-            .is_some_and(|kept| kept.rate >= 0.95 * first.rate);
-        Ok(Variation {
-            what: what.to_owned(),
-            best: if kept {
-                best.name.clone()
-            } else {
-                first.name.clone()
-            },
-            rate: first.rate,
-            changes: !kept,
-        })
-    }
 }
 
 /// Of the designs that are the best as far as the search can tell, the one with the fewest kinds
-/// of workers. `found`: the highest rate first.
-fn simplest(found: &[Found]) -> Option<Found> {
-    let equal_s = found.first()?.rate / PRECISION;
+/// of workers, and then the smallest ones. `found`: the highest rate first.
+fn simplest(found: &[Found], precision: f64) -> Option<Found> {
+    let equal_s = found.first()?.rate / precision;
     let equal = found.iter().filter(|f| f.rate >= equal_s);
-    equal.min_by_key(|f| f.design.roles()).cloned()
+    equal
+        .min_by_key(|f| (f.design.roles(), f.design.widest()))
+        .cloned()
 }
 
 fn by_degree(
@@ -307,7 +297,13 @@ fn by_degree(
     }
     let mut known = BTreeMap::new();
     let mut refused = None;
-    for tensor_parallel in [1, 2, 4, 8] {
+    let given = args.tensor_parallel;
+    let degrees = if given > 1 {
+        vec![given]
+    } else {
+        vec![1, 2, 4, 8]
+    };
+    for tensor_parallel in degrees {
         if tensor_parallel > goal.gpus.min(goal.gpus_per_host) {
             break;
         }
@@ -328,6 +324,11 @@ fn by_degree(
     }
     match refused {
         Some(error) if known.is_empty() => Err(error),
+        None if known.is_empty() => Err(SimulateError::Degree {
+            given,
+            gpus: goal.gpus,
+            gpus_per_host: goal.gpus_per_host,
+        }),
         _ => Ok(known),
     }
 }

@@ -14,11 +14,20 @@ use crate::hardware::Hardware;
 use crate::replay::{LogClients, is_met};
 
 /// The rate is found within this factor.
-pub const PRECISION: f64 = 1.06;
+const PRECISION: f64 = 1.06;
 const MOST_PROBES: u32 = 14;
-/// A run takes so many times the TTFT objective, if that is not too many requests.
+/// A run takes so many times the TTFT objective, and so many times the longest request that meets
+/// the objectives, if that is not too many requests.
 const RUN_OF_TTFT: f64 = 20.0;
-const MOST_TIMES: u32 = 10;
+const RUN_OF_E2E: f64 = 3.0;
+const MOST_TIMES: u32 = 20;
+/// A run that takes less than this share of the longest request says nothing: all requests could
+/// be served together within the objectives, at whatever rate they come.
+const LEAST_OF_E2E: f64 = 0.8;
+/// Of `--quick`: how long a run takes, its requests, and the factor of rates.
+const QUICK_RUN_OF_E2E: f64 = 1.0;
+const QUICK_REQUESTS: (u32, u32) = (200, 1_500);
+const QUICK_PRECISION: f64 = 1.12;
 
 /// What requests saw at one rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -42,6 +51,8 @@ pub struct Found {
     pub estimated_rate: f64,
     /// The highest that meets the objectives; 0: none does.
     pub rate: f64,
+    /// Higher rates were not tried, as runs would have been too short.
+    pub at_least: bool,
     pub at: Seeing,
     pub binds: String,
     /// Of a million output tokens at that rate, if prices are known.
@@ -51,23 +62,36 @@ pub struct Found {
 }
 
 impl Planner<'_> {
+    /// The rate is found within this factor.
+    pub fn precision(&self) -> f64 {
+        match self.goal.quick {
+            true => QUICK_PRECISION,
+            false => PRECISION,
+        }
+    }
+
     /// Simulates a design at rising rates.
     pub fn probe(&self, design: &Design, estimated: f64) -> Result<Found, SimulateError> {
         let start = estimated.max(0.01);
+        let precision = self.precision();
         let mut good: Option<(Seeing, Run)> = None;
-        let mut bad: Option<(f64, Seeing)> = None;
+        let mut bad: Option<(f64, Option<Seeing>)> = None;
         let (mut rate, mut probes) = (start, Vec::new());
         for _ in 0..MOST_PROBES {
-            let run = self.run(design, rate)?;
-            let seen = self.seeing(&run, rate);
-            probes.push(seen);
-            if seen.attainment >= self.attainment {
-                good = Some((seen, run));
+            if self.is_too_short(rate) {
+                bad = Some((rate, None));
             } else {
-                bad = Some((rate, seen));
+                let run = self.run(design, rate)?;
+                let seen = self.seeing(&run, rate);
+                probes.push(seen);
+                if seen.attainment >= self.attainment {
+                    good = Some((seen, run));
+                } else {
+                    bad = Some((rate, Some(seen)));
+                }
             }
             rate = match (&good, &bad) {
-                (Some((low, _)), Some((high, _))) if high / low.rate <= PRECISION => break,
+                (Some((low, _)), Some((high, _))) if high / low.rate <= precision => break,
                 (Some((low, _)), Some((high, _))) => (low.rate * high).sqrt(),
                 (Some((low, _)), None) => low.rate * 1.5,
                 (None, Some((high, _))) if *high < start / 200.0 => break,
@@ -75,13 +99,23 @@ impl Planner<'_> {
             };
         }
         let name = design.name();
+        let at_least = good.is_some() && matches!(bad, Some((_, None)));
         let (rate, at, binds) = match (good, bad) {
             (Some((seen, run)), bad) => {
-                let breaks = bad.map(|(_, seen)| self.broken(&seen));
+                let breaks = bad.map(|(_, seen)| match seen {
+                    Some(seen) => self.broken(&seen),
+                    None => "higher rates need longer runs: raise --probe-requests",
+                });
                 (seen.rate, seen, self.binds(design, &run, breaks))
             }
-            (None, Some((_, seen))) => (0.0, seen, self.broken(&seen).to_owned()),
-            (None, None) => unreachable!("a probe is good or bad"),
+            (None, bad) => {
+                let tried = bad.map_or(start, |(rate, _)| rate);
+                let seen = match bad.and_then(|(_, seen)| seen) {
+                    Some(seen) => seen,
+                    None => self.see(design, tried)?,
+                };
+                (0.0, seen, self.broken(&seen).to_owned())
+            }
         };
         probes.sort_by(|a, b| a.rate.total_cmp(&b.rate));
         Ok(Found {
@@ -89,6 +123,7 @@ impl Planner<'_> {
             design: *design,
             estimated_rate: estimated,
             rate,
+            at_least,
             at,
             binds,
             cost_per_million_tokens: self.cost(design, rate),
@@ -169,11 +204,28 @@ impl Planner<'_> {
 
     /// So many that a queue that grows is seen: it would break the objective within the run.
     fn requests(&self, rate: f64) -> u32 {
-        let least = self.goal.probe_requests;
-        // That of the question, so that runs of variations are as long.
+        let (ttft_s, e2e_s) = self.longest_s();
+        let (run_s, (least, most)) = if self.goal.quick {
+            (QUICK_RUN_OF_E2E * e2e_s, QUICK_REQUESTS)
+        } else {
+            let least = self.goal.probe_requests;
+            let run_s = (RUN_OF_TTFT * ttft_s).max(RUN_OF_E2E * e2e_s);
+            (run_s, (least, MOST_TIMES * least))
+        };
+        ((rate * run_s) as u32).clamp(least, most)
+    }
+
+    fn is_too_short(&self, rate: f64) -> bool {
+        let requests = self.workload.num_requests.unwrap_or(self.requests(rate));
+        f64::from(requests) < LEAST_OF_E2E * rate * self.longest_s().1
+    }
+
+    /// Seconds to the first and to the last token of a request that just meets the objectives: those
+    /// of the question, so that runs of variations are as long.
+    fn longest_s(&self) -> (f64, f64) {
         let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
-        let wanted = (rate * RUN_OF_TTFT * ttft_s) as u32;
-        wanted.clamp(least, MOST_TIMES * least)
+        let tpot_s = self.goal.slo.tpot_s.unwrap_or(self.limits.tpot_s);
+        (ttft_s, ttft_s + tpot_s * self.lengths.output)
     }
 
     fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {

@@ -20,7 +20,7 @@ use crate::hardware::Hardware;
 const PREFILL_SHARE: f64 = 0.85;
 
 /// Of the requests, what estimates depend on.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Lengths {
     pub prompt: f64,
     pub output: f64,
@@ -119,7 +119,8 @@ fn best_batch(hardware: &Hardware, lengths: Lengths, limits: Limits, own_s: f64)
     let mut batch = 1;
     while batch <= most {
         let sequences = f64::from(batch);
-        let step_s = hardware.steps.decode_s(sequences, sequences * context);
+        let step_s = hardware.steps.decode_s(sequences, sequences * context)
+            + hardware.limits.between_steps_s(sequences);
         let token_s = step_s + own_s * sequences / lengths.output;
         if token_s > limits.tpot_s {
             break;

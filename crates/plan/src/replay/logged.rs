@@ -13,7 +13,7 @@ use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerC
 
 use crate::args::{PolicyName, RolesName, RouterArgs, TopologyArgs};
 use crate::error::SimulateError;
-use crate::hardware::{Hardware, Source};
+use crate::hardware::{Between, Hardware, Source};
 
 /// A transfer of no more than so many times what was not hidden of it did not wait for its prompt.
 const UNHIDDEN: f64 = 1.2;
@@ -119,6 +119,7 @@ impl Logged {
                     "the workers"
                 }
             ),
+            model: None,
             // As workers name themselves.
             cpu: device.ends_with(" threads"),
             block_size: worker.map(|w| w.block_size_tokens),
@@ -127,6 +128,7 @@ impl Logged {
             kv_bytes_per_token: bytes,
             link,
             handoff_s,
+            between: Between::default(),
         }
     }
 

@@ -47,10 +47,21 @@ pub fn devices() -> impl Iterator<Item = Device> {
 }
 
 impl Device {
-    /// One of [`devices`], by name.
+    /// One of [`devices`], by its name or as a driver names it: words of `NVIDIA H100 80GB HBM3`
+    /// that follow one another are the device's name.
     pub fn named(name: &str) -> Option<Self> {
-        let same = |device: &&Self| device.name.eq_ignore_ascii_case(name);
-        DEVICES.iter().find(same).copied()
+        let name = name.to_ascii_lowercase();
+        let words: Vec<&str> = name
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|word| !word.is_empty())
+            .collect();
+        let has = |device: &&Self| {
+            (1..=words.len()).any(|count| {
+                let mut parts = words.windows(count);
+                parts.any(|part| part.concat() == device.name)
+            })
+        };
+        DEVICES.iter().find(has).copied()
     }
 }
 
@@ -161,6 +172,26 @@ mod tests {
             device: Device::named("H200").unwrap(),
             shape: shape(),
             tensor_parallel,
+        }
+    }
+
+    #[test]
+    fn devices_are_known_by_the_names_of_their_drivers() {
+        let named = |name| Device::named(name).map(|device| device.name);
+        for (name, device) in [
+            ("H200", Some("h200")),
+            ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("NVIDIA A100-SXM4-80GB", Some("a100")),
+            ("NVIDIA L4", Some("l4")),
+            ("NVIDIA L40", None),
+            ("NVIDIA GeForce RTX 4090", Some("rtx4090")),
+            (
+                "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+                Some("rtxpro6000"),
+            ),
+            ("", None),
+        ] {
+            assert_eq!(named(name), device, "{name}");
         }
     }
 

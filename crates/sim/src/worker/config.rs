@@ -41,6 +41,11 @@ pub struct Limits {
     pub launch_s: f64,
     /// To read a request: those of a burst come one after another.
     pub receive_s: f64,
+    /// Between a step and the next one, while the worker writes its messages: nothing where the
+    /// device goes on meanwhile.
+    pub between_s: f64,
+    /// The same for each sequence that decodes.
+    pub between_sequence_s: f64,
 }
 
 impl Limits {
@@ -59,6 +64,8 @@ impl Limits {
             lead_s: 1.5e-3,
             launch_s: 1.5e-3,
             receive_s: 1e-4,
+            between_s: 0.0,
+            between_sequence_s: 0.0,
         }
     }
 
@@ -73,6 +80,11 @@ impl Limits {
             launch_s: 0.5e-3,
             ..Self::gpu(num_blocks, max_model_len)
         }
+    }
+
+    /// From a step of so many decodes to the next one.
+    pub fn between_steps_s(&self, sequences: f64) -> f64 {
+        self.between_s + self.between_sequence_s * sequences
     }
 
     pub fn blocks_for(&self, tokens: u32) -> u32 {

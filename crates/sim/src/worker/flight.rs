@@ -10,8 +10,10 @@ pub struct Flight {
     pub began: Time,
     pub ends: Time,
     pub steps: u64,
-    /// Of its first step.
+    /// Of its first step, and of what lies between that and the next one.
     pub first_s: f64,
+    /// What of that is no step.
+    pub between_s: f64,
     /// By which each step is longer than the one before.
     pub longer_s: f64,
     /// Prompts in it, and tokens of each.

@@ -55,6 +55,7 @@ impl Worker {
     /// What routers and the sizes of steps learn from a flight.
     fn sample(&mut self, flight: &Flight, now: Time) {
         let work = &flight.work;
+        let step_s = flight.first_s - flight.between_s;
         self.steps += flight.steps;
         if work.prompt_tokens > 0.0 {
             let decode_s = if flight.decodes > 0 {
@@ -62,7 +63,7 @@ impl Worker {
             } else {
                 0.0
             };
-            self.rates.learn(work, flight.first_s, decode_s);
+            self.rates.learn(work, step_s, decode_s);
         }
         let kind = usize::from(work.prompt_tokens > 0.0);
         if now.s_since(self.sampled[kind]) < SAMPLE_S && self.samples[kind].is_some() {
@@ -71,7 +72,7 @@ impl Worker {
         self.sampled[kind] = now;
         self.samples[kind] = Some(StepSample {
             number: self.steps,
-            duration_s: flight.first_s,
+            duration_s: step_s,
             sequences: flight.decodes,
             kv_tokens: work.kv_tokens as u64,
             prefill_tokens: work.prompt_tokens as u32,
@@ -200,7 +201,7 @@ impl Worker {
 
     /// Plans the next flight. `was_idle`: none ended now.
     pub(super) fn take_off(&mut self, now: Time, was_idle: bool) {
-        let limits = &self.config.limits;
+        let limits = self.config.limits;
         let (lead, launch) = (now.minus_s(limits.lead_s), now.minus_s(limits.launch_s));
         self.join_pulled(now);
         let mut flight = Flight {
@@ -229,7 +230,8 @@ impl Worker {
             self.spare = flight.chunks;
             return;
         }
-        flight.first_s = self.slowness * self.config.steps.step_s(&flight.work);
+        flight.between_s = self.slowness * limits.between_steps_s(flight.work.sequences);
+        flight.first_s = self.slowness * self.config.steps.step_s(&flight.work) + flight.between_s;
         if flight.chunks.is_empty() {
             self.fly_far(&mut flight);
         }
@@ -255,7 +257,7 @@ impl Worker {
         if steps > 1 {
             let last_kv = flight.work.kv_tokens + count * (steps - 1) as f64;
             let last_s = self.slowness * self.config.steps.decode_s(count, last_kv);
-            flight.longer_s = (last_s - flight.first_s) / (steps - 1) as f64;
+            flight.longer_s = (last_s + flight.between_s - flight.first_s) / (steps - 1) as f64;
         }
         flight.steps = steps;
     }

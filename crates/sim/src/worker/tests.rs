@@ -81,6 +81,26 @@ fn told(worker: &mut Worker) -> Vec<(Told, u64)> {
 }
 
 #[test]
+fn what_lies_between_steps_is_waited_for_and_is_not_reported_as_a_step() {
+    let between = Limits {
+        between_s: 1e-3,
+        between_sequence_s: 2e-3,
+        ..limits()
+    };
+    let mut worker = worker(between);
+    worker.submit(leg(100, 11), Time::ZERO);
+    // A prompt step of 10 ms and 1 more, ten decode steps of 10 and 3 more.
+    let expected = [(Told::First(0), 11), (Told::Finished(0), 141)];
+    assert_eq!(told(&mut worker), expected);
+    let load = worker.load(Time::from_s(1.0));
+    let reported = [load.last_decode, load.last_prefill].map(|step| step.unwrap().duration_s);
+    assert!(
+        reported.iter().all(|s| (s - 0.01).abs() < 1e-9),
+        "{reported:?}"
+    );
+}
+
+#[test]
 fn a_request_takes_its_prompt_and_its_steps() {
     let mut worker = worker(limits());
     worker.submit(leg(100, 11), Time::ZERO);

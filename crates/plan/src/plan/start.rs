@@ -1,0 +1,111 @@
+//! What starts a design: a command, or values for the Helm chart.
+
+use std::fmt::Write;
+
+use super::design::Design;
+
+/// The command line of `tasuki serve`. `model`: folder, hub id or alias, where it is known.
+pub fn command(design: &Design, model: Option<&str>) -> String {
+    let mut command = "tasuki serve".to_owned();
+    if let Some(model) = model {
+        let _ = write!(command, " --model {}", quoted(model));
+    }
+    for (part, role) in design.parts() {
+        let _ = write!(command, " --{role} {}", part.workers);
+        if part.tensor_parallel > 1 {
+            let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
+        }
+    }
+    if design.strict_roles {
+        command += " --strict-roles";
+    }
+    let _ = write!(
+        command,
+        " --max-batched-tokens {}",
+        design.max_batched_tokens
+    );
+    command
+}
+
+/// Values for `deploy/helm/tasuki` in YAML: pools, and what the design says of routers and workers.
+/// `on_gpus`: workers have GPUs.
+pub fn values(design: &Design, on_gpus: bool) -> String {
+    let mut text = format!(
+        "# The design of `tasuki plan`: {}. The model and the images are not in it:\n\
+         # docs/kubernetes.md.\n",
+        design.name()
+    );
+    if design.strict_roles {
+        text += "router:\n  args: [\"--strict-roles\"]\n";
+    }
+    let _ = writeln!(
+        text,
+        "worker:\n  args: [\"--max-batched-tokens\", \"{}\"]\npools:",
+        design.max_batched_tokens
+    );
+    for role in ["prefill", "decode", "mixed"] {
+        match design.parts().find(|(_, known)| *known == role) {
+            Some((part, _)) => {
+                let _ = writeln!(
+                    text,
+                    "  {role}:\n    role: {role}\n    replicas: {}",
+                    part.workers
+                );
+                if on_gpus {
+                    let _ = writeln!(text, "    gpus: {}", part.tensor_parallel);
+                }
+            }
+            // The chart has these two unless it is told otherwise.
+            None if role != "mixed" => {
+                let _ = writeln!(text, "  {role}: null");
+            }
+            None => {}
+        }
+    }
+    text
+}
+
+/// As a word of a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@+=~".contains(c);
+    match word.chars().all(plain) && !word.is_empty() {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::design::all;
+    use super::*;
+
+    fn design(gpus: u32, strict: bool, name: &str) -> Design {
+        let designs = all(gpus, &[1, 2], 1_024, strict);
+        let mut named = designs.into_iter().filter(|d| d.name() == name);
+        named.next().expect("a design of that name")
+    }
+
+    #[test]
+    fn the_command_says_the_model_the_roles_and_their_degrees() {
+        let split = design(3, true, "1 prefill + 1 decode x2");
+        let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
+                      --max-batched-tokens 1024";
+        assert_eq!(command(&split, None), wanted);
+        let mixed = design(2, false, "2 mixed");
+        let wanted =
+            "tasuki serve --model '/my models/it'\\''s' --mixed 2 --max-batched-tokens 1024";
+        assert_eq!(command(&mixed, Some("/my models/it's")), wanted);
+    }
+
+    #[test]
+    fn values_have_the_pools_of_the_design_and_no_others() {
+        let mixed = values(&design(2, false, "2 mixed"), false);
+        let pools =
+            "pools:\n  prefill: null\n  decode: null\n  mixed:\n    role: mixed\n    replicas: 2\n";
+        assert!(mixed.ends_with(pools), "{mixed}");
+        let split = values(&design(3, true, "1 prefill + 1 decode x2"), true);
+        let decode = "  decode:\n    role: decode\n    replicas: 1\n    gpus: 2\n";
+        assert!(split.ends_with(decode), "{split}");
+        assert!(split.contains("args: [\"--strict-roles\"]"), "{split}");
+    }
+}

@@ -1,0 +1,213 @@
+"""Times what lies between two steps of a serving worker: it writes messages, and reads others.
+
+`EngineTimer` calls an engine directly, so its steps follow one another at once. A worker whose
+steps are computed by its own process pauses between them (on a GPU the next step runs meanwhile).
+Here a worker is a child, and this process is its router. The pause is what is left of the time
+between two reports without the time of the step, which the report has.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median
+from typing import Any
+
+import grpc
+
+from tasuki.bench.child import end_child, explain, start_child
+from tasuki.bench.errors import RunFailedError
+from tasuki.launch.process import describe_exit
+from tasuki.options import arguments
+from tasuki.v1 import worker_pb2 as pb
+from tasuki.v1.worker_pb2_grpc import WorkerStub
+from tasuki.worker.config import WorkerConfig
+
+_PROMPT_TOKENS = 8
+_ANSWER_TOKENS = 64
+_LEAST_STEPS = 8
+_START_S = 600.0
+_ANSWER_S = 300.0
+_END_S = 20.0
+_LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the router gets at the end of a step.
+
+    Attributes:
+        at_s: When it came.
+        step: Its number; each step of the worker has the next one.
+        outputs: Sequences that got a token.
+        sample: Number of the last step that only decoded, for the engine.
+        sequences: That this step decoded.
+        duration_s: Of this step.
+    """
+
+    at_s: float
+    step: int
+    outputs: int
+    sample: int
+    sequences: int
+    duration_s: float
+
+
+def between_s(reports: Sequence[Report], batch: int) -> float | None:
+    """Seconds between two steps that decode `batch` sequences, in the mean over the longest run.
+
+    Args:
+        reports: In order.
+        batch: Sequences in a step.
+
+    Returns:
+        None where there were too few such steps, one after the other.
+    """
+    runs: list[list[Report]] = [[]]
+    for report in reports:
+        last = runs[-1][-1] if runs[-1] else None
+        follows = last is None or (report.step - last.step, report.sample - last.sample) == (1, 1)
+        if report.outputs != batch or report.sequences != batch:
+            runs.append([])
+        elif follows:
+            runs[-1].append(report)
+        else:
+            runs.append([report])
+    longest = max(runs, key=len)
+    steps = len(longest) - 1
+    if steps < _LEAST_STEPS:
+        return None
+    passed_s = longest[-1].at_s - longest[0].at_s
+    return max(0.0, (passed_s - sum(report.duration_s for report in longest[1:])) / steps)
+
+
+def measure_between(config: WorkerConfig, batches: Sequence[int], repeat: int) -> dict[int, float]:
+    """Seconds between two steps, by the number of sequences: medians of `repeat` loads.
+
+    Args:
+        config: Of the worker, which is started for it.
+        batches: Sequences in a step; those that the worker cannot run at once are left out.
+        repeat: Loads of each size, after one that warms up.
+
+    Raises:
+        RunFailedError: The worker did not start or answer.
+    """
+    found: dict[int, list[float]] = {batch: [] for batch in batches}
+    draw = random.Random(0)
+    with _worker(config) as where, _every_core():
+        for number in range(repeat + 1):
+            for batch in draw.sample(list(batches), len(batches)):
+                seconds = between_s(list(_reports(where, batch, number)), batch)
+                if number and seconds is not None:
+                    found[batch].append(seconds)
+    return {batch: median(seconds) for batch, seconds in found.items() if seconds}
+
+
+@contextmanager
+def _every_core() -> Iterator[None]:
+    """Let this process run on every core of the machine, as a router does that has its own.
+
+    Where it is pinned to the worker's cores, it would else take time from the worker.
+    """
+    before = os.sched_getaffinity(0)
+    _pin(set(range(os.cpu_count() or 1)))
+    try:
+        yield
+    finally:
+        _pin(before)
+
+
+def _pin(cores: set[int]) -> None:
+    for task in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(task), cores)
+        except OSError:  # the thread has ended, or the cores are not for us
+            continue
+
+
+@contextmanager
+def _worker(config: WorkerConfig) -> Iterator[str]:
+    """Address of a worker on the cores that this process has now."""
+    with tempfile.TemporaryDirectory(prefix="tasuki-between-") as folder:
+        log = Path(folder) / "worker.log"
+        words = ["worker", "--model", str(config.model), "--role", "mixed", "--port", "0"]
+        process = start_child([*words, *arguments(config)], log)
+        try:
+            yield _await_ready(process, log)
+        finally:
+            end_child(process, _END_S)
+
+
+def _await_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s:
+        code = process.poll()
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith("ready "):
+                return line.removeprefix("ready ").strip()
+        if code is not None:
+            raise RunFailedError(f"the worker ended ({describe_exit(code)}): {explain(log)}")
+        time.sleep(_LOOK_EVERY_S)
+    raise RunFailedError(f"the worker was not ready after {_START_S:g} s: {explain(log)}")
+
+
+def _reports(where: str, batch: int, number: int) -> Iterator[Report]:
+    """The reports of so many requests, which begin together, until all have ended."""
+    outgoing: SimpleQueue[Any] = SimpleQueue()
+    with grpc.insecure_channel(where) as channel:
+        stub: Any = WorkerStub  # generated without types
+        call = stub(channel).Serve(iter(outgoing.get, None), timeout=_ANSWER_S)
+        try:
+            yield from _read(call, outgoing, batch, number)
+        except grpc.RpcError as error:
+            raise RunFailedError(f"the worker does not answer: {error.details()}") from error
+        finally:
+            call.cancel()
+            outgoing.put(None)
+
+
+def _read(call: Any, outgoing: SimpleQueue[Any], batch: int, number: int) -> Iterator[Report]:
+    left = batch
+    for message in call:
+        if message.HasField("info"):
+            for index in range(batch):
+                outgoing.put(pb.RouterMessage(submit=_submit(message.info, number, index)))
+        if not message.HasField("step"):
+            continue
+        step, last = message.step, message.step.load.last_decode
+        if step.outputs:
+            yield Report(
+                at_s=time.perf_counter(),
+                step=step.step,
+                outputs=len(step.outputs),
+                sample=last.number,
+                sequences=last.sequences,
+                duration_s=last.duration_s,
+            )
+        for end in step.ended:
+            if end.reason != pb.LEG_END_FINISHED:
+                raise RunFailedError(f"an answer ended early: {end.message or end.reason}")
+        left -= len(step.ended)
+        if not left:
+            return
+
+
+def _submit(info: Any, number: int, index: int) -> Any:
+    draw = random.Random(f"{number} {index}")
+    answer = min(_ANSWER_TOKENS, info.max_model_len - _PROMPT_TOKENS - 1)
+    return pb.Submit(
+        request_id=f"between-{number}-{index}",
+        leg=pb.LEG_COLOCATED,
+        prompt_tokens=[draw.randrange(info.vocab_size) for _ in range(_PROMPT_TOKENS)],
+        choices=[0],
+        sampling=pb.SamplingParams(seed=1, top_p=1.0, max_tokens=answer, repetition_penalty=1.0),
+        number=index + 1,
+    )

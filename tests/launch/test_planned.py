@@ -1,0 +1,98 @@
+"""Which workers a machine with several GPUs gets where no role is given: real plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasuki.launch import machine
+from tasuki.launch.gpus import Gpu
+from tasuki.launch.planned import plan_gpus
+from tasuki.launch.router_options import RouterOptions
+
+H200 = Gpu("NVIDIA H200", 150_754_820_096)
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "vocab_size": 151_936,
+    "intermediate_size": 9728,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+# Of Llama 3.1's shape: 141 GB of weights.
+LARGE = QWEN3_4B | {
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "vocab_size": 128_256,
+    "intermediate_size": 28_672,
+}
+
+
+def folder(path: Path, config: dict[str, int]) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_two_gpus_are_two_mixed_workers_and_the_line_says_why(tmp_path: Path) -> None:
+    planned = plan_gpus([H200, H200], folder(tmp_path, QWEN3_4B), RouterOptions())
+    assert str(planned.topology) == "2 mixed"
+    assert planned.ranks == {"mixed": 1}
+    for said in ("2 mixed: no roles are given", "2000:200", "TPOT 50 ms", "requests/s; "):
+        assert said in planned.line, planned.line
+    assert "best: 2 mixed" in planned.table
+
+
+def test_a_model_too_large_for_one_gpu_gets_several(tmp_path: Path) -> None:
+    planned = plan_gpus([H200] * 4, folder(tmp_path, LARGE), RouterOptions())
+    assert planned.topology is not None
+    assert min(planned.ranks.values()) >= 2
+    gpus = {role: getattr(planned.topology, role) * n for role, n in planned.ranks.items()}
+    assert sum(gpus.values()) == 4
+
+
+def test_objectives_and_strictness_are_those_of_the_router(tmp_path: Path) -> None:
+    model = folder(tmp_path, QWEN3_4B)
+    router = RouterOptions(ttft_target_ms=1500.0, tpot_target_ms=7.5, strict_roles=True)
+    planned = plan_gpus([H200, H200], model, router)
+    assert "TTFT 1500 ms and TPOT 7.5 ms" in planned.line
+    assert "--strict-roles" in planned.table
+    impossible = plan_gpus([H200, H200], model, RouterOptions(tpot_target_ms=0.01))
+    assert impossible.topology is None
+    assert "not planned: no topology serves" in impossible.line
+
+
+@pytest.mark.parametrize(
+    ("gpus", "says"),
+    [
+        ([H200, Gpu("NVIDIA L4", 24 << 30)], "several kinds"),
+        ([Gpu("NVIDIA T4", 16 << 30)] * 2, "--gpu is NVIDIA T4; known are "),
+        ([Gpu("NVIDIA L4", 4 << 30)] * 2, "leave no room for KV"),
+    ],
+)
+def test_without_a_plan_the_line_says_why(tmp_path: Path, gpus: list[Gpu], says: str) -> None:
+    planned = plan_gpus(gpus, folder(tmp_path, QWEN3_4B), RouterOptions())
+    assert planned.topology is None
+    assert says in planned.line
+
+
+def test_the_launcher_plans_two_gpus_and_shows_the_table_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(folder(tmp_path, QWEN3_4B))
+    monkeypatch.setattr(machine, "describe_gpus", lambda: (H200,) * 3)
+    monkeypatch.setattr(machine, "read_one_another", lambda: True)
+    planned = machine.plan_topology(model, "cuda:1", RouterOptions(), explain=True)
+    assert planned is not None
+    assert str(planned[0]) == "2 mixed"
+    said = capsys.readouterr().err
+    assert "best: 2 mixed" in said
+    assert "2 mixed: no roles are given" in said
+    assert machine.plan_topology(model, "cuda:1", RouterOptions(), explain=False) is not None
+    assert "best: 2 mixed" not in capsys.readouterr().err
+    monkeypatch.setattr(machine, "describe_gpus", lambda: (H200,))
+    assert machine.plan_topology(model, "auto", RouterOptions(), explain=True) is None
+    assert "nothing to plan: 1 GPUs" in capsys.readouterr().err
