@@ -109,7 +109,7 @@ def leased(model: Path, *router: str) -> Options:
     Requests wait in the workers, also while one of these is stopped.
     """
     steps = ("--max-batched-tokens", "16")
-    worker = ("--kv-memory", "16000000", *steps, "--lease-s", str(LEASE_S))
+    worker = ("--kv-memory", "10000000", *steps, "--lease-s", str(LEASE_S))
     return Options(model, prefill=1, decode=1, worker=worker, router=(*router, "--no-admission"))
 
 
