@@ -71,6 +71,7 @@ class Container:
     _failures: dict[str, int] = field(default_factory=dict)
     _successes: dict[str, int] = field(default_factory=dict)
     _log_start: int = 0
+    _variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -83,7 +84,7 @@ class Container:
 
     def start(self) -> None:
         """Start its process."""
-        environment = self._environment()
+        self._variables = environment = self._environment()
         argv = [self._word(w, environment) for w in self._words()]
         with self.log.open("ab") as output:
             self._log_start = output.tell()
@@ -183,9 +184,11 @@ class Container:
                 socket.create_connection((ip, port), timeout_s).close()
                 return True
             if "exec" in probe:
-                command, environment = probe["exec"]["command"], self._environment()
                 ran = subprocess.run(
-                    command, env=environment, capture_output=True, timeout=timeout_s
+                    probe["exec"]["command"],
+                    env=self._variables,  # a Secret may be gone since
+                    capture_output=True,
+                    timeout=timeout_s,
                 )
                 return ran.returncode == 0
             return is_serving(f"{ip}:{probe['grpc']['port']}", timeout_s)
