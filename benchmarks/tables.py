@@ -31,6 +31,7 @@ from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import (
     plan_regret,
+    published_shapes,
     simulator,
     simulator_accuracy,
     simulator_accuracy_cpu,
@@ -53,6 +54,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
+    "published-shapes": published_shapes,
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "roles-follow": roles,

@@ -95,6 +95,29 @@ def _is_near(row: Mapping[str, Any], name: str) -> bool:
     )
 
 
+def published_shapes() -> str:
+    """What was published elsewhere, and whether the simulator gives the same shape."""
+    columns = (
+        ("output_throughput", "output tok/s", 0),
+        ("ttft_mean_ms", "TTFT ms", 0),
+        ("tpot_mean_ms", "TPOT ms", 1),
+        ("itl_p99_ms", "ITL p99 ms", 1),
+    )
+    lines: list[list[str]] = []
+    for row in load("published_shapes")["rows"]:
+        verdict = "holds" if row["holds"] else "does not hold"
+        lines.append([f"**{row['shape']}**: {verdict}", *[""] * len(columns)])
+        for name, found in row["figures"].items():
+            other = row.get("published", {}).get(name, {})
+            cells = [
+                number(found[key], digits) + (f" ({other[key]:,})" if key in other else "")
+                for key, _, digits in columns
+            ]
+            lines.append([name, *cells])
+    heads = ("deployment", *(head for _, head, _ in columns))
+    return source("published_shapes") + rows(heads, lines)
+
+
 def plan_regret(name: str) -> Callable[[], str]:
     """What the planner's choice lacks of the best measured topology, from one result file."""
 
