@@ -96,6 +96,7 @@ def test_timings_account_for_a_split_request(tiny: Deployment) -> None:
     assert timings["transfer_bytes"] == 25 * BLOCK_BYTES
     assert 1 <= timings["transfer_descriptors"] <= 25
     assert 0 < timings["transfer_post_ms"] <= timings["transfer_ms"]
+    assert timings["transport"].startswith("nixl/UCX"), timings
     assert timings["replacements"] == 0
     assert timings["prefill_worker"] != timings["decode_worker"]
     for phase in ("queue", "prefill", "first_token", "transfer", "decode", "total"):

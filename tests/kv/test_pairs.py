@@ -37,6 +37,7 @@ def test_a_handoff_is_counted_with_its_engine_and_told_to_the_router(rig: Rig) -
         timings.transfer_post_s,
         timings.transfer_descriptors,
     )
+    assert timings.transport == pair.transport
     assert not pair.failures and not pair.reconnects
     assert not list(prefill.handoffs.counters.pairs), "it pulled nothing"
     rig.pump_until_idle()

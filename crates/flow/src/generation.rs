@@ -94,6 +94,8 @@ pub struct Timings {
     pub transfer_bytes: u64,
     /// Runs of adjacent blocks that were read.
     pub transfer_descriptors: u64,
+    /// What moved the blocks of the last handoff, and by which way.
+    pub transport: String,
     pub cached_prompt_tokens: u32,
     /// Times the request was placed again after a fault or a preemption.
     pub replacements: u32,

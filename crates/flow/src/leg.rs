@@ -176,7 +176,7 @@ impl LegEndReason {
 }
 
 /// Durations by the worker's own clock; zero where a phase did not occur.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct LegTimings {
     /// Submitted to first scheduled.
     pub queue: Duration,
@@ -199,4 +199,6 @@ pub struct LegTimings {
     pub transfer_bytes: u64,
     /// Runs of adjacent blocks that were read.
     pub transfer_descriptors: u64,
+    /// Decode: what moved the blocks, and by which way; empty where nothing was moved.
+    pub transport: String,
 }

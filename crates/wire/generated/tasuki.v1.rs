@@ -346,7 +346,7 @@ pub struct LegEnd {
     pub failure: i32,
 }
 /// Durations by the worker's own clock, in seconds; 0 where it does not apply.
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LegTimings {
     /// submitted to first scheduled
     #[prost(double, tag = "1")]
@@ -386,6 +386,9 @@ pub struct LegTimings {
     /// decode: runs of adjacent blocks that were read
     #[prost(uint32, tag = "13")]
     pub transfer_descriptors: u32,
+    /// decode: what moved the blocks, as in KvPair; empty: nothing
+    #[prost(string, tag = "14")]
+    pub transport: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Load {

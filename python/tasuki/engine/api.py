@@ -150,6 +150,7 @@ class LegTimings:
     prefix_blocks: int = 0
     transfer_post_s: float = 0.0
     transfer_descriptors: int = 0
+    transport: str = ""
 
 
 @dataclass(slots=True)

@@ -216,6 +216,8 @@ class DecodeSide:
         order = self._pulls.end(done, now_s)
         handoff = order.handoff
         self._counters.pairs.pulled(handoff.peer, done)
+        if not done.error:
+            handoff.timings.transport = self._counters.pairs.of(handoff.peer).name
         if self._handoffs.get(handoff.request_id) is not handoff:
             self._host.free_quarantined(order.local)
             return

@@ -57,6 +57,11 @@ class PairCounters:
     reconnects: int = 0
     failures: dict[LossCause, int] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Of the transport, and of the way where it is known: `tcp`, `nixl-ucx/rdma`."""
+        return f"{self.transport}/{self.way}" if self.way else self.transport
+
 
 class Pairs:
     """Counters by prefill engine, of a bounded number of engines."""

@@ -346,7 +346,7 @@ class LegEnd(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[_Union[LegEndReason, str]] = ..., message: _Optional[str] = ..., timings: _Optional[_Union[LegTimings, _Mapping]] = ..., failure: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class LegTimings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks", "transfer_tail_s", "transfer_post_s", "transfer_descriptors")
+    __slots__ = ("queue_s", "prefill_s", "handshake_s", "transfer_s", "transfer_exposed_s", "first_decode_s", "decode_s", "transfer_bytes", "transfer_blocks", "prefix_blocks", "transfer_tail_s", "transfer_post_s", "transfer_descriptors", "transport")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     HANDSHAKE_S_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class LegTimings(_message.Message):
     TRANSFER_TAIL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_POST_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     handshake_s: float
@@ -373,7 +374,8 @@ class LegTimings(_message.Message):
     transfer_tail_s: float
     transfer_post_s: float
     transfer_descriptors: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ..., transfer_post_s: _Optional[float] = ..., transfer_descriptors: _Optional[int] = ...) -> None: ...
+    transport: str
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handshake_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., transfer_exposed_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., transfer_bytes: _Optional[int] = ..., transfer_blocks: _Optional[int] = ..., prefix_blocks: _Optional[int] = ..., transfer_tail_s: _Optional[float] = ..., transfer_post_s: _Optional[float] = ..., transfer_descriptors: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("waiting_requests", "running_requests", "waiting_prefill_tokens", "free_blocks", "total_blocks", "leased_blocks", "quarantined_blocks", "prefill_tokens_per_s", "decode_step_s", "counters", "stuck_blocks", "running_sequences", "running_kv_tokens", "last_decode", "last_prefill", "waiting_sequences", "kv_pairs", "draining", "waiting_kv_tokens")

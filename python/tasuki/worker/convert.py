@@ -240,7 +240,7 @@ def add_waiting(load: pb.Load, legs: Iterable[RequestSpec]) -> None:
 def _pair_to_wire(engine_id: str, pair: PairCounters) -> pb.KvPair:
     return pb.KvPair(
         engine_id=engine_id,
-        transport=f"{pair.transport}/{pair.way}" if pair.way else pair.transport,
+        transport=pair.name,
         bytes=pair.bytes,
         pulls=pair.pulls,
         descriptors=pair.descriptors,

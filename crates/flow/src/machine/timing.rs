@@ -51,6 +51,9 @@ pub fn add(
         phases.count_in(timings);
         timings.transfer_bytes += leg.transfer_bytes;
         timings.transfer_descriptors += leg.transfer_descriptors;
+        if !leg.transport.is_empty() {
+            timings.transport.clone_from(&leg.transport);
+        }
         if timings.first_decode.is_zero() {
             timings.first_decode = leg.first_decode;
         }
@@ -99,6 +102,7 @@ mod tests {
             transfer: seconds(0.25),
             transfer_post: seconds(0.125),
             transfer_descriptors: 3,
+            transport: "tcp".to_owned(),
             first_decode: seconds(0.5),
             decode: seconds(2.0),
             transfer_bytes: 100,
@@ -115,6 +119,8 @@ mod tests {
         );
         add(&mut timings, &mut phases, &decode, LegKind::Decode, waited);
         add(&mut timings, &mut phases, &decode, LegKind::Decode, waited);
+        let unmoved = LegTimings::default();
+        add(&mut timings, &mut phases, &unmoved, LegKind::Decode, waited);
         assert_eq!(timings.queue, Duration::from_millis(750));
         assert_eq!(timings.prefill, Duration::from_secs(1));
         assert_eq!(timings.handshake, Duration::from_millis(250));
@@ -123,6 +129,7 @@ mod tests {
         assert_eq!(timings.transfer_bytes, 200);
         assert_eq!(timings.transfer_post, Duration::from_millis(250));
         assert_eq!(timings.transfer_descriptors, 6);
+        assert_eq!(timings.transport, "tcp");
     }
 
     #[test]

@@ -128,6 +128,8 @@ impl RequestLog {
             prefill_ms = phase(timings.prefill),
             first_token_ms = phase(timings.first_token),
             transfer_exposed_ms = phase(timings.transfer_exposed),
+            transfer_bytes = (timings.transfer_bytes > 0).then_some(timings.transfer_bytes),
+            transport = named(&timings.transport),
             decode_ms = phase(timings.decode),
             prefill_worker = named(&timings.prefill_worker),
             decode_worker = named(&timings.decode_worker),

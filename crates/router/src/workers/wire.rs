@@ -314,6 +314,7 @@ fn timings(timings: &v1::LegTimings) -> LegTimings {
         decode: seconds(timings.decode_s),
         transfer_bytes: timings.transfer_bytes,
         transfer_descriptors: timings.transfer_descriptors.into(),
+        transport: timings.transport.clone(),
     }
 }
 

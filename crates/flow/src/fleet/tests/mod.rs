@@ -275,7 +275,7 @@ fn reported_steps_and_handoffs_teach_the_cost_model() {
     };
     let first = LegTimings {
         handshake: Duration::from_millis(200),
-        ..timings
+        ..timings.clone()
     };
     let mut teach = |timings: &LegTimings| {
         let leg = fleet.on_dispatched(other, &decode).expect("a slot");

@@ -65,6 +65,7 @@ pub fn timings_json(timings: &Timings) -> serde_json::Value {
         "transfer_descriptors".into(),
         timings.transfer_descriptors.into(),
     );
+    object.insert("transport".into(), timings.transport.clone().into());
     object.insert("replacements".into(), timings.replacements.into());
     object.insert(
         "prefill_worker".into(),
@@ -84,14 +85,14 @@ pub fn server_timing(timings: &Timings) -> HeaderValue {
 }
 
 /// Timings of several prompts of one request: the longest of each phase, the
-/// sum of what was moved and repeated, the workers of the slowest.
+/// sum of what was moved and repeated, workers and transport of the slowest.
 pub fn merge(all: Vec<Timings>) -> Timings {
     all.into_iter()
         .reduce(|a, b| {
-            let (prefill_worker, decode_worker, why) = if b.total > a.total {
-                (b.prefill_worker, b.decode_worker, b.why)
+            let (prefill_worker, decode_worker, transport, why) = if b.total > a.total {
+                (b.prefill_worker, b.decode_worker, b.transport, b.why)
             } else {
-                (a.prefill_worker, a.decode_worker, a.why)
+                (a.prefill_worker, a.decode_worker, a.transport, a.why)
             };
             Timings {
                 queue: a.queue.max(b.queue),
@@ -108,6 +109,7 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 total: a.total.max(b.total),
                 transfer_bytes: a.transfer_bytes + b.transfer_bytes,
                 transfer_descriptors: a.transfer_descriptors + b.transfer_descriptors,
+                transport,
                 cached_prompt_tokens: a.cached_prompt_tokens + b.cached_prompt_tokens,
                 replacements: a.replacements + b.replacements,
                 prefill_worker,
@@ -128,6 +130,7 @@ mod tests {
             total: Duration::from_millis(total_ms),
             transfer_bytes: 10,
             transfer_descriptors: 2,
+            transport: format!("tcp of {worker}"),
             prefill_worker: worker.to_owned(),
             ..Timings::default()
         }
@@ -144,6 +147,7 @@ mod tests {
         assert_eq!(object["queue_ms"], 1.5);
         assert_eq!(object["total_ms"], 20.0);
         assert_eq!(object["prefill_worker"], "p0");
+        assert_eq!(object["transport"], "tcp of p0");
     }
 
     #[test]
@@ -153,5 +157,6 @@ mod tests {
         assert_eq!(merged.transfer_bytes, 20);
         assert_eq!(merged.transfer_descriptors, 4);
         assert_eq!(merged.prefill_worker, "p1");
+        assert_eq!(merged.transport, "tcp of p1");
     }
 }

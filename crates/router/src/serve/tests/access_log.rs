@@ -40,6 +40,8 @@ async fn split_request() {
     let timings = LegTimings {
         decode_s: 0.125,
         transfer_exposed_s: 0.001,
+        transfer_bytes: 4_096,
+        transport: "nixl-ucx/tcp".to_owned(),
         ..Default::default()
     };
     decode.ended(&id, R::LegEndFinished, timings);
@@ -82,6 +84,8 @@ async fn a_split_requests_line_has_workers_phases_and_costs() {
     assert_eq!(ms("prefill_ms"), 250.0);
     assert_eq!(ms("decode_ms"), 125.0);
     assert_eq!(ms("transfer_exposed_ms"), 1.0);
+    assert_eq!(object["transfer_bytes"], 4_096);
+    assert_eq!(object["transport"], "nixl-ucx/tcp");
     assert!(ms("first_token_ms") > 0.0 && ms("first_token_ms") <= ms("elapsed_ms"));
     assert_eq!(object["replacements"], Value::from(0));
     check_why(object["why"].as_str().unwrap());

@@ -221,4 +221,7 @@ fn set_timings(span: &mut Span, timings: &LegTimings) {
             span.set_attribute(KeyValue::new(name, number));
         }
     }
+    if !timings.transport.is_empty() {
+        span.set_attribute(KeyValue::new(names::TRANSPORT, timings.transport.clone()));
+    }
 }

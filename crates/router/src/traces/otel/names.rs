@@ -51,3 +51,4 @@ pub const LEG_END: &str = "tasuki.leg.end";
 pub const FAILURE: &str = "tasuki.failure.kind";
 pub const TRANSFER_BYTES: &str = "tasuki.transfer_bytes";
 pub const TRANSFER_DESCRIPTORS: &str = "tasuki.transfer_descriptors";
+pub const TRANSPORT: &str = "tasuki.transport";

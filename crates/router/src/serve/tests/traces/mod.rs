@@ -95,6 +95,7 @@ async fn split(sessions: &mut [Session]) {
         transfer_post_s: 0.0005,
         transfer_bytes: 4_096,
         transfer_descriptors: 3,
+        transport: "nixl-ucx/tcp".to_owned(),
         decode_s: 0.125,
         ..Default::default()
     };
@@ -147,6 +148,8 @@ async fn a_split_request_is_one_trace_of_the_clients() {
     assert_eq!(float(&decode, "tasuki.transfer_post_s"), 0.0005);
     assert_eq!(number(&decode, "tasuki.transfer_bytes"), 4_096);
     assert_eq!(number(&decode, "tasuki.transfer_descriptors"), 3);
+    assert_eq!(text(&decode, "tasuki.transport"), "nixl-ucx/tcp");
+    assert!(value(&prefill.attributes, "tasuki.transport").is_none());
     assert_eq!(float(&decode, "tasuki.decode_s"), 0.125);
 
     let placement = collector.span("tasuki.placement");
