@@ -29,7 +29,8 @@ class LocalEngine:
             say(f"using the CPU: {problem}")
         self._environment = topology.worker_environment(config, self._machine)
         self._gpus: dict[str, tuple[str, ...]] = {}  # of each worker, as far as there are any
-        self._forks = ForkServer(topology.PRELOAD, self._environment)
+        preload = topology.preload(is_on_gpus(config.worker.device, self._machine.gpus))
+        self._forks = ForkServer(preload, self._environment)
 
     def settle_dtype(self, model: Path) -> str:
         """See `Engine`."""

@@ -112,8 +112,10 @@ def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float)
         orderly = False
         with _signals(supervisor):
             try:
+                _start_router(config, model, file, supervisor)
                 workers.start(model, dtype)
-                url = _start_router(config, model, file, supervisor)
+                file.publish()
+                url = _await_router(config, supervisor)
                 took_s = time.monotonic() - begun_s
                 deployment = _describe(config, model, url, f"{dtype}, ready after {took_s:.1f} s")
                 with _control(config, workers, supervisor):
@@ -126,7 +128,7 @@ def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float)
                 return stopped.code or 130
             finally:
                 engine.interrupt()
-                _end(supervisor, config.router.drain_s)
+                _end(supervisor, config.router.drain_s if orderly else 0.0)
                 logs.keep = supervisor.died or not orderly
                 if logs.keep or config.log_dir:
                     say(f"logs kept in {logs.path}")
@@ -141,10 +143,14 @@ def _dtype(config: ServeConfig, engine: Engine, model: Path) -> str:
 
 def _start_router(
     config: ServeConfig, model: Path, file: WorkersFile, supervisor: Supervisor
-) -> str:
-    """Start the router, and wait until it serves; gives its URL."""
+) -> None:
+    """Start the router, which reads the model's tokenizer while the workers load."""
     port = router_port(config.host, config.port)
     supervisor.start([topology.router_spec(config, model, file.path, port)])
+
+
+def _await_router(config: ServeConfig, supervisor: Supervisor) -> str:
+    """Wait until the router serves; gives its URL."""
     (url,) = supervisor.await_ready([_ROUTER], config.startup_timeout_s)
     url = _reachable(url)
     supervisor.await_condition(
@@ -195,7 +201,7 @@ def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> N
 def _end(supervisor: Supervisor, drain_s: float) -> None:
     workers = [name for name in supervisor.names() if name != _ROUTER]
     if len(workers) < len(supervisor.names()):
-        say("stopping: the router drains …")
+        say(f"stopping{': the router drains …' if drain_s else ''}")
         supervisor.stop([_ROUTER], drain_s + 2.0)
     # With the router gone nothing is left to drain: they end at once unless one hangs.
     supervisor.stop(workers, drain_s + _WORKER_GRACE_S)

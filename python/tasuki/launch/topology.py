@@ -15,6 +15,7 @@ from tasuki.options import arguments
 
 # What a worker imports before it is told anything; most of its start is the import of torch.
 PRELOAD = ("tasuki.cli", "pydantic.type_adapter", "tasuki.kv.nixl", "tasuki.worker.main")
+_PRELOAD_ON_GPUS = (*PRELOAD, "tasuki.models.ops_cuda")  # Triton, which a CPU does not need
 _MANY_WORKERS = 4  # up to here the worker's own default share of memory adds up to less than half
 
 
@@ -152,10 +153,15 @@ def worker_specs(
                 environment,
                 "ready ",
                 assigned=assigned,
-                preload=PRELOAD,
+                preload=preload(on_gpus),
             )
         )
     return tuple(specs)
+
+
+def preload(on_gpus: bool) -> tuple[str, ...]:
+    """Modules that all workers import, see `ProcessSpec.preload`."""
+    return _PRELOAD_ON_GPUS if on_gpus else PRELOAD
 
 
 def stages_in_host(config: ServeConfig, machine: Machine) -> bool:

@@ -9,13 +9,23 @@ from pathlib import Path
 class WorkersFile:
     """Owns the file. Main thread only.
 
+    It is empty until `publish`: a router that knows some of the first workers would place
+    requests on them alone.
+
     Args:
-        path: Of the file; it is written at the first change.
+        path: Of the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._addresses: dict[str, str] = {}
+        self._is_public = False
+        self._write()
+
+    def publish(self) -> None:
+        """From now on the file has all addresses."""
+        self._is_public = True
+        self._write()
 
     def put(self, name: str, address: str) -> None:
         """A worker is at this address now."""
@@ -30,7 +40,8 @@ class WorkersFile:
         self._write()
 
     def _write(self) -> None:
-        lines = (f"{address}  # {name}\n" for name, address in sorted(self._addresses.items()))
+        public = sorted(self._addresses.items()) if self._is_public else ()
+        lines = (f"{address}  # {name}\n" for name, address in public)
         scratch = self.path.with_name(f"{self.path.name}.new")
         scratch.write_text("".join(lines))
         scratch.replace(self.path)  # the router never sees half of it

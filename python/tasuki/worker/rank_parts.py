@@ -24,7 +24,6 @@ from tasuki.kv.net_devices import interface_of_host
 from tasuki.kv.transport import Transport
 from tasuki.models.attending import attention_for, cache_groups
 from tasuki.models.base import CausalModel
-from tasuki.models.dispatch.settle import settle
 from tasuki.models.loader import compile_model, load_model
 from tasuki.models.shard import Shard
 from tasuki.models.spec import ModelSpec
@@ -108,7 +107,10 @@ class RankParts:
             )
             self.kv_scales = self._scales(collective)
         with phases.phase("dispatch"):
-            settle(self.model, plan.config.dispatch, collective)
+            if plan.config.dispatch != "default":
+                from tasuki.models.dispatch.settle import settle  # imports Triton
+
+                settle(self.model, plan.config.dispatch, collective)
         # As it is, a model of transformers may well wait for the device in a step.
         self._capturable = spec.native
         if self._device.type == "cuda" and not spec.native:

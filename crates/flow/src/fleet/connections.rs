@@ -117,17 +117,18 @@ impl FleetState {
         }
     }
 
-    /// Whether every worker has answered, could not be reached or was given its time.
+    /// Whether every worker has answered, could not be reached or was given its time;
+    /// `known_for`: since the first one's address appeared.
     ///
     /// It does not try a placement: see [`FleetState::can_place`].
     ///
     /// # Errors
     ///
     /// [`NotReady::Starting`]: not yet.
-    pub fn has_started(&self, now: Duration) -> Result<(), NotReady> {
+    pub fn has_started(&self, known_for: Duration) -> Result<(), NotReady> {
         let untried = self.workers.values().filter(|state| !state.was_tried);
         let waiting = untried.count();
-        if waiting > 0 && now < FIRST_ANSWERS {
+        if waiting > 0 && known_for < FIRST_ANSWERS {
             let workers = self.workers.len();
             return Err(NotReady::Starting { waiting, workers });
         }

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 use super::{AddressSet, Discovery, NotAnAddress, address};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// While there is no address: a launcher writes the first ones when they can be served.
+const FIRST_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// A file that is being written is not taken before it stays the same for so long.
 const UNCHANGED_FOR: Duration = Duration::from_millis(100);
 /// Some 50,000 addresses.
@@ -39,7 +41,8 @@ enum FileError {
 /// replaced or rewritten at any time.
 pub struct WatchedFile {
     path: PathBuf,
-    ticks: Interval,
+    every: Duration,
+    was_read: bool,
     unchanged_for: Duration,
     /// The text that was taken last, and its addresses.
     taken: Option<(String, AddressSet)>,
@@ -52,11 +55,10 @@ impl WatchedFile {
     }
 
     pub(super) fn polled(path: PathBuf, every: Duration, unchanged_for: Duration) -> Self {
-        let mut ticks = interval(every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             path,
-            ticks,
+            every,
+            was_read: false,
             unchanged_for,
             taken: None,
             logged: String::new(),
@@ -65,7 +67,10 @@ impl WatchedFile {
 
     async fn next(&mut self) -> AddressSet {
         loop {
-            self.ticks.tick().await;
+            if self.was_read {
+                sleep(self.pause()).await;
+            }
+            self.was_read = true;
             match self.poll().await {
                 Ok(changed) => {
                     self.logged.clear();
@@ -75,6 +80,15 @@ impl WatchedFile {
                 }
                 Err(error) => self.log(&error),
             }
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        let has_some = |(_, addresses): &(String, AddressSet)| !addresses.is_empty();
+        if self.taken.as_ref().is_some_and(has_some) {
+            self.every
+        } else {
+            self.every.min(FIRST_POLL_INTERVAL)
         }
     }
 

@@ -51,6 +51,8 @@ pub(super) struct State {
     pub waiters: HashMap<EntrantId, oneshot::Sender<Verdict>>,
     pub roles: Vec<Follower>,
     pub members: BTreeMap<WorkerId, Member>,
+    /// When the first worker's address appeared.
+    pub first_added: Option<Instant>,
     /// `None`: a worker has come, changed or gone since it was made.
     pub catalog: Option<Arc<Catalog>>,
 }
@@ -77,6 +79,7 @@ impl Registry {
                 waiters: HashMap::new(),
                 roles: Vec::new(),
                 members: BTreeMap::new(),
+                first_added: None,
                 catalog: None,
             }),
             budget: Mutex::new(RetryBudget::new(BudgetConfig::default())),
@@ -95,6 +98,7 @@ impl Registry {
     /// A worker's address appeared.
     pub fn add(&self, address: &str) -> WorkerId {
         let mut state = self.lock();
+        state.first_added.get_or_insert_with(Instant::now);
         let worker = state.fleet.add();
         let member = Member {
             address: address.into(),
@@ -225,13 +229,15 @@ impl Registry {
     /// Whether a request to a model could be placed now, without placing one, and every worker
     /// has answered, could not be reached or was given its time.
     pub fn readiness(&self, model: ModelId, now: Instant) -> Result<(), NotReady> {
-        let fleet = &self.lock().fleet;
+        let state = self.lock();
         let request = RequestView {
             model,
             ..RequestView::new(1, 2)
         };
-        fleet.can_place(&request)?;
-        fleet.has_started(self.since_start(now))
+        state.fleet.can_place(&request)?;
+        let since = |first| now.saturating_duration_since(first);
+        let known_for = state.first_added.map_or(Duration::ZERO, since);
+        state.fleet.has_started(known_for)
     }
 
     /// What steps take, as far as it was learnt.
