@@ -26,7 +26,7 @@ from tables_of_cpu import (
 )
 from tables_of_doctor import doctor
 from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
-from tables_of_roles import roles
+from tables_of_roles import roles, roles_served
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import (
@@ -58,6 +58,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "roles-follow": roles,
+    "roles-served": roles_served,
     "overload": overload,
     "fuzz": fuzz,
     "router_vs_peers": router_vs_peers,

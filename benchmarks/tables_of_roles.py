@@ -1,4 +1,4 @@
-"""The table of RESULTS.md about roles that follow the load."""
+"""The tables of RESULTS.md about roles that follow the load."""
 
 from __future__ import annotations
 
@@ -30,3 +30,21 @@ def roles() -> str:
         )
     heads = ("workers", "load", "best static", "its goodput", "follow", "of it", "least of a phase")
     return source("roles_follow") + rows((*heads, "changes", *DECIDERS), lines)
+
+
+def roles_served() -> str:
+    """The same on real workers: goodput by phase of every topology."""
+    result = load("roles_follow_served")
+    lines = [
+        [
+            run["name"],
+            *(number(phase["goodput"]) for phase in run["phases"]),
+            number(run["goodput"], 2),
+            f"{run['goodput'] / result['best_static_goodput']:.2f}",
+            run["changes"],
+        ]
+        for run in result["runs"]
+    ]
+    phases = [phase["load"] for phase in result["runs"][0]["phases"]]
+    heads = ("roles", *phases, "whole", "of the best static", "changes")
+    return source("roles_follow_served") + rows(heads, lines)

@@ -172,6 +172,8 @@ impl Discovery for WatchedFile {
 mod tests {
     use std::fs;
 
+    use tokio::time::timeout;
+
     use super::super::tests::set;
     use super::*;
     use crate::workers::testing::soon;
@@ -205,5 +207,22 @@ mod tests {
         fs::write(&new, "c:3").expect("written");
         fs::rename(&new, &path).expect("replaced");
         assert_eq!(soon("the new one", file.next()).await, set(&["c:3"]));
+    }
+
+    #[tokio::test]
+    async fn the_first_addresses_are_soon_seen() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("workers");
+        fs::write(&path, "").expect("written");
+        let mut file = WatchedFile::polled(path.clone(), Duration::from_secs(3600), POLL);
+        assert_eq!(soon("an empty set", file.next()).await, set(&[]));
+        fs::write(&path, "a:1").expect("written");
+        assert_eq!(soon("the first address", file.next()).await, set(&["a:1"]));
+        fs::write(&path, "b:2").expect("written");
+        let again = timeout(3 * FIRST_POLL_INTERVAL, file.next()).await;
+        assert!(
+            again.is_err(),
+            "the next change may take the whole interval"
+        );
     }
 }

@@ -46,13 +46,15 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     .await;
 }
 
-/// A registry that knows so many workers, none of them connected.
+/// A registry that knows so many workers, none of them connected, of a router that has run for
+/// a while.
 pub fn registry(workers: usize) -> Arc<Registry> {
+    let now = Instant::now();
     let registry = Registry::new(
         vec![Vec::new()],
         PolicyConfig::default(),
         AdmissionConfig::default(),
-        Instant::now(),
+        now.checked_sub(Duration::from_secs(60)).unwrap_or(now),
     );
     for _ in 0..workers {
         registry.add("local:1");
