@@ -102,7 +102,7 @@ test-search: setup-dev ## Random searches with new seeds (TASUKI_TEST_SCHEDULES:
 
 fuzz: setup-dev ## Fuzzing of what clients, workers and models send: FUZZ_S seconds (300), with new seeds
 	@mkdir -p target && rm -f target/fuzz.jsonl
-	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 9 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
+	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 10 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
 	cargo test --quiet --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
 	$(BIN)/python -m pytest -q -s -k harm --timeout 0 tests/worker/test_fuzz.py

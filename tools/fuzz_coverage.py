@@ -18,10 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = ROOT / "target" / "fuzz-coverage"
-TARGETS = 6
+TARGETS = 7
 PARSERS = {
     "HTTP bodies and fields": "crates/router/src/openai/",
     "tool calls and reasoning": "crates/router/src/openai/calls/",
+    "grammars": "crates/router/src/grammar/",
     "streams of vLLM and SGLang": "crates/router/src/workers/foreign/",
     "answers of vLLM and SGLang": "crates/router/src/foreign/",
     "their HTTP/1.1": "crates/http1/src/",

@@ -3,6 +3,7 @@
 
 mod answers;
 mod fields;
+mod grammars;
 mod grpc;
 mod http;
 mod sse;

@@ -33,5 +33,6 @@ pub use tokenize::{detokenize, tokenize};
 /// What the fuzzing tests read models' answers with.
 #[cfg(test)]
 pub mod fuzzed {
-    pub use super::calls::fuzzed::{readers, scan};
+    pub use super::calls::fuzzed::{called, readers, scan};
+    pub use super::request::constraint::usual_whitespace;
 }

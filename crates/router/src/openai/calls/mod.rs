@@ -177,7 +177,25 @@ impl Parsers {
 pub mod fuzzed {
     use super::{Channels, DEEPSEEK, HERMES, Harmony, LLAMA, MISTRAL, Reader, Reasoning, Scanner};
 
+    use super::{Conversation, HttpSettings, ModelText, Parsers};
+
     pub use super::tests::scan;
+
+    /// Names and arguments of the calls in an answer to a chat with tools.
+    pub fn called(
+        settings: &HttpSettings,
+        model: &ModelText,
+        prompt: String,
+        answer: &str,
+    ) -> Vec<(String, String)> {
+        let chat = Conversation {
+            text: prompt,
+            tokens: Vec::new(),
+            has_tools: true,
+        };
+        let parsers = Parsers::choose(settings, model, &chat);
+        scan(&parsers.reader(), [answer]).calls
+    }
 
     /// One for each way to write calls and reasoning.
     pub fn readers() -> Vec<Reader> {
