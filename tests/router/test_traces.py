@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -106,9 +107,11 @@ def test_a_split_request_is_in_the_clients_trace(
     sent = b"".join(body for _, _, body in collector.posts)
     # Names and ids are in protobuf messages as they are.
     legs = (b"tasuki.prefill", b"tasuki.decode")
+    phases = tuple(b"tasuki.worker." + name for name in (b"prefill", b"handoff", b"decode"))
     steps = (b"tasuki.tokenize", b"tasuki.queue", b"tasuki.placement")
-    assert all(name in sent for name in (*legs, *steps, b"POST /v1/completions"))
-    assert sent.count(bytes.fromhex(TRACE)) == 6
+    assert all(name in sent for name in (*legs, *phases, *steps, b"POST /v1/completions"))
+    in_workers = re.findall(rb"tasuki\.worker\.(?:queue|prefill|handoff|transfer|decode)", sent)
+    assert sent.count(bytes.fromhex(TRACE)) == 6 + len(in_workers)
     assert sent.count(bytes.fromhex(PARENT)) == 1
     assert b"tasuki.prefill_s" in sent and b"tasuki.transfer_bytes" in sent
     assert b"gong" not in sent
@@ -120,9 +123,14 @@ def test_a_collector_that_is_down_harms_no_request(
 ) -> None:
     router, url = start(arguments(tiny, "--otlp-endpoint", "http://127.0.0.1:9"))
     ask(router, url, "01")
-    dropped = 'tasuki_trace_spans_dropped_total{reason="export_failed"} 6'
-    page = lambda: httpx.get(f"{url}/metrics", trust_env=False).text  # noqa: E731
-    until(lambda: dropped in page(), router.tail, deadline_s=DEADLINE_S)
+    dropped = r'tasuki_trace_spans_dropped_total{reason="export_failed"} ([0-9]+)'
+
+    def lost() -> int:
+        page = httpx.get(f"{url}/metrics", trust_env=False).text
+        found = re.search(dropped, page)
+        return int(found[1]) if found else 0
+
+    until(lambda: lost() >= 9, router.tail, deadline_s=DEADLINE_S)
     assert "spans were dropped" in end(router)
 
 

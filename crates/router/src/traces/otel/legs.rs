@@ -2,6 +2,8 @@
 //!
 //! Owned by the task of the generation, which shows it what its state machine gets and does.
 
+use std::time::SystemTime;
+
 use axum::http::HeaderMap;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::{Span as _, SpanKind, Status};
@@ -10,6 +12,7 @@ use tasuki_core::FailureKind;
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, LegSpec, LegTimings};
 use tasuki_flow::{Opaque, RetryReason, Timings, WorkerKey};
 
+use super::phases::EndedLeg;
 use super::request::Trace;
 use super::{context, names};
 
@@ -28,6 +31,7 @@ struct OpenLeg {
     id: LegId,
     kind: LegKind,
     span: Span,
+    begin: SystemTime,
     has_output: bool,
 }
 
@@ -129,6 +133,7 @@ impl LegTraces {
             id: leg,
             kind: spec.kind,
             span,
+            begin: now,
             has_output: false,
         });
     }
@@ -158,7 +163,13 @@ impl LegTraces {
         let Some(at) = self.open.iter().position(|leg| leg.id == id) else {
             return;
         };
-        let mut span = self.open.swap_remove(at).span;
+        let now = self.trace.now();
+        let OpenLeg {
+            kind,
+            mut span,
+            begin,
+            ..
+        } = self.open.swap_remove(at);
         let reason = end.reason.as_str();
         span.set_attribute(KeyValue::new(names::LEG_END, reason));
         if end.reason.is_failure() {
@@ -172,8 +183,20 @@ impl LegTraces {
         }
         if let Some(timings) = &end.timings {
             set_timings(&mut span, timings);
+            let leg = EndedLeg {
+                span: span.span_context(),
+                kind,
+                handed_off: end.reason == LegEndReason::HandedOff,
+                begin,
+                end: now,
+            };
+            let attributes = [
+                KeyValue::new(names::WORKER, id.worker.worker.to_string()),
+                KeyValue::new(names::ATTEMPT, i64::from(id.attempt)),
+            ];
+            leg.record(&self.trace, timings, &attributes);
         }
-        span.end_with_timestamp(self.trace.now());
+        span.end_with_timestamp(now);
     }
 
     fn on_lost(&mut self, worker: WorkerKey) {

@@ -4,6 +4,7 @@ mod context;
 mod export;
 mod legs;
 mod names;
+mod phases;
 mod request;
 
 use std::sync::{Mutex, PoisonError};

@@ -5,7 +5,9 @@ use std::time::{Instant, SystemTime};
 
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use opentelemetry::trace::{Span as _, SpanKind, SpanRef, Status, TraceContextExt, Tracer as _};
+use opentelemetry::trace::{
+    Span as _, SpanContext, SpanKind, SpanRef, Status, TraceContextExt, Tracer as _,
+};
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
 
@@ -198,8 +200,32 @@ impl Trace {
         since: SystemTime,
         attributes: Vec<KeyValue>,
     ) -> Span {
+        self.span_in(&self.0.context, name, kind, since, attributes)
+    }
+
+    /// A span below another one of the request.
+    pub fn child_of(
+        &self,
+        parent: SpanContext,
+        name: &'static str,
+        kind: SpanKind,
+        since: SystemTime,
+        attributes: Vec<KeyValue>,
+    ) -> Span {
+        let context = Context::new().with_remote_span_context(parent);
+        self.span_in(&context, name, kind, since, attributes)
+    }
+
+    fn span_in(
+        &self,
+        context: &Context,
+        name: &'static str,
+        kind: SpanKind,
+        since: SystemTime,
+        attributes: Vec<KeyValue>,
+    ) -> Span {
         let span = self.0.tracer.span_builder(name).with_kind(kind);
         let span = span.with_start_time(since).with_attributes(attributes);
-        self.0.tracer.build_with_context(span, &self.0.context)
+        self.0.tracer.build_with_context(span, context)
     }
 }
