@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import openai
 from langchain_core.tools import tool
@@ -20,7 +21,7 @@ def chat(**options: object) -> ChatOpenAI:
 
 
 @tool
-def weather(city: str) -> str:
+def weather(city: Literal["Paris", "Rome"]) -> str:
     """The weather in a city."""
     return f"sunny in {city}"
 
@@ -39,6 +40,11 @@ def main() -> None:
     with_tools = chat().bind_tools([weather]).invoke("What is the weather in Paris?")
     assert with_tools.content or with_tools.tool_calls, with_tools
     print("langchain: tools: calls", with_tools.tool_calls, "text", repr(with_tools.content))
+    must_call = chat(max_tokens=64).bind_tools([weather], tool_choice="weather", strict=True)
+    [call] = must_call.invoke("What is the weather in Paris?").tool_calls
+    assert call["name"] == "weather" and call["args"]["city"] in ("Paris", "Rome"), call
+    assert "sunny" in weather.invoke(call).content
+    print("langchain: a call that must be made is made:", call["args"])
 
     schema = {
         "title": "capital",
@@ -52,8 +58,9 @@ def main() -> None:
     print("langchain: an answer keeps to a schema")
 
     try:
-        chat().bind_tools([weather], tool_choice="weather").invoke(QUESTION)
-        raise AssertionError("a tool that must be called was not refused")
+        nobody = {"type": "function", "function": {"name": "nobody"}}
+        chat().bind_tools([weather]).invoke(QUESTION, tool_choice=nobody)
+        raise AssertionError("a tool that is not there was not refused")
     except openai.BadRequestError as error:
         assert error.param == "tool_choice", error
     try:

@@ -8,7 +8,15 @@ const messages = [{ role: "user", content: "What is the capital of France?" }];
 const question = { model, messages, max_tokens: 16, temperature: 0 };
 const weather = {
   type: "function",
-  function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
+  function: {
+    name: "weather",
+    parameters: {
+      type: "object",
+      properties: { city: { enum: ["Paris", "Rome"] } },
+      required: ["city"],
+      additionalProperties: false,
+    },
+  },
 };
 
 const models = await client.models.list();
@@ -31,10 +39,21 @@ console.log("openai: streamed gives the same text");
 
 const withTools = await client.chat.completions.create({ ...question, tools: [weather] });
 assert.ok(withTools.choices[0].message.content || withTools.choices[0].message.tool_calls);
-console.log("openai: tools are taken");
+assert.ok(withTools.usage.prompt_tokens > usage.prompt_tokens);
+const named = (name) => ({ tools: [weather], tool_choice: { type: "function", function: { name } } });
+const calling = { ...question, ...named("weather"), max_tokens: 64 };
+const called = (await client.chat.completions.create(calling)).choices[0];
+assert.equal(called.finish_reason, "tool_calls");
+assert.equal(called.message.tool_calls[0].function.name, "weather");
+assert.match(JSON.parse(called.message.tool_calls[0].function.arguments).city, /^(Paris|Rome)$/);
+let calledInParts = "";
+for await (const chunk of await client.chat.completions.create({ ...calling, stream: true })) {
+  calledInParts += chunk.choices[0]?.delta.tool_calls?.[0].function.arguments ?? "";
+}
+assert.equal(calledInParts, called.message.tool_calls[0].function.arguments);
+console.log("openai: tools reach the model, and a call that must be made is made:", calledInParts);
 
-const tool_choice = { type: "function", function: { name: "weather" } };
-await assert.rejects(client.chat.completions.create({ ...question, tools: [weather], tool_choice }), (error) => {
+await assert.rejects(client.chat.completions.create({ ...question, ...named("nobody") }), (error) => {
   return error instanceof OpenAI.BadRequestError && error.param === "tool_choice";
 });
 await assert.rejects(client.chat.completions.create({ ...question, model: "nobody" }), OpenAI.NotFoundError);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -15,7 +16,12 @@ QUESTION = "What is the capital of France?"
 WEATHER = {
     "type": "function",
     "name": "weather",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
     "strict": False,
 }
 
@@ -68,6 +74,13 @@ def main() -> None:
 
     with_tools = responses.create(**asked, tools=[WEATHER])
     assert with_tools.output and with_tools.tools[0].name == "weather", with_tools
+    assert with_tools.usage.input_tokens > whole.usage.input_tokens, with_tools
+    must_call = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
+    called = responses.create(**asked | {"max_output_tokens": 64}, **must_call)
+    [call] = called.output
+    assert call.type == "function_call" and call.name == "weather", called
+    assert json.loads(call.arguments)["city"] in ("Paris", "Rome"), call
+    print("openai responses: a call that must be made is made:", call.arguments)
     bound = responses.parse(**asked | {"max_output_tokens": 64}, text_format=Capital)
     assert bound.output_parsed is not None and bound.output_parsed.name in ("Paris", "Rome")
     print("openai responses: an answer keeps to a schema")

@@ -6,6 +6,8 @@ Each script gets TASUKI_URL, TASUKI_MODEL and TASUKI_MODEL_FOLDER, prints a line
 seen work, and fails with what it has not. The router takes two sequences at a time, so that
 whoever asks three times at once is turned away, and has to try again as the client does by
 itself; SGLang's load generator, which does not, asks twice at once.
+
+The default model's chat template has no place for tools, so the model is served with one that has.
 """
 
 from __future__ import annotations
@@ -42,6 +44,12 @@ COMMANDS = {
     ],
 }
 NEVER_REFUSED = {"sglang.bench_serving"}
+TEMPLATE = "chat_template.jinja"
+TOOLS = """{% if tools %}<|im_start|>system
+You may call these functions:
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}A call is <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call><|im_end|>
+{% endif %}"""
 
 
 def metric(url: str, pattern: str) -> float:
@@ -51,10 +59,17 @@ def metric(url: str, pattern: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if re.match(pattern, line))
 
 
-def model_folder() -> str:
-    """Of the default model."""
+def model_with_tools(folder: Path) -> Path:
+    """The default model in a new folder, with a chat template that shows tools."""
     command = [sys.executable, "-m", "tasuki", "model", "fetch", "smollm2-135m"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    original = Path(done.stdout.split()[-1])
+    folder.mkdir()
+    for file in original.iterdir():
+        if file.name != TEMPLATE:
+            (folder / file.name).symlink_to(file)
+    (folder / TEMPLATE).write_text(TOOLS + (original / TEMPLATE).read_text())
+    return folder
 
 
 def requests_left(url: str) -> float:
@@ -71,13 +86,14 @@ def main() -> int:
         (INSTALLED / script.name).write_text(script.read_text())
     failed = []
     with tempfile.TemporaryDirectory() as folder:
-        options = {"model": "smollm2-135m", "max-concurrent-requests": 2}
+        model = model_with_tools(Path(folder) / "smollm2-with-tools")
+        options = {"model": str(model), "max-concurrent-requests": 2}
         server = Serving(Topology(), options, Path(folder) / "log")
         try:
             environment = os.environ | {
                 "TASUKI_URL": server.url,
                 "TASUKI_MODEL": server.model,
-                "TASUKI_MODEL_FOLDER": model_folder(),
+                "TASUKI_MODEL_FOLDER": str(model),
             }
             for name, command in COMMANDS.items():
                 refused = metric(server.url, REFUSALS)

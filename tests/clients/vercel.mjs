@@ -17,14 +17,26 @@ for await (const part of streamText(question).textStream) streamed += part;
 assert.equal(streamed, whole.text);
 console.log("ai: streamed gives the same text");
 
-const inputSchema = jsonSchema({ type: "object", properties: { city: { type: "string" } } });
+const inputSchema = jsonSchema({
+  type: "object",
+  properties: { city: { enum: ["Paris", "Rome"] } },
+  required: ["city"],
+  additionalProperties: false,
+});
 const weather = tool({ description: "The weather in a city", inputSchema });
 const withTools = await generateText({ ...question, tools: { weather } });
 assert.ok(withTools.text || withTools.toolCalls.length);
-console.log("ai: tools are taken");
+const required = { ...question, maxOutputTokens: 64, tools: { weather }, toolChoice: "required" };
+const called = (await generateText(required)).toolCalls;
+assert.ok(called.length > 0 && called.every((call) => call.toolName === "weather"));
+assert.match(called[0].input.city, /^(Paris|Rome)$/);
+const calledInParts = await streamText(required).toolCalls;
+assert.deepEqual(calledInParts[0].input, called[0].input);
+console.log("ai: tools are taken, and a call that must be made is made:", called[0].input);
 
-const required = { ...question, tools: { weather }, toolChoice: "required" };
-await assert.rejects(generateText(required), (error) => error.statusCode === 400 && /tool_choice/.test(error.message));
+const unnamed = tool({ description: "Its name is none", inputSchema });
+const odd = { ...question, tools: { "a b": unnamed } };
+await assert.rejects(generateText(odd), (error) => error.statusCode === 400 && /tools\[0\]/.test(error.message));
 const nobody = { ...question, model: provider("nobody") };
 await assert.rejects(generateText(nobody), (error) => error.statusCode === 404);
 console.log("ai: errors have their status");

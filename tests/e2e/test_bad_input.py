@@ -66,6 +66,18 @@ CASES: dict[str, tuple[str, dict[str, Any], int, tuple[str, ...]]] = {
     "regular expression": (COMPLETIONS, {"guided_regex": "(a"}, 400, ("guided_regex", "unclosed")),
     "grammar": (COMPLETIONS, {"guided_grammar": "root ::= a"}, 400, ("guided_grammar",)),
     "choice": (COMPLETIONS, {"guided_choice": []}, 400, ("guided_choice",)),
+    "tools that the model would not see": (
+        CHAT,
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        400,
+        ("tools", "chat template"),
+    ),
+    "documents that the model would not see": (
+        CHAT,
+        {"documents": [{"text": "x"}]},
+        400,
+        ("documents", "chat template"),
+    ),
     "call without tools": (CHAT, {"tool_choice": "required"}, 400, ("tool_choice", "tools")),
     "unknown role type": (CHAT, {"messages": [{"role": 3, "content": "x"}]}, 400, ("role",)),
 }

@@ -29,7 +29,8 @@ pub const MAX_MODEL_LEN: u32 = 64;
 pub const MODEL: &str = "org/bytes";
 
 const TEMPLATE: &str = "{% for m in messages %}<|m|>{{ m.role[0] }}:{{ m.content }}\
-    {% endfor %}{% if add_generation_prompt %}<|m|>a:{% endif %}";
+    {% endfor %}{% if tools %}t{% endif %}{% if documents %}d{% endif %}\
+    {% if add_generation_prompt %}<|m|>a:{% endif %}";
 
 /// Token ids are byte values.
 pub struct TestModel {

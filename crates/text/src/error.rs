@@ -31,14 +31,34 @@ pub enum TextError {
     #[error("{0}")]
     Raised(String),
     /// The chat is not of the shape that a template can take.
-    #[error("{0}")]
-    BadChat(String),
+    #[error("{message}")]
+    BadChat {
+        /// The field of a request that is at fault.
+        field: &'static str,
+        message: String,
+    },
     /// The template failed on this chat.
     #[error("the chat template failed on this chat: {0}")]
     Render(String),
 }
 
 impl TextError {
+    pub(crate) fn bad_chat(field: &'static str, message: impl Into<String>) -> Self {
+        Self::BadChat {
+            field,
+            message: message.into(),
+        }
+    }
+
+    /// The field of a request that is at fault, where it is known.
+    #[must_use]
+    pub fn field(&self) -> Option<&'static str> {
+        match self {
+            Self::BadChat { field, .. } => Some(field),
+            _ => None,
+        }
+    }
+
     /// Whether the request is to blame (400), not the model's folder (500).
     #[must_use]
     pub fn is_client_fault(&self) -> bool {
@@ -49,7 +69,7 @@ impl TextError {
             | Self::NoTemplate(_)
             | Self::BadTemplate { .. }
             | Self::Raised(_)
-            | Self::BadChat(_)
+            | Self::BadChat { .. }
             | Self::Render(_) => true,
         }
     }

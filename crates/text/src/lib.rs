@@ -15,7 +15,7 @@ mod error;
 mod model;
 mod stop;
 
-pub use chat::ChatInput;
+pub use chat::{ChatInput, Extra};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use model::{GenerationDefaults, ModelText};

@@ -135,7 +135,7 @@ fn outcome(result: &Result<String, TextError>) -> Value {
             serde_json::json!({"error": "raised", "message": message})
         }
         Err(TextError::BadTemplate { .. }) => error("syntax"),
-        Err(TextError::Render(_) | TextError::BadChat(_)) => error("render"),
+        Err(TextError::Render(_) | TextError::BadChat { .. }) => error("render"),
         Err(other) => panic!("{other}"),
     }
 }

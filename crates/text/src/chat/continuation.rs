@@ -9,6 +9,7 @@ use crate::TextError;
 
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 const FIELD: &str = "content";
+const NAME: &str = "continue_final_message";
 
 /// The text that is to be continued.
 #[derive(Debug)]
@@ -19,9 +20,7 @@ pub(super) struct Continuation {
 impl Continuation {
     /// Puts the tag behind the text of the last message.
     pub fn mark(messages: &mut [Json], template: &str) -> Result<Self, TextError> {
-        let bad = |message: &str| {
-            TextError::BadChat(format!("continue_final_message is set but {message}"))
-        };
+        let bad = |message: &str| TextError::bad_chat(NAME, format!("{NAME} is set but {message}"));
         let last = messages
             .last_mut()
             .ok_or_else(|| bad("there is no message"))?;
@@ -52,9 +51,8 @@ impl Continuation {
             .rfind(tag)
             .filter(|_| rendered.contains(strip(&self.text)))
             .ok_or_else(|| {
-                let message = "continue_final_message is set but the chat template does not \
-                               show the final message as it is";
-                TextError::BadChat(message.to_owned())
+                let message = "the chat template does not show the final message as it is";
+                TextError::bad_chat(NAME, format!("{NAME} is set but {message}"))
             })?;
         let whole = rendered[at..].starts_with(TAG);
         rendered.truncate(at);

@@ -22,6 +22,13 @@ pub struct ChatInput<'a> {
     pub now: NaiveDateTime,
 }
 
+/// What a chat may bring besides messages. Many templates have no place for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extra {
+    Tools,
+    Documents,
+}
+
 impl ChatInput<'_> {
     /// Messages and nothing else, with a generation prompt.
     #[must_use]

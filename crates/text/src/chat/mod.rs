@@ -28,5 +28,5 @@ mod strings;
 mod templates;
 mod tests;
 
-pub use input::ChatInput;
+pub use input::{ChatInput, Extra};
 pub(crate) use templates::Templates;

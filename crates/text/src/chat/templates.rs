@@ -12,12 +12,18 @@ use super::ChatInput;
 use super::continuation::Continuation;
 use super::convert::{nests_at_most, to_template};
 use super::engine::{Author, Template};
+use super::input::Extra;
 use super::python::MAX_DEPTH;
 use super::strftime::strftime;
 use crate::TextError;
 
 /// Variables that a request sets by other means than `template_kwargs`.
-const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+const RESERVED: [&str; 4] = [MESSAGES, "tools", "documents", "add_generation_prompt"];
+
+const MESSAGES: &str = "messages";
+
+/// The field of a request that has `template_kwargs`.
+const ARGUMENTS: &str = "chat_template_kwargs";
 
 /// Compiled templates of clients that are kept.
 const MAX_OVERRIDES: usize = 16;
@@ -77,11 +83,29 @@ impl Templates {
 
     pub fn render(&self, input: ChatInput<'_>) -> Result<String, TextError> {
         if input.continue_final_message && input.add_generation_prompt {
-            return Err(bad_chat(
+            return Err(TextError::bad_chat(
+                "continue_final_message",
                 "continue_final_message and add_generation_prompt exclude each other",
             ));
         }
         let template = self.choose(input.chat_template_override, input.tools.is_some())?;
+        self.render_by(&template, input)
+    }
+
+    /// Whether `rendered`, the prompt of this chat, would be another one without `extra`. A
+    /// template that has no place for it leaves it out without a word.
+    pub fn shows(&self, extra: Extra, mut input: ChatInput<'_>, rendered: &str) -> bool {
+        let template = self.choose(input.chat_template_override, input.tools.is_some());
+        match extra {
+            Extra::Tools => input.tools = None,
+            Extra::Documents => input.documents = None,
+        }
+        let without = template.and_then(|template| self.render_by(&template, input));
+        // A template that fails without it reads it.
+        without.map_or(true, |without| without != rendered)
+    }
+
+    fn render_by(&self, template: &Template, input: ChatInput<'_>) -> Result<String, TextError> {
         let mut messages = normalize(input.messages)?;
         if !template.source.contains(DEVELOPER) {
             messages.iter_mut().for_each(call_developer_system);
@@ -101,13 +125,17 @@ impl Templates {
         for (name, value) in input.template_kwargs {
             if RESERVED.contains(&name.as_str()) {
                 let message = format!("\"{name}\" cannot be set through template arguments");
-                return Err(TextError::BadChat(message));
+                return Err(TextError::bad_chat(ARGUMENTS, message));
             }
-            variables.push((name, to_shallow(value)?));
+            variables.push((name, to_shallow(ARGUMENTS, value)?));
         }
-        variables.push(("messages".to_owned(), to_shallow(Json::Array(messages))?));
-        variables.push(("tools".to_owned(), to_shallow(tools)?));
-        variables.push(("documents".to_owned(), to_shallow(documents)?));
+        for (name, value) in [
+            (MESSAGES, Json::Array(messages)),
+            ("tools", tools),
+            ("documents", documents),
+        ] {
+            variables.push((name.to_owned(), to_shallow(name, value)?));
+        }
         variables.push((
             "add_generation_prompt".to_owned(),
             input.add_generation_prompt.into(),
@@ -209,16 +237,12 @@ fn compile(source: &str) -> Compiled {
     }
 }
 
-fn bad_chat(message: &str) -> TextError {
-    TextError::BadChat(message.to_owned())
-}
-
-fn to_shallow(json: Json) -> Result<Value, TextError> {
+fn to_shallow(field: &'static str, json: Json) -> Result<Value, TextError> {
     if nests_at_most(&json, MAX_DEPTH / 2) {
         Ok(to_template(json))
     } else {
-        let message = format!("the chat's data nests deeper than {}", MAX_DEPTH / 2);
-        Err(TextError::BadChat(message))
+        let message = format!("{field} nests deeper than {}", MAX_DEPTH / 2);
+        Err(TextError::bad_chat(field, message))
     }
 }
 
@@ -236,17 +260,16 @@ fn call_developer_system(message: &mut Json) {
 /// under each of its names.
 fn normalize(messages: Json) -> Result<Vec<Json>, TextError> {
     let Json::Array(mut messages) = messages else {
-        return Err(bad_chat("messages must be a list"));
+        return Err(TextError::bad_chat(MESSAGES, "messages must be a list"));
     };
     if messages.is_empty() {
-        return Err(bad_chat(
-            "messages is empty; at least one message is needed",
-        ));
+        let message = "messages is empty; at least one message is needed";
+        return Err(TextError::bad_chat(MESSAGES, message));
     }
     for (index, message) in messages.iter_mut().enumerate() {
         let Json::Object(fields) = message else {
             let message = format!("messages[{index}] must be an object");
-            return Err(TextError::BadChat(message));
+            return Err(TextError::bad_chat(MESSAGES, message));
         };
         fields.retain(|_, value| !value.is_null());
         let reasoning = REASONING.iter().find_map(|name| fields.get(*name)).cloned();
@@ -262,13 +285,14 @@ fn normalize(messages: Json) -> Result<Vec<Json>, TextError> {
 }
 
 /// A list of objects, or null.
-fn objects(name: &str, value: Option<Json>) -> Result<Json, TextError> {
+fn objects(name: &'static str, value: Option<Json>) -> Result<Json, TextError> {
     match value {
         None | Some(Json::Null) => Ok(Json::Null),
         Some(Json::Array(list)) if list.iter().all(Json::is_object) => Ok(Json::Array(list)),
-        Some(_) => Err(TextError::BadChat(format!(
-            "{name} must be a list of objects"
-        ))),
+        Some(_) => Err(TextError::bad_chat(
+            name,
+            format!("{name} must be a list of objects"),
+        )),
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
 use crate::TextError;
-use crate::chat::{ChatInput, Templates};
+use crate::chat::{ChatInput, Extra, Templates};
 use folder::{Folder, bad_file};
 pub use generation::GenerationDefaults;
 use special::SpecialTokens;
@@ -177,6 +177,13 @@ impl ModelText {
     /// [`TextError::BadChat`], [`TextError::Raised`], [`TextError::Render`].
     pub fn render_chat(&self, input: ChatInput<'_>) -> Result<String, TextError> {
         self.templates.render(input)
+    }
+
+    /// Whether `rendered`, the prompt that this chat was rendered to, would be another one without
+    /// its tools or documents. Where it would not, the model does not see them.
+    #[must_use]
+    pub fn shows(&self, extra: Extra, input: ChatInput<'_>, rendered: &str) -> bool {
+        self.templates.shows(extra, input, rendered)
     }
 
     /// Fits messages to the template: where it prints `content` as it is

@@ -1,7 +1,7 @@
 //! Chats as templates render them.
 
 use serde_json::{Value, json};
-use tasuki_text::{ChatInput, TextError};
+use tasuki_text::{ChatInput, Extra, TextError};
 
 use super::{Folder, hello, now};
 
@@ -49,29 +49,92 @@ fn a_developer_is_the_system_where_the_template_does_not_know_the_name() {
 #[test]
 fn chats_of_the_wrong_shape_are_the_clients_fault() {
     let model = Folder::new("shape", &[("chat_template.jinja", "{{ messages }}")]).load();
-    let wrong = |change: fn(&mut ChatInput<'_>)| {
+    let wrong = |field: &str, says: &str, change: fn(&mut ChatInput<'_>)| {
         let mut input = hello();
         change(&mut input);
         let error = model.render_chat(input).expect_err("refused");
-        assert!(matches!(error, TextError::BadChat(_)), "{error}");
+        assert!(matches!(error, TextError::BadChat { .. }), "{error}");
+        assert_eq!(error.field(), Some(field), "{error}");
         assert!(error.is_client_fault());
-        error.to_string()
+        assert!(error.to_string().contains(says), "{error}");
     };
-    assert!(wrong(|i| i.messages = json!({})).contains("messages must be a list"));
-    assert!(wrong(|i| i.messages = json!([])).contains("messages is empty"));
-    assert!(wrong(|i| i.messages = json!([{"role": "user"}, 1])).contains("messages[1]"));
-    assert!(wrong(|i| i.tools = Some(json!("x"))).contains("tools"));
-    assert!(wrong(|i| i.documents = Some(json!(["x"]))).contains("documents"));
-    assert!(wrong(|i| i.continue_final_message = true).contains("exclude"));
-    let reserved = wrong(|i| {
+    fn nested() -> Value {
+        (0..1000).fold(json!(1), |inner, _| json!([inner]))
+    }
+    wrong("messages", "messages must be a list", |i| {
+        i.messages = json!({})
+    });
+    wrong("messages", "messages is empty", |i| i.messages = json!([]));
+    wrong("messages", "messages[1]", |i| {
+        i.messages = json!([{"role": "user"}, 1]);
+    });
+    wrong("tools", "tools", |i| i.tools = Some(json!("x")));
+    wrong("documents", "documents must be a list", |i| {
+        i.documents = Some(json!(["x"]));
+    });
+    wrong("documents", "documents nests deeper than 128", |i| {
+        i.documents = Some(json!([{"x": nested()}]));
+    });
+    wrong("continue_final_message", "exclude", |i| {
+        i.continue_final_message = true;
+    });
+    wrong("continue_final_message", "does not use \"content\"", |i| {
+        i.messages = json!([{"role": "user"}]);
+        i.add_generation_prompt = false;
+        i.continue_final_message = true;
+    });
+    wrong("chat_template_kwargs", "\"messages\"", |i| {
         i.template_kwargs.insert("messages".into(), json!([]));
     });
-    assert!(reserved.contains("\"messages\""));
-    let deep = wrong(|i| {
-        let nested = (0..1000).fold(json!(1), |inner, _| json!([inner]));
-        i.template_kwargs.insert("x".into(), nested);
+    wrong("chat_template_kwargs", "nests deeper than 128", |i| {
+        i.template_kwargs.insert("x".into(), nested());
     });
-    assert!(deep.contains("nests deeper than 128"));
+}
+
+#[test]
+fn what_a_template_has_no_place_for_is_known() {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let documents = json!([{"title": "t", "text": "d"}]);
+    let shown = |name: &str, files: &[(&str, &str)], change: fn(&mut ChatInput<'_>)| {
+        let model = Folder::new(name, files).load();
+        let mut input = hello();
+        input.tools = Some(tools.clone());
+        input.documents = Some(documents.clone());
+        change(&mut input);
+        let rendered = model.render_chat(input.clone()).expect("renders");
+        [Extra::Tools, Extra::Documents].map(|extra| model.shows(extra, input.clone(), &rendered))
+    };
+    let by = |template: &str, change: fn(&mut ChatInput<'_>)| {
+        shown("extras", &[("chat_template.jinja", template)], change)
+    };
+    let none = |_: &mut ChatInput<'_>| {};
+    // The names alone say nothing: "f" and "tools" are in this prompt too.
+    assert_eq!(by("of tools {{ messages }}", none), [false, false]);
+    assert_eq!(
+        by("{% set x = tools %}{{ messages }}", none),
+        [false, false]
+    );
+    assert_eq!(by("{{ tools | tojson }}", none), [true, false]);
+    assert_eq!(
+        by("{% for d in documents %}{{ d.text }}{% endfor %}", none),
+        [false, true]
+    );
+    // It fails without them.
+    assert_eq!(by("{{ tools[0].type }}", none), [true, false]);
+    let only_after_a_system_message =
+        "{% if messages[0].role == 'system' %}{{ tools }}{% endif %}{{ messages[0].content }}";
+    assert_eq!(by(only_after_a_system_message, none), [false, false]);
+    let with_system = |i: &mut ChatInput<'_>| {
+        i.messages = json!([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]);
+    };
+    assert_eq!(by(only_after_a_system_message, with_system), [true, false]);
+    // A client's own template, and the model's template for tools.
+    let own = |i: &mut ChatInput<'_>| i.chat_template_override = Some("{{ documents }}");
+    assert_eq!(by("{{ tools }}", own), [false, true]);
+    let named = r#"{"chat_template": [{"name": "default", "template": "{{ messages }}"},
+                                      {"name": "tool_use", "template": "one {{ messages }}"}]}"#;
+    let named = [("tokenizer_config.json", named)];
+    assert_eq!(shown("extras-named", &named, none), [false, false]);
 }
 
 #[test]

@@ -53,8 +53,12 @@ pub fn check<W: Wording>(prepared: &Prepared<W>, limit: usize) -> Result<(), Api
     } else {
         ", or for a stream"
     };
+    let field = match delivery.n {
+        1 => prepared.max_tokens_field,
+        _ => "n",
+    };
     Err(ApiError::invalid(
-        W::SIZE_FIELD,
+        field,
         format!(
             "The answer may have about {bytes} bytes ({} choices of up to {} tokens with {} \
              logprobs each{echoed}); the limit is {limit} (--max-answer-bytes). Ask for fewer \

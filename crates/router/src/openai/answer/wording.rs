@@ -20,8 +20,6 @@ pub trait Wording: Send + 'static {
     const ID_PREFIX: &'static str;
     /// JSON of one alternative of one token, about.
     const LOGPROB_BYTES: usize;
-    /// The field that makes an answer too large.
-    const SIZE_FIELD: &'static str = "n";
 
     /// What a stream begins with, before its first output.
     fn open(&mut self, _run: &Run, _events: &mut Events) {}

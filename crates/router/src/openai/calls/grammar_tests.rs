@@ -273,6 +273,7 @@ fn constraint(form: Form) -> Constraint {
     Constraint {
         field: "field".to_owned(),
         form,
+        whitespace: None,
     }
 }
 

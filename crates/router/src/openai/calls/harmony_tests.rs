@@ -120,6 +120,7 @@ fn a_grammar_takes_thoughts_and_one_message() {
     let constraint = Constraint {
         field: "response_format".to_owned(),
         form: json_form(schema.clone(), &usual_whitespace()),
+        whitespace: None,
     };
     let tools = |choice: &str| {
         let function = json!({"name": "f", "parameters": schema, "strict": true});

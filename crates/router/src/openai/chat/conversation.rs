@@ -2,7 +2,7 @@
 
 use chrono::Local;
 use serde_json::Value;
-use tasuki_text::{ChatInput, TextError};
+use tasuki_text::{ChatInput, Extra, ModelText, TextError};
 
 use super::tools::{ToolChoice, check_type};
 use crate::app::App;
@@ -50,7 +50,8 @@ pub fn render(
              --allow-request-chat-template.",
         ));
     }
-    let tools = tools(fields.tools, fields.tool_choice.as_ref())?;
+    let choice = ToolChoice::of(fields.tool_choice.as_ref())?;
+    let tools = tools(fields.tools, &choice)?;
     let has_tools = tools.is_some();
     let mut messages = fields.messages.unwrap_or_default();
     check_messages(name, &messages)?;
@@ -58,25 +59,31 @@ pub fn render(
     let mut messages = Value::Array(messages);
     let mut template_kwargs = fields.chat_template_kwargs.unwrap_or_default();
     if let Some(effort) = fields.reasoning_effort {
+        let effort = effort.into();
         template_kwargs.entry("reasoning_effort").or_insert(effort);
     }
     if fields.chat_template.is_none() {
         messages = text.fit_content(messages);
     }
+    let input = ChatInput {
+        messages,
+        tools,
+        documents: fields.documents,
+        add_generation_prompt,
+        continue_final_message,
+        template_kwargs,
+        chat_template_override: fields.chat_template.as_deref(),
+        now: Local::now().naive_local(),
+    };
+    let extras = Extras::of(&input, &choice);
     let rendered = text
-        .render_chat(ChatInput {
-            messages,
-            tools,
-            documents: fields.documents,
-            add_generation_prompt,
-            continue_final_message,
-            template_kwargs,
-            chat_template_override: fields.chat_template.as_deref(),
-            now: Local::now().naive_local(),
-        })
-        .map_err(|error| text_error(name, &error))?;
+        .render_chat(input)
+        .map_err(|error| chat_error(name, fields.chat_template.is_some(), &error))?;
     if let Some(max_model_len) = max_model_len {
         model.text_limit.check(name, &rendered, max_model_len)?;
+    }
+    if let Some(extras) = extras {
+        extras.check(text, &rendered)?;
     }
     let tokens = text
         .encode(&rendered, add_special_tokens)
@@ -86,6 +93,72 @@ pub fn render(
         tokens,
         has_tools,
     })
+}
+
+/// What a chat brings besides messages, which the model must see.
+struct Extras<'a> {
+    given: Vec<Extra>,
+    input: ChatInput<'a>,
+}
+
+impl<'a> Extras<'a> {
+    /// `None`: nothing. Calls that must be made are bound by a grammar, whatever the model sees.
+    fn of(input: &ChatInput<'a>, choice: &ToolChoice) -> Option<Self> {
+        let has = |list: &Option<Value>| {
+            let list = list.as_ref().and_then(Value::as_array);
+            list.is_some_and(|list| !list.is_empty())
+        };
+        let mut given = Vec::new();
+        if has(&input.tools) && *choice == ToolChoice::Auto {
+            given.push(Extra::Tools);
+        }
+        if has(&input.documents) {
+            given.push(Extra::Documents);
+        }
+        (!given.is_empty()).then(|| Self {
+            given,
+            input: input.clone(),
+        })
+    }
+
+    /// # Errors
+    /// `Invalid` for what the template leaves out of the prompt.
+    fn check(self, text: &ModelText, rendered: &str) -> Result<(), ApiError> {
+        let unseen = |extra: &Extra| !text.shows(*extra, self.input.clone(), rendered);
+        let Some(extra) = self.given.into_iter().find(unseen) else {
+            return Ok(());
+        };
+        let (field, instead) = match extra {
+            Extra::Tools => (
+                "tools",
+                "set tool_choice to \"none\" or to a call that must be made, or choose a model \
+                 whose template shows tools",
+            ),
+            Extra::Documents => ("documents", "put their text into a message"),
+        };
+        Err(ApiError::Invalid {
+            message: format!(
+                "{field} is not supported by this model: its chat template does not show {field} to \
+                 it, so the prompt is the same without them; {instead}."
+            ),
+            param: Some(field.to_owned()),
+            code: Some("unsupported_parameter"),
+        })
+    }
+}
+
+/// The text layer's error about a chat as an answer. `name`: the field that has the messages;
+/// `own_template`: the request brought the template.
+fn chat_error(name: &str, own_template: bool, error: &TextError) -> ApiError {
+    let at_fault = match (error.field(), error) {
+        (Some("messages"), _) => name,
+        (Some(field), _) => field,
+        (None, TextError::BadTemplate { .. } | TextError::Render(_)) if own_template => {
+            "chat_template"
+        }
+        (None, _) => name,
+    };
+    text_error(at_fault, error)
 }
 
 /// The text layer's error as an answer.
@@ -98,12 +171,12 @@ pub fn text_error(param: &str, error: &TextError) -> ApiError {
 }
 
 /// The tools that the template is to show.
-fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Value>, ApiError> {
+fn tools(tools: Option<Vec<Value>>, choice: &ToolChoice) -> Result<Option<Value>, ApiError> {
     for (index, tool) in tools.iter().flatten().enumerate() {
         check_type(index, tool)?;
     }
     let tools = tools.filter(|tools| !tools.is_empty()).map(Value::Array);
-    Ok(match ToolChoice::of(choice)? {
+    Ok(match choice {
         ToolChoice::None => None,
         ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => tools,
     })
@@ -255,11 +328,10 @@ mod tests {
     #[test]
     fn tool_choice_none_hides_the_tools() {
         let list = || Some(vec![json!({"type": "function"})]);
-        assert!(tools(list(), None).unwrap().is_some());
-        assert!(tools(list(), Some(&json!("auto"))).unwrap().is_some());
-        assert!(tools(list(), Some(&json!("none"))).unwrap().is_none());
-        assert!(tools(list(), Some(&json!("required"))).unwrap().is_some());
-        assert!(tools(list(), Some(&json!("any"))).is_err());
+        let shown = |choice: &ToolChoice| tools(list(), choice).unwrap().is_some();
+        assert!(shown(&ToolChoice::Auto));
+        assert!(shown(&ToolChoice::Required));
+        assert!(!shown(&ToolChoice::None));
     }
 
     #[test]

@@ -37,10 +37,13 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
     fields::check(Endpoint::Chat, bytes)?;
     let fields: CommonFields = body::parse(bytes)?;
     let chat: ChatFields = body::parse(bytes)?;
-    let template: TemplateFields = body::parse(bytes)?;
+    let mut template: TemplateFields = body::parse(bytes)?;
+    let logprobs = logprobs(&chat)?;
+    let (name, max_tokens) = validate::requested_tokens(&fields, 1)?;
+    template.names.max_tokens = name;
     let request = ChatRequest {
-        logprobs: logprobs(&chat)?,
-        max_tokens: requested_tokens(&fields)?,
+        logprobs,
+        max_tokens,
         parallel_tool_calls: chat.parallel_tool_calls,
         fields,
         template,
@@ -53,14 +56,6 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<ChatShape>, ApiError> {
             parsers,
         )
     })
-}
-
-/// `max_completion_tokens` is the newer name and wins.
-fn requested_tokens(fields: &CommonFields) -> Result<Option<u32>, ApiError> {
-    let any = 1..=i64::from(u32::MAX);
-    let old = integer("max_tokens", fields.max_tokens, any.clone())?;
-    let new = integer("max_completion_tokens", fields.max_completion_tokens, any)?;
-    Ok(new.or(old))
 }
 
 fn logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {

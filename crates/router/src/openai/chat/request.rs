@@ -118,6 +118,7 @@ impl ChatRequest {
                 muted: false,
                 continues_prompt,
             }],
+            max_tokens_field: names.max_tokens,
             model: common.model,
         })
     }

@@ -43,7 +43,9 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
     common.bind()?;
     common.sampling.logprobs = logprobs;
     common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
-    let requested = requested_tokens(&fields, echo)?;
+    // None at all only makes sense when the prompt comes back.
+    let least = if echo { 0 } else { 1 };
+    let requested = validate::requested_tokens(&fields, least)?;
     refuse_suffix(completion.suffix.as_deref())?;
 
     let prompts = prompts(
@@ -69,6 +71,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<CompletionShape>, ApiErro
         info: common.info,
         delivery: common.delivery,
         jobs,
+        max_tokens_field: requested.0,
         model: common.model,
     })
 }
@@ -77,12 +80,12 @@ fn job(
     common: &Common,
     index: Option<usize>,
     prompt: Prompt,
-    requested: Option<u32>,
+    (name, requested): (&'static str, Option<u32>),
     echo: bool,
 ) -> Result<Job, ApiError> {
     let muted = requested == Some(0);
     let max_tokens = output_tokens(
-        "max_tokens",
+        name,
         prompt.tokens.len(),
         // Workers generate at least one token; it is kept from the client.
         requested.map(|tokens| tokens.max(1)),
@@ -105,13 +108,6 @@ fn job(
         muted,
         continues_prompt: true,
     })
-}
-
-/// None at all only makes sense when the prompt comes back.
-fn requested_tokens(fields: &CommonFields, echo: bool) -> Result<Option<u32>, ApiError> {
-    let least = if echo { 0 } else { 1 };
-    let given = fields.max_completion_tokens.or(fields.max_tokens);
-    integer("max_tokens", given, least..=i64::from(u32::MAX))
 }
 
 fn refuse_suffix(suffix: Option<&str>) -> Result<(), ApiError> {

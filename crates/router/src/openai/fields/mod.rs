@@ -99,7 +99,8 @@ fn of(endpoint: Endpoint) -> impl Iterator<Item = &'static Field> {
         .filter(move |field| field.endpoint == endpoint || both && field.endpoint == Endpoint::Both)
 }
 
-fn all() -> impl Iterator<Item = &'static Field> {
+/// Those of all endpoints.
+pub fn all() -> impl Iterator<Item = &'static Field> {
     FIELDS.iter().chain(RESPONSES_FIELDS).chain(NATIVE_FIELDS)
 }
 

@@ -111,7 +111,8 @@ pub const FIELDS: &[Field] = &[
     supported(
         "tools",
         Chat,
-        "Shown to the model by its chat template; calls in the answer are parsed, see --tool-parser",
+        "Shown to the model by its chat template; calls in the answer are parsed, see --tool-parser. \
+         With `auto` a 400 where the template shows no tools",
     ),
     supported(
         "tool_choice",
@@ -119,11 +120,15 @@ pub const FIELDS: &[Field] = &[
         "`auto`, `none`, which hides the tools, `required`, or a function, which is called once",
     ),
     supported("parallel_tool_calls", Chat, "false: at most one call"),
-    supported("documents", Chat, "Given to the chat template"),
+    supported(
+        "documents",
+        Chat,
+        "Given to the chat template; a 400 where it shows none",
+    ),
     supported(
         "reasoning_effort",
         Chat,
-        "Given to the chat template, unless `chat_template_kwargs` has it",
+        "A string, given to the chat template unless `chat_template_kwargs` has it",
     ),
     supported("chat_template", Chat, "With --allow-request-chat-template"),
     supported(

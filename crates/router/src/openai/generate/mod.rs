@@ -20,6 +20,9 @@ use crate::openai::request::prompt::{Prompt, prompts, refuse_too_many};
 use crate::openai::request::types::{CommonFields, OneOrMany, PromptField};
 use crate::openai::request::validate::{self, DefaultOutput, integer, output_tokens};
 
+/// SGLang's name of `max_tokens`.
+const MAX_TOKENS: &str = "max_new_tokens";
+
 /// The fields of the body.
 #[derive(Debug, Default, Deserialize)]
 pub struct GenerateFields {
@@ -88,6 +91,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<GenerateWording>, ApiErro
     };
     let requested = new_tokens(&sampling)?;
     let logprobs = logprobs(&fields)?;
+    validate::cache_salt("extra_key", fields.extra_key.as_deref())?;
     let mut common = Common::new::<GenerateWording>(app, &openai_fields(&fields, sampling))?;
     common.bind()?;
     common.sampling.logprobs = logprobs;
@@ -114,6 +118,7 @@ fn prepare(app: &App, bytes: &[u8]) -> Result<Prepared<GenerateWording>, ApiErro
         info: common.info,
         delivery: common.delivery,
         jobs,
+        max_tokens_field: MAX_TOKENS,
         model: common.model,
     })
 }
@@ -126,7 +131,7 @@ fn job(
     requested: Option<u32>,
 ) -> Result<Job, ApiError> {
     let max_tokens = output_tokens(
-        "max_new_tokens",
+        MAX_TOKENS,
         prompt.tokens.len(),
         requested,
         DefaultOutput::AtMost(validate::DEFAULT_NEW_TOKENS),
@@ -172,7 +177,7 @@ fn openai_fields(fields: &GenerateFields, sampling: SamplingFields) -> CommonFie
 /// `max_new_tokens`. That and the least number are checked here, under SGLang's names.
 fn new_tokens(sampling: &SamplingFields) -> Result<Option<u32>, ApiError> {
     let most = i64::from(u32::MAX);
-    let asked = integer("max_new_tokens", sampling.max_new_tokens, 1..=most)?;
+    let asked = integer(MAX_TOKENS, sampling.max_new_tokens, 1..=most)?;
     let least = integer("min_new_tokens", sampling.min_new_tokens, 0..=most)?.unwrap_or(0);
     let max = asked.unwrap_or(validate::DEFAULT_NEW_TOKENS);
     if least > max {

@@ -14,6 +14,8 @@ use crate::grammar::{GrammarError, Grammars, lark, size};
 const WHITESPACE: &str = "[ \\t\\n\\r]{1,32}";
 /// The options of a schema that llguidance reads.
 const OPTIONS: &str = "x-guidance";
+/// One of them.
+const WHITESPACE_PATTERN: &str = "whitespace_pattern";
 
 /// What an answer must look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +23,8 @@ pub struct Constraint {
     /// The field that says so.
     pub field: String,
     pub form: Form,
+    /// The field that has the white space of its JSON, if another one does.
+    pub whitespace: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -71,8 +75,21 @@ impl Constraint {
         }
         let grammar = self.form.grammar();
         let checked = grammars.check(&grammar);
-        checked.map_err(|error| error.answer(&self.field))?;
+        checked.map_err(|error| {
+            let of_whitespace = self.whitespace_error(grammars);
+            of_whitespace.unwrap_or_else(|| error.answer(&self.field))
+        })?;
         Ok(grammar)
+    }
+
+    /// Why the white space alone cannot be followed.
+    fn whitespace_error(&self, grammars: &Grammars) -> Option<ApiError> {
+        let (field, Form::Json(schema)) = (self.whitespace.as_ref()?, &self.form) else {
+            return None;
+        };
+        let pattern = schema.get(OPTIONS)?.get(WHITESPACE_PATTERN)?.as_str()?;
+        let checked = grammars.check(&Grammar::Regex(pattern.to_owned()));
+        Some(checked.err()?.answer(field))
     }
 }
 
@@ -128,7 +145,7 @@ fn has_options(form: &Form) -> bool {
 
 /// The white space of answers that ask for none of their own.
 pub fn usual_whitespace() -> Value {
-    json!({ "whitespace_pattern": WHITESPACE })
+    json!({ WHITESPACE_PATTERN: WHITESPACE })
 }
 
 fn response_format(format: &ResponseFormat) -> Result<Option<Form>, ApiError> {
@@ -198,6 +215,7 @@ impl Found {
         self.constraints.extend(form.map(|form| Constraint {
             field: field.to_owned(),
             form,
+            whitespace: None,
         }));
     }
 
@@ -301,7 +319,11 @@ impl Found {
                 return Err(ApiError::invalid(&field, message));
             }
             (Some(only), whitespace) if matches!(only.form, Form::Json(_)) => {
-                let options = whitespace.map_or_else(usual_whitespace, |given| given.options);
+                let (field, options) = match whitespace {
+                    Some(given) => (Some(given.field), given.options),
+                    None => (None, usual_whitespace()),
+                };
+                only.whitespace = field;
                 if let Form::Json(schema) = &mut only.form {
                     only.form = json_form(schema.take(), &options);
                 }
@@ -331,7 +353,7 @@ impl Whitespace {
         match (pattern, none) {
             (None, false) => return Ok(None),
             (Some(pattern), false) if pattern.len() <= size::MAX_REGEX_BYTES => {
-                options.insert("whitespace_pattern".to_owned(), pattern.into());
+                options.insert(WHITESPACE_PATTERN.to_owned(), pattern.into());
             }
             (None, true) => {
                 options.insert("whitespace_flexible".to_owned(), false.into());

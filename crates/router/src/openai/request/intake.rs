@@ -37,6 +37,8 @@ pub struct Prepared<W> {
     pub info: AnswerInfo,
     pub delivery: Delivery,
     pub jobs: Vec<Job>,
+    /// The field that bounds the output.
+    pub max_tokens_field: &'static str,
     pub model: Arc<Model>,
 }
 
@@ -265,17 +267,7 @@ impl Common {
             },
             rand::random,
         )?;
-        let cache_salt = fields.cache_salt.clone().unwrap_or_default();
-        if cache_salt.len() > validate::MAX_CACHE_SALT_BYTES {
-            return Err(ApiError::invalid(
-                "cache_salt",
-                format!(
-                    "cache_salt has {} bytes; the limit is {}.",
-                    cache_salt.len(),
-                    validate::MAX_CACHE_SALT_BYTES
-                ),
-            ));
-        }
+        let cache_salt = validate::cache_salt("cache_salt", fields.cache_salt.as_deref())?;
         let mut delivery = Delivery::new(fields, sampling.min_tokens)?;
         delivery.stop_token_ids = sampling.stop_token_ids.as_slice().into();
         Ok(Self {

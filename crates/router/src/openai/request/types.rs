@@ -123,7 +123,7 @@ pub struct TemplateFields {
     pub chat_template: Option<String>,
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// One of these, by OpenAI's name for it.
-    pub reasoning_effort: Option<Value>,
+    pub reasoning_effort: Option<String>,
     #[serde(skip)]
     pub names: ChatNames,
 }

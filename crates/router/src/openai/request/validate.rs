@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use super::types::CommonFields;
 use crate::error::ApiError;
 
 /// Choices per prompt.
@@ -67,6 +68,35 @@ pub fn integer(
         }
         _ => Err(outside(name, given, range.start(), range.end())),
     }
+}
+
+/// The most output tokens that a request asks for, at least `least`, and the field that has the
+/// number: `max_completion_tokens` is the newer name and wins.
+pub fn requested_tokens(
+    fields: &CommonFields,
+    least: i64,
+) -> Result<(&'static str, Option<u32>), ApiError> {
+    let any = least..=i64::from(u32::MAX);
+    let [old, new] = ["max_tokens", "max_completion_tokens"];
+    let by_old = integer(old, fields.max_tokens, any.clone())?;
+    let by_new = integer(new, fields.max_completion_tokens, any)?;
+    Ok(match by_new {
+        Some(tokens) => (new, Some(tokens)),
+        None => (old, by_old),
+    })
+}
+
+/// A salt of the prefix cache, from the field of this name.
+pub fn cache_salt(name: &str, given: Option<&str>) -> Result<String, ApiError> {
+    let salt = given.unwrap_or_default();
+    if salt.len() > MAX_CACHE_SALT_BYTES {
+        let found = salt.len();
+        return Err(ApiError::invalid(
+            name,
+            format!("{name} has {found} bytes; the limit is {MAX_CACHE_SALT_BYTES}."),
+        ));
+    }
+    Ok(salt.to_owned())
 }
 
 fn outside(name: &str, given: impl Display, low: impl Display, high: impl Display) -> ApiError {

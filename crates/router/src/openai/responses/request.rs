@@ -1,6 +1,6 @@
 //! From the fields of a response to those of a chat.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::check::shown;
 use super::object::{Echoed, EchoedReasoning, EchoedText};
@@ -36,7 +36,7 @@ pub fn read(bytes: &[u8]) -> Result<(ChatRequest, Echoed), ApiError> {
         tools: Some(tools::tools(&given_tools)?),
         tool_choice: tools::choice(fields.tool_choice.as_ref())?,
         chat_template_kwargs: fields.chat_template_kwargs,
-        reasoning_effort: reasoning.effort.clone().map(Value::from),
+        reasoning_effort: reasoning.effort.clone(),
         names: RESPONSES,
         ..TemplateFields::default()
     };

@@ -127,7 +127,7 @@ fn fields_become_those_of_a_chat() {
         (chat.max_tokens, chat.parallel_tool_calls),
         (Some(7), Some(false))
     );
-    assert_eq!(chat.template.reasoning_effort, Some(json!("low")));
+    assert_eq!(chat.template.reasoning_effort, Some("low".to_owned()));
     let format = chat.fields.response_format.unwrap();
     let given = format.json_schema.unwrap().schema.unwrap();
     assert_eq!(given.get(), schema.to_string());

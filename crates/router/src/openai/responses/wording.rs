@@ -14,7 +14,6 @@ use crate::openai::answer::choice::Piece;
 use crate::openai::answer::outputs::Output;
 use crate::openai::answer::wording::{Events, Wording, unix_seconds};
 use crate::openai::calls::{Parsers, Reader};
-use crate::openai::chat::request::RESPONSES;
 use crate::openai::request::intake::Common;
 use crate::serve::api::Finish;
 
@@ -106,7 +105,6 @@ impl Wording for ResponseWording {
     const ID_PREFIX: &'static str = "resp_";
     /// No logprobs are asked for.
     const LOGPROB_BYTES: usize = 0;
-    const SIZE_FIELD: &'static str = RESPONSES.max_tokens;
 
     fn open(&mut self, run: &Run, events: &mut Events) {
         let mut numbering = Numbering::default();

@@ -5,12 +5,14 @@ mod chat;
 mod completions;
 mod generate;
 mod models;
+mod named_fields;
 mod refusals;
 mod responses;
 mod serving;
 mod structured;
 mod tokenize;
 mod tool_calls;
+mod unseen;
 
 use std::sync::Arc;
 

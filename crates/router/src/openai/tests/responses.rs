@@ -12,7 +12,8 @@ use crate::serve::api::{Event, Generation, ServeError};
 use crate::testing::{FakeGenerator, MODEL, TestModel, app, say, settings, tokens_of};
 
 const PATH: &str = "/v1/responses";
-const TEMPLATE: &str = "{# <tool_call> </think> #}{{ messages[0].content }}";
+const TEMPLATE: &str =
+    "{# <tool_call> </think> #}{% if tools %}t{% endif %}{{ messages[0].content }}";
 const REASONING: &str = "<think>\nhm\n</think>";
 const CALLS: &str = "\n\nI look.<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"ü\"}}\n\
     </tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>";

@@ -14,7 +14,7 @@ use crate::testing::{FakeGenerator, TestModel, settings};
 pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
 const GENERATE: &str = "/generate";
-pub const TEMPLATE: &str = "{{ messages[0].content }}{# <tool_call> #}";
+pub const TEMPLATE: &str = "{{ messages[0].content }}{% if tools %}t{% endif %}{# <tool_call> #}";
 
 pub struct Served {
     model: TestModel,
@@ -333,6 +333,11 @@ async fn refusals_name_the_field_and_the_reason() {
             "no field asks for JSON",
         ),
         (
+            json!({"structured_outputs": {"json": {}, "whitespace_pattern": "("}}),
+            "structured_outputs.whitespace_pattern",
+            "unclosed group",
+        ),
+        (
             json!({"guided_whitespace_pattern": " ",
                 "structured_outputs": {"json": {}, "disable_any_whitespace": true}}),
             "guided_whitespace_pattern",
@@ -346,7 +351,7 @@ async fn refusals_name_the_field_and_the_reason() {
         ),
         (
             json!({"guided_whitespace_pattern": "(", "guided_json": {}}),
-            "guided_json",
+            "guided_whitespace_pattern",
             "regular expression",
         ),
     ] {

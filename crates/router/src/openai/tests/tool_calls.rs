@@ -9,7 +9,8 @@ use crate::serve::api::{Event, Finish, Generation};
 use crate::testing::{EOS, FakeGenerator, TestModel, VOCAB_SIZE, say, settings, tokens_of};
 
 const PATH: &str = "/v1/chat/completions";
-const TEMPLATE: &str = "{# <tool_call> </think> #}{{ messages[0].content }}";
+const TEMPLATE: &str =
+    "{# <tool_call> </think> #}{% if tools %}t{% endif %}{{ messages[0].content }}";
 const ANSWER: &str = "<think>\nhm\n</think>\n\nI look.<tool_call>\n{\"name\": \"f\", \"arguments\": \
     {\"x\": \"ü\"}}\n</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>";
 
@@ -213,7 +214,7 @@ async fn tokens_whose_text_is_held_back_have_their_chunks() {
 
 #[tokio::test]
 async fn marks_may_be_special_tokens() {
-    let template = "{{ messages[0].content }}{# [TOOL_CALLS] #}";
+    let template = "{{ messages[0].content }}{% if tools %}t{% endif %}{# [TOOL_CALLS] #}";
     let model = TestModel::with_special_tokens(Some(template), &["[TOOL_CALLS]"]);
     let generator = FakeGenerator::new(|_| {
         let mut tokens = vec![VOCAB_SIZE];
