@@ -25,6 +25,12 @@ impl Object {
         serde_json::from_str(self.get(name)?.get()).ok()
     }
 
+    /// The fields that are there and not null.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let given = self.0.iter().filter(|(_, value)| value.get() != "null");
+        given.map(|(name, _)| name.as_str())
+    }
+
     /// Whether a field is there and not null.
     pub fn has(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value.get() != "null")

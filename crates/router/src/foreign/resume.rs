@@ -17,6 +17,54 @@ use super::request::{ForeignRequest, Shared, Usage};
 /// A request that loses its workers again and again is likely the cause.
 const MOST_RESUMPTIONS: u32 = 3;
 
+/// What a worker that begins anew keeps to as the first one did. Fields that are neither here nor
+/// below may ask for what it cannot keep to: an answer with one of them does not go on.
+const WITH: [&str; 43] = [
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "ignore_eos",
+    "logit_bias",
+    "allowed_token_ids",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "tool_choice",
+    "parallel_tool_calls",
+    "lora_path",
+    "user",
+    "priority",
+    "cache_salt",
+    "request_id",
+    "rid",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "routed_dp_rank",
+    "data_parallel_rank",
+];
+
 /// What an answer so far must not depend on, or have: a worker that begins anew knows only the
 /// text. Each with the values that ask for nothing.
 const NOT_WITH: [(&str, &[&str]); 26] = [
@@ -106,9 +154,13 @@ impl Resumption {
         };
         let greedy = body.read::<f64>("temperature") == Some(0.0);
         let streams = body.read("stream") == Some(true);
-        let plain = NOT_WITH.iter().all(|(name, nothing)| {
+        let plain = body.names().all(|name| {
             let value = body.get(name).map(RawValue::get);
-            value.is_none_or(|value| value == "null" || nothing.contains(&value))
+            let nothing = NOT_WITH.iter().find(|(known, _)| *known == name);
+            let asks_for_nothing = |(_, nothing): &(&str, &[&str])| {
+                value.is_none_or(|value| value == "null" || nothing.contains(&value))
+            };
+            WITH.contains(&name) || nothing.is_some_and(asks_for_nothing)
         });
         let options: Object = body.read("stream_options").unwrap_or_default();
         let counts = options.read("continuous_usage_stats") == Some(true);
