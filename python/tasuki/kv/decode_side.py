@@ -9,11 +9,10 @@ calls `beat`, and `read_ahead`), and so does the test that tries every order of 
                                   │                   │
                                   └── no room: REFUSED└── lost: KV_LOST
 
-Owns the handoffs; `decode_handoff.py` has them and their pulls, `prefill_peers.py` the
-conversation with the prefill engines and the fence, which says until when a complete
-pull is valid, and `decode_proof.py` judges whether a request may be decoded. A pull that is
-complete but not proven is asked about (a renewal now) for a bounded time; no answer, and
-the KV is lost.
+Owns the handoffs; `decode_handoff.py` has them and their pulls, `prefill_peers.py` the conversation
+with the prefill engines and the fence, which says until when a complete pull is valid, and
+`decode_proof.py` judges whether a request may be decoded. A pull that is complete but not proven is
+asked about (a renewal now) for a bounded time; no answer, and the KV is lost.
 
 Blocks that a pull may still write to are handed to the engine as quarantined,
 and freed one order at a time as the pulls end.
