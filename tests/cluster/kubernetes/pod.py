@@ -29,6 +29,21 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def delete_object(api: Api, meta: Object) -> bool:
+    """Take a pod that has ended, or never began, out of the API server; whether it is gone."""
+    gone = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "gracePeriodSeconds": 0,
+        "preconditions": {"uid": meta["uid"]},
+    }
+    try:
+        api.delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", gone)
+    except ApiError as error:
+        return error.code in (404, 409)
+    return True
+
+
 @dataclass(frozen=True)
 class Node:
     """What pods know of their kubelet."""
@@ -192,19 +207,7 @@ class Pod:
         self._on_gone(self)
 
     def _delete(self) -> None:
-        gone = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": 0,
-            "preconditions": {"uid": self.uid},
-        }
-        while True:
-            try:
-                self._node.api.delete(self._path, gone)
-                return
-            except ApiError as error:
-                if error.code in (404, 409):
-                    return
+        while not delete_object(self._node.api, self._object["metadata"]):
             time.sleep(_TICK_S)
 
     def kill(self) -> None:

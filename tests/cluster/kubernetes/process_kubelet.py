@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from api import MERGE, Api, ApiError
-from pod import Node, Pod, now
+from pod import Node, Pod, delete_object, now
 from support.forks import start_fork_server
 
 Object = dict[str, Any]
@@ -111,7 +111,9 @@ class Kubelet:
                 self._pods[uid].compare(each)
                 if is_deleted:
                     self._pods[uid].end(meta.get("deletionGracePeriodSeconds"))
-            elif not is_deleted:
+            elif is_deleted:  # bound and deleted between two looks, or ended since this one began
+                delete_object(self._node.api, meta)
+            else:
                 self._pods[uid] = Pod(self._node, each, self._address(), self._forget)
         for uid, pod in list(self._pods.items()):
             if uid not in bound:
