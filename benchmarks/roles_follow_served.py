@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,19 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plan_regret import bench
 from programs import ROOT
 from roles_follow import KINDS, RATES, TPOT_S, TTFT_S, compared, topologies
 
 sys.path.append(str(Path(__file__).with_name("gpu")))
 from shapes import QWEN3_4B, TINY, write_model
 
-from tasuki.bench.arguments import words
 from tasuki.bench.header import header, write_result
 from tasuki.bench.serving import Serving
 from tasuki.launch.config import Topology
 from tasuki.models.fetch import resolve_model
 
-TASUKI = (sys.executable, "-m", "tasuki")
 RESULT = ROOT / "benchmarks" / "results" / "roles_follow_served.json"
 PHASES = ("w1", "w2", "mixture")
 WARM_S = 5.0
@@ -94,14 +92,6 @@ def cases() -> Iterator[tuple[str, Topology, str]]:
     yield "follow, from split", Topology(1, 1, 0), "follow"
 
 
-def bench(url: str, said: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """One run of `tasuki bench serve`; its result."""
-    command = [*TASUKI, "bench", "serve", "--base-url", url, "--quiet", "--no-chunks"]
-    command += words({**said, "output": output})
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return dict(json.loads(output.read_text()))
-
-
 def by_phase(result: Mapping[str, Any], load: Load, phase_s: float) -> list[dict[str, Any]]:
     """Goodput of each phase, and what its requests missed."""
     found: list[dict[str, Any]] = [
@@ -140,14 +130,14 @@ def measured(options: argparse.Namespace, load: Load, scratch: Path) -> Iterator
     }
     said |= {"load-format": "dummy"} if options.gpus else {}
     sent: dict[str, Any] = {"tokenizer": model, "workload": "trace", "trace-file": trace}
+    sent |= {"no-chunks": True}
     for name, topology, roles in cases():
         log = scratch / f"{name.replace(' ', '-')}.log"
         server = Serving(topology, {**said, "roles": roles}, log)
         try:
-            warm = {"trace-until-s": WARM_S, "seed": 1}
-            bench(server.url, {**sent, **warm}, scratch / "warm.json")
+            bench(server.url, {**sent, "trace-until-s": WARM_S, "seed": 1})
             before = log.read_text(errors="replace").count(CHANGED)
-            result = bench(server.url, sent, scratch / "run.json")
+            result = bench(server.url, sent)
             changes = log.read_text(errors="replace").count(CHANGED) - before
         finally:
             server.stop()

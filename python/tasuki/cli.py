@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -107,7 +108,7 @@ def plan(context: typer.Context) -> None:
 
 def _value(words: list[str], *names: str) -> str | None:
     """What a command line of Rust's gives an option that Python needs, too."""
-    for word, following in zip(words, [*words, None][1:], strict=True):
+    for word, following in zip_longest(words, words[1:]):
         for name in names:
             if word == name:
                 return following

@@ -185,6 +185,19 @@ def test_broken_weights_end_with_the_workers_own_error(
     assert "safetensors" in process.output()
 
 
+def test_a_router_that_cannot_start_ends_the_start_before_the_model_is_loaded(
+    serve: Serve, tiny_model: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "missing" / "requests.log"
+    process = serve("--model", str(tiny_model), "--dtype", "float32", "--request-log", str(log))
+    assert process.wait(deadline_s=60) == 1
+    assert f"--request-log {log}: No such file" in process.output()
+    named = re.search(r"Its whole log: (\S+)/router\.log", process.output())
+    assert named is not None, process.output()
+    workers = [Path(named[1]) / f"{name}.log" for name in ("prefill-0", "decode-0")]
+    assert not any("ready " in each.read_text() for each in workers if each.exists())
+
+
 def test_a_start_that_takes_too_long_ends_and_keeps_the_logs_it_names(
     serve: Serve, tiny_model: Path
 ) -> None:

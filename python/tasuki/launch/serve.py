@@ -201,7 +201,7 @@ def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> N
 def _end(supervisor: Supervisor, drain_s: float) -> None:
     workers = [name for name in supervisor.names() if name != _ROUTER]
     if len(workers) < len(supervisor.names()):
-        say(f"stopping{': the router drains …' if drain_s else ''}")
+        say("stopping: the router drains …" if drain_s else "stopping")
         supervisor.stop([_ROUTER], drain_s + 2.0)
     # With the router gone nothing is left to drain: they end at once unless one hangs.
     supervisor.stop(workers, drain_s + _WORKER_GRACE_S)
