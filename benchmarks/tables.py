@@ -24,6 +24,8 @@ from tables_of_cpu import (
     speculation,
     split_on_cpu,
 )
+from tables_of_doctor import TASUKI as OF_TASUKI
+from tables_of_doctor import VLLM as OF_VLLM
 from tables_of_doctor import doctor
 from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
 from tables_of_roles import roles, roles_served
@@ -50,7 +52,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "split-on-cpu": split_on_cpu,
     "router": router,
     "placement": placement,
-    "doctor": doctor,
+    "doctor": doctor(*OF_TASUKI),
+    "doctor-vllm": doctor(*OF_VLLM),
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,

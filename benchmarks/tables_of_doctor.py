@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from table_parts import Result, load, rows, source
 
-FILES = ("doctor", "doctor_mixed", "doctor_routing", "doctor_faults")
+TASUKI = ("doctor", "doctor_mixed", "doctor_routing", "doctor_faults")
+VLLM = ("doctor_vllm", "doctor_vllm_colocated", "doctor_vllm_settings")
 
 
-def doctor() -> str:
+def doctor(*files: str) -> Callable[[], str]:
     """Found, not found, false alarms."""
-    results = [load(name) for name in FILES]
+    return lambda: _table(files)
+
+
+def _table(files: Sequence[str]) -> str:
+    results = [load(name) for name in files]
     lines = [_line(case) for result in results for case in result["cases"]]
     heads = ("fleet", "state", "check", "result", "same fault, by other checks", "false alarms")
     counts = {
@@ -20,7 +27,7 @@ def doctor() -> str:
         f" {counts['accused']} of {counts['healthy']} healthy states and beside"
         f" {counts['other_findings_beside_faults']} of the faults."
     )
-    return "".join(map(source, FILES)) + rows(heads, lines) + total
+    return "".join(map(source, files)) + rows(heads, lines) + total
 
 
 def _line(case: Result) -> list[str]:

@@ -69,13 +69,24 @@ def test_a_split_probe_that_decode_computes_is_found() -> None:
     assert not found("recomputed prompts", fleet)
 
 
+def test_a_pair_that_cannot_serve_a_split_request_is_found() -> None:
+    fleet = Fleet([prefill := worker("p"), decode := worker("d")])
+    fleet.pairs = [Pair(prefill, decode, probe_fault=("status 500", "decode"))]
+    assert found("recomputed prompts", fleet) == ["d cannot use KV of p: the request fails"]
+    fleet.pairs = [Pair(prefill, decode, probe_fault=("no kv_transfer_params", "prefill"))]
+    finding = CHECKS["recomputed prompts"](fleet).findings[0]
+    assert "hands no KV over" in finding.what and "--kv-transfer-config" in finding.remedy
+
+
 def test_a_fleet_that_shows_no_sources_is_not_called_healthy() -> None:
     fleet = Fleet([worker("d", {"requests": 9}, role="decode")])
     outcome = CHECKS["recomputed prompts"](fleet)
     assert not outcome.looked_at and "where its prompts came from" in outcome.unseen[0]
 
 
-@pytest.mark.parametrize("name", ["kv_failed", "kv_expired", "kv_timeouts", "digest_mismatches"])
+@pytest.mark.parametrize(
+    "name", ["kv_failed", "kv_expired", "kv_late", "kv_timeouts", "digest_mismatches"]
+)
 def test_kv_that_is_lost_in_the_window_is_found(name: str) -> None:
     before, after = {name: 0.0, "kv_transfers": 1e6}, {name: 1.0, "kv_transfers": 1e6}
     assert len(found("lost KV", Fleet([worker("w", before, after)]))) == 1

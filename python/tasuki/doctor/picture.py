@@ -142,6 +142,8 @@ class Pair:
         failures: Handoffs without their KV since the start, by cause.
         probe: Of a request split over the two by us: share of its prompt that decode loaded.
         probe_error: Why there is no share.
+        probe_fault: Why the two cannot serve a split request, if that is their fault; and which
+            side's it is.
     """
 
     prefill: Worker
@@ -151,6 +153,7 @@ class Pair:
     failures: dict[str, float] = field(default_factory=dict)
     probe: float | None = None
     probe_error: str = ""
+    probe_fault: tuple[str, Literal["prefill", "decode"]] | None = None
 
     @property
     def name(self) -> str:

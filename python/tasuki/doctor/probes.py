@@ -11,11 +11,11 @@ import string
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Pair, Probe, Router, Worker
-from tasuki.doctor.servers import EngineServer, scrape
+from tasuki.doctor.servers import EngineServer
 
 PROMPT_WORDS = 160
 PROMPT_TOKENS = 256
@@ -26,6 +26,14 @@ _TICKET = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 
 Timed = Callable[[int], Probe]
 """Sends the request of this round to one worker."""
+
+
+class SplitError(NoAnswerError):
+    """A request could not be split, by the fault of one side."""
+
+    def __init__(self, why: str, side: Literal["prefill", "decode"]) -> None:
+        super().__init__(why)
+        self.side = side
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,22 @@ def time_workers(subjects: list[tuple[Worker, Timed]], plan: Plan) -> None:
                 worker.probes.append(probe)
 
 
-def timed_over_http(server: EngineServer, run: str) -> Timed:
-    """Requests to a vLLM or SGLang server."""
+def timed_over_http(server: EngineServer, run: str, prefill: EngineServer | None) -> Timed:
+    """Requests to a vLLM or SGLang server.
+
+    Args:
+        server: That is timed.
+        run: Makes its prompts differ from those of other looks.
+        prefill: Computes the prompts before, where the server decodes for others. Prompts that
+            it computed itself would be taken for a fault by this look and all later ones.
+    """
 
     def timed(round_: int) -> Probe:
         body = completion(server.worker.model, prompt(f"{run} {round_}"), ANSWER_TOKENS)
+        if prefill is not None:
+            own = f"{run} {round_} {server.worker.name}"  # a ticket is for one server
+            body["prompt"] = prompt(own)
+            body["kv_transfer_params"] = _prefill(prefill.http, {**body, "max_tokens": 1})
         return server.http.timed("/v1/completions", body, round_)
 
     return timed
@@ -132,8 +151,12 @@ def split(pair: Pair, prefill: EngineServer, decode: EngineServer, run: str) -> 
             answer = decode.http.post("/v1/completions", {**body, "kv_transfer_params": ticket})
             if answer.status != 200:
                 text = " ".join(answer.body.split())[:160]
-                raise NoAnswerError(f"decode answers status {answer.status}: {text}")
+                why = f"decode answers status {answer.status}: {text}"
+                raise SplitError(why, "decode") if answer.status >= 500 else NoAnswerError(why)
             gained = _settled(decode, before)
+        except SplitError as error:
+            pair.probe_fault = str(error), error.side
+            return
         except NoAnswerError as error:
             pair.probe_error = str(error)
             return
@@ -159,16 +182,13 @@ def _prefill(http: Http, body: Mapping[str, Any]) -> Mapping[str, Any]:
     ticket = answer.json().get("kv_transfer_params") or {}
     missing = [name for name in _TICKET if ticket.get(name) is None]
     if missing:  # decode would wait for ever
-        raise NoAnswerError(
-            f"prefill's kv_transfer_params lack {', '.join(missing)} (is there a KV connector?)"
-        )
+        raise SplitError(f"prefill's kv_transfer_params lack {', '.join(missing)}", "prefill")
     return dict(ticket)
 
 
 def _counts(server: EngineServer) -> dict[str, float]:
-    scrape(server)
-    last = server.worker.scrapes.last
-    return {name: last(name) or 0.0 for name in ("requests", "prompt_loaded")}
+    values = server.values()
+    return {name: values.get(name, 0.0) for name in ("requests", "prompt_loaded")}
 
 
 def _settled(server: EngineServer, before: Mapping[str, float]) -> dict[str, float]:

@@ -136,6 +136,7 @@ def _fleet(fleet: Fleet) -> dict[str, object]:
                 "failures": pair.failures,
                 "probe_loaded_share": pair.probe,
                 "probe_error": pair.probe_error,
+                "probe_fault": pair.probe_fault,
             }
             for pair in fleet.pairs
         ],

@@ -4,7 +4,8 @@ Our names: `running`, `waiting` (requests), `kv_used` (share of the pool that re
 `requests` (ended), `errors`, `preemptions`, `prompt_tokens`, `prompt_computed`,
 `prompt_cached` (found in the worker's own cache), `prompt_loaded` (KV from elsewhere),
 `output_tokens`, `kv_bytes`, `kv_transfers`, `kv_descriptors`, `kv_seconds`, `kv_failed`,
-`kv_expired`, `ttft_sum`/`ttft_count`, `itl_sum`/`itl_count` (seconds).
+`kv_expired`, `kv_late` (read after it expired), `max_tokens_one` (requests for a single
+token), `ttft_sum`/`ttft_count`, `itl_sum`/`itl_count` (seconds).
 
 Source: vLLM 0.32, `v1/metrics/loggers.py` and the NIXL connector's metrics (older names
 second). SGLang: its documentation of production metrics and its source,
@@ -62,7 +63,9 @@ VLLM: Table = {
     "kv_seconds": _one("vllm:nixl_xfer_time_seconds_sum"),
     "kv_failed": _one("vllm:nixl_num_failed_transfers_total"),
     "kv_expired": _one("vllm:nixl_num_kv_expired_reqs_total"),
+    "kv_late": _one("vllm:nixl_num_notifications_after_expiry_total"),
     **_histogram("max_tokens", "vllm:request_params_max_tokens"),
+    "max_tokens_one": _one("vllm:request_params_max_tokens_bucket", le="1.0"),
     **_histogram("ttft", "vllm:time_to_first_token_seconds"),
     **_histogram("itl", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     **_histogram("queue", "vllm:request_queue_time_seconds"),

@@ -10,9 +10,11 @@ from typing import Any
 from tasuki.doctor import series
 from tasuki.doctor.address import Address
 from tasuki.doctor.http import Http, NoAnswerError
-from tasuki.doctor.picture import Engine, Pair, Router, Worker
+from tasuki.doctor.picture import Engine, Pair, Router, Scrapes, Worker
 from tasuki.doctor.samples import Sample, labels_of, parse, read
 
+_LEAST_REQUESTS = 5  # in the window, to tell a role by them alone
+_PREFILL_SHARE = 0.9
 _SGLANG_CONFIG = {
     "version": "version",
     "dtype": "dtype",
@@ -44,21 +46,41 @@ class EngineServer:
 
     def take(self, now: float, samples: Sequence[Sample]) -> None:
         """Adds what it shows now."""
-        table = series.VLLM if self.worker.engine == "vllm" else series.SGLANG
-        self.worker.scrapes.add(now, *read(samples, table))
+        self.worker.scrapes.add(now, *read(samples, self._table))
         if self.worker.engine == "vllm":
             self.worker.config |= _vllm_config(samples)
+
+    @property
+    def _table(self) -> series.Table:
+        return series.VLLM if self.worker.engine == "vllm" else series.SGLANG
+
+    def values(self) -> dict[str, float]:
+        """What it shows now, of which the picture has nothing: our own requests are in it.
+
+        Raises:
+            NoAnswerError: It shows no metrics.
+        """
+        return read(_samples(self.http), self._table)[0]
 
     def infer_role(self) -> None:
         """By what it was asked for, where neither the user nor the server says it."""
         if self.worker.role or self.worker.engine != "vllm":
             return
-        last = self.worker.scrapes.last
-        asked, answers = last("max_tokens_sum"), last("max_tokens_count")
-        if last("prompt_loaded"):
+        scrapes = self.worker.scrapes
+        if scrapes.last("prompt_loaded"):
             self.worker.role = "decode"
-        elif asked and asked == answers and last("kv_transfers") is not None:
-            self.worker.role = "prefill"  # it was never asked for a second token
+        elif scrapes.last("kv_transfers") is not None and _asked_for_one_token(scrapes):
+            self.worker.role = "prefill"
+
+
+def _asked_for_one_token(scrapes: Scrapes) -> bool:
+    """Whether routers ask for single tokens only. Probes of an earlier look asked for more."""
+    of, least = "max_tokens_count", _LEAST_REQUESTS
+    asked = scrapes.recent(of, of, least)
+    ones = scrapes.recent("max_tokens_one", of, least)
+    if asked is None or ones is None or not asked.value:
+        return False
+    return ones.value >= _PREFILL_SHARE * asked.value
 
 
 def _vllm_config(samples: Sequence[Sample]) -> dict[str, str]:
@@ -144,15 +166,6 @@ class TasukiServer:
                 ):
                     pair.failures[sample.labels["cause"]] = sample.value
 
-    def addresses(self, admin: Http) -> dict[str, str]:
-        """Where its workers are, by their numbers, of the router's admin port.
-
-        Raises:
-            NoAnswerError: That is not there.
-        """
-        found = admin.get("/workers").json()["workers"]
-        return {str(each["id"]): str(each["address"]) for each in found}
-
 
 @dataclass(slots=True)
 class OtherServer:
@@ -161,6 +174,16 @@ class OtherServer:
     http: Http
     router: Router
     metrics_error: str = ""
+
+
+def addresses_of(admin: Http) -> dict[str, str]:
+    """Where a Tasuki router's workers are, by their numbers, of its admin port.
+
+    Raises:
+        NoAnswerError: That is not there.
+    """
+    found = admin.get("/workers").json()["workers"]
+    return {str(each["id"]): str(each["address"]) for each in found}
 
 
 Server = EngineServer | TasukiServer | OtherServer

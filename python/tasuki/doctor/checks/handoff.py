@@ -51,12 +51,28 @@ def recomputed(fleet: Fleet) -> Outcome:
 _REMEDIES = {
     "no_ticket": "start prefill workers with --kv-transfer-config (NixlConnector)",
     "incomplete_ticket": "run one vLLM version on both sides, and do not change the fields between",
+    "refused": "look for `handshake` and `Failed` in decode's log: model, dtype, KV layout and"
+    " vLLM's version must be equal on both sides",
     "not_loaded": "pass prefill's kv_transfer_params on unchanged, and look for `handshake` and"
     " `Failed` in decode's log: model, dtype, block size and vLLM's version must be equal",
 }
 
 
 def _probed(pair: Pair, outcome: Outcome) -> None:
+    if pair.probe_fault is not None:
+        why, side = pair.probe_fault
+        failed = side == "decode"
+        outcome.findings.append(
+            Finding(
+                f"{pair.decode.name} cannot use KV of {pair.prefill.name}: the request fails"
+                if failed
+                else f"{pair.prefill.name} hands no KV over, so that decode computes it again",
+                (f"probe: {why}",),
+                _REMEDIES["refused" if failed else "no_ticket"],
+                (pair.prefill.name, pair.decode.name),
+            )
+        )
+        return
     if pair.probe is None:
         if pair.probe_error:
             outcome.unseen.append(f"a split request over {pair.name}: {pair.probe_error}")
@@ -120,6 +136,9 @@ _LOST = {
     "kv_expired": ("prompts' KV expired before decode read it", "find why decode does not come for"
                    " it: requests that end between the legs, or a queue on decode longer than the"
                    " lease (vLLM: kv_lease_duration, Tasuki: --lease-s)"),
+    "kv_late": ("reads of KV ended after prefill had freed it: what decode read may be another"
+                " prompt's", "find why decode reads so late, and let the lease last longer (vLLM:"
+                " kv_lease_duration of both sides)"),
     "kv_bootstrap_failed": ("handshakes of prefill and decode failed", "open the bootstrap port"
                             " between the two (--disaggregation-bootstrap-port)"),
     "digest_mismatches": ("handoffs brought other KV than was announced", "take the pair out of"
