@@ -32,6 +32,7 @@ from tables_of_roles import roles, roles_served
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import (
+    open_loops,
     plan_regret,
     published_shapes,
     simulator,
@@ -57,6 +58,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator": simulator,
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
+    "open-loops": open_loops("plan_regret_gpus", "open_loop_2xh100"),
     "published-shapes": published_shapes,
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),

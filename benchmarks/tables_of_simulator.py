@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from table_parts import load, number, rows, source
@@ -145,3 +145,31 @@ def plan_regret(name: str) -> Callable[[], str]:
         return source(name) + rows((*heads, "goodput/s"), lines)
 
     return table
+
+
+def open_loops(*names: str) -> Callable[[], str]:
+    """Measured and simulated latencies at rates of a campaign of `plan_regret.py`."""
+    columns = [(kind, key) for kind in ("ttft_ms", "tpot_ms") for key in ("median", "p95")]
+
+    def table() -> str:
+        lines, sources = [], []
+        for name in names:
+            result = load(name)
+            sources.append(source(name).rstrip())
+            for run in (run for run in result["runs"] if "simulated" in run):
+                both = [run[way] for way in ("measured", "simulated")]
+                shares = [f"{100 * way['loose']['attainment']:.0f}%" for way in both]
+                cells = [_beside(number(way[kind][key]) for way in both) for kind, key in columns]
+                heads = [result["machine"]["gpus"][0], run["load"], run["design"]]
+                lines.append([*heads, number(run["rate"]), _beside(shares), *cells])
+        columns_ms = ("TTFT p50 ms", "p95", "TPOT p50 ms", "p95")
+        heads = ("two of", "load", "topology", "requests/s", "in time", *columns_ms)
+        return "\n\n".join(sources) + "\n\n" + rows(heads, lines)
+
+    return table
+
+
+def _beside(values: Iterable[str]) -> str:
+    """Measured, and in brackets simulated."""
+    measured, simulated = (value.strip() for value in values)
+    return f"{measured} ({simulated})"
