@@ -52,7 +52,7 @@ _REMEDIES = {
     "no_ticket": "start prefill workers with --kv-transfer-config (NixlConnector)",
     "incomplete_ticket": "run one vLLM version on both sides, and do not change the fields between",
     "refused": "look for `handshake` and `Failed` in decode's log: model, dtype, KV layout and"
-    " vLLM's version must be equal on both sides",
+    " vLLM's version must be equal on both sides, and decode's block size a multiple of prefill's",
     "not_loaded": "pass prefill's kv_transfer_params on unchanged, and look for `handshake` and"
     " `Failed` in decode's log: model, dtype, block size and vLLM's version must be equal",
 }
