@@ -42,6 +42,17 @@ class Fit:
         return self._prompt_token_s
 
 
+class Chunks:
+    """Stands for what a worker has learnt of its chunks."""
+
+    def __init__(self, overhead_tokens: float) -> None:
+        self._overhead_tokens = overhead_tokens
+
+    def overhead_tokens(self) -> float:
+        """Tokens that take as long as a chunk's overhead."""
+        return self._overhead_tokens
+
+
 def prompt_tokens(case: dict[str, Any]) -> int:
     """Prompt tokens of the next step, as the scheduler asks for them."""
     config = EngineConfig(
@@ -57,6 +68,7 @@ def prompt_tokens(case: dict[str, Any]) -> int:
     rates = StepRates(
         prefill_tokens_per_s=case["alone_per_s"],
         _fit=Fit(case["decode_s"], beside_s),  # type: ignore[arg-type]
+        _chunks=Chunks(case["overhead_tokens"]),  # type: ignore[arg-type]
         _seen_mixed=beside_s is not None,
     )
     decodes = case["decodes"]
@@ -81,6 +93,7 @@ def drawn(draw: random.Random) -> dict[str, Any]:
         "longest_step_s": draw.choice((0.05, 1.0, 1.0)),
         "alone_per_s": alone_per_s,
         "beside_token_s": draw.choice((None, float(f"{between(0.1, 2) / alone_per_s:.4g}"))),
+        "overhead_tokens": draw.choice((0.0, between(10, 10_000))),
         "decodes": decodes,
         "decode_s": decode_s if decodes else 0.0,
         "backlog": round(between(1, 1_000_000)),

@@ -88,6 +88,28 @@ impl StepFit {
     }
 }
 
+/// What a chunk of prompts adds to a step that decodes, see `tasuki_core::ChunkFit`.
+#[pyclass]
+#[derive(Default)]
+struct ChunkFit(tasuki_core::ChunkFit);
+
+#[pymethods]
+impl ChunkFit {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn learn(&mut self, prompt_tokens: u32, prompt_squares: f64, step_s: f64, decode_s: f64) {
+        self.0
+            .learn(prompt_tokens, prompt_squares, step_s, decode_s);
+    }
+
+    fn overhead_tokens(&self) -> f64 {
+        self.0.overhead_tokens()
+    }
+}
+
 #[pymodule]
 fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -102,6 +124,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(cpu::greedy, m)?)?;
     m.add_function(wrap_pyfunction!(cpu::cpu_kernels, m)?)?;
     m.add_class::<StepFit>()?;
+    m.add_class::<ChunkFit>()?;
     m.add_class::<cpu::CpuShape>()?;
     m.add_class::<cpu::CpuModel>()?;
     m.add_class::<cpu::CpuLinear>()?;

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tasuki._native import StepFit
+from tasuki._native import ChunkFit, StepFit
 
 _WEIGHT = 0.2  # of the newest step in the moving averages
 _FORGET = 0.95  # of the longest launch, a step
@@ -97,6 +97,7 @@ class StepRates:
     _launch_s: dict[bool, float] = field(default_factory=dict)
     _mixed_s: dict[tuple[int, bool], float] = field(default_factory=dict)
     _fit: StepFit = field(default_factory=StepFit)
+    _chunks: ChunkFit = field(default_factory=ChunkFit)
     _seen_mixed: bool = False
 
     def decode_s(self, decodes: int, kv_tokens: int) -> float:
@@ -110,6 +111,14 @@ class StepRates:
         if not self._seen_mixed or not alone:
             return alone
         return 1.0 / max(self._fit.prompt_token_s(), _LEAST_BESIDE / alone)
+
+    @property
+    def overhead_tokens(self) -> float:
+        """Prompt tokens that take as long as what a chunk of any size adds to a step with decodes.
+
+        0 until measured.
+        """
+        return self._chunks.overhead_tokens()
 
     def expected_s(self, prefill_tokens: int, num_decodes: int) -> float:
         """How long such a step will take; 0 where nothing like it was measured."""
@@ -168,10 +177,12 @@ class StepRates:
         self._seen_mixed |= decodes > 0
         size = _size(prompt_tokens, decodes)
         self._mixed_s[size] = _blend(self._mixed_s.get(size, 0.0), duration_s)
+        decode_s = self.decode_s(decodes, sample.kv_tokens) if decodes else 0.0
+        if decodes:
+            self._chunks.learn(prompt_tokens, sample.prefill_squares, duration_s, decode_s)
         if prompt_tokens < _MIN_CHUNK_TOKENS:
             return
         # Decodes that ride along cost less than a step of their own.
-        decode_s = self.decode_s(decodes, sample.kv_tokens) if decodes else 0.0
         own_s = max(duration_s - decode_s, duration_s / 2, 1e-9)
         self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, prompt_tokens / own_s)
 

@@ -10,6 +10,12 @@ contexts from filling up. Where many prompts wait, the
 target is stretched: the queue should not last longer than a hundred steps. `max_batched_tokens`
 bounds both.
 
+A chunk may add to a step what does not depend on its size: a few prompt tokens beside a few
+decodes read nearly all experts of a model. Prompts get at least as many tokens as take half of
+that overhead, also where the step then exceeds the target. Smaller chunks would make steps hardly
+shorter and prompts many times slower; and no smaller chunk makes the gap between two tokens less
+than two thirds of it.
+
 Prompts are computed oldest first, but a long prompt must not keep short ones waiting (`Shares`):
 while a prompt waits that has at most half as many tokens left, the long ones get half of the
 budget together. What the short ones do not need is given out afterwards (`lift`). Prompts of
@@ -36,6 +42,7 @@ _LEAST_SHARE = 0.8  # of a decode step: the time that prompts get however long d
 _KNEE_TOKENS = 512  # of a step, with which a GPU computes most in a second
 _KNEE_SHARE = 1.25  # of a decode step: the time that prompts get up to the knee
 _UNMEASURED_TOKENS = 256  # of the first chunk
+_OVERHEAD_SHARE = 0.5  # of a chunk's overhead: the time that its tokens get at least
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
 _RELIEF_STEPS = 100  # that are smaller; then a full one is tried again
 
@@ -66,7 +73,8 @@ def step_tokens(
         free_s = max(target_s - decode_s, _LEAST_SHARE * decode_s)
         to_knee = min(_KNEE_TOKENS - decodes, _KNEE_SHARE * decode_s * rate)
         stretched_s = max(_STRETCH * target_s - decode_s, free_s)
-        prompts = max(free_s * rate, to_knee, min(backlog / _DRAIN_STEPS, stretched_s * rate))
+        drain = min(backlog / _DRAIN_STEPS, stretched_s * rate)
+        prompts = max(free_s * rate, to_knee, drain, _OVERHEAD_SHARE * rates.overhead_tokens)
     else:
         rate = rates.prefill_tokens_per_s
         prompts = longest_s * rate

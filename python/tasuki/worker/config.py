@@ -183,7 +183,9 @@ class WorkerConfig:
         None,
         "Duration of a step that decodes and computes prompts: bounds the gap between two tokens"
         " while others' prompts come, four times as long where many wait, and never less than"
-        " 1.8 times a step that only decodes (2.25 up to 512 tokens); 0: no bound but"
+        " 1.8 times a step that only decodes (2.25 up to 512 tokens). Where even a few prompt"
+        " tokens take longer than it leaves, as beside few decodes of a model with experts, a"
+        " step's prompts take about half as long again as those few. 0: no bound but"
         " --max-batched-tokens [GPU 9, CPU 100].",
         bounds=(0.0, 60_000.0),
         by_role=True,

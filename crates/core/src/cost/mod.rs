@@ -16,7 +16,7 @@ pub use self::fit::LinearFit;
 pub use self::forecast::Forecast;
 pub use self::hardware::{Hardware, HardwareClass, Rates, StepSample};
 pub use self::links::Links;
-pub use self::step_fit::StepFit;
+pub use self::step_fit::{ChunkFit, StepFit};
 use crate::{RequestView, Role, WorkerView};
 
 /// Sequences that share a step where a worker is so full that blocks are missing.

@@ -1,4 +1,5 @@
-//! What steps that decode take on one worker, with prompts in them or without.
+//! What steps that decode take on one worker, with prompts in them or without, and what a chunk of
+//! prompts adds to one.
 
 use super::fit::LinearFit;
 use super::hardware::Rates;
@@ -35,6 +36,74 @@ impl StepFit {
     /// What a prompt token adds to a step, in seconds; 0 before the first step.
     pub fn prompt_token_s(&self) -> f64 {
         self.fit.map_or(0.0, |fit| fit.coefficients()[3])
+    }
+}
+
+/// Of a step: what its chunk counts for at least. A chunk that adds less cannot be told from noise.
+const LEAST_ADDED: f64 = 0.25;
+
+/// What a chunk of prompts adds to a step that decodes:
+/// `overhead + token x tokens + square x squares`, fitted to steps with chunks of several sizes.
+///
+/// Where decodes read all weights anyway there is almost no overhead. A few decodes read few
+/// experts, and a few prompt tokens beside them read nearly all.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ChunkFit {
+    fit: Option<LinearFit<3>>,
+    /// Squares of a token in the newest step.
+    depth: f64,
+}
+
+impl ChunkFit {
+    /// Takes a step into account.
+    ///
+    /// `prompt_squares`: sum over prompts of `end² - start²`; `step_s`: of the whole step;
+    /// `decode_s`: of its decodes alone.
+    pub fn learn(&mut self, prompt_tokens: u32, prompt_squares: f64, step_s: f64, decode_s: f64) {
+        if prompt_tokens == 0 {
+            return;
+        }
+        let tokens = f64::from(prompt_tokens);
+        let x = [1.0, tokens, prompt_squares];
+        let added_s = Self::added_s(step_s, decode_s);
+        let fit = self.fit.get_or_insert_with(|| {
+            let usual = Rates::default();
+            let usual = [
+                usual.prompt_step_s,
+                usual.prompt_token_s,
+                usual.prompt_square_s,
+            ];
+            LinearFit::new(usual, DOUBT).at_pace_of(&x, added_s)
+        });
+        fit.learn(x, added_s);
+        self.depth = prompt_squares / tokens;
+    }
+
+    /// How far a step is from what is known already, as a share of what its chunk adds.
+    pub fn surprise(
+        &self,
+        prompt_tokens: u32,
+        prompt_squares: f64,
+        step_s: f64,
+        decode_s: f64,
+    ) -> f64 {
+        let x = [1.0, f64::from(prompt_tokens), prompt_squares];
+        let added_s = Self::added_s(step_s, decode_s);
+        let off = |fit: LinearFit<3>| (fit.at(&x) / added_s - 1.0).abs();
+        self.fit.map_or(f64::INFINITY, off)
+    }
+
+    fn added_s(step_s: f64, decode_s: f64) -> f64 {
+        (step_s - decode_s).max(LEAST_ADDED * step_s)
+    }
+
+    /// Tokens of the newest step's prompts that take as long as the overhead; 0 before the first
+    /// step.
+    pub fn overhead_tokens(&self) -> f64 {
+        self.fit.map_or(0.0, |fit| {
+            let [overhead_s, token_s, square_s] = fit.coefficients();
+            overhead_s / (token_s + square_s * self.depth)
+        })
     }
 }
 

@@ -2,6 +2,8 @@
 //! the rules of `engine/step_size.py` and of `StepRates` in `engine/stats.py`.
 //! Both copies are tested with the cases of `tests/golden`.
 
+use tasuki_core::ChunkFit;
+
 use super::config::Limits;
 use crate::steps::{StepModel, Work};
 
@@ -15,6 +17,11 @@ const LEAST_SHARE: f64 = 0.8;
 const KNEE_TOKENS: f64 = 512.0;
 /// Of a decode step: the time that prompts get up to the knee.
 const KNEE_SHARE: f64 = 1.25;
+/// Of a chunk's overhead: the time that its tokens get at least.
+const OVERHEAD_SHARE: f64 = 0.5;
+/// A step that is no further from what a fit says teaches it nothing: steps have no noise here, and
+/// to learn from each takes a quarter of the simulation.
+const EXPECTED: f64 = 0.02;
 const BUCKET_TOKENS: u32 = 64;
 /// Of the newest step in the moving averages.
 const WEIGHT: f64 = 0.2;
@@ -30,6 +37,8 @@ const WARM_TOKENS: f64 = 256.0;
 pub struct PromptRates {
     alone_per_s: f64,
     beside_token_s: Option<f64>,
+    chunks: ChunkFit,
+    overhead_tokens: f64,
 }
 
 impl PromptRates {
@@ -45,15 +54,22 @@ impl PromptRates {
             prompt_squares: WARM_TOKENS * WARM_TOKENS,
             ..decode
         };
-        let beside_s = steps.step_s(&both) - steps.step_s(&decode);
-        Self {
+        let (step_s, decode_s) = (steps.step_s(&both), steps.step_s(&decode));
+        let mut rates = Self {
             alone_per_s: WARM_TOKENS / steps.prompt_s(WARM_TOKENS).max(1e-9),
-            beside_token_s: Some(beside_s.max(0.0) / WARM_TOKENS),
-        }
+            beside_token_s: Some((step_s - decode_s).max(0.0) / WARM_TOKENS),
+            chunks: ChunkFit::default(),
+            overhead_tokens: 0.0,
+        };
+        rates.learn_chunk(&both, step_s, decode_s);
+        rates
     }
 
     /// Takes a step with prompts into account. `decode_s`: of its decodes alone.
     pub fn learn(&mut self, work: &Work, step_s: f64, decode_s: f64) {
+        if work.sequences > 0.0 {
+            self.learn_chunk(work, step_s, decode_s);
+        }
         if work.prompt_tokens < LEAST_CHUNK {
             return;
         }
@@ -67,6 +83,15 @@ impl PromptRates {
                 None => token_s,
             });
         }
+    }
+
+    fn learn_chunk(&mut self, work: &Work, step_s: f64, decode_s: f64) {
+        let (tokens, squares) = (work.prompt_tokens as u32, work.prompt_squares);
+        if self.chunks.surprise(tokens, squares, step_s, decode_s) < EXPECTED {
+            return;
+        }
+        self.chunks.learn(tokens, squares, step_s, decode_s);
+        self.overhead_tokens = self.chunks.overhead_tokens();
     }
 
     fn beside_per_s(&self) -> f64 {
@@ -90,12 +115,13 @@ pub fn prompt_tokens(
         return most.saturating_sub(decodes).max(limits.block_size);
     };
     let (rate, prompts) = if decodes > 0 {
+        let least = OVERHEAD_SHARE * rates.overhead_tokens;
         let rate = rates.beside_per_s();
         let free_s = (target_s - decode_s).max(LEAST_SHARE * decode_s);
         let to_knee = (KNEE_TOKENS - f64::from(decodes)).min(KNEE_SHARE * decode_s * rate);
         let stretched_s = (STRETCH * target_s - decode_s).max(free_s);
         let drain = (backlog as f64 / DRAIN_STEPS).min(stretched_s * rate);
-        (rate, (free_s * rate).max(to_knee).max(drain))
+        (rate, (free_s * rate).max(to_knee).max(drain).max(least))
     } else {
         (rates.alone_per_s, limits.longest_step_s * rates.alone_per_s)
     };

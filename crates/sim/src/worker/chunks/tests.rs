@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use tasuki_core::StepFit;
 
 use super::*;
+use crate::steps::{Device, ModelShape, Roofline};
 
 fn golden<T: DeserializeOwned>(name: &str) -> Vec<T> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
@@ -22,6 +23,7 @@ struct StepSize {
     longest_step_s: f64,
     alone_per_s: f64,
     beside_token_s: Option<f64>,
+    overhead_tokens: f64,
     decodes: u32,
     decode_s: f64,
     backlog: u64,
@@ -41,6 +43,8 @@ fn a_step_has_as_many_prompt_tokens_as_a_workers() {
         let rates = PromptRates {
             alone_per_s: case.alone_per_s,
             beside_token_s: case.beside_token_s,
+            overhead_tokens: case.overhead_tokens,
+            ..unknown()
         };
         let decodes = (case.decodes, case.decode_s);
         let got = prompt_tokens(&limits, &rates, decodes, case.backlog);
@@ -102,7 +106,7 @@ fn steps_teach_the_rate_of_prompts_that_they_teach_a_worker() {
     for case in golden::<Learnt>("prompt_rates.json") {
         let mut rates = PromptRates {
             alone_per_s: case.alone_per_s,
-            beside_token_s: None,
+            ..unknown()
         };
         for step in &case.steps {
             let work = work(
@@ -129,7 +133,7 @@ fn beside_decodes_a_prompt_token_takes_what_a_workers_fit_says() {
         let mut fit = StepFit::default();
         let mut rates = PromptRates {
             alone_per_s: 1.0 / prompt_token_s,
-            beside_token_s: None,
+            ..unknown()
         };
         for number in 0..200u32 {
             let sequences = 1 + number * 7 % 64;
@@ -149,6 +153,94 @@ fn beside_decodes_a_prompt_token_takes_what_a_workers_fit_says() {
         let off = fit.prompt_token_s() / average_s - 1.0;
         assert!(off.abs() < 0.02, "{off}");
         assert!((average_s / prompt_token_s - 1.0).abs() < 1e-9);
+    }
+}
+
+/// Qwen3-30B-A3B's.
+const EXPERTS: ModelShape = ModelShape {
+    layers: 48.0,
+    hidden: 2048.0,
+    dense_parameters: 1.5e9,
+    expert_parameters: 29e9,
+    experts: 128.0,
+    experts_per_token: 8.0,
+    kv_bytes_per_token: 98_304.0,
+    attention_width: 4096.0,
+    bytes_per_parameter: 2.0,
+};
+/// Qwen3-4B's.
+const DENSE: ModelShape = ModelShape {
+    layers: 36.0,
+    hidden: 2560.0,
+    dense_parameters: 4.02e9,
+    expert_parameters: 0.0,
+    experts: 1.0,
+    experts_per_token: 0.0,
+    kv_bytes_per_token: 147_456.0,
+    attention_width: 4096.0,
+    bytes_per_parameter: 2.0,
+};
+
+/// Prompt tokens in a second beside so many decodes; without `overhead` as if there were none.
+fn prompts_per_s(shape: ModelShape, decodes: u32, prompt: u32, overhead: bool) -> f64 {
+    let steps = StepModel::Roofline(Roofline {
+        device: Device::named("h100").expect("a GPU"),
+        shape,
+        tensor_parallel: 1,
+    });
+    let limits = Limits::gpu(10_000, 10_000);
+    let mut rates = PromptRates::warmed_up(&steps);
+    let (mut tokens, mut seconds) = (0.0, 0.0);
+    for _ in 0..60 {
+        let mut start = 0;
+        while start < prompt {
+            let decode = work(decodes, 5_000 * u64::from(decodes), 0);
+            let decode_s = steps.step_s(&decode);
+            if !overhead {
+                rates.overhead_tokens = 0.0;
+            }
+            let backlog = u64::from(prompt - start);
+            let chunk = prompt_tokens(&limits, &rates, (decodes, decode_s), backlog);
+            let chunk = f64::from(chunk.min(prompt - start));
+            let both = Work {
+                prompt_tokens: chunk,
+                prompt_squares: chunk * (2.0 * f64::from(start) + chunk),
+                ..decode
+            };
+            let step_s = steps.step_s(&both);
+            rates.learn(&both, step_s, decode_s);
+            start += chunk as u32;
+            tokens += chunk;
+            seconds += step_s;
+        }
+    }
+    tokens / seconds
+}
+
+#[test]
+fn beside_few_decodes_of_a_model_with_experts_prompts_keep_a_third_of_their_rate() {
+    let without = prompts_per_s(EXPERTS, 4, 5_000, false);
+    let with = prompts_per_s(EXPERTS, 4, 5_000, true);
+    assert!(without < 3_000.0, "{without}");
+    assert!(with > 18_000.0, "{with}");
+}
+
+#[test]
+fn a_dense_models_prompts_have_no_overhead_beside_decodes() {
+    for (decodes, prompt) in [(1, 5_000), (4, 5_000), (24, 5_000), (60, 512)] {
+        let without = prompts_per_s(DENSE, decodes, prompt, false);
+        let with = prompts_per_s(DENSE, decodes, prompt, true);
+        assert!((with / without - 1.0).abs() < 1e-9, "{with} {without}");
+    }
+}
+
+/// Nothing is measured.
+fn unknown() -> PromptRates {
+    PromptRates {
+        alone_per_s: 0.0,
+        beside_token_s: None,
+        chunks: ChunkFit::default(),
+        overhead_tokens: 0.0,
     }
 }
 
