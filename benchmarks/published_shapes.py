@@ -105,8 +105,7 @@ class Shapes:
 
     def ratios(self) -> dict[str, Any]:
         """Source: gpt-oss-120b on H100s, 5000:250. Here another model with experts, 4 GPUs."""
-        # With the usual 9 ms a step that reads most experts leaves prompts next to nothing.
-        gpu = {"gpu": "h100", "model": self._experts, "itl-target-ms": 60}
+        gpu = {"gpu": "h100", "model": self._experts}
         designs: dict[str, Options] = {
             f"{prefill}:{4 - prefill} strict": {
                 "prefill": prefill,
