@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from table_parts import Result, load, rows, source
 
 TASUKI = ("doctor", "doctor_mixed", "doctor_routing", "doctor_faults")
-VLLM = ("doctor_vllm", "doctor_vllm_colocated", "doctor_vllm_settings")
+VLLM = ("doctor_vllm_colocated", "doctor_vllm_settings")
 
 
 def doctor(*files: str) -> Callable[[], str]:
