@@ -248,3 +248,28 @@ def test_a_plan_names_the_design_and_its_command(
     assert plan["best"]["rate"] * 1.06 >= max(found["rate"] for found in plan["simulated"])
     assert plan["best_colocated"]["name"] == "2 mixed"
     assert plan["expected"]["attainment"] >= 0.9
+
+
+def test_the_best_split_is_tried_with_other_steps_for_prefill_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    words = ["--gpus", "2", "--rates", RATES, "--lengths", "2000:50", "--probe-requests", "50"]
+    words += ["--strict-roles", "--designs", "4", "--no-variations"]
+    assert _native.run_plan([*words, "--slo", "ttft=1s,tpot=12ms", "--output", str(output)]) == 0
+    printed = capfd.readouterr().out
+    simulated = json.loads(output.read_text())["simulated"]
+    own = [found for found in simulated if found["design"]["prefill_max_batched_tokens"]]
+    sizes = [
+        (found["design"]["prefill_max_batched_tokens"], found["design"]["max_batched_tokens"])
+        for found in own
+    ]
+    assert len(sizes) == 3
+    assert len({prefill for prefill, _ in sizes}) == 3
+    for prefill, others in sizes:
+        assert prefill != others
+        assert f" {prefill}/{others} " in printed
+    (plan,) = load([Source(output)]).plans
+    prefill, others = sizes[0]
+    name = f"{own[0]['name']}, step {prefill}/{others}"
+    assert name in {known.name for known in plan.designs}

@@ -63,6 +63,13 @@ def test_the_front_and_the_chosen_design_are_drawn(tmp_path: Path) -> None:
     assert (ttft.guides[0].value, tpot.guides[0].value) == (1000.0, 50.0)
 
 
+def test_steps_of_prefill_workers_are_named_first(tmp_path: Path) -> None:
+    own = design("1 prefill + 1 decode", probe(2.0, 150.0, 9.0))
+    own["design"]["prefill_max_batched_tokens"] = 8192
+    (plan,) = load([Source(write_plan(tmp_path / "plan.json", simulated=[own]))]).plans
+    assert [known.name for known in plan.designs] == ["1 prefill + 1 decode, step 8192/2048"]
+
+
 def test_other_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultFileError, match=r"tasuki\.plan/9"):
         load([Source(write_plan(tmp_path / "plan.json", schema="tasuki.plan/9"))])

@@ -17,13 +17,15 @@ impl Part {
     }
 }
 
-/// A topology, and the largest step of its workers.
+/// A topology, and the largest steps of its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Design {
     pub prefill: Part,
     pub decode: Part,
     pub mixed: Part,
     pub max_batched_tokens: u32,
+    /// Of prefill workers, where theirs is another one.
+    pub prefill_max_batched_tokens: Option<u32>,
     /// Workers do nothing but what their roles say.
     pub strict_roles: bool,
 }
@@ -64,6 +66,36 @@ impl Design {
             Role::Decode => self.decode.workers,
             Role::Mixed => self.mixed.workers,
         }
+    }
+
+    /// The largest step of a role's workers, in tokens.
+    pub fn step_tokens(&self, role: Role) -> u32 {
+        match (role, self.prefill_max_batched_tokens) {
+            (Role::Prefill, Some(tokens)) => tokens,
+            _ => self.max_batched_tokens,
+        }
+    }
+
+    /// Such as `1024`, or `8192/1024` where prefill workers have the first one.
+    pub fn steps(&self) -> String {
+        match self.prefill_max_batched_tokens {
+            Some(tokens) => format!("{tokens}/{}", self.max_batched_tokens),
+            None => self.max_batched_tokens.to_string(),
+        }
+    }
+
+    /// The same topology with such steps.
+    pub fn sized(&self, tokens: u32, prefill: Option<u32>) -> Self {
+        Self {
+            max_batched_tokens: tokens,
+            prefill_max_batched_tokens: prefill.filter(|own| *own != tokens),
+            ..*self
+        }
+    }
+
+    /// Whether some workers prefill for others.
+    pub fn is_split(&self) -> bool {
+        self.prefill.workers > 0 && self.decode.workers + self.mixed.workers > 0
     }
 
     /// Such as `2 prefill x2 + 4 decode`.
@@ -120,6 +152,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bo
                 decode: Part::default(),
                 mixed,
                 max_batched_tokens,
+                prefill_max_batched_tokens: None,
                 strict_roles,
             });
             continue;
@@ -147,6 +180,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bo
                         decode,
                         mixed,
                         max_batched_tokens,
+                        prefill_max_batched_tokens: None,
                         strict_roles,
                     });
                 }
@@ -184,6 +218,21 @@ mod tests {
             assert!(names.iter().any(|known| known == name), "{name}: {names:?}");
         }
         assert!(!names.contains(&"4 prefill".to_owned()));
+    }
+
+    #[test]
+    fn prefill_workers_may_have_steps_of_their_own() {
+        let split = all(2, &[1], 1_024, true).into_iter().find(Design::is_split);
+        let split = split.expect("a split").sized(2_048, Some(8_192));
+        assert_eq!(split.steps(), "8192/2048");
+        assert_eq!(split.step_tokens(Role::Prefill), 8_192);
+        assert_eq!(split.step_tokens(Role::Decode), 2_048);
+        assert_eq!(split.step_tokens(Role::Mixed), 2_048);
+        let same = split.sized(2_048, Some(2_048));
+        assert_eq!(
+            (same.steps(), same.prefill_max_batched_tokens),
+            ("2048".into(), None)
+        );
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn text(plan: &Plan, took_s: f64) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{:<32} {:>7} {:>9} {:>9} {:>18} {:>18} {:>6}",
+        "{:<32} {:>9} {:>9} {:>9} {:>18} {:>18} {:>6}",
         "design", "step", "estimate", "requests", "TTFT p50/p95 ms", "TPOT p50/p95 ms", "split"
     );
     for found in plan.simulated.iter().take(SHOWN) {
@@ -117,6 +117,15 @@ fn text(plan: &Plan, took_s: f64) -> String {
          within {:.0}% count as equal, and the design with the fewest kinds of workers is taken.",
         100.0 * (plan.precision - 1.0)
     );
+    if plan
+        .simulated
+        .iter()
+        .take(SHOWN)
+        .any(|f| f.design.prefill_max_batched_tokens.is_some())
+    {
+        text +=
+            "step: its largest size in tokens; with two, the first one is of prefill workers.\n";
+    }
     let _ = writeln!(
         text,
         "workload: prompts of {:.0} tokens and answers of {:.0} in the mean",
@@ -210,9 +219,9 @@ fn row(text: &mut String, found: &Found) {
     let pair = |low: f64, high: f64| format!("{low:.1} / {high:.1}");
     let _ = writeln!(
         text,
-        "{:<32} {:>7} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
+        "{:<32} {:>9} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
         found.name,
-        found.design.max_batched_tokens,
+        found.design.steps(),
         found.estimated_rate,
         found.rate,
         pair(at.ttft_p50_ms, at.ttft_p95_ms),

@@ -219,7 +219,7 @@ impl<'a> Planner<'a> {
         let all = found.clone();
         for base in &refined {
             for size in STEP_TOKENS.into_iter().filter(|size| *size != default) {
-                self.resize(base, size, &mut found)?;
+                self.resize(base, base.design.sized(size, None), &mut found)?;
             }
         }
         // The best of these sizes is tried for all: else a design could win by its size alone.
@@ -227,18 +227,29 @@ impl<'a> Planner<'a> {
         let size = found.iter().max_by(better);
         if let Some(size) = size.map(|best| best.design.max_batched_tokens) {
             for base in &all {
-                self.resize(base, size, &mut found)?;
+                self.resize(base, base.design.sized(size, None), &mut found)?;
+            }
+        }
+        // Prefill workers need not share the size that suits decodes.
+        let split = found.iter().filter(|f| f.design.is_split()).max_by(better);
+        if let Some(base) = split.cloned() {
+            for size in STEP_TOKENS.into_iter().chain([default]) {
+                let design = base
+                    .design
+                    .sized(base.design.max_batched_tokens, Some(size));
+                self.resize(&base, design, &mut found)?;
             }
         }
         Ok((found, designs.len()))
     }
 
-    /// Adds a design with steps of another size, unless it is there.
-    fn resize(&self, base: &Found, size: u32, found: &mut Vec<Found>) -> Result<(), SimulateError> {
-        let design = Design {
-            max_batched_tokens: size,
-            ..base.design
-        };
+    /// Adds a design that is `base` with steps of other sizes, unless it is there.
+    fn resize(
+        &self,
+        base: &Found,
+        design: Design,
+        found: &mut Vec<Found>,
+    ) -> Result<(), SimulateError> {
         if !found.iter().any(|known| known.design == design) {
             let start = base.rate.max(base.estimated_rate / 4.0);
             found.push(Found {
@@ -274,12 +285,15 @@ impl<'a> Planner<'a> {
 }
 
 /// Of the designs that are the best as far as the search can tell, the one with the fewest kinds
-/// of workers, and then the smallest ones. `found`: the highest rate first.
+/// of workers, then the smallest ones, then steps of one size. `found`: the highest rate first.
 fn simplest(found: &[Found], precision: f64) -> Option<Found> {
     let equal_s = found.first()?.rate / precision;
     let equal = found.iter().filter(|f| f.rate >= equal_s);
     equal
-        .min_by_key(|f| (f.design.roles(), f.design.widest()))
+        .min_by_key(|f| {
+            let own_steps = f.design.prefill_max_batched_tokens.is_some();
+            (f.design.roles(), f.design.widest(), own_steps)
+        })
         .cloned()
 }
 

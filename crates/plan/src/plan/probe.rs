@@ -230,7 +230,7 @@ impl Planner<'_> {
 
     fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {
         let mut limits = hardware.limits;
-        limits.max_batched_tokens = design.max_batched_tokens;
+        limits.max_batched_tokens = design.step_tokens(role);
         WorkerConfig {
             role,
             host,

@@ -24,6 +24,9 @@ pub fn command(design: &Design, model: Option<&str>) -> String {
         " --max-batched-tokens {}",
         design.max_batched_tokens
     );
+    if let Some(tokens) = design.prefill_max_batched_tokens {
+        let _ = write!(command, " --prefill-option max-batched-tokens={tokens}");
+    }
     command
 }
 
@@ -53,6 +56,10 @@ pub fn values(design: &Design, on_gpus: bool) -> String {
                 );
                 if on_gpus {
                     let _ = writeln!(text, "    gpus: {}", part.tensor_parallel);
+                }
+                let own_steps = design.prefill_max_batched_tokens;
+                if let Some(tokens) = own_steps.filter(|_| role == "prefill") {
+                    let _ = writeln!(text, "    args: [\"--max-batched-tokens\", \"{tokens}\"]");
                 }
             }
             // The chart has these two unless it is told otherwise.
@@ -91,6 +98,9 @@ mod tests {
         let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
                       --max-batched-tokens 1024";
         assert_eq!(command(&split, None), wanted);
+        let sized = split.sized(1_024, Some(8_192));
+        let wanted = format!("{wanted} --prefill-option max-batched-tokens=8192");
+        assert_eq!(command(&sized, None), wanted);
         let mixed = design(2, false, "2 mixed");
         let wanted =
             "tasuki serve --model '/my models/it'\\''s' --mixed 2 --max-batched-tokens 1024";
@@ -107,5 +117,10 @@ mod tests {
         let decode = "  decode:\n    role: decode\n    replicas: 1\n    gpus: 2\n";
         assert!(split.ends_with(decode), "{split}");
         assert!(split.contains("args: [\"--strict-roles\"]"), "{split}");
+        let sized = design(3, true, "1 prefill + 1 decode x2").sized(1_024, Some(8_192));
+        let sized = values(&sized, true);
+        let prefill = "  prefill:\n    role: prefill\n    replicas: 1\n    gpus: 1\n    \
+                       args: [\"--max-batched-tokens\", \"8192\"]\n  decode:\n";
+        assert!(sized.contains(prefill), "{sized}");
     }
 }

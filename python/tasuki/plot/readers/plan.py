@@ -46,8 +46,11 @@ def read(path: Path, objects: list[dict[str, Any]], label: str) -> Iterator[Plan
 
 
 def _name(design: Fields) -> str:
-    """Designs of one name differ in the size of their steps."""
-    tokens = design.inner("design").count("max_batched_tokens")
+    """Designs of one name differ in the size of their steps, of prefill workers first."""
+    sizes = design.inner("design")
+    tokens = str(sizes.count("max_batched_tokens"))
+    if sizes.data.get("prefill_max_batched_tokens") is not None:
+        tokens = f"{sizes.count('prefill_max_batched_tokens')}/{tokens}"
     return f"{design.text('name')}, step {tokens}"
 
 
