@@ -22,6 +22,8 @@ pub enum Health {
 pub struct Capacity {
     /// Prompt plus output of one request.
     pub max_model_len_tokens: u32,
+    /// Choices of one request. `u32::MAX` where the worker tells no limit.
+    pub max_sequences: u32,
     pub block_size_tokens: u32,
     pub total_blocks: u32,
 }

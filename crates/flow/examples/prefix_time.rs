@@ -95,6 +95,7 @@ fn join(fleet: &mut FleetState, id: u32, chunks: ChunkScheme) -> tasuki_flow::Wo
         capabilities: Capabilities::default(),
         vocab_size: 512,
         max_model_len: 1 << 18,
+        max_sequences: None,
         block_size: 32,
         num_blocks: 40_000,
         chunks,

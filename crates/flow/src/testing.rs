@@ -26,6 +26,7 @@ pub fn info(engine: &str) -> WorkerInfo {
         capabilities: Capabilities::default(),
         vocab_size: 512,
         max_model_len: 1_024,
+        max_sequences: None,
         block_size: 16,
         num_blocks: 100,
         chunks: ChunkScheme::of_blocks(domain(7).identity, 16),

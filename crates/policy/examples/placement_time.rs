@@ -106,6 +106,7 @@ fn worker(id: u32) -> WorkerView {
         health: Health::Ready,
         capacity: Capacity {
             max_model_len_tokens: 32_768,
+            max_sequences: 256,
             block_size_tokens: 32,
             total_blocks: 20_000,
         },

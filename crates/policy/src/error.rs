@@ -11,6 +11,16 @@ pub enum NoPlacement {
     )]
     TooLarge { tokens: u64, limit_tokens: u32 },
     /// Waiting does not help.
+    #[error(
+        "n is {choices}, and workers that take {tokens} tokens generate at most {limit_choices} \
+         choices of one request: lower n to {limit_choices}, and send the rest as further requests"
+    )]
+    TooManyChoices {
+        choices: u32,
+        tokens: u64,
+        limit_choices: u32,
+    },
+    /// Waiting does not help.
     #[error("the request was interrupted after its first token, and no worker can resume it")]
     CannotResume,
     #[error("no worker is up")]
@@ -27,6 +37,15 @@ pub enum NoPlacement {
         "no worker that takes {tokens} tokens is up, the longest for now is {limit_tokens} tokens"
     )]
     NoneLargeEnough { tokens: u64, limit_tokens: u32 },
+    #[error(
+        "no worker that takes {tokens} tokens and n {choices} is up, the largest n for now is \
+         {limit_choices}"
+    )]
+    NoneForChoices {
+        choices: u32,
+        tokens: u64,
+        limit_choices: u32,
+    },
     #[error("no {role} worker is up and roles are strict")]
     NoRole { role: Role },
     #[error("no prefill worker and decode worker between which the request's KV can move are up")]
@@ -38,7 +57,20 @@ impl NoPlacement {
     pub fn may_pass(self) -> bool {
         !matches!(
             self,
-            NoPlacement::TooLarge { .. } | NoPlacement::CannotResume
+            NoPlacement::TooLarge { .. }
+                | NoPlacement::TooManyChoices { .. }
+                | NoPlacement::CannotResume
+        )
+    }
+
+    /// Whether the request is beyond what workers take.
+    pub fn is_limit(self) -> bool {
+        matches!(
+            self,
+            NoPlacement::TooLarge { .. }
+                | NoPlacement::NoneLargeEnough { .. }
+                | NoPlacement::TooManyChoices { .. }
+                | NoPlacement::NoneForChoices { .. }
         )
     }
 

@@ -11,6 +11,7 @@
 
 pub(crate) mod able;
 pub(crate) mod index;
+mod limits;
 pub(crate) mod pairs;
 mod search;
 mod tree;

@@ -10,7 +10,7 @@ use tasuki_core::{ModelId, RequestView, WorkerId, WorkerView};
 
 pub use self::rule::Rule;
 use self::rule::{Half, pick};
-use crate::placement::able::{Able, able_groups, no_pair};
+use crate::placement::able::{Able, able_groups, no_placement};
 use crate::placement::index::Member;
 use crate::{Choosing, NoPlacement, Placement, Policy, WorkerIndex};
 
@@ -42,9 +42,6 @@ impl Policy for SimplePolicy {
 
     fn place(&self, request: &RequestView, how: Choosing<'_>) -> Result<Placement, NoPlacement> {
         let able = able_groups(&self.index, request, how);
-        if able.is_empty() {
-            return Err(self.index.reason(request).unwrap_or(NoPlacement::NoWorker));
-        }
         let choice = |avoid: &[WorkerId]| {
             Choice {
                 rule: self.rule,
@@ -56,7 +53,7 @@ impl Policy for SimplePolicy {
         };
         choice(&request.avoid)
             .or_else(|| choice(&[]))
-            .ok_or_else(|| no_pair(&able, request))
+            .ok_or_else(|| no_placement(&self.index, &able, request, how))
     }
 
     fn place_decode(

@@ -94,6 +94,7 @@ pub struct WorkerInfo {
     /// the hardware's name, such as "NVIDIA H200"
     #[prost(string, tag = "16")]
     pub device: ::prost::alloc::string::String,
+    /// so also choices of one leg, of any kind; 0: not told
     #[prost(uint32, tag = "18")]
     pub max_running_sequences: u32,
     /// of one step

@@ -22,6 +22,8 @@ pub struct WorkerInfo {
     pub vocab_size: u32,
     /// Prompt plus output of one request, in tokens.
     pub max_model_len: u32,
+    /// That it generates at once, so of one request at most. `None`: it tells no limit.
+    pub max_sequences: Option<u32>,
     /// In tokens.
     pub block_size: u32,
     pub num_blocks: u32,

@@ -73,6 +73,7 @@ impl WorkerState {
                 health: Health::Down,
                 capacity: Capacity {
                     max_model_len_tokens: 0,
+                    max_sequences: 0,
                     block_size_tokens: 1,
                     total_blocks: 0,
                 },
@@ -105,6 +106,7 @@ impl WorkerState {
                 // The request's length is an estimate: the worker itself refuses one too long.
                 Payload::Opaque => u32::MAX,
             },
+            max_sequences: info.max_sequences.unwrap_or(u32::MAX),
             block_size_tokens: info.block_size.max(1),
             total_blocks: info.num_blocks,
         };

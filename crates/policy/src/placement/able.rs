@@ -1,9 +1,9 @@
 //! What one request costs on the workers of a group.
 
-use tasuki_core::{HandoffKind, KvDomain, Load, Price, RequestView, Role, RoleUse};
+use tasuki_core::{HandoffKind, KvDomain, Load, Price, RequestView, Role};
 
 use super::Choosing;
-use super::index::{Group, WorkerIndex};
+use super::index::{Group, Kind, WorkerIndex};
 use crate::NoPlacement;
 
 /// Workers between which a request's KV can move, and by which kind of handoff.
@@ -38,7 +38,6 @@ impl<'a> Able<'a> {
         }
         let price = how.model.price(group.kind.hardware, request);
         let (role, role_use) = (group.kind.role, group.kind.role_use);
-        let any = !how.strict_roles && role_use != RoleUse::Only;
         let other_role_s = |asks: bool| if asks { 0.0 } else { role_use.other_role_s() };
         Some(Self {
             number,
@@ -49,8 +48,8 @@ impl<'a> Able<'a> {
                 price.prefill_preference_s(role) + other_role_s(role.prefills()),
                 price.decode_preference_s(role) + other_role_s(role.decodes()),
             ],
-            may_prefill: any || role.prefills(),
-            may_decode: any || role.decodes(),
+            may_prefill: group.kind.may_prefill(how),
+            may_decode: group.kind.may_decode(how),
             domain: group.kind.handoff_domain(request),
         })
     }
@@ -83,14 +82,28 @@ pub fn able_groups<'a>(
     able.collect()
 }
 
-/// Why there is no placement though workers take the request.
-pub fn no_pair(able: &[Able<'_>], request: &RequestView) -> NoPlacement {
-    let missing = if !able.iter().any(|able| able.may_prefill) {
-        Role::Prefill
-    } else if request.max_tokens > 1 && !able.iter().any(|able| able.may_decode) {
-        Role::Decode
-    } else {
-        return NoPlacement::NoPair;
+/// Why no worker takes the request, or no pair of those that do.
+pub fn no_placement(
+    index: &WorkerIndex,
+    able: &[Able<'_>],
+    request: &RequestView,
+    how: Choosing<'_>,
+) -> NoPlacement {
+    if able.is_empty() {
+        let reason = index.reason(request, |_| true);
+        return reason.unwrap_or(NoPlacement::NoWorker);
+    }
+    // Workers of a role may be missing because none of them takes the request.
+    let missing = |role, may: fn(&Kind, Choosing<'_>) -> bool| {
+        let reason = index.reason(request, |kind| may(kind, how));
+        let limit = reason.filter(|reason| reason.is_limit());
+        limit.unwrap_or(NoPlacement::NoRole { role })
     };
-    NoPlacement::NoRole { role: missing }
+    if !able.iter().any(|able| able.may_prefill) {
+        missing(Role::Prefill, Kind::may_prefill)
+    } else if request.max_tokens > 1 && !able.iter().any(|able| able.may_decode) {
+        missing(Role::Decode, Kind::may_decode)
+    } else {
+        NoPlacement::NoPair
+    }
 }

@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use tasuki_core::{HandoffKind, Health, KvDomain, Load, ModelId, RequestView, Role, RoleUse};
 use tasuki_core::{WorkerId, WorkerView};
 
+use super::Choosing;
 use super::able::Domain;
+use super::limits::{Exceeded, Limits};
 use super::tree::{Entry, Tree};
 use crate::NoPlacement;
 
@@ -44,6 +46,8 @@ pub(crate) struct Kind {
     pub role: Role,
     pub role_use: RoleUse,
     pub hardware: usize,
+    /// Choices of one request.
+    pub max_sequences: u32,
 }
 
 /// Workers that differ by their load alone.
@@ -81,6 +85,7 @@ impl WorkerIndex {
             role: worker.role,
             role_use: worker.capabilities.role_use,
             hardware: worker.hardware,
+            max_sequences: worker.capacity.max_sequences,
         };
         let member = Member {
             id: worker.id,
@@ -187,13 +192,20 @@ impl WorkerIndex {
             .is_some_and(|ways| *ways > 0)
     }
 
-    /// Why no worker takes a request of that length, if none does.
-    pub(crate) fn reason(&self, request: &RequestView) -> Option<NoPlacement> {
-        let tokens = request.total_tokens();
+    /// Why no worker of the kinds that `may` takes a request, if none does.
+    pub(crate) fn reason(
+        &self,
+        request: &RequestView,
+        may: impl Fn(&Kind) -> bool,
+    ) -> Option<NoPlacement> {
         let mut none = NoPlacement::NoWorker;
         let (mut any, mut resumes) = (false, false);
-        let (mut known_limit, mut ready_limit) = (None, None);
-        for group in self.groups.iter().filter(|g| g.kind.model == request.model) {
+        let (mut known, mut ready) = (Limits::default(), Limits::default());
+        let of_model = self
+            .groups
+            .iter()
+            .filter(|group| group.kind.model == request.model && may(&group.kind));
+        for group in of_model {
             let ours = group.kind.goes_on(request);
             for member in group.members() {
                 match member.health {
@@ -204,28 +216,21 @@ impl WorkerIndex {
                 any |= ours;
                 if ours && group.kind.resumes(request) {
                     resumes = true;
-                    known_limit = known_limit.max(Some(member.limit_tokens));
+                    known.widen(&group.kind, member, request);
                     if member.health == Health::Ready {
-                        ready_limit = ready_limit.max(Some(member.limit_tokens));
+                        ready.widen(&group.kind, member, request);
                     }
                 }
             }
         }
-        let short = |limit: Option<u32>| limit.filter(|limit| u64::from(*limit) < tokens);
         if any && !resumes {
             Some(NoPlacement::CannotResume)
-        } else if let Some(limit_tokens) = short(known_limit) {
-            Some(NoPlacement::TooLarge {
-                tokens,
-                limit_tokens,
-            })
-        } else if ready_limit.is_none() {
+        } else if let Some(exceeded) = known.exceeded(request) {
+            Some(exceeded.for_good())
+        } else if ready.tokens.is_none() {
             Some(none)
         } else {
-            short(ready_limit).map(|limit_tokens| NoPlacement::NoneLargeEnough {
-                tokens,
-                limit_tokens,
-            })
+            ready.exceeded(request).map(Exceeded::for_now)
         }
     }
 }
@@ -243,7 +248,26 @@ impl Kind {
 
     /// Whether workers of this kind may run a request, if it is short enough.
     pub fn may_run(&self, request: &RequestView) -> bool {
-        self.model == request.model && self.goes_on(request) && self.resumes(request)
+        // Workers reject a leg of any kind with more choices.
+        self.model == request.model
+            && self.max_sequences >= request.choices
+            && self.goes_on(request)
+            && self.resumes(request)
+    }
+
+    /// Whether roles let workers of this kind prefill.
+    pub fn may_prefill(&self, how: Choosing<'_>) -> bool {
+        self.is_free(how) || self.role.prefills()
+    }
+
+    /// Whether roles let workers of this kind decode.
+    pub fn may_decode(&self, how: Choosing<'_>) -> bool {
+        self.is_free(how) || self.role.decodes()
+    }
+
+    /// Whether a worker may do what its role does not say.
+    fn is_free(&self, how: Choosing<'_>) -> bool {
+        !how.strict_roles && self.role_use != RoleUse::Only
     }
 
     /// Between whom a worker can hand the request over, if it can.

@@ -2,7 +2,7 @@
 
 use tasuki_core::{Load, ModelId, RequestView, WorkerId, WorkerView};
 
-use super::able::{Able, Domain, able_groups, no_pair};
+use super::able::{Able, Domain, able_groups, no_placement};
 use super::index::{Member, Place, WorkerIndex};
 use super::pairs::{Handoffs, Offer, Pair, Tie};
 use super::{Choosing, Placement};
@@ -19,13 +19,10 @@ impl Policy for WorkerIndex {
 
     fn place(&self, request: &RequestView, how: Choosing<'_>) -> Result<Placement, NoPlacement> {
         let search = Search::new(self, request, how);
-        if search.able.is_empty() {
-            return Err(self.reason(request).unwrap_or(NoPlacement::NoWorker));
-        }
         let found = search.best(&request.avoid);
         found
             .or_else(|| search.best(&[]))
-            .ok_or_else(|| no_pair(&search.able, request))
+            .ok_or_else(|| no_placement(self, &search.able, request, how))
     }
 
     fn place_decode(

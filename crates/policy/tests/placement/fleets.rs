@@ -24,6 +24,7 @@ pub fn worker(id: u32, role: Role) -> WorkerView {
         health: Health::Ready,
         capacity: Capacity {
             max_model_len_tokens: 4_096,
+            max_sequences: u32::MAX,
             block_size_tokens: 16,
             total_blocks: 1_000,
         },
@@ -69,6 +70,11 @@ pub fn any_capabilities() -> impl Strategy<Value = Capabilities> {
     })
 }
 
+/// Of workers of which few are too narrow for the requests here.
+pub fn any_max_sequences() -> impl Strategy<Value = u32> {
+    prop_oneof![1 => Just(1), 1 => Just(2), 6 => Just(u32::MAX)]
+}
+
 pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
     // Few values each, so that equal costs are common.
     let load = (
@@ -78,7 +84,13 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
         0..1_000u32,
         (0..4u64).prop_map(|thousands| thousands * 10_000),
     );
-    let rest = (0..3u32, 0..3u32, 0..500u64, any_capabilities());
+    let rest = (
+        0..3u32,
+        0..3u32,
+        0..500u64,
+        any_capabilities(),
+        any_max_sequences(),
+    );
     let kind = (
         any_role(),
         any_health(),
@@ -111,6 +123,7 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
             ..Outstanding::default()
         };
         worker.capabilities = rest.3;
+        worker.capacity.max_sequences = rest.4;
         if identity == 0 && load.0 > 0 {
             worker.load = ReportedLoad {
                 free_blocks: 1_000,

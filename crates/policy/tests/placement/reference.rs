@@ -20,13 +20,21 @@ pub fn place(
     let preferred: Vec<_> = able.iter().copied().filter(|w| !avoided(w)).collect();
     let best = best(&preferred, request, how).or_else(|| best(&able, request, how));
     best.ok_or_else(|| {
-        let any = |may: fn(Role) -> bool| able.iter().any(|w| is_free(w, how) || may(w.role));
-        if !any(Role::prefills) {
-            let role = Role::Prefill;
-            NoPlacement::NoRole { role }
-        } else if request.max_tokens > 1 && !any(Role::decodes) {
-            let role = Role::Decode;
-            NoPlacement::NoRole { role }
+        let missing = |role, may: fn(Role) -> bool| {
+            let may = |w: &WorkerView| is_free(w, how) || may(w.role);
+            if able.iter().any(|w| may(w)) {
+                return None;
+            }
+            let of_role: Vec<_> = workers.iter().copied().filter(|(_, w)| may(w)).collect();
+            let limit = self::able(&of_role, request).err().filter(is_limit);
+            Some(limit.unwrap_or(NoPlacement::NoRole { role }))
+        };
+        if let Some(prefill) = missing(Role::Prefill, Role::prefills) {
+            prefill
+        } else if let Some(decode) = missing(Role::Decode, Role::decodes)
+            && request.max_tokens > 1
+        {
+            decode
         } else {
             NoPlacement::NoPair
         }
@@ -81,6 +89,17 @@ pub fn is_allowed(
             .any(|two| (two.1.1, two.2.1) == (prefill, decode))
 }
 
+/// Whether it is the request that asks for too much.
+fn is_limit(reason: &NoPlacement) -> bool {
+    matches!(
+        reason,
+        NoPlacement::TooLarge { .. }
+            | NoPlacement::NoneLargeEnough { .. }
+            | NoPlacement::TooManyChoices { .. }
+            | NoPlacement::NoneForChoices { .. }
+    )
+}
+
 /// Whether a worker may do what its role does not say.
 fn is_free(worker: &WorkerView, how: Choosing<'_>) -> bool {
     !how.strict_roles && worker.capabilities.role_use != RoleUse::Only
@@ -128,15 +147,36 @@ fn able<'a>(
             limit_tokens,
         });
     }
+    let long = |w: &&WorkerView| u64::from(w.capacity.max_model_len_tokens) >= tokens;
+    let wide = |w: &&WorkerView| w.capacity.max_sequences >= request.choices;
+    let choices = request.choices;
+    let most_choices = |workers: &[&WorkerView]| {
+        let limits = workers.iter().copied().filter(long);
+        let most = limits.map(|w| w.capacity.max_sequences).max();
+        most.filter(|most| *most < choices)
+    };
+    if let Some(limit_choices) = most_choices(&known) {
+        return Err(NoPlacement::TooManyChoices {
+            choices,
+            tokens,
+            limit_choices,
+        });
+    }
     if let Some(limit_tokens) = limit(&ready) {
         return Err(NoPlacement::NoneLargeEnough {
             tokens,
             limit_tokens,
         });
     }
+    if let Some(limit_choices) = most_choices(&ready) {
+        return Err(NoPlacement::NoneForChoices {
+            choices,
+            tokens,
+            limit_choices,
+        });
+    }
     if !ready.is_empty() {
-        let takes = |w: &&WorkerView| u64::from(w.capacity.max_model_len_tokens) >= tokens;
-        return Ok(ready.into_iter().filter(takes).collect());
+        return Ok(ready.into_iter().filter(long).filter(wide).collect());
     }
     Err(if is(&may, Health::Draining) {
         NoPlacement::AllDraining

@@ -95,6 +95,8 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
         },
         vocab_size: info.vocab_size,
         max_model_len: info.max_model_len,
+        // Workers that were built before it send none.
+        max_sequences: (info.max_running_sequences > 0).then_some(info.max_running_sequences),
         block_size: info.block_size,
         num_blocks: info.num_blocks,
         chunks: cache::scheme(identity, info.block_size, info.kv_event_blocks),

@@ -159,6 +159,7 @@ pub fn worker_info(
         },
         vocab_size: 1 << 16,
         max_model_len: config.limits.max_model_len,
+        max_sequences: Some(config.limits.max_running_requests),
         block_size: config.limits.block_size,
         num_blocks: config.limits.num_blocks,
         chunks: ChunkScheme::of_blocks(identity, config.limits.block_size),

@@ -40,9 +40,11 @@ fn change(
     let worker = WorkerId(random.random_range(0..WORKERS));
     let role = [Role::Prefill, Role::Decode, Role::Mixed][random.random_range(0..3)];
     let max_model_len = random.random_range(1..4) * 20;
+    let max_sequences = [None, Some(1)][random.random_range(0..2)];
     let info = |engine: &str| WorkerInfo {
         role,
         max_model_len,
+        max_sequences,
         ..super::info(engine)
     };
     let reason = DrainReason::Asked;
@@ -90,7 +92,15 @@ fn check(fleet: &FleetState, random: &mut StdRng) {
             policy.update(model, view);
         }
     }
-    for request in [RequestView::new(10, 5), RequestView::new(30, 20)] {
+    let two_choices = RequestView {
+        choices: 2,
+        ..RequestView::new(10, 5)
+    };
+    for request in [
+        RequestView::new(10, 5),
+        RequestView::new(30, 20),
+        two_choices,
+    ] {
         let prefill = WorkerId(random.random_range(0..WORKERS));
         let how = fleet.choosing();
         assert_eq!(

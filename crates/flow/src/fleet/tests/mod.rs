@@ -4,6 +4,7 @@ mod awaited;
 mod failing;
 mod herding;
 mod index;
+mod limits;
 mod models;
 mod prefixes;
 

@@ -1,9 +1,9 @@
 //! What a worker cannot or shall not do, and the errors where none is left.
 
-use tasuki_core::{HandoffKind, Health, RequestView, Role, WorkerId, WorkerView};
-use tasuki_policy::NoPlacement;
+use tasuki_core::{CostModel, HandoffKind, Health, RequestView, Role, WorkerId, WorkerView};
+use tasuki_policy::{Choosing, NoPlacement, Policy};
 
-use super::{choose, pair};
+use super::{choose, index, pair};
 use crate::fleets::worker;
 
 #[test]
@@ -33,6 +33,97 @@ fn too_large_and_down_are_different_answers() {
         choose(&[], &RequestView::new(1, 1), false, 0),
         Err(NoPlacement::NoWorker)
     );
+}
+
+fn of_choices(choices: u32) -> RequestView {
+    RequestView {
+        choices,
+        ..RequestView::new(100, 10)
+    }
+}
+
+#[test]
+fn a_worker_gets_no_more_choices_than_it_generates_at_once() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
+    workers[0].capacity.max_sequences = 64;
+    workers[1].capacity.max_sequences = 256;
+    workers[1].load.waiting_prefill_tokens = 100_000;
+    assert_eq!(pair(&workers, &of_choices(64)), (0, 0));
+    assert_eq!(pair(&workers, &of_choices(65)), (1, 1));
+    // Nor is it given one half of such a request, whatever its role.
+    for (narrow, wide) in [(Role::Prefill, Role::Decode), (Role::Decode, Role::Prefill)] {
+        (workers[0].role, workers[1].role) = (narrow, wide);
+        workers[1].load.waiting_prefill_tokens = 0;
+        assert_eq!(pair(&workers, &of_choices(65)), (1, 1));
+    }
+    let how = Choosing {
+        model: &CostModel::default(),
+        strict_roles: false,
+        tie: 0,
+    };
+    let decode_for = |n| index(&workers).place_decode(&of_choices(n), WorkerId(1), &[], how);
+    assert_eq!(decode_for(64), Some(WorkerId(0)));
+    assert_eq!(decode_for(65), None);
+}
+
+#[test]
+fn too_many_choices_and_a_wide_worker_that_is_down_are_different_answers() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
+    workers[0].capacity.max_sequences = 64;
+    workers[1].capacity.max_sequences = 128;
+    workers[1].health = Health::Down;
+    let never = choose(&workers, &of_choices(129), false, 0).unwrap_err();
+    assert_eq!(
+        never,
+        NoPlacement::TooManyChoices {
+            choices: 129,
+            tokens: 110,
+            limit_choices: 128
+        }
+    );
+    assert!(!never.may_pass());
+    let later = choose(&workers, &of_choices(128), false, 0).unwrap_err();
+    assert_eq!(
+        later,
+        NoPlacement::NoneForChoices {
+            choices: 128,
+            tokens: 110,
+            limit_choices: 64
+        }
+    );
+    assert!(later.may_pass());
+    // The widest worker takes short requests alone.
+    workers[1].capacity.max_model_len_tokens = 100;
+    let never = choose(&workers, &of_choices(65), false, 0).unwrap_err();
+    assert_eq!(
+        never,
+        NoPlacement::TooManyChoices {
+            choices: 65,
+            tokens: 110,
+            limit_choices: 64
+        }
+    );
+}
+
+#[test]
+fn with_strict_roles_the_limit_of_a_role_is_the_reason() {
+    let mut workers = [worker(0, Role::Prefill), worker(1, Role::Decode)];
+    for (narrow, limit_choices) in [(0, 64), (1, 32)] {
+        for worker in &mut workers {
+            worker.capacity.max_sequences = 256;
+        }
+        workers[narrow].capacity.max_sequences = limit_choices;
+        assert!(choose(&workers, &of_choices(limit_choices), true, 0).is_ok());
+        let never = choose(&workers, &of_choices(100), true, 0).unwrap_err();
+        assert_eq!(
+            never,
+            NoPlacement::TooManyChoices {
+                choices: 100,
+                tokens: 110,
+                limit_choices
+            }
+        );
+    }
 }
 
 #[test]

@@ -174,6 +174,7 @@ proptest! {
         busy.domain = domain(1);
         busy.capabilities = Capabilities::default();
         busy.capacity.max_model_len_tokens = 1 << 20;
+        busy.capacity.max_sequences = u32::MAX;
         busy.load.waiting_prefill_tokens += 1;
         let mut idle = busy.clone();
         idle.id = WorkerId(1);

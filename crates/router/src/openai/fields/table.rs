@@ -26,7 +26,11 @@ pub const FIELDS: &[Field] = &[
         Both,
         "`include_usage`, with it `continuous_usage_stats`; `include_obfuscation` is a 400",
     ),
-    supported("n", Both, "Choices, 1 to 128"),
+    supported(
+        "n",
+        Both,
+        "Choices, 1 to 128, and no more than a worker generates at once (`--max-running-requests`)",
+    ),
     supported("best_of", Both, "Only equal to `n`"),
     supported(
         "max_tokens",

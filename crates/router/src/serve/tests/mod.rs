@@ -2,6 +2,7 @@
 
 mod access_log;
 mod admission;
+mod choices;
 mod draining;
 mod losses;
 mod membership;
@@ -61,8 +62,19 @@ async fn serve(
     roles: &[Role],
     tune: impl FnOnce(&mut Tuning),
 ) -> (Service, Vec<FakeWorker>, Vec<Session>) {
+    let infos = roles.iter().enumerate();
+    let infos = infos.map(|(at, &role)| info(&format!("e{at}"), role));
+    serve_workers(infos.collect(), tune).await
+}
+
+/// A service with fake workers that say this of themselves.
+async fn serve_workers(
+    infos: Vec<v1::WorkerInfo>,
+    tune: impl FnOnce(&mut Tuning),
+) -> (Service, Vec<FakeWorker>, Vec<Session>) {
+    let count = infos.len();
     let mut workers = Vec::new();
-    for _ in roles {
+    for _ in &infos {
         workers.push(FakeWorker::start().await);
     }
     let addresses = workers.iter().map(|w| w.address.to_string());
@@ -71,9 +83,9 @@ async fn serve(
     tune(&mut tuning);
     let service = Service::start_tuned(vec![Vec::new()], vec![Box::new(list)], tuning);
     let mut sessions = Vec::new();
-    for (at, (worker, &role)) in workers.iter_mut().zip(roles).enumerate() {
+    for (worker, info) in workers.iter_mut().zip(infos) {
         let session = worker.session().await;
-        session.send(Message::Info(info(&format!("e{at}"), role)));
+        session.send(Message::Info(info));
         sessions.push(session);
     }
     until("all workers", || {
@@ -90,7 +102,7 @@ async fn serve(
         let known = text
             .lines()
             .filter(|l| l.starts_with("tasuki_worker_total_blocks{"));
-        up.count() == roles.len() && known.count() == roles.len()
+        up.count() == count && known.count() == count
     })
     .await;
     (service, workers, sessions)

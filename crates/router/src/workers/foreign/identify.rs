@@ -235,6 +235,8 @@ fn info(address: &ForeignAddress, models: &[Model], scrape: &Scrape) -> Option<W
         capabilities: capabilities(address, scrape.load.is_some()),
         vocab_size: 0,
         max_model_len: base.max_model_len.unwrap_or(UNKNOWN_CONTEXT),
+        // What is beyond its limit waits there.
+        max_sequences: None,
         block_size: scrape.block_tokens,
         num_blocks: scrape.total_blocks.unwrap_or(UNKNOWN_BLOCKS),
         // Of stand-ins for tokens, whatever its own blocks are.

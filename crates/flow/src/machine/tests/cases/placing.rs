@@ -73,3 +73,19 @@ fn what_is_too_large_is_the_clients_error() {
     };
     assert!(message.contains("18") && message.contains("16"));
 }
+
+#[test]
+fn too_many_choices_are_the_clients_error_with_value_limit_and_remedy() {
+    let too_many = NoPlacement::TooManyChoices {
+        choices: 100,
+        tokens: 18,
+        limit_choices: 64,
+    };
+    let case = Case::plain(&[Err(too_many)], &[]);
+    assert_eq!(case.dispatched(), []);
+    let Some(ServeError::Rejected(message)) = case.error() else {
+        panic!("{:?}", case.error())
+    };
+    assert!(message.starts_with("n is 100, "), "{message}");
+    assert!(message.contains("lower n to 64"), "{message}");
+}

@@ -35,6 +35,7 @@ impl World {
             },
             capacity: Capacity {
                 max_model_len_tokens: 1_000,
+                max_sequences: u32::MAX,
                 block_size_tokens: 16,
                 total_blocks: 200,
             },

@@ -1,0 +1,55 @@
+//! What workers say that they take at most.
+
+use super::*;
+
+fn of_choices(choices: u32) -> RequestView {
+    RequestView {
+        choices,
+        ..RequestView::new(100, 10)
+    }
+}
+
+/// Mixed workers that tell these limits.
+fn telling(limits: &[Option<u32>]) -> FleetState {
+    let mut fleet = fleet(limits.len());
+    for (&max_sequences, id) in limits.iter().zip(0..) {
+        let info = WorkerInfo {
+            max_sequences,
+            ..info(&format!("e{id}"))
+        };
+        fleet.join(WorkerId(id), info, NOW).expect("joined");
+    }
+    fleet
+}
+
+#[test]
+fn a_request_of_many_choices_goes_where_so_many_are_generated_at_once() {
+    let mut fleet = telling(&[Some(64), Some(128)]);
+    for _ in 0..4 {
+        let placed = fleet.place(&of_choices(65)).expect("a worker");
+        let workers = [placed.prefill, placed.decode].map(|half| half.key.worker.0);
+        assert_eq!(workers, [1, 1]);
+    }
+    let error = fleet.place(&of_choices(129)).expect_err("too many");
+    assert_eq!(
+        error,
+        NoPlacement::TooManyChoices {
+            choices: 129,
+            tokens: 110,
+            limit_choices: 128
+        }
+    );
+    // Until it is known to be gone, the wide worker may come back.
+    fleet.drain(WorkerId(1), DrainReason::Asked);
+    let error = fleet.place(&of_choices(65)).expect_err("none for now");
+    assert!(error.may_pass(), "{error}");
+    fleet.remove(WorkerId(1));
+    let error = fleet.place(&of_choices(65)).expect_err("too many");
+    assert!(!error.may_pass(), "{error}");
+}
+
+#[test]
+fn a_worker_that_tells_no_limit_takes_any_number() {
+    let mut fleet = telling(&[None]);
+    assert!(fleet.place(&of_choices(1_000)).is_ok());
+}
