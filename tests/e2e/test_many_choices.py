@@ -43,3 +43,8 @@ def test_more_choices_than_any_worker_takes_are_refused_by_the_router(system: De
     message = response.json()["error"]["message"]
     assert message.startswith("n is 5, ")
     assert "at most 4 choices" in message and "lower n to 4" in message
+
+
+def test_a_fleet_that_generates_is_healthy(system: Deployment) -> None:
+    response = system.http.http.get("/health_generate", params={"model": system.model})
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})

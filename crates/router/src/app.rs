@@ -10,6 +10,7 @@ use tasuki_core::{Identity, ModelId};
 use crate::api_keys::ApiKeys;
 use crate::error::ApiError;
 use crate::gate::Gate;
+use crate::health_generate::Probes;
 use crate::models::{Model, Models};
 use crate::openai::{self, BodyLimits, Generator, ReasoningParser, ToolParser};
 use crate::pool::Pool;
@@ -67,6 +68,7 @@ pub struct App {
     pub gate: Gate,
     pub bodies: BodyLimits,
     pub pool: Pool,
+    pub probes: Probes,
     pub started_unix_s: u64,
     /// `None`: everybody is let in.
     pub keys: Option<Arc<ApiKeys>>,
@@ -86,6 +88,7 @@ impl App {
             gate: Gate::new(settings.max_concurrent_requests),
             bodies: BodyLimits::new(settings.max_body_bytes, settings.body_timeout),
             pool: Pool::new(settings.max_concurrent_requests as usize),
+            probes: Probes::default(),
             generator,
             models,
             settings,

@@ -22,6 +22,7 @@ mod foreign;
 mod fuzz_tests;
 mod gate;
 mod grammar;
+mod health_generate;
 mod log;
 mod metrics;
 mod models;

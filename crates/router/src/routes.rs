@@ -18,6 +18,7 @@ use crate::api_keys::Caller;
 use crate::app::{App, MAX_QUOTED_CHARS};
 use crate::error::ApiError;
 use crate::foreign::native;
+use crate::health_generate::health_generate;
 use crate::openai;
 
 /// Paths of other servers that are not here, by how they begin, and what to do instead.
@@ -109,6 +110,7 @@ fn paths(app: &Arc<App>) -> Router<Arc<App>> {
         .route_layer(from_fn_with_state(Arc::clone(app), authenticate));
     for_clients
         .route("/health", get(ready))
+        .route("/health_generate", get(health_generate))
         .route("/ready", get(ready))
         .route("/live", get(live))
         .route("/metrics", get(metrics))
@@ -145,7 +147,7 @@ async fn catch_panic(request: Request, next: Next) -> Response {
 }
 
 /// Probes repeat a refusal often; the metrics count it.
-const PROBES: [&str; 3] = ["/health", "/ready", "/live"];
+const PROBES: [&str; 4] = ["/health", "/health_generate", "/ready", "/live"];
 
 /// Most refusals come before there is a generation to count, or to log.
 async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {

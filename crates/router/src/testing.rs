@@ -1,7 +1,7 @@
 //! A model whose tokens are bytes, and a serving layer that follows a script.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::Method;
 use futures::future::BoxFuture;
@@ -130,6 +130,7 @@ pub struct FakeGenerator {
     /// Models without a worker.
     pub down: Vec<ModelId>,
     pub http_errors: Mutex<Vec<(String, u16)>>,
+    pub last_decoded: Mutex<Option<Instant>>,
 }
 
 impl FakeGenerator {
@@ -141,6 +142,7 @@ impl FakeGenerator {
             readiness: Ok(()),
             down: Vec::new(),
             http_errors: Mutex::default(),
+            last_decoded: Mutex::default(),
         }
     }
 
@@ -223,6 +225,10 @@ impl Generator for FakeGenerator {
             return Err(Unready::Workers(NoPlacement::NoWorker.into()));
         }
         self.readiness
+    }
+
+    fn last_decoded(&self, _: ModelId) -> Option<Instant> {
+        *self.last_decoded.lock().unwrap()
     }
 
     fn catalog(&self) -> Arc<Catalog> {

@@ -1,6 +1,7 @@
 //! Who gets a request, and what it is expected to see.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use tasuki_core::{Forecast, Health, ModelId, RequestView, Warm, WorkerId, WorkerView};
 use tasuki_policy::{Choosing, NoPlacement, Placement};
@@ -30,6 +31,13 @@ impl FleetState {
         let ready =
             |state: &&WorkerState| state.model == Some(model) && state.view.health == Health::Ready;
         self.workers.values().filter(ready).count()
+    }
+
+    /// When a worker of a model reported tokens of a leg that decodes, last.
+    pub fn last_decoded(&self, model: ModelId) -> Option<Duration> {
+        let workers = self.workers.values();
+        let of_model = workers.filter(|state| state.model == Some(model));
+        of_model.filter_map(|state| state.last_decoded).max()
     }
 
     pub(super) fn choose(&self, request: &RequestView) -> Result<Placement, NoPlacement> {

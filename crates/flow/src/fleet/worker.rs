@@ -29,6 +29,8 @@ pub struct WorkerState {
     breakers: Breakers,
     pub(super) connection: Option<u64>,
     pub(super) last_report: Duration,
+    /// Tokens of a leg of ours that decodes.
+    pub(super) last_decoded: Option<Duration>,
     /// Of this connection, by [`LegSlot`].
     legs: Vec<Option<RunningLeg>>,
     free_slots: Vec<u32>,
@@ -87,6 +89,7 @@ impl WorkerState {
             breakers: Breakers::default(),
             connection: None,
             last_report: Duration::ZERO,
+            last_decoded: None,
             legs: Vec::new(),
             free_slots: Vec::new(),
             dispatched_legs: 0,
@@ -320,6 +323,9 @@ impl WorkerState {
     pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) {
         if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
             leg.produced += tokens;
+            if leg.sequences > 0 && tokens > 0 {
+                self.last_decoded = Some(self.last_report);
+            }
         }
     }
 

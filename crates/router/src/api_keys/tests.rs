@@ -217,7 +217,7 @@ async fn only_valid_keys_are_served() {
     assert_eq!(status, StatusCode::OK);
     // The key says whose the request is; the client's own word does not count.
     assert_eq!(&*generator.seen.lock().unwrap()[0].tenant, "web");
-    for open in ["/health", "/ready", "/live", "/metrics"] {
+    for open in ["/health", "/health_generate", "/ready", "/live", "/metrics"] {
         let (status, _) = send(&app, open, None, Value::Null).await;
         assert_eq!(status, StatusCode::OK, "{open}");
     }

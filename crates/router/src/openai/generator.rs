@@ -1,6 +1,7 @@
 //! What the handlers need of the serving layer; tests put a script there.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::http::Method;
 use futures::FutureExt;
@@ -21,6 +22,9 @@ pub trait Generator: Send + Sync + 'static {
 
     /// Ok when a request to the model could be placed now, or to any if `None`; else why not.
     fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready>;
+
+    /// When a worker of the model reported tokens of a request that it decodes, last.
+    fn last_decoded(&self, model: ModelId) -> Option<Instant>;
 
     /// What the workers serve, known so far.
     fn catalog(&self) -> Arc<Catalog>;
@@ -53,6 +57,10 @@ impl Generator for Service {
 
     fn readiness(&self, model: Option<ModelId>) -> Result<(), Unready> {
         Service::readiness(self, model)
+    }
+
+    fn last_decoded(&self, model: ModelId) -> Option<Instant> {
+        self.registry().last_decoded(model)
     }
 
     fn catalog(&self) -> Arc<Catalog> {

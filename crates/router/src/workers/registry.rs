@@ -240,6 +240,12 @@ impl Registry {
         state.fleet.has_started(known_for)
     }
 
+    /// When a worker of a model reported tokens of a request that it decodes, last.
+    pub fn last_decoded(&self, model: ModelId) -> Option<Instant> {
+        let last = self.lock().fleet.last_decoded(model);
+        last.map(|since_start| self.began + since_start)
+    }
+
     /// What steps take, as far as it was learnt.
     pub fn hardware(&self) -> Hardware {
         self.lock().fleet.hardware().clone()

@@ -1,6 +1,7 @@
 //! Who is admitted, and what is counted of our own legs.
 
 mod awaited;
+mod decoded;
 mod failing;
 mod herding;
 mod index;

@@ -8,6 +8,7 @@ use super::fake::{Fabric, FakeWorker, MODEL};
 use super::sglang_worker::{start, url};
 use super::vllm::{CHAT, COMPLETIONS, words};
 use super::*;
+use crate::health_generate::Probes;
 use crate::{dashboard, operators};
 
 async fn fleet(roles: &[&'static str]) -> (Router, Vec<FakeWorker>, Arc<Fabric>) {
@@ -187,6 +188,28 @@ async fn a_hang_up_ends_both_legs() {
     })
     .await;
     fabric.check();
+}
+
+#[tokio::test]
+async fn a_health_probe_generates_on_both_halves_and_fails_with_either() {
+    for broken in [0, 1] {
+        let (mut router, mut workers, fabric) = fleet(&["prefill", "decode"]).await;
+        let app = Arc::get_mut(&mut router.app).expect("the only owner");
+        app.probes = Probes::new(Duration::ZERO, Duration::from_secs(20));
+        let got = router.get("/health_generate").await;
+        assert_eq!(got.status, 200, "{}", got.body);
+        assert_eq!(workers[0].legs(), ["prefill"]);
+        assert_eq!(workers[1].legs(), ["decode"]);
+        workers[broken].set(|manner| manner.status = Some((500, "broken")));
+        let got = router.get("/health_generate?model=theirs").await;
+        assert_eq!(got.status, 503, "{}", got.body);
+        assert!(got.body.contains("a generation of 2 tokens failed"));
+        workers[broken].kill();
+        router.until_up(1).await;
+        let got = router.get("/health_generate").await;
+        assert_eq!(got.status, 503, "{}", got.body);
+        fabric.check();
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod bound_calls;
 mod chat;
 mod completions;
 mod generate;
+mod health_generate;
 mod models;
 mod named_fields;
 mod refusals;
