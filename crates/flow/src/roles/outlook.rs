@@ -28,8 +28,6 @@ const SHARE: f64 = 0.9;
 const TAIL: f64 = 3.0;
 /// Of its time, what a mixed worker spends on prompts at most.
 const MOST_PROMPTS: f64 = 0.95;
-/// How far workers differ in what prompts add to a token, as a share of the mean.
-const SPREAD: f64 = 1.0;
 /// Halvings in the search for the highest rate.
 const HALVINGS: u32 = 24;
 
@@ -209,7 +207,9 @@ impl Task {
             return 0.0;
         }
         let token_s = division.step_s / left;
-        let workers_s = SPREAD * (token_s - division.step_s);
+        // Workers differ as prompts do: placement gives each as many of equal ones.
+        let differ = (self.prompt_scatter() - 1.0).max(0.0).sqrt();
+        let workers_s = differ * (token_s - division.step_s);
         let prompts = served * (1.0 - division.on_prefill) / m;
         let prompt_squares = self.prompt_s().powi(2) * self.prompt_scatter();
         let answers = prompts * token_s * prompt_squares / self.lengths.output_tokens;

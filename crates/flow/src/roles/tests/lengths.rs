@@ -3,7 +3,7 @@
 use tasuki_core::{Rates, RequestView, Role};
 use tasuki_policy::PolicyConfig;
 
-use super::{at, balancer, of, task};
+use super::{at, balancer, decide, look, of, task};
 use crate::FleetState;
 use crate::fleet::WorkerInfo;
 use crate::roles::{Balancer, Look, Objectives, RolesConfig};
@@ -80,4 +80,23 @@ fn prompts_of_many_lengths_need_more_prefill_workers() {
     assert!(capacity(3.0, 1) < 0.9 * capacity(1.0, 1));
     // Several workers share what waits.
     assert!(capacity(3.0, 4) > 4.2 * capacity(3.0, 1));
+}
+
+/// On two H100s two mixed workers serve 5000:250 no worse than a split, 8 ms a token: placement
+/// gives each as many of prompts that are alike.
+#[test]
+fn equal_prompts_beside_decodes_make_few_answers_late() {
+    let mut w2 = task(14.5, 5_000.0, 250.0);
+    w2.rates.step_s *= 1.3;
+    w2.rates.prompt_step_s *= 1.3;
+    w2.rates.sequence_s *= 1.3;
+    w2.rates.kv_token_s *= 1.8;
+    let decided = |scatter: f64| {
+        let mut task = w2;
+        task.lengths.prompt_squares *= scatter;
+        task.rates.prompt_square_s /= scatter;
+        decide(&look(task, &[(Role::Mixed, 10.0), (Role::Mixed, 10.0)]))
+    };
+    assert_eq!(decided(1.0), None);
+    assert!(decided(3.0).is_some());
 }
