@@ -221,7 +221,7 @@ class Look:
         if not worker.role and worker.scrapes.last("kv_transfers") is not None:
             raise NoAnswerError(
                 "it has a KV connector, and its role is not known:"
-                " say vllm://HOST:PORT?role=prefill, decode or mixed"
+                " give it, vllm://HOST:PORT?role=prefill, decode or mixed"
             )
         if not worker.role:
             return None
