@@ -224,7 +224,8 @@ ALL: Sequence[VllmCases] = (
             VllmCase("vLLM split, a burst just ended", just_served),
             VllmCase(
                 "vLLM split, prompts only",
-                Load(12, 3000, 2, pause_s=0.0).on,
+                # More than a server runs at once, so that some wait.
+                Load(24, 3000, 2, pause_s=0.0).on,
                 "ratio",
                 (),
                 ("--no-probes",),
