@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from table_parts import Result, load, rows, source
 
 TASUKI = ("doctor", "doctor_mixed", "doctor_routing", "doctor_faults")
-VLLM = ("doctor_vllm_colocated", "doctor_vllm_settings")
+VLLM = ("doctor_vllm", "doctor_vllm_colocated", "doctor_vllm_settings", "doctor_vllm_layout")
 
 
 def doctor(*files: str) -> Callable[[], str]:
@@ -16,18 +16,20 @@ def doctor(*files: str) -> Callable[[], str]:
 
 
 def _table(files: Sequence[str]) -> str:
-    results = [load(name) for name in files]
-    lines = [_line(case) for result in results for case in result["cases"]]
+    fleets: dict[str, list[Result]] = {}
+    for result in map(load, files):  # a fleet that is in several files: as in the last one
+        names = dict.fromkeys(case["fleet"] for case in result["cases"])
+        fleets |= {n: [case for case in result["cases"] if case["fleet"] == n] for n in names}
+    cases = [case for fleet in fleets.values() for case in fleet]
     heads = ("fleet", "state", "check", "result", "same fault, by other checks", "false alarms")
-    counts = {
-        key: sum(result["summary"][key] for result in results) for key in results[0]["summary"]
-    }
+    faults = [case for case in cases if case["finds"]]
+    healthy = [case for case in cases if not case["finds"]]
     total = (
-        f"\n\n{counts['found']} of {counts['faults']} faults found; false alarms in"
-        f" {counts['accused']} of {counts['healthy']} healthy states and beside"
-        f" {counts['other_findings_beside_faults']} of the faults."
+        f"\n\n{sum(case['found'] for case in faults)} of {len(faults)} faults found; false alarms"
+        f" in {sum(bool(case['other_findings']) for case in healthy)} of {len(healthy)} healthy"
+        f" states and beside {sum(bool(case['other_findings']) for case in faults)} of the faults."
     )
-    return "".join(map(source, files)) + rows(heads, lines) + total
+    return "".join(map(source, files)) + rows(heads, map(_line, cases)) + total
 
 
 def _line(case: Result) -> list[str]:
