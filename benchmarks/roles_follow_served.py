@@ -18,7 +18,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,18 +161,15 @@ def main() -> None:
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
     about: dict[str, Any] = {"slo": slo, "phase_s": options.phase_s, "rates": dict(load.rates)}
     runs: list[dict[str, Any]] = []
+    static = len(topologies(2))
     with tempfile.TemporaryDirectory(prefix="tasuki-roles-") as scratch:
         for run in measured(options, load, Path(scratch)):
             runs.append(run)
-            found = compared(runs, len(topologies(2))) if _followed(runs) else {}
+            found = compared(runs, static) if len(runs) > static else {}
             result = header("roles_follow_served", label="roles", topology=None, model=name)
             # What is measured outlives what comes after it.
             write_result(options.output, {**result, **about, "runs": runs, **found})
     print(json.dumps(found))
-
-
-def _followed(runs: Sequence[Mapping[str, Any]]) -> bool:
-    return any(run["name"].startswith("follow") for run in runs)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ SGLang workers serve the model the request is passed on to them as it is.
 
 `GET /health_generate` is 200 if a worker of the model can generate, else 503 with the reason; `?model=` selects one of
 several models, whatever engine serves it. A token that a worker of the model decoded within the last second answers it.
-Otherwise the router generates two tokens by the way of any request, as tenant `health_generate`, and gives that 20 s.
+Otherwise the router generates two tokens as for any request, as tenant `health_generate`, and gives that 20 s.
 Probes that come meanwhile, or within a second after it, get the same answer. It needs no API key.
 ";
 
