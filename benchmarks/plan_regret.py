@@ -189,6 +189,11 @@ class Campaign:
         self.plans: list[dict[str, Any]] = []
         self.failures: list[str] = []
 
+    @property
+    def is_over(self) -> bool:
+        """No run begins any more."""
+        return time.monotonic() > self._until
+
     def steps(self) -> Path:
         """The table of one worker's steps: given, or measured now."""
         if self._options.steps:
@@ -244,9 +249,7 @@ class Campaign:
                 bench(server.url, {**self._sent(load, rates[load] / 2, 0), "duration-s": 3})
                 for number, share in enumerate(LADDER, 1):
                     sent = self._sent(load, share * rates[load], number)
-                    if time.monotonic() > self._until or not self._one(
-                        server.url, design, steps, load, sent
-                    ):
+                    if self.is_over or not self._one(server.url, design, steps, load, sent):
                         break
         finally:
             server.stop()
@@ -342,7 +345,10 @@ def main() -> None:
         steps = campaign.steps()
         rates = campaign.plan(steps, candidates)
         name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
+        found: list[dict[str, Any]] = []
         for design in candidates:
+            if campaign.is_over:
+                break
             campaign.measure(design, steps, rates)
             found = list(campaign.verdicts())
             result = header("plan_regret", label="plan", topology=None, model=name)

@@ -191,6 +191,7 @@ def test_a_batch_and_the_steps_of_a_worker(tiny_model: Path, tmp_path: Path) -> 
         *((16, 32), (64, 32)),
     ]
     assert [row["batch"] for row in steps["decode"]] == [1, 4]
+    assert [(row["tokens"], row["batch"]) for row in steps["beside"]] == [(16, 1)]
     assert [row["blocks"] for row in steps["transfer"]] == [2, 8]
     assert "TransferPoint(blocks=999999)" in done.stderr
     block_bytes = steps["engine"]["block_bytes"]

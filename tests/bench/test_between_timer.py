@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tasuki.bench.between_timer import Report, between_s
-from tasuki.bench.steps import StepGrid
 
 
 def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> list[Report]:
@@ -39,9 +38,3 @@ def test_only_steps_of_this_batch_that_follow_one_another_count() -> None:
     assert between_s(reports(6, 0.001), 4) is None
     assert between_s(reports(20, 0.001), 8) is None
     assert between_s([], 1) is None
-
-
-def test_few_some_and_many_sequences_are_measured() -> None:
-    assert StepGrid(decode_batch=(32, 1, 2, 4, 8)).between_batch == (1, 4, 32)
-    assert StepGrid(decode_batch=(8,)).between_batch == (8,)
-    assert StepGrid(decode_batch=()).between_batch == ()

@@ -11,7 +11,7 @@ import torch
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import RunFailedError
-from tasuki.bench.steps import DecodePoint, PrefillPoint, StepPoint, TransferPoint
+from tasuki.bench.steps import BesidePoint, DecodePoint, PrefillPoint, StepPoint, TransferPoint
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.execution.runner import ModelRunner
@@ -93,8 +93,27 @@ def test_a_decode_step_has_the_whole_batch_at_its_context(
     rig.engine.check()
 
 
+def test_a_prompt_beside_decodes_is_what_it_adds_to_their_steps(rig: Rig) -> None:
+    seconds = rig.timer.measure(BesidePoint(200, 4, 64))
+    mixed = [queries for queries, _ in rig.batches if len(queries) == 5]
+    assert mixed == [[1, 1, 1, 1, 200]] * 3
+    # Its tokens and context; the decodes' contexts are longer by then than in the steps before.
+    assert seconds == pytest.approx(200 + 200 / 1000, abs=0.25)
+    assert rig.engine.referenced_blocks == 0
+    rig.engine.check()
+
+
+def test_a_launch_is_measured_while_the_step_before_it_runs(rig: Rig) -> None:
+    # Here nothing overlaps: to launch a step is to compute it.
+    assert rig.timer.launch_s(4, 64) == pytest.approx(
+        rig.timer.measure(DecodePoint(4, 64)), abs=0.1
+    )
+    assert rig.engine.referenced_blocks == 0
+
+
 def test_points_can_be_repeated_in_any_order(rig: Rig) -> None:
     points: list[StepPoint] = [PrefillPoint(64, 128), DecodePoint(8, 128), PrefillPoint(64, 0)]
+    points += [BesidePoint(64, 4, 32)]
     first = [rig.timer.measure(point) for point in points]
     for _ in range(5):
         assert [rig.timer.measure(point) for point in points] == pytest.approx(first)
@@ -108,6 +127,8 @@ def test_points_can_be_repeated_in_any_order(rig: Rig) -> None:
         PrefillPoint(16, 8),  # half a block of context
         DecodePoint(9, 16),  # more than may run
         DecodePoint(8, 600),  # more than the pool
+        BesidePoint(249, 8, 16),  # more than a step
+        BesidePoint(16, 8, 16),  # no room for another sequence
         TransferPoint(1),
     ],
 )
@@ -118,6 +139,7 @@ def test_what_the_engine_cannot_do_does_not_fit(rig: Rig, point: StepPoint) -> N
 def test_everything_that_fits_can_be_measured(rig: Rig) -> None:
     grid: list[StepPoint] = [PrefillPoint(t, c) for t in (16, 256) for c in (0, 752)]
     grid += [DecodePoint(b, c) for b in (1, 8) for c in (16, 370, 1000)]
+    grid += [BesidePoint(t, 7, 16) for t in (1, 249)]
     fitting = [point for point in grid if rig.timer.fits(point)]
     assert len(fitting) >= 8
     for point in fitting:

@@ -6,6 +6,7 @@ import pytest
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.steps import (
+    BesidePoint,
     DecodePoint,
     PrefillPoint,
     StepGrid,
@@ -50,25 +51,44 @@ def test_medians_of_interleaved_rounds_without_the_first() -> None:
     assert rounds == [0, 1, 2, 3]
     assert set(seconds.values()) == {4.0}  # of 100, 3 and 4; the 1 of the warm-up is gone
     fitting = set(GRID.points()) - {PrefillPoint(32, 64)}
-    each_round = [timer.order[at : at + 6] for at in range(0, 24, 6)]
+    each_round = [timer.order[at : at + 7] for at in range(0, 28, 7)]
     assert all(set(one) == fitting for one in each_round)
     assert len({tuple(one) for one in each_round}) > 1
+
+
+def test_prompts_that_fit_into_a_step_are_measured_beside_an_average_batch() -> None:
+    assert GRID.beside == [BesidePoint(16, 1, 8)]  # 32 and a decode are more than a step has
+    wide = StepGrid(prefill_tokens=(64, 512), decode_batch=(1, 16, 64, 128), decode_context=(900,))
+    assert wide.beside == [BesidePoint(64, 16, 900)]
+    assert StepGrid(decode_batch=(8,)).beside == []
+    assert StepGrid(prefill_tokens=()).beside == []
+
+
+def test_few_some_and_many_sequences_are_measured() -> None:
+    assert StepGrid(decode_batch=(32, 1, 2, 4, 8)).few_some_many == (1, 4, 32)
+    assert StepGrid(decode_batch=(8,)).few_some_many == (8,)
+    assert StepGrid(decode_batch=()).few_some_many == ()
 
 
 def test_tables_follow_the_schema() -> None:
     seconds: dict[StepPoint, float] = {
         PrefillPoint(256, 0): 0.5,
         DecodePoint(8, 512): 0.02,
+        BesidePoint(64, 8, 512): 0.003,
         TransferPoint(32): 0.001,
     }
     tables = step_tables(seconds, block_bytes=1000)
     assert tables == {
         "prefill": [{"tokens": 256, "context": 0, "seconds": 0.5}],
         "decode": [{"batch": 8, "context": 512, "seconds": 0.02}],
+        "beside": [{"tokens": 64, "batch": 8, "context": 512, "seconds": 0.003}],
         "transfer": [{"blocks": 32, "bytes": 32_000, "seconds": 0.001}],
     }
+    tables["launch"] = [{"batch": 8, "seconds": 0.001}]
     lines = {title: rows for title, _, rows in step_lines(tables)}
     assert lines["prefill step"] == [["256", "0", "500.00", "512"]]
+    assert lines["a prompt beside decodes adds"] == [["64", "8", "3.00"]]
+    assert lines["launch of a step"] == [["8", "1.00"]]
     assert lines["KV transfer"] == [["32", "0.03", "1.00", "0.03"]]
 
 

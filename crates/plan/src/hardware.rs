@@ -21,6 +21,9 @@ const MOST_WORKERS: u32 = 20_000;
 const HANDOFF_S: f64 = 1e-3;
 /// Of a GPU's memory, for weights and KV.
 const UTILIZATION: f64 = 0.9;
+/// From the end of a launch to that of the step before it. A worker keeps so much that one launch
+/// in a hundred comes too late; 1.7 ms on the machine of an H100.
+const SPARE_S: f64 = 1.7e-3;
 
 /// Step times as coefficients.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,13 +104,15 @@ pub struct Source {
     pub kv_bytes_per_token: Option<f64>,
     pub link: Option<LinkSpec>,
     pub handoff_s: Option<f64>,
+    /// What it takes a worker's host to launch a step; `None`: see [`Limits::gpu`].
+    pub launch: Option<PerStep>,
     /// See [`Limits::between_s`].
-    pub between: Between,
+    pub between: PerStep,
 }
 
-/// What lies between two steps of a worker, in seconds.
+/// What a step of a worker takes besides, in seconds, and for each sequence that it decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Between {
+pub struct PerStep {
     pub step_s: f64,
     pub sequence_s: f64,
 }
@@ -158,7 +163,7 @@ impl Hardware {
             .max_model_len
             .unwrap_or_else(|| half.min(source.max_model_len.unwrap_or(LONGEST)));
         let between = match args.between_steps_ms {
-            Some(ms) => Between {
+            Some(ms) => PerStep {
                 step_s: ms / 1e3,
                 sequence_s: 0.0,
             },
@@ -179,6 +184,10 @@ impl Hardware {
                 None => default.itl_target_s,
             },
             prefix_caching: !args.no_prefix_caching,
+            lead_s: source
+                .launch
+                .map_or(default.lead_s, |launch| SPARE_S + launch.step_s),
+            lead_sequence_s: source.launch.map_or(0.0, |launch| launch.sequence_s),
             between_s: between.step_s,
             between_sequence_s: between.sequence_s,
             ..default
@@ -278,7 +287,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             );
         }
         let between = file.between();
-        if between != Between::default() {
+        if between != PerStep::default() {
             told += &format!(
                 "; between two steps {:.2} ms and {:.0} us for each sequence",
                 1e3 * between.step_s,
@@ -297,6 +306,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: file.link(),
             max_model_len: None,
             handoff_s: None,
+            launch: file.launch(),
             between,
         });
     }
@@ -313,7 +323,8 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             link: None,
             max_model_len: None,
             handoff_s: None,
-            between: Between::default(),
+            launch: None,
+            between: PerStep::default(),
         });
     }
     let given = args.gpu.as_ref().ok_or(SimulateError::NoSteps)?;
@@ -366,6 +377,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
         }),
         max_model_len: None,
         handoff_s: None,
-        between: Between::default(),
+        launch: None,
+        between: PerStep::default(),
     })
 }

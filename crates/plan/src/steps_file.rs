@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tasuki_sim::LinkSpec;
-use tasuki_sim::steps::{DecodeRow, PrefillRow, StepTable};
+use tasuki_sim::steps::{BesideRow, DecodeRow, PrefillRow, StepTable};
 
 use crate::error::SimulateError;
-use crate::hardware::Between;
+use crate::hardware::PerStep;
 
 /// What such a file says.
 #[derive(Debug, Deserialize)]
@@ -21,11 +21,18 @@ pub struct StepsFile {
     machine: Machine,
     prefill: Vec<Prefill>,
     decode: Vec<Decode>,
+    /// Files of earlier versions have none.
+    #[serde(default)]
+    beside: Vec<Beside>,
     #[serde(default)]
     transfer: Vec<Transfer>,
+    /// The host plans and launches a step, while the device computes the one before it. Files of
+    /// earlier versions, and of workers whose steps do not overlap, have none.
+    #[serde(default)]
+    launch: Vec<ByBatch>,
     /// Files of earlier versions, and of workers whose device goes on meanwhile, have none.
     #[serde(default)]
-    between: Vec<Gap>,
+    between: Vec<ByBatch>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,9 +62,16 @@ struct Decode {
     seconds: f64,
 }
 
-/// What lies between steps that decode `batch` sequences.
+/// What the beginning of a prompt adds to a step that decodes.
 #[derive(Debug, Deserialize)]
-struct Gap {
+struct Beside {
+    tokens: f64,
+    seconds: f64,
+}
+
+/// What a step that decodes `batch` sequences takes besides.
+#[derive(Debug, Deserialize)]
+struct ByBatch {
     batch: f64,
     seconds: f64,
 }
@@ -132,7 +146,15 @@ impl StepsFile {
                 seconds: row.seconds,
             })
             .collect();
-        StepTable::new(&prefill, &decode).map_err(|source| SimulateError::Table {
+        let beside: Vec<_> = self
+            .beside
+            .iter()
+            .map(|row| BesideRow {
+                tokens: row.tokens,
+                seconds: row.seconds,
+            })
+            .collect();
+        StepTable::new(&prefill, &decode, &beside).map_err(|source| SimulateError::Table {
             path: path.to_owned(),
             source,
         })
@@ -154,20 +176,14 @@ impl StepsFile {
         self.machine.gpus.is_empty()
     }
 
-    /// The line through what was measured, by least squares; it falls nowhere.
-    pub fn between(&self) -> Between {
-        let count = self.between.len() as f64;
-        let mean = |of: fn(&Gap) -> f64| self.between.iter().map(of).sum::<f64>() / count.max(1.0);
-        let (batch, seconds) = (mean(|gap| gap.batch), mean(|gap| gap.seconds));
-        let sum = |of: &dyn Fn(&Gap) -> f64| self.between.iter().map(of).sum::<f64>();
-        let spread = sum(&|gap| (gap.batch - batch).powi(2));
-        let together = sum(&|gap| (gap.batch - batch) * (gap.seconds - seconds));
-        let slope = if spread > 0.0 { together / spread } else { 0.0 };
-        let sequence_s = slope.clamp(0.0, (seconds / batch.max(1.0)).max(0.0));
-        Between {
-            step_s: (seconds - sequence_s * batch).max(0.0),
-            sequence_s,
-        }
+    /// What lies between two steps.
+    pub fn between(&self) -> PerStep {
+        line(&self.between)
+    }
+
+    /// What it takes the host to launch a step; `None`: not measured, or steps do not overlap.
+    pub fn launch(&self) -> Option<PerStep> {
+        (!self.launch.is_empty()).then(|| line(&self.launch))
     }
 
     /// By the smallest and the largest handoff that were measured.
@@ -188,37 +204,38 @@ impl StepsFile {
     }
 }
 
+/// The line through what was measured, by least squares; it falls nowhere.
+fn line(rows: &[ByBatch]) -> PerStep {
+    let count = rows.len() as f64;
+    let mean = |of: fn(&ByBatch) -> f64| rows.iter().map(of).sum::<f64>() / count.max(1.0);
+    let (batch, seconds) = (mean(|row| row.batch), mean(|row| row.seconds));
+    let sum = |of: &dyn Fn(&ByBatch) -> f64| rows.iter().map(of).sum::<f64>();
+    let spread = sum(&|row| (row.batch - batch).powi(2));
+    let together = sum(&|row| (row.batch - batch) * (row.seconds - seconds));
+    let slope = if spread > 0.0 { together / spread } else { 0.0 };
+    let sequence_s = slope.clamp(0.0, (seconds / batch.max(1.0)).max(0.0));
+    PerStep {
+        step_s: (seconds - sequence_s * batch).max(0.0),
+        sequence_s,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn between(gaps: &[(f64, f64)]) -> Between {
-        let gap = |&(batch, seconds): &_| Gap { batch, seconds };
-        let file = StepsFile {
-            kind: "steps".to_owned(),
-            label: String::new(),
-            model: String::new(),
-            engine: Engine {
-                block_size_tokens: 16,
-                block_bytes: 1.0,
-                num_blocks: 100,
-            },
-            machine: Machine { gpus: Vec::new() },
-            prefill: Vec::new(),
-            decode: Vec::new(),
-            transfer: Vec::new(),
-            between: gaps.iter().map(gap).collect(),
-        };
-        file.between()
+    fn fitted(rows: &[(f64, f64)]) -> PerStep {
+        let row = |&(batch, seconds): &_| ByBatch { batch, seconds };
+        line(&rows.iter().map(row).collect::<Vec<_>>())
     }
 
     #[test]
-    fn gaps_between_steps_are_a_line_that_neither_falls_nor_begins_below_zero() {
-        let of = |step_s, sequence_s| Between { step_s, sequence_s };
-        assert_eq!(between(&[]), of(0.0, 0.0));
-        assert_eq!(between(&[(4.0, 2.0)]), of(2.0, 0.0));
-        assert_eq!(between(&[(1.0, 3.0), (5.0, 7.0)]), of(2.0, 1.0));
-        assert_eq!(between(&[(1.0, 3.0), (5.0, 1.0)]), of(2.0, 0.0));
-        assert_eq!(between(&[(1.0, 0.0), (3.0, 4.0)]), of(0.0, 1.0));
+    fn what_grows_with_the_batch_is_a_line_that_neither_falls_nor_begins_below_zero() {
+        let of = |step_s, sequence_s| PerStep { step_s, sequence_s };
+        assert_eq!(fitted(&[]), of(0.0, 0.0));
+        assert_eq!(fitted(&[(4.0, 2.0)]), of(2.0, 0.0));
+        assert_eq!(fitted(&[(1.0, 3.0), (5.0, 7.0)]), of(2.0, 1.0));
+        assert_eq!(fitted(&[(1.0, 3.0), (5.0, 1.0)]), of(2.0, 0.0));
+        assert_eq!(fitted(&[(1.0, 0.0), (3.0, 4.0)]), of(0.0, 1.0));
     }
 }

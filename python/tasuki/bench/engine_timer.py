@@ -10,20 +10,28 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
 
 from tasuki.bench.errors import RunFailedError
-from tasuki.bench.steps import DecodePoint, PrefillPoint, StepPoint
+from tasuki.bench.steps import BesidePoint, DecodePoint, PrefillPoint, StepPoint
 from tasuki.engine.api import FirstToken, Leg, LegTimings, RequestSpec, SamplingParams
 from tasuki.engine.engine import Engine
 
 _DECODE_STEPS = 8
 _DECODE_WARM_STEPS = 2
+_BESIDE_PROMPTS = 3
+_BESIDE_REST = 2  # steps after a prompt, which its launch may have delayed
+_BESIDE_STEPS = 4  # of one prompt, at most
+_DECODE_TOKENS = _DECODE_STEPS + _DECODE_WARM_STEPS + 4
+"""`max_tokens` of a decode leg: never reached within a measurement."""
+_BESIDE_TOKENS = _DECODE_TOKENS + _BESIDE_PROMPTS * (_BESIDE_STEPS + _BESIDE_REST)
 _MAX_STEPS = 10_000
 
 
 class EngineTimer:
-    """Measures prefill and decode points on one engine, which does nothing else.
+    """Measures steps of one engine, which does nothing else.
 
     Args:
         engine: With prefix caching.
@@ -49,12 +57,11 @@ class EngineTimer:
                 short = context + tokens + 1 <= config.max_model_len
                 return whole and short and tokens <= config.max_batched_tokens
             case DecodePoint(batch, context):
-                longest = context + self._decode_tokens()
-                # Credits ask for room to grow, and for one request of any length beside.
-                each = config.blocks_for(longest + config.growth_headroom_tokens)
-                blocks = batch * each + config.max_request_blocks
-                short = longest <= config.max_model_len and blocks <= config.num_blocks
-                return short and batch <= config.max_running_requests
+                return self._decodes_fit(batch, context, _DECODE_TOKENS)
+            case BesidePoint(tokens, batch, context):
+                short = tokens < config.max_model_len
+                within = tokens + batch <= config.max_batched_tokens
+                return short and within and self._decodes_fit(batch + 1, context, _BESIDE_TOKENS)
             case _:
                 return False
 
@@ -69,6 +76,8 @@ class EngineTimer:
                 return self._prefill_s(tokens, context)
             case DecodePoint(batch, context):
                 return self._decode_s(batch, context)
+            case BesidePoint(tokens, batch, context):
+                return self._beside_s(tokens, batch, context)
             case _:
                 raise RunFailedError(f"{point} is no step of an engine")
 
@@ -95,31 +104,85 @@ class EngineTimer:
         self._run_dry()
         return seconds
 
-    def _decode_s(self, batch: int, context: int) -> float:
-        count = self._decode_tokens()
-        names = [self._start_decoding(self._prompt(context), count) for _ in range(batch)]
-        try:
-            for _ in range(_DECODE_WARM_STEPS):
-                self._engine.step()
-            begun_s = self._clock()
-            drawn = 0
+    def launch_s(self, batch: int, context: int) -> float:
+        """Seconds in which the host launches a step of decodes while the device computes another.
+
+        Raises:
+            RunFailedError: As `measure`.
+        """
+        with self._decoding(batch, context, _DECODE_TOKENS):
+            found = []
             for _ in range(_DECODE_STEPS):
-                drawn += sum(len(output.tokens) for output in self._engine.step().outputs)
-            seconds = self._clock() - begun_s
-        finally:
-            for name in names:
-                self._engine.abort(name)
-            self._run_dry()
-        if drawn != batch * _DECODE_STEPS:
+                begun_s = self._clock()
+                result = self._engine.step(wait=False)
+                found.append(self._clock() - begun_s)
+                while not result.outputs:
+                    result = self._engine.step(wait=False)
+        return median(found)
+
+    def _decode_s(self, batch: int, context: int) -> float:
+        with self._decoding(batch, context, _DECODE_TOKENS) as names:
+            return self._steps_s(names)
+
+    def _beside_s(self, tokens: int, batch: int, context: int) -> float:
+        found = []
+        with self._decoding(batch, context, _BESIDE_TOKENS) as names:
+            step_s = self._steps_s(names)
+            for _ in range(_BESIDE_PROMPTS):
+                begun_s = self._clock()
+                steps = self._prompt_steps(tokens)
+                for _ in range(_BESIDE_REST):
+                    self._engine.step()
+                found.append(self._clock() - begun_s - (steps + _BESIDE_REST) * step_s)
+        return max(median(found), 0.0)
+
+    def _prompt_steps(self, tokens: int) -> int:
+        """Steps from a prompt's coming to its first token, decodes beside it."""
+        name = self._name()
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+        self._engine.submit(RequestSpec(name, Leg.COLOCATED, self._prompt(tokens), sampling))
+        for steps in range(1, _BESIDE_STEPS + 1):
+            if any(output.request_id == name for output in self._engine.step().outputs):
+                return steps
+        raise RunFailedError(
+            f"a prompt of {tokens} tokens beside decodes has no token after {_BESIDE_STEPS} steps"
+        )
+
+    def _steps_s(self, names: Sequence[str]) -> float:
+        """Of one step that decodes these, in the mean over some."""
+        begun_s = self._clock()
+        drawn = 0
+        for _ in range(_DECODE_STEPS):
+            drawn += sum(len(output.tokens) for output in self._engine.step().outputs)
+        seconds = self._clock() - begun_s
+        if drawn != len(names) * _DECODE_STEPS:
             raise RunFailedError(
-                f"{_DECODE_STEPS} steps of {batch} sequences gave {drawn} tokens: "
+                f"{_DECODE_STEPS} steps of {len(names)} sequences gave {drawn} tokens: "
                 "they did not all run in every step"
             )
         return seconds / _DECODE_STEPS
 
-    def _decode_tokens(self) -> int:
-        """`max_tokens` of a decode leg: never reached within a measurement."""
-        return _DECODE_STEPS + _DECODE_WARM_STEPS + 4
+    @contextmanager
+    def _decoding(self, batch: int, context: int, most: int) -> Iterator[list[str]]:
+        """Sequences that decode `most` tokens each; the first few steps are over."""
+        names = [self._start_decoding(self._prompt(context), most) for _ in range(batch)]
+        try:
+            for _ in range(_DECODE_WARM_STEPS):
+                self._engine.step()
+            yield names
+        finally:
+            for name in names:
+                self._engine.abort(name)
+            self._run_dry()
+
+    def _decodes_fit(self, batch: int, context: int, most: int) -> bool:
+        config = self._config
+        longest = context + most
+        # Credits ask for room to grow, and for one request of any length beside.
+        each = config.blocks_for(longest + config.growth_headroom_tokens)
+        blocks = batch * each + config.max_request_blocks
+        short = longest <= config.max_model_len and blocks <= config.num_blocks
+        return short and batch <= config.max_running_requests
 
     def _start_decoding(self, prompt: list[int], max_tokens: int) -> str:
         """A DECODE leg whose KV is there."""

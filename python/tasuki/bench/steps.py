@@ -33,18 +33,27 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class BesidePoint:
+    """What a prompt of `tokens` adds to steps that decode `batch` sequences of `context` tokens."""
+
+    tokens: int
+    batch: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransferPoint:
     """A handoff of `blocks` scattered blocks from another process."""
 
     blocks: int
 
 
-StepPoint = PrefillPoint | DecodePoint | TransferPoint
+StepPoint = PrefillPoint | DecodePoint | BesidePoint | TransferPoint
 
 
 @dataclass(frozen=True, slots=True)
 class StepGrid:
-    """What to measure: every combination within a pair of lines.
+    """What to measure: every combination within a pair of lines, and prompts beside decodes.
 
     Attributes:
         prefill_tokens: Of a step.
@@ -78,17 +87,28 @@ class StepGrid:
                 raise BenchError(f"{name} has {min(values)}: use {least} or more")
 
     @property
-    def between_batch(self) -> tuple[int, ...]:
-        """Sequences of steps between which the pause is measured: few, some, many."""
+    def few_some_many(self) -> tuple[int, ...]:
+        """Sequences of the steps whose launches, or what lies between them, are measured."""
         sizes = sorted(set(self.decode_batch))
         picked = {sizes[0], sizes[len(sizes) // 2], sizes[-1]} if sizes else set()
         return tuple(sorted(picked))
+
+    @property
+    def beside(self) -> list[BesidePoint]:
+        """Prompts that fit into one step beside an average number of decodes."""
+        sizes = sorted(set(self.decode_batch))
+        if len(sizes) < 2 or not self.prefill_tokens:
+            return []
+        batch, context = sizes[(len(sizes) - 1) // 2], min(self.decode_context)
+        most = max(self.prefill_tokens) - batch
+        return [BesidePoint(t, batch, context) for t in self.prefill_tokens if t <= most]
 
     def points(self) -> list[StepPoint]:
         """All of them."""
         return [
             *(PrefillPoint(t, c) for c in self.prefill_context for t in self.prefill_tokens),
             *(DecodePoint(b, c) for c in self.decode_context for b in self.decode_batch),
+            *self.beside,
             *(TransferPoint(b) for b in self.transfer_blocks),
         ]
 
@@ -134,7 +154,9 @@ def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[st
         seconds: By point.
         block_bytes: Of one KV block.
     """
-    tables: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "transfer": []}
+    tables: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("prefill", "decode", "beside", "transfer")
+    }
     for point, value in seconds.items():
         match point:
             case PrefillPoint(tokens, context):
@@ -143,6 +165,9 @@ def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[st
             case DecodePoint(batch, context):
                 row = {"batch": batch, "context": context, "seconds": value}
                 tables["decode"].append(row)
+            case BesidePoint(tokens, batch, context):
+                row = {"tokens": tokens, "batch": batch, "context": context, "seconds": value}
+                tables["beside"].append(row)
             case TransferPoint(blocks):
                 row = {"blocks": blocks, "bytes": blocks * block_bytes, "seconds": value}
                 tables["transfer"].append(row)
@@ -167,10 +192,19 @@ def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], 
             ],
         )
     yield (
-        "between steps",
-        ("batch", "ms"),
-        [[str(row["batch"]), f"{1000 * row['seconds']:.2f}"] for row in tables.get("between", ())],
+        "a prompt beside decodes adds",
+        ("tokens", "batch", "ms"),
+        [
+            [str(row["tokens"]), str(row["batch"]), f"{1000 * row['seconds']:.2f}"]
+            for row in tables.get("beside", ())
+        ],
     )
+    for name, title in (("launch", "launch of a step"), ("between", "between steps")):
+        yield (
+            title,
+            ("batch", "ms"),
+            [[str(row["batch"]), f"{1000 * row['seconds']:.2f}"] for row in tables.get(name, ())],
+        )
     yield (
         "KV transfer",
         ("blocks", "MB", "ms", "GB/s"),

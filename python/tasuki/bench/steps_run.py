@@ -20,7 +20,14 @@ from tasuki.bench.between_timer import measure_between
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
-from tasuki.bench.steps import StepGrid, StepPoint, TransferPoint, measure_all, step_tables
+from tasuki.bench.steps import (
+    DecodePoint,
+    StepGrid,
+    StepPoint,
+    TransferPoint,
+    measure_all,
+    step_tables,
+)
 from tasuki.bench.transfer_timer import TransferTimer
 from tasuki.command_line import parse_bytes
 from tasuki.kv.transport import Transport
@@ -71,7 +78,8 @@ def run_steps(
     if grid.transfer_blocks:
         device = _source_device(built.transport)
         transfer = TransferTimer(built.transport, built.layout, device, grid.seed)
-    timer = _BothTimers(EngineTimer(built.engine, grid.seed), transfer)
+    of_engine = EngineTimer(built.engine, grid.seed)
+    timer = _BothTimers(of_engine, transfer)
 
     def tell(number: int) -> None:
         say("warming up …" if number == 0 else f"round {number} of {grid.repeat} …")
@@ -97,14 +105,23 @@ def run_steps(
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
     }
-    if overlaps or not grid.decode_batch:  # nothing lies between steps that overlap
+    if overlaps:  # nothing lies between steps, and the next one is launched before one ends
+        points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
+        launches = {
+            p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
+        }
+        return content | {"launch": _by_batch(launches)}
+    if not grid.decode_batch:
         return content
     say("measuring what lies between the steps of a worker that serves …")
-    del built, timer, transfer
+    del built, of_engine, timer, transfer
     gc.collect()  # the worker needs the memory
-    between = measure_between(config, grid.between_batch, grid.repeat)
-    rows = [{"batch": batch, "seconds": value} for batch, value in sorted(between.items())]
-    return content | {"between": rows}
+    between = measure_between(config, grid.few_some_many, grid.repeat)
+    return content | {"between": _by_batch(between)}
+
+
+def _by_batch(seconds: Mapping[int, float]) -> list[dict[str, Any]]:
+    return [{"batch": batch, "seconds": value} for batch, value in sorted(seconds.items())]
 
 
 def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> WorkerConfig:

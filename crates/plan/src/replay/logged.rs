@@ -13,7 +13,7 @@ use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerC
 
 use crate::args::{PolicyName, RolesName, RouterArgs, TopologyArgs};
 use crate::error::SimulateError;
-use crate::hardware::{Between, Hardware, Source};
+use crate::hardware::{Hardware, PerStep, Source};
 
 /// A transfer of no more than so many times what was not hidden of it did not wait for its prompt.
 const UNHIDDEN: f64 = 1.2;
@@ -128,7 +128,8 @@ impl Logged {
             kv_bytes_per_token: bytes,
             link,
             handoff_s,
-            between: Between::default(),
+            launch: None,
+            between: PerStep::default(),
         }
     }
 

@@ -6,13 +6,14 @@
 //! | [`StepTable`] | the same two parts, each interpolated between measured points |
 //! | [`Roofline`] | bytes by bandwidth or operations by compute, whichever takes longer |
 //!
-//! The first two add up what decodes and prompts take in one step.
+//! The first two add up what decodes and prompts take in one step. Prompts beside decodes take less than
+//! alone; how much, a table may have measured.
 
 mod roofline;
 mod table;
 
 pub use self::roofline::{Device, ModelShape, Roofline, devices};
-pub use self::table::{DecodeRow, PrefillRow, StepTable, TableError};
+pub use self::table::{BesideRow, DecodeRow, PrefillRow, StepTable, TableError};
 use tasuki_core::Rates;
 
 /// What is in a step.

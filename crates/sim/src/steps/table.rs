@@ -18,6 +18,13 @@ pub struct DecodeRow {
     pub seconds: f64,
 }
 
+/// What `tokens` of a prompt, computed from its beginning, add to a measured step that decodes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BesideRow {
+    pub tokens: f64,
+    pub seconds: f64,
+}
+
 /// Why a table cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
@@ -44,7 +51,9 @@ const LEAST_WITHOUT_ATTENTION: f64 = 0.5;
 pub struct StepTable {
     prefill: Grid,
     decode: Grid,
-    /// Of a step with prompts alone, what does not depend on them: not paid beside decodes.
+    /// What prompts add to decodes, where that was measured.
+    beside: Option<Grid>,
+    /// Else: of a step with prompts alone, what does not depend on them is not paid beside decodes.
     prompt_step_s: f64,
     largest_drop: f64,
 }
@@ -52,8 +61,12 @@ pub struct StepTable {
 impl StepTable {
     /// # Errors
     ///
-    /// [`TableError`]: too few points, or one without a time.
-    pub fn new(prefill: &[PrefillRow], decode: &[DecodeRow]) -> Result<Self, TableError> {
+    /// [`TableError`]: too few points, or one without a time. `beside` may be empty.
+    pub fn new(
+        prefill: &[PrefillRow],
+        decode: &[DecodeRow],
+        beside: &[BesideRow],
+    ) -> Result<Self, TableError> {
         let points = prefill
             .iter()
             .map(|row| (row.context, row.tokens, row.seconds));
@@ -62,11 +75,17 @@ impl StepTable {
             .iter()
             .map(|row| (row.context, row.batch, row.seconds));
         let decode = Grid::new(points, "decode", "--decode-batch")?;
+        let points = beside.iter().map(|row| (0.0, row.tokens, row.seconds));
+        let beside = match beside {
+            [] => None,
+            _ => Some(Grid::new(points, "beside", "--prefill-tokens")?),
+        };
         let prompt_step_s = prefill.at(0.0, 0.0).max(0.0);
         let largest_drop = prefill.largest_drop.max(decode.largest_drop);
         Ok(Self {
             prefill,
             decode,
+            beside,
             prompt_step_s,
             largest_drop,
         })
@@ -85,24 +104,33 @@ impl StepTable {
             seconds += self.decode.at(context, work.sequences);
         }
         if work.prompt_tokens > 0.0 {
-            // Several prompts count as one that attends to as much. Short ones attend to less
-            // than one of their tokens from its beginning, as if it began before its first token.
-            let tokens = work.prompt_tokens;
-            let context = (work.prompt_squares / tokens - tokens) / 2.0;
-            let alone_s = self.prefill.at(context.max(0.0), tokens);
-            let least_s = LEAST_WITHOUT_ATTENTION * alone_s;
-            let alone_s = match context < 0.0 {
-                true => self.prefill.at(context, tokens).clamp(least_s, alone_s),
-                false => alone_s,
+            let alone_s = self.prompts_alone_s(work);
+            seconds += match &self.beside {
+                _ if work.sequences == 0.0 => alone_s,
+                None => (alone_s - self.prompt_step_s).max(0.0),
+                // Prompts attend to what is before them beside decodes as they do alone.
+                Some(beside) => {
+                    let from_begin_s = self.prefill.at(0.0, work.prompt_tokens);
+                    (beside.at(0.0, work.prompt_tokens) + alone_s - from_begin_s).max(0.0)
+                }
             };
-            let shared_s = if work.sequences > 0.0 {
-                self.prompt_step_s
-            } else {
-                0.0
-            };
-            seconds += (alone_s - shared_s).max(0.0);
         }
         seconds.max(1e-9)
+    }
+
+    /// Several prompts count as one that attends to as much. Short ones attend to less than one of
+    /// their tokens from its beginning, as if it began before its first token.
+    fn prompts_alone_s(&self, work: &Work) -> f64 {
+        let tokens = work.prompt_tokens;
+        let context = (work.prompt_squares / tokens - tokens) / 2.0;
+        let alone_s = self.prefill.at(context.max(0.0), tokens);
+        match context < 0.0 {
+            true => {
+                let least_s = LEAST_WITHOUT_ATTENTION * alone_s;
+                self.prefill.at(context, tokens).clamp(least_s, alone_s)
+            }
+            false => alone_s,
+        }
     }
 }
 
@@ -235,7 +263,7 @@ mod tests {
         };
         let prefill: Vec<_> = prefill.iter().map(prompt).collect();
         let decode: Vec<_> = decode.iter().map(decodes).collect();
-        StepTable::new(&prefill, &decode).unwrap()
+        StepTable::new(&prefill, &decode, &[]).unwrap()
     }
 
     fn table() -> StepTable {
@@ -283,6 +311,42 @@ mod tests {
         };
         // The step's own second is the intercept of the first line.
         assert_eq!(table().step_s(&beside), 1.0 + 2.5 - 1.0);
+    }
+
+    #[test]
+    fn what_prompts_add_to_decodes_is_as_measured_and_grows_with_what_is_before_them() {
+        let prefill = [
+            (100.0, 0.0, 4.0),
+            (200.0, 0.0, 5.0),
+            (100.0, 100.0, 6.0),
+            (200.0, 100.0, 8.0),
+        ];
+        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
+            tokens,
+            context,
+            seconds,
+        });
+        let decode = [1.0, 2.0].map(|batch| DecodeRow {
+            batch,
+            context: 100.0,
+            seconds: 3.0,
+        });
+        let beside = [(100.0, 1.5), (200.0, 3.5)];
+        let beside = beside.map(|(tokens, seconds)| BesideRow { tokens, seconds });
+        let table = StepTable::new(&prefill, &decode, &beside).unwrap();
+        let step = |sequences: f64, tokens: f64, context: f64| {
+            table.step_s(&Work {
+                sequences,
+                kv_tokens: 100.0 * sequences,
+                prompt_tokens: tokens,
+                prompt_squares: (context + tokens).powi(2) - context * context,
+            })
+        };
+        assert_eq!(step(0.0, 100.0, 0.0), 4.0);
+        assert_eq!(step(2.0, 100.0, 0.0), 3.0 + 1.5);
+        assert_eq!(step(2.0, 150.0, 0.0), 3.0 + 2.5);
+        assert_eq!(step(2.0, 100.0, 100.0), 3.0 + 1.5 + 2.0);
+        assert_eq!(step(2.0, 10.0, 0.0), 3.0); // less than the line says costs no less than nothing
     }
 
     #[test]
@@ -344,7 +408,7 @@ mod tests {
             context: 0.0,
             seconds: 1.0,
         };
-        let error = StepTable::new(&[row], &[]).unwrap_err();
+        let error = StepTable::new(&[row], &[], &[]).unwrap_err();
         assert!(error.to_string().contains("--prefill-tokens"), "{error}");
     }
 }

@@ -36,6 +36,8 @@ pub struct Limits {
     pub prefix_caching: bool,
     /// So long before a step ends the next one is planned; what comes later is not part of it.
     pub lead_s: f64,
+    /// The same for each sequence that decodes.
+    pub lead_sequence_s: f64,
     /// From a request's arrival at an idle worker to its first step. What comes meanwhile is part of
     /// the next one.
     pub launch_s: f64,
@@ -62,6 +64,7 @@ impl Limits {
             headroom_tokens: 64,
             prefix_caching: true,
             lead_s: 1.5e-3,
+            lead_sequence_s: 0.0,
             launch_s: 1.5e-3,
             receive_s: 1e-4,
             between_s: 0.0,
@@ -80,6 +83,11 @@ impl Limits {
             launch_s: 0.5e-3,
             ..Self::gpu(num_blocks, max_model_len)
         }
+    }
+
+    /// How long before a step's end the next one is planned: when it begins at the earliest.
+    pub fn planned_before_s(&self, sequences: f64, step_s: f64) -> f64 {
+        (self.lead_s + self.lead_sequence_s * sequences).min(step_s)
     }
 
     /// From a step of so many decodes to the next one.

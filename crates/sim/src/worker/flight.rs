@@ -14,6 +14,8 @@ pub struct Flight {
     pub first_s: f64,
     /// What of that is no step.
     pub between_s: f64,
+    /// How long before its end the next one is planned.
+    pub lead_s: f64,
     /// By which each step is longer than the one before.
     pub longer_s: f64,
     /// Prompts in it, and tokens of each.

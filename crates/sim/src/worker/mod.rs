@@ -74,6 +74,8 @@ pub struct Worker {
     budget: budget::Budget,
     rates: PromptRates,
     flight: Option<Flight>,
+    /// How long before the end of the last flight this one was planned.
+    lead_s: f64,
     /// Memory of the last flight's chunks.
     spare: Vec<(SeqId, u32)>,
     /// When [`Worker::turn`] is due.
@@ -131,6 +133,7 @@ impl Worker {
             prefilling: Vec::new(),
             arriving: Vec::new(),
             flight: None,
+            lead_s: 0.0,
             spare: Vec::new(),
             next: Time::NEVER,
             turn_number: 0,
@@ -207,8 +210,7 @@ impl Worker {
     pub fn wake(&mut self, at: Time) {
         let next = match &mut self.flight {
             Some(flight) => {
-                let lead_s = self.config.limits.lead_s;
-                let Some(cut) = flight.cut(at.plus_s(lead_s)) else {
+                let Some(cut) = flight.cut(at.plus_s(flight.lead_s)) else {
                     return;
                 };
                 let saved = self.decodes.growth(cut.before) - self.decodes.growth(cut.after);

@@ -23,6 +23,7 @@ impl Worker {
         let Some(flight) = self.flight.take() else {
             return;
         };
+        self.lead_s = flight.lead_s;
         let work_s = now.s_since(flight.began);
         self.counters.busy_s += work_s;
         self.counters.steps += flight.steps;
@@ -202,7 +203,7 @@ impl Worker {
     /// Plans the next flight. `was_idle`: none ended now.
     pub(super) fn take_off(&mut self, now: Time, was_idle: bool) {
         let limits = self.config.limits;
-        let (lead, launch) = (now.minus_s(limits.lead_s), now.minus_s(limits.launch_s));
+        let (lead, launch) = (now.minus_s(self.lead_s), now.minus_s(limits.launch_s));
         self.join_pulled(now);
         let mut flight = Flight {
             began: now,
@@ -216,14 +217,14 @@ impl Worker {
         flight.decodes = count;
         flight.work.sequences = f64::from(count);
         flight.work.kv_tokens = kv_tokens as f64;
+        // An idle worker wakes for the first one and plans at once; one that has just become
+        // idle has nothing to be late for.
+        let seen = match (was_idle, count == 0 && self.prefilling.is_empty()) {
+            (true, _) => launch,
+            (false, true) => now,
+            (false, false) => lead,
+        };
         if !self.waiting.is_empty() || !self.prefilling.is_empty() {
-            // An idle worker wakes for the first one and plans at once; one that has just become
-            // idle has nothing to be late for.
-            let seen = match (was_idle, count == 0 && self.prefilling.is_empty()) {
-                (true, _) => launch,
-                (false, true) => now,
-                (false, false) => lead,
-            };
             self.plan_prompts(&mut flight, seen, now, !preempted);
         }
         if count == 0 && flight.chunks.is_empty() {
@@ -232,8 +233,9 @@ impl Worker {
         }
         flight.between_s = self.slowness * limits.between_steps_s(flight.work.sequences);
         flight.first_s = self.slowness * self.config.steps.step_s(&flight.work) + flight.between_s;
+        flight.lead_s = limits.planned_before_s(flight.work.sequences, flight.first_s);
         if flight.chunks.is_empty() {
-            self.fly_far(&mut flight);
+            self.fly_far(&mut flight, seen);
         }
         self.pool.take(self.decodes.growth(flight.steps) as u32);
         flight.ends = now.plus_s(flight.seconds(flight.steps));
@@ -241,7 +243,7 @@ impl Worker {
     }
 
     /// Only decodes: as many steps as nothing changes in.
-    fn fly_far(&self, flight: &mut Flight) {
+    fn fly_far(&self, flight: &mut Flight, seen: Time) {
         let count = flight.work.sequences;
         let most = (REPORT_S / flight.first_s).max(1.0) as u64;
         let mut steps = self.decodes.steps_to_end().clamp(1, most);
@@ -249,9 +251,12 @@ impl Worker {
         while steps > 1 && self.decodes.growth(steps) > room {
             steps /= 2;
         }
-        // Those that wait for blocks or slots are looked at whenever one ends.
-        if let Some(&(at, _)) = self.arriving.iter().min() {
-            let wait_s = at.s_since(flight.began) + self.config.limits.lead_s;
+        // Those that wait for blocks or slots are looked at whenever one ends; those that came too
+        // late for this step are part of the next one.
+        let late = self.waiting.iter().map(|&seq| self.sequence(seq).ready);
+        let late = late.filter(|&ready| ready > seen);
+        if let Some(at) = self.arriving.iter().map(|&(at, _)| at).chain(late).min() {
+            let wait_s = at.s_since(flight.began) + flight.lead_s;
             steps = steps.min((wait_s / flight.first_s).ceil().max(1.0) as u64);
         }
         if steps > 1 {
@@ -265,7 +270,7 @@ impl Worker {
     /// Pulled sequences whose KV is there decode from now on.
     fn join_pulled(&mut self, now: Time) {
         let lead_s = if self.decodes.count() > 0 || !self.prefilling.is_empty() {
-            self.config.limits.lead_s
+            self.lead_s
         } else {
             0.0
         };

@@ -143,6 +143,25 @@ fn a_prompt_that_comes_while_others_decode_joins_the_next_step() {
 }
 
 #[test]
+fn a_prompt_that_comes_too_late_for_a_step_is_part_of_the_one_after_it() {
+    let planned_early = Limits {
+        lead_s: 3e-3,
+        lead_sequence_s: 1e-3,
+        ..limits()
+    };
+    let mut worker = worker(planned_early);
+    worker.submit(leg(100, 201), Time::ZERO);
+    worker.turn(worker.next);
+    worker.turn(worker.next);
+    worker.submit(leg(200, 50), Time::from_s(0.035)); // computed from 40 to 70 ms
+    worker.turn(worker.next);
+    let third = worker.submit(leg(100, 2), Time::from_s(0.067));
+    let all = told(&mut worker);
+    // The step from 70 ms on is planned: another 10 ms, and 10 of its own with the decode beside.
+    assert!(all.contains(&(Told::First(third), 100)), "{all:?}");
+}
+
+#[test]
 fn an_idle_worker_starts_with_the_first_prompt_of_a_burst() {
     let mut worker = worker(Limits {
         launch_s: 1e-3,
