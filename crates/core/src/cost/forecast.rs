@@ -19,6 +19,8 @@ pub struct Forecast {
     pub missing_tokens: f64,
     /// Neither worker has anything to do: waiting would change nothing.
     pub idle: bool,
+    /// One worker computes the prompt and another one decodes.
+    pub split: bool,
 }
 
 impl Forecast {
@@ -60,6 +62,7 @@ impl Price {
                 missing(&here, self.prompt_tokens).max(missing(&there, with_growth))
             },
             idle: [prefill, decode].into_iter().all(WorkerView::is_idle),
+            split: !whole,
         }
     }
 }

@@ -32,7 +32,7 @@ use std::time::Duration;
 use tasuki_core::{Forecast, ModelId};
 
 pub use self::config::AdmissionConfig;
-use self::pace::{Correction, Pace};
+use self::pace::{Corrections, Pace};
 pub use self::queue::{Entrant, EntrantId};
 use self::queue::{Queue, Waiting};
 pub use self::refusal::{Refusal, RefusalReason};
@@ -80,8 +80,8 @@ struct Line {
     /// When all that wait were looked at last.
     looked: Duration,
     pace: Pace,
-    ttft: Correction,
-    tpot: Correction,
+    ttft: Corrections,
+    tpot: Corrections,
 }
 
 impl Admission {
@@ -141,11 +141,13 @@ impl Admission {
         let Some(line) = self.lines.get_mut(&model) else {
             return;
         };
+        let split = forecast.split;
         if let Some(ttft) = ttft {
-            line.ttft.learn(forecast.ttft_s(), ttft.as_secs_f64());
+            let forecast_s = forecast.ttft_s();
+            line.ttft.learn(split, forecast_s, ttft.as_secs_f64());
         }
         if let Some(tpot) = tpot {
-            line.tpot.learn(forecast.step_s, tpot.as_secs_f64());
+            line.tpot.learn(split, forecast.step_s, tpot.as_secs_f64());
         }
     }
 
@@ -233,16 +235,17 @@ impl Line {
 
     /// Whether the placement that a request would get now has room for it.
     fn has_room(&self, config: &AdmissionConfig, forecast: &Forecast) -> bool {
+        let step_s = self.tpot.of(forecast.split, forecast.step_s);
         let too_slow = config
             .tpot
-            .is_some_and(|tpot| self.tpot.of(forecast.step_s) > SHARE * tpot.as_secs_f64());
+            .is_some_and(|tpot| step_s > SHARE * tpot.as_secs_f64());
         let ahead = config
             .ttft
             .map_or(config.ahead, |ttft| config.ahead.min(ttft / 4));
         forecast.idle
             || forecast.missing_tokens == 0.0
                 && !too_slow
-                && self.ttft.of(forecast.wait_s) <= ahead.as_secs_f64()
+                && self.ttft.of(forecast.split, forecast.wait_s) <= ahead.as_secs_f64()
     }
 
     /// Turns away what does not fit in the queue, and what will be too late.
@@ -327,8 +330,9 @@ impl Line {
         now: Duration,
     ) -> Option<RefusalReason> {
         let waited = now.saturating_sub(waiting.entrant.arrived);
-        let expected_s = waited.as_secs_f64() + queue_s + self.ttft.of(forecast.ttft_s());
-        let long_s = LONG_PROMPT * self.ttft.of(forecast.prefill_s);
+        let ttft_s = self.ttft.of(forecast.split, forecast.ttft_s());
+        let expected_s = waited.as_secs_f64() + queue_s + ttft_s;
+        let long_s = LONG_PROMPT * self.ttft.of(forecast.split, forecast.prefill_s);
         let share = if queue_s > 0.0 { QUEUED_SHARE } else { SHARE };
         let limit_s = share * config.ttft?.as_secs_f64().max(long_s);
         (expected_s > limit_s).then(|| RefusalReason::TooLate {

@@ -78,6 +78,27 @@ impl Correction {
     }
 }
 
+/// The same of all requests, and of those that one worker serves and that two do. Prompts between
+/// tokens slow the former, and are no reason for the latter to wait. A kind that is slower than all
+/// together does not wait for that: it would hold up the others in the queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Corrections {
+    all: Correction,
+    kinds: [Correction; 2],
+}
+
+impl Corrections {
+    pub fn learn(&mut self, split: bool, forecast_s: f64, happened_s: f64) {
+        self.all.learn(forecast_s, happened_s);
+        self.kinds[usize::from(split)].learn(forecast_s, happened_s);
+    }
+
+    pub fn of(&self, split: bool, forecast_s: f64) -> f64 {
+        let kind = &self.kinds[usize::from(split)];
+        kind.of(forecast_s).min(self.all.of(forecast_s))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +113,18 @@ mod tests {
             correction.learn(1.0, 2.0);
         }
         assert!((1.9..2.0).contains(&correction.of(1.0)));
+    }
+
+    #[test]
+    fn prompts_between_tokens_do_not_slow_split_requests() {
+        let mut corrections = Corrections::default();
+        (0..100).for_each(|_| corrections.learn(false, 1.0, 2.0));
+        assert!(corrections.of(false, 1.0) > 1.9);
+        assert_eq!(corrections.of(true, 1.0), 1.0);
+        // Those that one worker serves do not hold up many others.
+        (0..100).for_each(|_| corrections.learn(true, 1.0, 1.1));
+        assert!(corrections.of(false, 1.0) < 1.3);
+        (0..100).for_each(|_| corrections.learn(true, 1.0, 2.0));
+        assert!(corrections.of(true, 1.0) > 1.8);
     }
 }
