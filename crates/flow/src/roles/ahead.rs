@@ -1,5 +1,6 @@
 //! What is expected within the horizon: the load now, as long as it lasts, and then what came before.
 
+use super::demand::Lengths;
 use super::outlook::{Task, Topology};
 
 /// Loads, each with its share of the horizon. The first one is the load now.
@@ -53,13 +54,17 @@ impl Ahead {
     }
 
     /// The same with other lengths: by the standard errors of each load. `prompts`, `outputs`:
-    /// 1 for longer ones, -1 for shorter ones.
-    pub fn tilted(&self, prompts: i32, outputs: i32) -> Self {
+    /// 1 for longer ones, -1 for shorter ones. `output_error`: the error of the outputs that counts.
+    pub fn tilted(
+        &self,
+        [prompts, outputs]: [i32; 2],
+        output_error: impl Fn(&Lengths) -> f64,
+    ) -> Self {
         let tilted = |task: &Task| {
             let lengths = &task.lengths;
             task.tilted(
                 (1.0 + lengths.prompt_error).powi(prompts),
-                (1.0 + lengths.output_error).powi(outputs),
+                (1.0 + output_error(lengths)).powi(outputs),
             )
         };
         Self {

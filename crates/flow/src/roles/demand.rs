@@ -34,8 +34,9 @@ struct Answers {
 /// The mean answer.
 struct Output {
     tokens: f64,
-    /// Relative.
+    /// Relative; and once the answers to all requests that have come have ended.
     error: f64,
+    error_soon: f64,
     context_tokens: f64,
 }
 
@@ -56,6 +57,8 @@ pub struct Lengths {
     /// error each.
     pub prompt_error: f64,
     pub output_error: f64,
+    /// The same of the outputs once the answers to all requests that have come have ended.
+    pub output_error_soon: f64,
 }
 
 impl Demand {
@@ -123,6 +126,7 @@ impl Demand {
         let Output {
             tokens: output_tokens,
             error: output_error,
+            error_soon: output_error_soon,
             context_tokens,
         } = self.output(sums);
         Lengths {
@@ -134,6 +138,7 @@ impl Demand {
             context_tokens,
             prompt_error: (scatter / (2.0 * sums.requests)).sqrt().min(0.9),
             output_error,
+            output_error_soon,
         }
     }
 
@@ -152,23 +157,28 @@ impl Demand {
         } else {
             USUAL_OUTPUT_TOKENS
         };
-        let (mut mean, mut variance, mut attended) = (0.0, 0.0, 0.0);
+        let (mut mean, mut variance, mut soon, mut attended) = (0.0, 0.0, 0.0, 0.0);
         for (answers, fine) in self.answers.iter().zip(sums.classes.chunks(FINE)) {
             let requests: f64 = fine.iter().map(|class| class.requests).sum();
             let prompts: f64 = fine.iter().map(|class| class.prompt_tokens).sum();
             let share = requests / sums.requests;
-            // As if one of the usual length had ended.
+            // As if one of the usual length had ended. How far lengths spread is unknown before
+            // answers have ended: as much as exponentially distributed ones.
             let ended = answers.ended + 1.0;
             let tokens = (answers.tokens + usual) / ended;
             let squares = (answers.squares + usual * usual) / ended;
+            let spread = (squares + usual * usual / ended - tokens * tokens).max(0.0);
             mean += share * tokens;
             attended += prompts / sums.requests * tokens + share * squares / 2.0;
-            variance += (share * tokens).powi(2) / ended;
+            variance += share * share * spread / ended;
+            soon += share * share * spread / (ended + requests);
         }
         let mean = mean.max(1.0);
+        let relative = |variance: f64| (variance.sqrt() / mean).min(0.9);
         Output {
             tokens: mean,
-            error: (variance.sqrt() / mean).min(0.9),
+            error: relative(variance),
+            error_soon: relative(soon),
             context_tokens: attended / mean,
         }
     }
@@ -230,6 +240,23 @@ mod tests {
         }
         let lengths = demand.lengths(at(52.0)).unwrap();
         assert!(lengths.output_tokens > 250.0, "{lengths:?}");
+    }
+
+    #[test]
+    fn answers_that_are_alike_leave_less_doubt_than_others() {
+        let error = |lengths: [u32; 2]| {
+            let mut demand = Demand::default();
+            for index in 0..20 {
+                demand.on_arrival(512, at(0.1 * f64::from(index)));
+                demand.on_ended(512, lengths[index as usize % 2]);
+            }
+            let lengths = demand.lengths(at(2.0)).unwrap();
+            assert!(lengths.output_error_soon < 0.8 * lengths.output_error);
+            lengths.output_error
+        };
+        let (alike, others) = (error([256, 256]), error([12, 500]));
+        assert!(alike < 0.06, "{alike}");
+        assert!((0.18..0.3).contains(&others), "{others}");
     }
 
     #[test]

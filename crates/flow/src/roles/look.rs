@@ -3,6 +3,7 @@
 use tasuki_core::{Role, WorkerId};
 
 use super::ahead::Ahead;
+use super::demand::Lengths;
 use super::outlook::{Task, Topology};
 use super::owner::OWNER_PREFIX;
 use super::scale::Wanted;
@@ -80,16 +81,6 @@ impl Look {
         if target == self.now {
             return None;
         }
-        let gain_s = [(0, 0), (1, -1), (-1, 1)]
-            .map(|(prompts, outputs)| {
-                let ahead = self.ahead.tilted(prompts, outputs);
-                // What came before may come again, or not: it is a reason to stay, not to change.
-                let whole = ahead.cost_s(self.now) - ahead.cost_s(target);
-                let present = ahead.now_cost_s(self.now) - ahead.now_cost_s(target);
-                whole.min(present)
-            })
-            .into_iter()
-            .fold(f64::INFINITY, f64::min);
         let moves = self.moves(target);
         let change_s = moves
             .iter()
@@ -101,10 +92,48 @@ impl Look {
         let better = Better {
             from: (self.now, self.ahead.now().outlook(self.now)),
             to: (target, self.ahead.now().outlook(target)),
-            gain_s,
+            gain_s: self.sure_gain_s(target).max(self.early_gain_s(target)),
             change_s,
         };
-        (gain_s > change_s).then_some((better, moves))
+        (better.gain_s > change_s).then_some((better, moves))
+    }
+
+    /// What a topology saves over the horizon, also if the lengths are off by their error.
+    fn sure_gain_s(&self, target: Topology) -> f64 {
+        self.least_gain_s(target, |lengths| lengths.output_error)
+    }
+
+    /// What a topology is expected to save until the answers have ended to the requests that have
+    /// come, if it will be sure then: to wait for them would cost so much. If they show that it is
+    /// wrong after all, it is left.
+    fn early_gain_s(&self, target: Topology) -> f64 {
+        let now = self.ahead.now();
+        let answer_s = now.lengths.output_tokens * now.outlook(self.now).token_s;
+        let [shorter_s, longer_s] = [[1, -1], [-1, 1]]
+            .map(|tilt| self.gain_s(target, tilt, |lengths| lengths.output_error));
+        let expected_s = (shorter_s + longer_s) / 2.0 * (answer_s / now.horizon_s).min(1.0);
+        expected_s.min(self.least_gain_s(target, |lengths| lengths.output_error_soon))
+    }
+
+    fn least_gain_s(&self, target: Topology, output_error: impl Fn(&Lengths) -> f64) -> f64 {
+        [[0, 0], [1, -1], [-1, 1]]
+            .map(|tilt| self.gain_s(target, tilt, &output_error))
+            .into_iter()
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    /// What a topology saves over the horizon with lengths that are off, see [`Ahead::tilted`].
+    fn gain_s(
+        &self,
+        target: Topology,
+        tilt: [i32; 2],
+        output_error: impl Fn(&Lengths) -> f64,
+    ) -> f64 {
+        let ahead = self.ahead.tilted(tilt, output_error);
+        // What came before may come again, or not: it is a reason to stay, not to change.
+        let whole = ahead.cost_s(self.now) - ahead.cost_s(target);
+        let present = ahead.now_cost_s(self.now) - ahead.now_cost_s(target);
+        whole.min(present)
     }
 
     fn moves(&self, target: Topology) -> Vec<(Role, Role)> {

@@ -183,7 +183,7 @@ impl Task {
         // Half of a step is for the decodes.
         let beside_s = 2.0 * prompt_s + self.wait_s(used * m, prompt_s, m);
         let token_s = step_s * (d + m) / (d + m * (1.0 - used));
-        let late = self.late(&division, topology, served);
+        let late = self.late(&division, topology, (served, capacity));
         let request_s =
             on_prefill * first_s + on_mixed * beside_s + self.lengths.output_tokens * token_s;
         Outlook {
@@ -197,7 +197,7 @@ impl Task {
 
     /// The share of the answers whose tokens come too slowly, because of prompts on the workers
     /// that decode them: some workers have more of these than others, and some answers.
-    fn late(&self, division: &Division, topology: Topology, served: f64) -> f64 {
+    fn late(&self, division: &Division, topology: Topology, (served, capacity): (f64, f64)) -> f64 {
         let Some(tpot_s) = self.objectives.tpot_s else {
             return 0.0;
         };
@@ -208,11 +208,16 @@ impl Task {
         }
         let token_s = division.step_s / left;
         // Workers differ as prompts do: placement gives each as many of equal ones.
-        let differ = (self.prompt_scatter() - 1.0).max(0.0).sqrt();
+        let scatter = self.prompt_scatter();
+        let differ = (scatter - 1.0).max(0.0).sqrt();
         let workers_s = differ * (token_s - division.step_s);
         let prompts = served * (1.0 - division.on_prefill) / m;
-        let prompt_squares = self.prompt_s().powi(2) * self.prompt_scatter();
-        let answers = prompts * token_s * prompt_squares / self.lengths.output_tokens;
+        let prompt_squares = self.prompt_s().powi(2) * scatter;
+        // Requests come at random. Those that wait before the workers are let in as work is done
+        // (what leaves a busy queue, by Marshall's formula).
+        let busy = served / capacity;
+        let uneven = 1.0 + busy * busy * (scatter - 2.0);
+        let answers = uneven * prompts * token_s * prompt_squares / self.lengths.output_tokens;
         let spread_s = (workers_s * workers_s + answers).sqrt().max(1e-9);
         // Of a normal distribution, nearly.
         let late = 1.0 / (1.0 + (1.702 * (tpot_s - token_s) / spread_s).exp());

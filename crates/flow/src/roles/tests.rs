@@ -34,6 +34,7 @@ fn task(rate: f64, prompt: f64, output: f64) -> Task {
             context_tokens: prompt + output / 2.0,
             prompt_error: 0.05,
             output_error: 0.05,
+            output_error_soon: 0.05,
         },
         rates: H200,
         objectives: Objectives {
@@ -215,6 +216,27 @@ fn what_does_not_pay_or_is_in_doubt_is_left() {
     assert_eq!(beside(doubted), None);
     // So many requests decode there that their loss is more than the gain.
     assert_eq!(busy(task(13.0, 5_000.0, 250.0), 1e4), None);
+}
+
+#[test]
+fn what_is_expected_to_pay_is_done_before_it_is_known() {
+    // Such prompts take so long here that hardly any other answers would suit two mixed workers.
+    let mut new = task(13.0, 5_000.0, 250.0);
+    new.rates.prompt_token_s *= 1.5;
+    new.rates.prompt_square_s *= 1.5;
+    new.lengths.output_error = 0.9;
+    let decided = |soon: f64, sequences: f64| {
+        let mut task = new;
+        task.lengths.output_error_soon = soon;
+        decide(&look(
+            task,
+            &[(Role::Mixed, sequences), (Role::Mixed, sequences)],
+        ))
+    };
+    assert!(decided(0.1, 3.0).is_some());
+    // It stays in doubt, or the change costs more than to wait.
+    assert_eq!(decided(0.9, 3.0), None);
+    assert_eq!(decided(0.1, 300.0), None);
 }
 
 #[test]

@@ -100,3 +100,19 @@ fn equal_prompts_beside_decodes_make_few_answers_late() {
     assert_eq!(decided(1.0), None);
     assert!(decided(3.0).is_some());
 }
+
+/// Two mixed workers serve more where KV reads are slow, and a queue gives equal prompts to them as
+/// evenly as they are computed: a split is left.
+#[test]
+fn equal_prompts_from_a_queue_make_no_answers_late() {
+    let mut w2 = task(13.0, 5_000.0, 250.0);
+    w2.rates.step_s *= 1.2;
+    w2.rates.prompt_step_s *= 1.2;
+    w2.rates.sequence_s *= 1.2;
+    w2.rates.kv_token_s *= 2.0;
+    let outlook = |topology| w2.outlook(topology);
+    assert!(outlook(of(0, 0, 2)).capacity > 1.05 * outlook(of(1, 1, 0)).capacity);
+    let split = look(w2, &[(Role::Prefill, 0.0), (Role::Decode, 10.0)]);
+    let order = decide(&split).expect("an order");
+    assert_eq!(order.reason.target(), of(0, 0, 2));
+}
