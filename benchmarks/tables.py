@@ -28,7 +28,7 @@ from tables_of_doctor import TASUKI as OF_TASUKI
 from tables_of_doctor import VLLM as OF_VLLM
 from tables_of_doctor import doctor
 from tables_of_gpus import handoff, peers, role_names, served, tensor_parallel
-from tables_of_roles import roles, roles_served
+from tables_of_roles import roles, roles_paces, roles_served
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import (
@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "roles-follow": roles,
+    "roles-paces": roles_paces,
     "roles-served": roles_served,
     "overload": overload,
     "fuzz": fuzz,

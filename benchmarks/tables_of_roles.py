@@ -32,6 +32,27 @@ def roles() -> str:
     return source("roles_follow") + rows((*heads, "changes", *DECIDERS), lines)
 
 
+def roles_paces() -> str:
+    """Of the best static topology's goodput, the least that following roles reach, by pace."""
+    result = load("roles_paces")
+    paces: dict[tuple[float, ...], dict[str, list[float]]] = {}
+    for row in result["rows"]:
+        pace = (row["steps"], row["kv_reads"], row["prompts"])
+        of_best = [case["of_best_static"] for case in row["cases"]]
+        paces.setdefault(pace, {})[row["load"]] = of_best
+    heads = ["steps", "KV reads", "prompts"]
+    for name in paces[next(iter(paces))]:
+        heads += [f"{name}: least", "below 0.95"]
+    lines = []
+    for pace, loads in paces.items():
+        line: list[object] = [f"{factor:g}" for factor in pace]
+        for of_best in loads.values():
+            lost = sum(value < 0.95 for value in of_best)
+            line += [f"{min(of_best):.2f}", f"{lost} of {len(of_best)}"]
+        lines.append(line)
+    return source("roles_paces") + rows(tuple(heads), lines)
+
+
 def roles_served() -> str:
     """The same on real workers: goodput by phase of every topology."""
     result = load("roles_follow_served")
