@@ -14,6 +14,7 @@ pub mod object;
 pub mod request;
 mod resume;
 mod serve;
+pub mod template;
 #[cfg(test)]
 mod tests;
 

@@ -4,6 +4,8 @@
 //! Only where both would say the same: greedy sampling, one choice, text alone. How the text so
 //! far is cut into tokens may differ from how it was generated; the text goes on all the same.
 
+use std::ops::Range;
+
 use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::json;
@@ -13,6 +15,7 @@ use tasuki_flow::{Generation, Opaque};
 use super::events::{self, Data};
 use super::object::Object;
 use super::request::{ForeignRequest, Shared, Usage};
+use super::template::Template;
 
 /// A request that loses its workers again and again is likely the cause.
 const MOST_RESUMPTIONS: u32 = 3;
@@ -119,25 +122,31 @@ pub struct Resumption {
     /// Something came that is not text alone.
     spoilt: bool,
     finished: bool,
+    /// Of the first worker's chunks: one that has nothing but text.
+    template: Template,
 }
 
 /// What is read of a chunk.
 #[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<ChunkChoice>,
+struct Chunk<'a> {
+    #[serde(default, borrow)]
+    choices: Vec<ChunkChoice<'a>>,
 }
 
 #[derive(Deserialize)]
-struct ChunkChoice {
-    delta: Option<Delta>,
-    text: Option<String>,
-    finish_reason: Option<Box<RawValue>>,
+struct ChunkChoice<'a> {
+    #[serde(borrow)]
+    delta: Option<Delta<'a>>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-struct Delta {
-    content: Option<String>,
+struct Delta<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
     reasoning: Option<String>,
     reasoning_content: Option<String>,
     #[serde(default)]
@@ -177,12 +186,18 @@ impl Resumption {
             begun: false,
             spoilt: false,
             finished: false,
+            template: Template::default(),
         })
     }
 
     /// Reads a part of the answer. What the client gets in its place: `None`: the same.
     pub fn take(&mut self, part: &Bytes) -> Option<Bytes> {
-        let joined = self.attempts > 0;
+        if self.attempts == 0 {
+            for data in events::data(part) {
+                self.take_first(data);
+            }
+            return None;
+        }
         let mut out = Vec::new();
         for data in events::data(part) {
             let kept = match Data::of(data, self.begun) {
@@ -197,19 +212,33 @@ impl Resumption {
                 Data::Other(_) => Some(self.joined(data)),
                 Data::Error(_) => None,
             };
-            if let Some(kept) = kept.filter(|_| joined) {
+            if let Some(kept) = kept {
                 out.extend_from_slice(b"data: ");
                 out.extend_from_slice(&kept);
                 out.extend_from_slice(b"\n\n");
             }
         }
-        joined.then(|| out.into())
+        Some(out.into())
     }
 
-    fn read(&mut self, data: &[u8]) {
-        let Ok(chunk) = serde_json::from_slice::<Chunk>(data) else {
+    /// Takes a chunk of the first worker.
+    fn take_first(&mut self, data: &[u8]) {
+        if let Some(text) = self.template.text(data) {
+            self.text.push_str(&text);
+            self.tokens += 1;
+        } else if let Data::Token(_) = Data::of(data, self.begun) {
+            self.begun = true;
+            if let Some(text) = self.read(data) {
+                self.template.keep(data, text);
+            }
+        }
+    }
+
+    /// Reads a chunk. Where its text is, if there is nothing else to know of such a chunk.
+    fn read(&mut self, data: &[u8]) -> Option<Range<usize>> {
+        let Ok(chunk) = serde_json::from_slice::<Chunk<'_>>(data) else {
             self.spoilt = true;
-            return;
+            return None;
         };
         if self.id.is_none()
             && let Ok(whole) = serde_json::from_slice::<Object>(data)
@@ -217,21 +246,31 @@ impl Resumption {
             self.id = whole.get("id").map(ToOwned::to_owned);
             self.created = whole.get("created").map(ToOwned::to_owned);
         }
+        let mut alone = chunk.choices.len() == 1;
+        let mut place = None;
         for choice in chunk.choices {
-            self.finished |= choice
-                .finish_reason
-                .is_some_and(|reason| reason.get() != "null");
-            let mut text = choice.text.unwrap_or_default();
+            // Of `null`, there is none.
+            self.finished |= choice.finish_reason.is_some();
+            let (mut other, mut calls, mut content) = (false, false, None);
             if let Some(delta) = choice.delta {
-                let other = [delta.reasoning, delta.reasoning_content];
-                let other = other.into_iter().flatten().any(|text| !text.is_empty());
-                let calls = delta.tool_calls.is_some_and(|calls| !calls.is_empty());
-                self.spoilt |= other || calls;
-                text.push_str(&delta.content.unwrap_or_default());
+                let reasoning = [delta.reasoning, delta.reasoning_content];
+                other = reasoning.into_iter().flatten().any(|text| !text.is_empty());
+                calls = delta.tool_calls.is_some_and(|calls| !calls.is_empty());
+                content = delta.content;
             }
-            self.text.push_str(&text);
+            self.spoilt |= other || calls;
+            alone &= choice.finish_reason.is_none() && choice.text.is_some() != content.is_some();
+            for written in [choice.text, content].into_iter().flatten() {
+                match serde_json::from_str::<String>(written.get()) {
+                    Ok(text) => self.text.push_str(&text),
+                    Err(_) => self.spoilt = true,
+                }
+                let start = written.get().as_ptr().addr() - data.as_ptr().addr();
+                place = Some(start + 1..start + written.get().len() - 1);
+            }
         }
         self.tokens += 1;
+        place.filter(|_| alone && !self.spoilt)
     }
 
     /// A chunk of a later worker as one of the first: its name and its usage.

@@ -1,7 +1,10 @@
 //! Passing an answer on, whole or as a stream.
 
+use std::sync::LazyLock;
+
 use axum::body::Bytes;
 use axum::http::{StatusCode, header};
+use memchr::memmem::Finder;
 use tasuki_flow::{LegEndReason, Opaque, Output};
 
 use super::client::{HttpError, MOST_ANSWER_BYTES};
@@ -12,6 +15,11 @@ use super::sglang;
 use crate::alarm::Alarm;
 use crate::foreign::events::{self, Data, Splitter};
 use crate::foreign::request::{Answer, ForeignRequest, Head, PromptLogprobs, Usage};
+use crate::foreign::template::Template;
+
+/// Where a chunk's text is, in chat and in completions.
+static TEXTS: LazyLock<[Finder<'static>; 2]> =
+    LazyLock::new(|| [Finder::new(br#""content":"#), Finder::new(br#""text":"#)]);
 
 /// An answer that is not streamed counts for at most so many tokens.
 const MOST_TOKENS: u64 = 1 << 20;
@@ -161,6 +169,8 @@ struct Seen {
     tokens: usize,
     total: usize,
     usage: Option<Usage>,
+    /// A chunk that is a token, without a usage.
+    token: Template,
 }
 
 /// Its status, its message, and the event's data.
@@ -170,6 +180,11 @@ impl Seen {
     /// Reads whole events; gives back those before an error, and the error.
     fn read<'a>(&mut self, part: &'a Bytes) -> (&'a [u8], Option<ErrorEvent>) {
         for (start, data) in events::located(part) {
+            if self.token.text(data).is_some() {
+                self.tokens += 1;
+                self.total += 1;
+                continue;
+            }
             match Data::of(data, self.begun) {
                 Data::Done => self.done = true,
                 Data::Error(error) => {
@@ -182,6 +197,9 @@ impl Seen {
                     self.tokens += 1;
                     self.total += 1;
                     self.usage = usage.or(self.usage);
+                    if usage.is_none() {
+                        self.token.keep_by(data, &*TEXTS);
+                    }
                 }
                 Data::Other(usage) => self.usage = usage.or(self.usage),
             }
@@ -200,5 +218,69 @@ fn head_of(answer: &Exchange<'_>) -> Head {
     Head {
         status: answer.status(),
         content_type: answer.content_type(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream's events, its text among them as it is written.
+    fn events(texts: &[&str], more: &str) -> Vec<Bytes> {
+        let chunk = |text: &&str| {
+            let choice = format!(r#"{{"delta":{{"content":"{text}"}},"finish_reason":null}}"#);
+            Bytes::from(format!(
+                "data: {{\"id\":\"x\",\"choices\":[{choice}]{more}}}\n\n"
+            ))
+        };
+        texts.iter().map(chunk).collect()
+    }
+
+    #[test]
+    fn a_chunk_counts_the_same_whether_it_is_compared_or_parsed() {
+        let usage = r#"{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}"#;
+        let others = [
+            format!("data: {usage}\n\n: note\n\ndata: [DONE]\n\n"),
+            "data: {\"id\":\"x\",\"choices\":[]}\n\n".to_owned(),
+            "data: {\"error\":{\"message\":\"m\",\"code\":500}}\n\n".to_owned(),
+        ];
+        let texts = ["a", "", "\\\"choices\\\":[]", "{\\n", "c\\\\", "d"];
+        for more in [
+            "",
+            r#","usage":null"#,
+            r#","usage":{"completion_tokens":1}"#,
+        ] {
+            let mut compared = Seen::default();
+            for part in events(&texts, more)
+                .into_iter()
+                .chain(others.clone().map(Bytes::from))
+            {
+                let mut parsed = Seen {
+                    token: Template::default(),
+                    usage: compared.usage,
+                    ..compared
+                };
+                let found = compared.read(&part);
+                assert_eq!(found, parsed.read(&part));
+                assert_eq!(
+                    (
+                        compared.begun,
+                        compared.done,
+                        compared.tokens,
+                        compared.total,
+                        compared.usage
+                    ),
+                    (
+                        parsed.begun,
+                        parsed.done,
+                        parsed.tokens,
+                        parsed.total,
+                        parsed.usage
+                    ),
+                    "{part:?}"
+                );
+            }
+            assert_eq!((compared.total, compared.done), (texts.len(), true));
+        }
     }
 }
