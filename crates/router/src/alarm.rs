@@ -108,6 +108,12 @@ impl Deadline {
         let done = self.alarm.before(work).await;
         done.ok_or(ApiError::Deadline { limit })
     }
+
+    /// Ready when it has passed.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<ApiError> {
+        let late = ApiError::Deadline { limit: self.limit };
+        self.alarm.poll(context).map(|()| late)
+    }
 }
 
 #[cfg(test)]

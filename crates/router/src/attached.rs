@@ -8,7 +8,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
@@ -31,9 +31,11 @@ pub struct Attached {
     runtime: Handle,
 }
 
-struct Inner {
+struct Inner(Mutex<Running>);
+
+struct Running {
     /// `None`: it has ended, or is a task now.
-    work: Mutex<Option<Work>>,
+    work: Option<Work>,
     woken: Woken,
 }
 
@@ -45,9 +47,12 @@ pub async fn run<T>(connection: impl Future<Output = T>) -> T {
         let polled = connection.as_mut().poll(context);
         if polled.is_pending() {
             let inner = lock(&place.0).upgrade();
-            // Otherwise the task that polled it last is still the one to be woken.
-            if let Some(inner) = inner.filter(|inner| inner.woken.is_set()) {
-                inner.poll(context);
+            if let Some(inner) = inner {
+                let mut running = lock(&inner.0);
+                // Otherwise the task that polled it last is still the one to be woken.
+                if running.woken.is_set() {
+                    let _ = running.poll(context);
+                }
             }
         }
         polled
@@ -63,15 +68,15 @@ pub fn attach(work: impl Future<Output = ()> + Send + 'static) -> Option<Attache
         let mut place = lock(&place.0);
         if place
             .upgrade()
-            .is_some_and(|inner| lock(&inner.work).is_some())
+            .is_some_and(|inner| lock(&inner.0).work.is_some())
         {
             return None;
         }
         let work: Work = Box::pin(work.take()?);
-        let inner = Arc::new(Inner {
-            work: Mutex::new(Some(work)),
+        let inner = Arc::new(Inner(Mutex::new(Running {
+            work: Some(work),
             woken: Woken::new(),
-        });
+        })));
         *place = Arc::downgrade(&inner);
         let runtime = Handle::current();
         Some(Attached { inner, runtime })
@@ -83,30 +88,31 @@ pub fn attach(work: impl Future<Output = ()> + Send + 'static) -> Option<Attache
 }
 
 impl Attached {
-    /// Goes on with the work, if something has happened that it waits for.
-    pub fn poll(&self, context: &Context<'_>) {
-        self.inner.poll(context);
+    /// Goes on with the work, if something has happened that it waits for. Ready: it has ended, or
+    /// is a task now.
+    pub fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        lock(&self.inner.0).poll(context)
     }
 }
 
-impl Inner {
-    fn poll(&self, context: &Context<'_>) {
-        let mut work = lock(&self.work);
-        let Some(running) = &mut *work else {
-            return;
+impl Running {
+    fn poll(&mut self, context: &Context<'_>) -> Poll<()> {
+        let Some(work) = &mut self.work else {
+            return Poll::Ready(());
         };
         let polled = self
             .woken
-            .poll(context, |context| running.as_mut().poll(context));
+            .poll(context, |context| work.as_mut().poll(context));
         if polled.is_ready() {
-            *work = None;
+            self.work = None;
         }
+        polled
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        if let Some(work) = lock(&self.inner.work).take() {
+        if let Some(work) = lock(&self.inner.0).work.take() {
             self.runtime.spawn(work);
         }
     }
@@ -120,7 +126,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::future::pending;
-    use std::task::Poll;
     use std::time::Duration;
 
     use tokio::sync::{mpsc, oneshot};
@@ -164,7 +169,7 @@ mod tests {
                 .await
                 .unwrap();
             poll_fn(|context| {
-                attached.poll(context);
+                let _ = attached.poll(context);
                 Poll::<()>::Pending
             })
             .await;

@@ -3,28 +3,38 @@
 //! A task is woken for one of its parts, and polling the others costs as much. Here each part
 //! has a waker of its own, which remembers that it was used and wakes the task.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use futures::task::{ArcWake, AtomicWaker, waker};
+use futures::task::{ArcWake, waker};
 
 /// Whether a part is to be polled. In the beginning it is.
 pub struct Woken {
     signal: Arc<Signal>,
     waker: Waker,
+    /// The signal's task. It seldom changes, so most polls take no lock.
+    task: Option<Waker>,
 }
 
 struct Signal {
     is_woken: AtomicBool,
     /// The task that polled the part last.
-    task: AtomicWaker,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Signal {
+    fn task(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl ArcWake for Signal {
     fn wake_by_ref(signal: &Arc<Self>) {
         signal.is_woken.store(true, Ordering::Release);
-        signal.task.wake();
+        if let Some(task) = &*signal.task() {
+            task.wake_by_ref();
+        }
     }
 }
 
@@ -32,10 +42,14 @@ impl Woken {
     pub fn new() -> Self {
         let signal = Arc::new(Signal {
             is_woken: AtomicBool::new(true),
-            task: AtomicWaker::new(),
+            task: Mutex::new(None),
         });
         let waker = waker(Arc::clone(&signal));
-        Self { signal, waker }
+        Self {
+            signal,
+            waker,
+            task: None,
+        }
     }
 
     /// The part is to be polled the next time. The task is not woken for it.
@@ -51,27 +65,47 @@ impl Woken {
     /// Polls the part if it was woken. One that is ready is polled the next time too: it may
     /// have more.
     pub fn poll<T>(
-        &self,
+        &mut self,
         context: &Context<'_>,
         part: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        // Before the look: what wakes the part after it wakes this task.
-        self.signal.task.register(context.waker());
-        if !self.signal.is_woken.swap(false, Ordering::AcqRel) {
-            return Poll::Pending;
-        }
-        let polled = part(&mut Context::from_waker(&self.waker));
+        let polled = self.poll_once(context, part);
         if polled.is_ready() {
             self.set();
         }
         polled
     }
+
+    /// The same, but that one that is ready is polled the next time only if it was woken again.
+    pub fn poll_once<T>(
+        &mut self,
+        context: &Context<'_>,
+        part: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        // Before the look: what wakes the part after it wakes this task.
+        self.register(context.waker());
+        if !self.is_set() || !self.signal.is_woken.swap(false, Ordering::AcqRel) {
+            return Poll::Pending;
+        }
+        part(&mut Context::from_waker(&self.waker))
+    }
+
+    fn register(&mut self, task: &Waker) {
+        if self
+            .task
+            .as_ref()
+            .is_some_and(|known| known.will_wake(task))
+        {
+            return;
+        }
+        self.task = Some(task.clone());
+        // The one before is dropped without the lock: its task may end with it.
+        let _before = self.signal.task().replace(task.clone());
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use futures::task::noop_waker;
     use tokio::sync::mpsc;
 
@@ -82,32 +116,40 @@ mod tests {
         let task = noop_waker();
         let context = Context::from_waker(&task);
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let (woken, polls) = (Woken::new(), Cell::new(0));
-        let mut poll = || {
-            woken.poll(&context, |context| {
-                polls.set(polls.get() + 1);
+        let (mut woken, mut polls) = (Woken::new(), 0);
+        let mut poll = |woken: &mut Woken, once: bool| {
+            let part = |context: &mut Context<'_>| {
+                polls += 1;
                 receiver.poll_recv(context)
-            })
+            };
+            let polled = match once {
+                true => woken.poll_once(&context, part),
+                false => woken.poll(&context, part),
+            };
+            (polled, polls)
         };
-        assert_eq!((poll(), polls.get()), (Poll::Pending, 1));
-        assert_eq!((poll(), polls.get()), (Poll::Pending, 1));
+        assert_eq!(poll(&mut woken, false), (Poll::Pending, 1));
+        assert_eq!(poll(&mut woken, false), (Poll::Pending, 1));
         sender.send('a').unwrap();
         sender.send('b').unwrap();
-        assert_eq!((poll(), polls.get()), (Poll::Ready(Some('a')), 2));
-        assert_eq!((poll(), polls.get()), (Poll::Ready(Some('b')), 3));
-        assert_eq!((poll(), polls.get()), (Poll::Pending, 4));
-        assert_eq!((poll(), polls.get()), (Poll::Pending, 4));
+        assert_eq!(poll(&mut woken, false), (Poll::Ready(Some('a')), 2));
+        assert_eq!(poll(&mut woken, false), (Poll::Ready(Some('b')), 3));
+        assert_eq!(poll(&mut woken, false), (Poll::Pending, 4));
+        assert_eq!(poll(&mut woken, false), (Poll::Pending, 4));
         woken.set();
-        assert_eq!((poll(), polls.get()), (Poll::Pending, 5));
+        assert_eq!(poll(&mut woken, false), (Poll::Pending, 5));
+        sender.send('c').unwrap();
+        assert_eq!(poll(&mut woken, true), (Poll::Ready(Some('c')), 6));
+        assert_eq!(poll(&mut woken, true), (Poll::Pending, 6));
     }
 
     #[tokio::test]
     async fn the_task_that_polled_last_is_woken() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
-        let woken = Woken::new();
+        let mut woken = Woken::new();
         let mut receiver = std::pin::pin!(receiver);
         let first = noop_waker();
-        let poll = |context: &Context<'_>, receiver: std::pin::Pin<&mut _>| {
+        let mut poll = |context: &Context<'_>, receiver: std::pin::Pin<&mut _>| {
             woken.poll(context, |context| Future::poll(receiver, context))
         };
         let looked = poll(&Context::from_waker(&first), receiver.as_mut());

@@ -1,13 +1,17 @@
 //! The answer to a request of another engine's model, as it comes: parts of the worker's, a
 //! comment while there is nothing, at most one error event.
 
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::Response;
-use futures::Stream;
+use hyper::body::{Body, Frame};
 use serde_json::json;
 use tasuki_flow::Opaque;
 
@@ -23,6 +27,7 @@ use crate::error::ApiError;
 use crate::gate::Permit;
 use crate::openai;
 use crate::serve::api::{Arrival, Event, Generating, Generation, ServeError, Timings};
+use crate::woken::Woken;
 
 const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
@@ -91,38 +96,50 @@ impl Answering {
     }
 
     pub async fn next(&mut self) -> Next {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Next> {
         loop {
-            let event = match self.deadline.limit(self.generating.next()).await {
-                Ok(event) => event,
-                Err(late) => return self.failed(Ending::Error(late)),
+            // What is there is taken, however late.
+            let Poll::Ready(event) = self.generating.poll_next(context) else {
+                let late = ready!(self.deadline.poll(context));
+                return Poll::Ready(self.failed(Ending::Error(late)));
             };
-            match event {
-                Some(Event::Frame { frame, tokens }) => {
-                    self.tokens += u64::from(tokens);
-                    if let Some(part) = self.observe(frame) {
-                        return Next::Part(part);
-                    }
-                }
-                Some(Event::Tokens { .. } | Event::PromptLogprobs(_)) => {}
-                Some(Event::Done(timings)) => {
-                    self.timings = Some(*timings);
-                    self.log.end.finish();
-                    return Next::Done;
-                }
-                Some(Event::Failed(ServeError::Answered(answer))) => {
-                    return self.failed(Ending::Refused(answer));
-                }
-                Some(Event::Failed(error)) => {
-                    if !self.resume() {
-                        return self.failed(Ending::Error(error.into()));
-                    }
-                }
-                None => {
-                    let error = ApiError::Failed("The answer broke off.".to_owned());
-                    return self.failed(Ending::Error(error));
-                }
+            if let Some(next) = self.take(event) {
+                return Poll::Ready(next);
             }
         }
+    }
+
+    /// What an event is for the client; `None`: nothing, and another one follows.
+    fn take(&mut self, event: Option<Event>) -> Option<Next> {
+        let next = match event {
+            Some(Event::Frame { frame, tokens }) => {
+                self.tokens += u64::from(tokens);
+                Next::Part(self.observe(frame)?)
+            }
+            Some(Event::Tokens { .. } | Event::PromptLogprobs(_)) => return None,
+            Some(Event::Done(timings)) => {
+                self.timings = Some(*timings);
+                self.log.end.finish();
+                Next::Done
+            }
+            Some(Event::Failed(ServeError::Answered(answer))) => {
+                self.failed(Ending::Refused(answer))
+            }
+            Some(Event::Failed(error)) => {
+                if self.resume() {
+                    return None;
+                }
+                self.failed(Ending::Error(error.into()))
+            }
+            None => {
+                let error = ApiError::Failed("The answer broke off.".to_owned());
+                self.failed(Ending::Error(error))
+            }
+        };
+        Some(next)
     }
 
     /// Takes note of a part; `None` where nothing of it is for the client.
@@ -195,25 +212,50 @@ impl Answering {
     }
 }
 
-/// The body of a streamed answer. `first`: its first part; `None`: it waits for that still.
-pub fn events(
-    answering: Answering,
-    first: Option<Next>,
-    heartbeat: Duration,
-) -> impl Stream<Item = Bytes> + Send {
-    let state = State {
-        answering,
-        next: first.map_or(Pending::Late, Pending::There),
-        sending: None,
-        ended: false,
-        heartbeat,
-        quiet: Alarm::new(),
-    };
-    // Boxed: it is moved for every part.
-    futures::stream::unfold(Box::new(state), |mut state| async move {
-        let bytes = state.bytes().await?;
-        Some((bytes, state))
-    })
+/// The body of a streamed answer. Its connection asks several times for each part; it is polled
+/// only when there may be something.
+pub struct EventBody {
+    parts: Parts,
+    woken: Woken,
+}
+
+impl EventBody {
+    /// `first`: its first part; `None`: it waits for that still.
+    pub fn new(answering: Answering, first: Option<Next>, heartbeat: Duration) -> Self {
+        let mut parts = Parts {
+            answering,
+            next: first.map_or(Pending::Late, Pending::There),
+            sending: None,
+            ended: false,
+            heartbeat,
+            quiet: Alarm::new(),
+        };
+        parts.quiet.set(Some(Instant::now() + heartbeat));
+        let woken = Woken::new();
+        Self { parts, woken }
+    }
+}
+
+impl Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Self { parts, woken } = &mut *self;
+        // The connection has taken it over.
+        parts.sending = None;
+        let polled = woken.poll_once(context, |context| parts.poll(context));
+        let Poll::Ready((part, settled)) = polled else {
+            return Poll::Pending;
+        };
+        if !settled {
+            woken.set();
+        }
+        Poll::Ready(part.map(|part| Ok(Frame::data(part))))
+    }
 }
 
 enum Pending {
@@ -222,7 +264,7 @@ enum Pending {
     Awaited,
 }
 
-struct State {
+struct Parts {
     answering: Answering,
     next: Pending,
     /// Its room is given back when the next one is asked for.
@@ -233,21 +275,29 @@ struct State {
     quiet: Alarm,
 }
 
-impl State {
-    async fn bytes(&mut self) -> Option<Bytes> {
-        self.sending = None;
+impl Parts {
+    /// The next part, and whether it is the last one until this is woken.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<(Option<Bytes>, bool)> {
         if self.ended {
-            return None;
+            return Poll::Ready((None, false));
         }
+        let mut settled = false;
         let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
             Pending::There(next) => Some(next),
             Pending::Late => None,
-            Pending::Awaited => {
-                let next = self.answering.next();
-                self.quiet.within(Some(self.heartbeat), next).await
-            }
+            Pending::Awaited => match self.answering.poll_next(context) {
+                Poll::Ready(next) => {
+                    settled = self.answering.generating.events.is_settled();
+                    Some(next)
+                }
+                Poll::Pending => {
+                    ready!(self.quiet.poll(context));
+                    None
+                }
+            },
         };
-        match next {
+        self.quiet.set(Some(Instant::now() + self.heartbeat));
+        let part = match next {
             None => Some(Bytes::from_static(HEARTBEAT)),
             Some(Next::Part(frame)) => {
                 let bytes = frame.get::<Answer>().map(|answer| answer.bytes.clone());
@@ -259,7 +309,8 @@ impl State {
                 self.ended = true;
                 Some(error_event(&ending))
             }
-        }
+        };
+        Poll::Ready((part, settled && !self.ended))
     }
 }
 

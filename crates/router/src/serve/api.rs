@@ -3,7 +3,9 @@
 //! `openai/` turns a client's request into [`Generation`]s and the [`Event`]s of
 //! each back into text. `serve/` turns a [`Generation`] into legs on workers.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use tasuki_flow::fleet::NotReady;
@@ -70,7 +72,12 @@ impl Account {
 impl Generating {
     /// The next event; `None` after `Done` or `Failed`.
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv(self.work.as_ref()).await
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The same.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll(self.work.as_ref(), context)
     }
 
     /// Ends one choice early: a stop string was found in its text. Its further

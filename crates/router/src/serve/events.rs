@@ -6,7 +6,6 @@
 //! up: with too many bytes waiting the client has lost its request.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -32,7 +31,11 @@ pub fn channel(choices: u32) -> (EventSender, EventReceiver) {
         closed: Notify::new(),
     });
     let sender = EventSender(Arc::new(Sending(Arc::clone(&shared))));
-    (sender, EventReceiver(shared))
+    let receiver = EventReceiver {
+        shared,
+        settled: false,
+    };
+    (sender, receiver)
 }
 
 /// The request's end of the queue.
@@ -40,7 +43,11 @@ pub fn channel(choices: u32) -> (EventSender, EventReceiver) {
 pub struct EventSender(Arc<Sending>);
 
 /// The client's end of the queue.
-pub struct EventReceiver(Arc<Shared>);
+pub struct EventReceiver {
+    shared: Arc<Shared>,
+    /// See [`EventReceiver::is_settled`].
+    settled: bool,
+}
 
 /// Gone with the last sender.
 struct Sending(Arc<Shared>);
@@ -104,33 +111,45 @@ impl EventSender {
 impl EventReceiver {
     /// The next event; `None` after the last one. `work`: what makes events, and is to go on
     /// here and now before there is nothing.
-    pub async fn recv(&mut self, work: Option<&Attached>) -> Option<Event> {
-        poll_fn(|context| {
-            if let Some(work) = work {
-                let mut queue = self.0.lock();
-                if let Some(event) = queue.next() {
-                    return Poll::Ready(event);
-                }
-                // It does not wait: it looks again when the work has gone on.
-                queue.reader = None;
-                drop(queue);
-                work.poll(context);
-            }
-            self.poll_recv(context)
-        })
-        .await
-    }
-
-    fn poll_recv(&self, context: &Context<'_>) -> Poll<Option<Event>> {
-        let mut queue = self.0.lock();
+    pub fn poll(
+        &mut self,
+        work: Option<&Attached>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Event>> {
+        self.settled = false;
+        let Some(work) = work else {
+            return self.poll_recv(context);
+        };
+        let mut queue = self.shared.lock();
         if let Some(event) = queue.next() {
             return Poll::Ready(event);
         }
-        match &mut queue.reader {
-            Some(reader) => reader.clone_from(context.waker()),
-            None => queue.reader = Some(context.waker().clone()),
+        // It does not wait: it looks again when the work has gone on.
+        queue.reader = None;
+        drop(queue);
+        let goes_on = work.poll(context).is_pending();
+        let mut queue = self.shared.lock();
+        let Some(event) = queue.next() else {
+            queue.wait(context);
+            return Poll::Pending;
+        };
+        self.settled = goes_on && queue.waiting.is_empty();
+        Poll::Ready(event)
+    }
+
+    /// Whether the event that was ready last is the last one for now, and the work wakes whom it was
+    /// ready for when it can go on: there is no need to ask for another event before.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    fn poll_recv(&self, context: &Context<'_>) -> Poll<Option<Event>> {
+        let mut queue = self.shared.lock();
+        let event = queue.next();
+        if event.is_none() {
+            queue.wait(context);
         }
-        Poll::Pending
+        event.map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -148,11 +167,11 @@ impl Drop for Sending {
 
 impl Drop for EventReceiver {
     fn drop(&mut self) {
-        let mut queue = self.0.lock();
+        let mut queue = self.shared.lock();
         queue.closed = true;
         queue.waiting.clear();
         drop(queue);
-        self.0.closed.notify_one();
+        self.shared.closed.notify_one();
     }
 }
 
@@ -210,6 +229,14 @@ impl Queue {
         known_logprobs.extend(logprobs);
         *last = finish;
         None
+    }
+
+    /// Its reader is woken for the next event.
+    fn wait(&mut self, context: &Context<'_>) {
+        match &mut self.reader {
+            Some(reader) => reader.clone_from(context.waker()),
+            None => self.reader = Some(context.waker().clone()),
+        }
     }
 
     /// The next event or the end, if either is there.

@@ -137,7 +137,8 @@ impl Reports {
         self.output_at(output, Instant::now());
     }
 
-    pub(super) fn output_at(&self, output: Output, now: Instant) {
+    /// The same, as of `now`.
+    pub fn output_at(&self, output: Output, now: Instant) {
         let Shared {
             registry, id, slot, ..
         } = &*self.0;

@@ -1,11 +1,14 @@
 //! What waits stays bounded, and nothing of it is lost or reordered.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use tasuki_flow::Finish;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::*;
+use crate::attached::{self, attach};
 use crate::workers::testing::soon;
 
 fn tokens(choice: u32, tokens: &[u32], top: usize) -> Event {
@@ -27,10 +30,14 @@ fn tokens(choice: u32, tokens: &[u32], top: usize) -> Event {
     }
 }
 
+async fn next(receiver: &mut EventReceiver) -> Option<Event> {
+    poll_fn(|context| receiver.poll(None, context)).await
+}
+
 /// All that waits: events, and the tokens of each choice.
 async fn read(receiver: &mut EventReceiver, choices: u32) -> (usize, Vec<Vec<u32>>) {
     let (mut events, mut seen) = (0, vec![Vec::new(); choices as usize]);
-    while let Some(event) = soon("an event", receiver.recv(None)).await {
+    while let Some(event) = soon("an event", next(receiver)).await {
         events += 1;
         if let Event::Tokens {
             choice,
@@ -110,7 +117,7 @@ async fn the_end_of_a_choice_comes_with_its_last_tokens() {
     });
     drop(sender);
     let mut ends = Vec::new();
-    while let Some(Event::Tokens { tokens, finish, .. }) = receiver.recv(None).await {
+    while let Some(Event::Tokens { tokens, finish, .. }) = next(&mut receiver).await {
         ends.push((tokens.last().copied(), finish));
     }
     let last = ends.pop();
@@ -148,12 +155,12 @@ async fn a_client_that_lets_too_much_wait_loses_its_request() {
     assert!(sent > 4_000);
     soon("the end", sender.closed()).await;
     sender.send(tokens(0, &[1], 0));
-    let Some(Event::Failed(error)) = receiver.recv(None).await else {
+    let Some(Event::Failed(error)) = next(&mut receiver).await else {
         panic!("an error comes first")
     };
     assert_eq!(error.kind(), FailureKind::Client);
     assert!(error.to_string().contains("read too slowly"));
-    assert!(receiver.recv(None).await.is_none());
+    assert!(next(&mut receiver).await.is_none());
 }
 
 #[tokio::test]
@@ -166,8 +173,42 @@ async fn either_end_learns_that_the_other_is_gone() {
     soon("the same again", sender.closed()).await;
     let (sender, mut receiver) = channel(1);
     let other = sender.clone();
-    let reader = tokio::spawn(async move { receiver.recv(None).await.is_none() });
+    let reader = tokio::spawn(async move { next(&mut receiver).await.is_none() });
     drop(sender);
     drop(other);
     assert!(soon("the request's end", reader).await.expect("no panic"));
+}
+
+#[tokio::test]
+async fn it_is_settled_when_its_work_was_polled_for_the_last_event() {
+    let (sender, mut receiver) = channel(1);
+    let (steps, mut numbers) = mpsc::unbounded_channel();
+    let work = async move {
+        while let Some(number) = numbers.recv().await {
+            for _ in 0..number {
+                sender.send(tokens(0, &[7], 0));
+            }
+        }
+    };
+    let connection = attached::run(async move {
+        let attached = attach(work).expect("a place");
+        let settled = async |receiver: &mut EventReceiver| {
+            let event = poll_fn(|context| receiver.poll(Some(&attached), context)).await;
+            event.map(|_| receiver.is_settled())
+        };
+        for number in [1, 2, 1] {
+            steps.send(number).unwrap();
+            for left in (0..number).rev() {
+                // One that lay there says nothing of who is woken for the next.
+                let fresh = left + 1 == number;
+                assert_eq!(settled(&mut receiver).await, Some(fresh && left == 0));
+            }
+        }
+        steps.send(1).unwrap();
+        drop(steps);
+        // The work has ended with it.
+        assert_eq!(settled(&mut receiver).await, Some(false));
+        assert_eq!(settled(&mut receiver).await, None);
+    });
+    soon("the connection's end", connection).await;
 }

@@ -1,6 +1,7 @@
 //! Passing an answer on, whole or as a stream.
 
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::http::{StatusCode, header};
@@ -41,7 +42,7 @@ impl Leg<'_> {
             usage,
             room: None,
         };
-        self.output(answer, tokens as usize);
+        self.output(answer, tokens as usize, Instant::now());
         Ok(())
     }
 
@@ -88,8 +89,9 @@ impl Leg<'_> {
                     bytes,
                     usage: seen.usage.take(),
                 };
-                self.output(answer, std::mem::take(&mut seen.tokens));
-                parts.keep_apart();
+                let now = Instant::now();
+                self.output(answer, std::mem::take(&mut seen.tokens), now);
+                parts.keep_apart(now);
             }
             if let Some((status, message, data)) = error {
                 return Err(self.error_event(&seen, status, message, data));
@@ -150,13 +152,14 @@ impl Leg<'_> {
         }
     }
 
-    fn output(&self, answer: Answer, tokens: usize) {
+    fn output(&self, answer: Answer, tokens: usize, now: Instant) {
         let output = Output {
-            tokens: vec![0; tokens],
+            // Not zeroed memory, which takes longer for so little.
+            tokens: std::iter::repeat_n(0, tokens).collect(),
             frame: Some(Opaque::new(answer)),
             ..Output::default()
         };
-        self.reports.output(output);
+        self.reports.output_at(output, now);
     }
 }
 

@@ -1,10 +1,10 @@
 //! The body of a streamed answer, as much at a time as there is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use futures::FutureExt;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::client::HttpError;
 use super::exchange::Exchange;
@@ -38,8 +38,8 @@ impl<'a> Parts<'a> {
     }
 
     /// The part that was given out last counts: the next one keeps its distance from it.
-    pub fn keep_apart(&mut self) {
-        self.last = Some(Instant::now());
+    pub fn keep_apart(&mut self, now: Instant) {
+        self.last = Some(now);
     }
 
     /// The next part; `None` at the end.
@@ -58,7 +58,7 @@ impl<'a> Parts<'a> {
         if let Some(last) = self.last.take() {
             let due = last + APART;
             if Instant::now() < due {
-                sleep_until(due).await;
+                sleep_until(due.into()).await;
                 waited = true;
             }
         }
@@ -111,7 +111,7 @@ mod tests {
         write(&mut worker, b"a").await;
         assert_eq!(parts.next().await, Some(Ok(Bytes::from("a"))));
         let start = Instant::now();
-        parts.keep_apart();
+        parts.keep_apart(Instant::now());
         write(&mut worker, b"b").await;
         let (part, ()) = tokio::join!(parts.next(), write(&mut worker, b"c"));
         assert_eq!(part, Some(Ok(Bytes::from("bc"))));
