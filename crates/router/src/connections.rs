@@ -25,7 +25,6 @@ use tokio_io_timeout::TimeoutStream;
 use crate::app::App;
 use crate::attached;
 use crate::routes::{routes, routes_beyond_the_limit};
-use crate::small_writes::SmallWrites;
 use crate::tls::Tls;
 
 /// How many connections there may be and how long one may do nothing.
@@ -215,13 +214,13 @@ fn connection(
 }
 
 /// Serves HTTP on a connection to its end.
-fn http<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+fn http<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     service: Router,
     limits: ConnectionLimits,
     watcher: Watcher,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    let mut stream = TimeoutStream::new(SmallWrites(stream));
+    let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.client_stall));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

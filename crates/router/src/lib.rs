@@ -33,7 +33,6 @@ mod request_log;
 mod routes;
 mod run;
 mod serve;
-mod small_writes;
 #[cfg(test)]
 mod testing;
 mod tls;

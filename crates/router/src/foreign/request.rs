@@ -31,13 +31,23 @@ pub struct ForeignRequest {
 }
 
 impl ForeignRequest {
+    /// The same as [`ForeignRequest::room`], if there is as much now.
+    pub fn room_now(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.window)
+            .try_acquire_many_owned(asked(bytes))
+            .ok()
+    }
+
     /// Room for bytes of the answer, which lasts until they are sent on; `None` for one that
     /// is larger than all the room there is.
     pub async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let asked = u32::try_from(bytes.min(WINDOW_BYTES)).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.window).acquire_many_owned(asked);
+        let room = Arc::clone(&self.window).acquire_many_owned(asked(bytes));
         room.await.ok()
     }
+}
+
+fn asked(bytes: usize) -> u32 {
+    u32::try_from(bytes.min(WINDOW_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// What the two legs of an attempt tell each other, by the attempt's name.

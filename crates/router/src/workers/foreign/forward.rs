@@ -59,11 +59,14 @@ impl Leg<'_> {
         let mut held: Vec<u8> = Vec::new();
         let mut seen = Seen::default();
         let mut stalled = Alarm::new();
+        // One look at the clock serves all that is done with a part.
+        let mut now = parts.read_at();
         // Only the worker is waited for here: a slow client is waited for below.
         while let Some(part) = self
-            .before_stalled(&mut stalled, &seen, parts.next())
+            .before_stalled(&mut stalled, &seen, now, parts.next())
             .await?
         {
+            now = parts.read_at();
             let part = part.map_err(|error| self.broken(&seen, &error))?;
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
@@ -83,13 +86,17 @@ impl Leg<'_> {
                     Some(told) => sglang::merge_events(&ready, told).into(),
                     None => ready,
                 };
+                let mut room = request.room_now(bytes.len());
+                if room.is_none() {
+                    room = request.room(bytes.len()).await;
+                    now = Instant::now();
+                }
                 let answer = Answer {
-                    room: request.room(bytes.len()).await,
+                    room,
                     head: head.take(),
                     bytes,
                     usage: seen.usage.take(),
                 };
-                let now = Instant::now();
                 self.output(answer, std::mem::take(&mut seen.tokens), now);
                 parts.keep_apart(now);
             }
@@ -104,15 +111,17 @@ impl Leg<'_> {
         }
     }
 
-    /// What comes next of the stream, within the limit for one that has begun.
+    /// What comes next of the stream, within the limit since `last` for one that has begun.
     async fn before_stalled<T>(
         &self,
         alarm: &mut Alarm,
         seen: &Seen,
+        last: Instant,
         next: impl Future<Output = T>,
     ) -> Result<T, Failure> {
         let limit = self.site.stalled.filter(|_| seen.begun);
-        alarm.within(limit, next).await.ok_or_else(|| {
+        alarm.set(limit.map(|limit| last + limit));
+        alarm.before(next).await.ok_or_else(|| {
             let (limit, tokens) = (limit.unwrap_or_default(), seen.total);
             Failure::failed(format!("nothing for {limit:?}, after {tokens} tokens"))
         })

@@ -24,6 +24,8 @@ pub struct Parts<'a> {
     answer: Exchange<'a>,
     /// When the last part was given out; `None`: the next one is not to wait.
     last: Option<Instant>,
+    /// When the newest part was read.
+    read_at: Instant,
     /// What broke behind the last part.
     error: Option<HttpError>,
 }
@@ -33,6 +35,7 @@ impl<'a> Parts<'a> {
         Self {
             answer,
             last: None,
+            read_at: Instant::now(),
             error: None,
         }
     }
@@ -40,6 +43,11 @@ impl<'a> Parts<'a> {
     /// The part that was given out last counts: the next one keeps its distance from it.
     pub fn keep_apart(&mut self, now: Instant) {
         self.last = Some(now);
+    }
+
+    /// When the part that was given out last was read.
+    pub fn read_at(&self) -> Instant {
+        self.read_at
     }
 
     /// The next part; `None` at the end.
@@ -54,11 +62,13 @@ impl<'a> Parts<'a> {
             Err(error) if part.is_empty() => return Some(Err(error)),
             Err(error) => self.error = Some(error),
         }
+        self.read_at = Instant::now();
         let mut waited = false;
         if let Some(last) = self.last.take() {
             let due = last + APART;
-            if Instant::now() < due {
+            if self.read_at < due {
                 sleep_until(due.into()).await;
+                self.read_at = Instant::now();
                 waited = true;
             }
         }
