@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from table_parts import load, number, rows, source
 
 DECIDERS = ("round robin", "load loop", "prompt 4096", "prompt 16")
@@ -53,19 +55,23 @@ def roles_paces() -> str:
     return source("roles_paces") + rows(tuple(heads), lines)
 
 
-def roles_served() -> str:
+def roles_served(name: str) -> Callable[[], str]:
     """The same on real workers: goodput by phase of every topology."""
-    result = load("roles_follow_served")
-    lines = [
-        [
-            run["name"],
-            *(number(phase["goodput"]) for phase in run["phases"]),
-            number(run["goodput"], 2),
-            f"{run['goodput'] / result['best_static_goodput']:.2f}",
-            run["changes"],
+
+    def table() -> str:
+        result = load(name)
+        lines = [
+            [
+                run["name"],
+                *(number(phase["goodput"]) for phase in run["phases"]),
+                number(run["goodput"], 2),
+                f"{run['goodput'] / result['best_static_goodput']:.2f}",
+                run["changes"],
+            ]
+            for run in result["runs"]
         ]
-        for run in result["runs"]
-    ]
-    phases = [phase["load"] for phase in result["runs"][0]["phases"]]
-    heads = ("roles", *phases, "whole", "of the best static", "changes")
-    return source("roles_follow_served") + rows(heads, lines)
+        phases = [phase["load"] for phase in result["runs"][0]["phases"]]
+        heads = ("roles", *phases, "whole", "of the best static", "changes")
+        return source(name) + rows(heads, lines)
+
+    return table

@@ -34,7 +34,7 @@ from tasuki.kv.transport import Transport
 from tasuki.models.fetch import resolve_model
 from tasuki.worker.build import build
 from tasuki.worker.config import WorkerConfig
-from tasuki.worker.startup import Phases
+from tasuki.worker.startup import Phases, keep_compiled
 
 
 class _BothTimers:
@@ -71,6 +71,7 @@ def run_steps(
     Raises:
         TasukiError: The worker cannot be built, or a measurement failed.
     """
+    keep_compiled()
     config = worker_config(model, options, grid)
     say(f"building an engine for {config.model.name} …")
     built = build(config, Phases(time.monotonic()))
