@@ -1,12 +1,15 @@
 """Do answers match their JSON schemas? A small model over the schemas of JSONSchemaBench.
 
-    python benchmarks/structured_output.py SCHEMAS [--count 500] [--threads N]
+    python benchmarks/structured_output.py SCHEMAS [--count 500] [--threads N]      about 15 min
 
 SCHEMAS is the folder `data` of https://github.com/guidance-ai/jsonschemabench (revision in
 the result): a folder for each collection, a file for each schema. Some of them, drawn by the seed,
 are compiled as a worker compiles them, and the model is asked for an example of each, by an
-engine as a worker builds it, on the CPU. Answers are drawn at `--temperature`. What ended
-by itself is checked with the package `jsonschema`.
+engine as a worker builds it, on the CPU; two short examples of other schemas come before. The
+model is so small that it often goes on within a string for ever: at a low temperature it repeats
+itself, at a high one it rambles. So it draws at `--temperature` among tokens that are not much
+less likely than the likeliest (`--min-p`), and repeats what it has said less gladly
+(`--frequency-penalty`). What ended by itself is checked with the package `jsonschema`.
 
 An answer is `valid`, `invalid` (it ended and does not match), `cut off` (by `--max-tokens`) or
 `failed` (the engine refused to go on); a schema may be `refused` when it is compiled, with
@@ -24,7 +27,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,34 @@ MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
 AT_ONCE = 32
 _SCHEMA_TOKENS = 300  # of a prompt: the rest of a long schema is left out
+_STRING: Any = {"type": "string"}
+EXAMPLES: tuple[tuple[Any, Any], ...] = (
+    (
+        {
+            "type": "object",
+            "properties": {
+                "title": _STRING,
+                "year": {"type": "integer"},
+                "tags": {"type": "array", "items": _STRING},
+                "publisher": _STRING,
+            },
+            "required": ["title", "tags"],
+        },
+        {"title": "Dune", "tags": ["novel"]},
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {
+                "host": _STRING,
+                "ports": {"type": "array", "items": {"type": "integer"}},
+                "options": {"type": "object"},
+            },
+        },
+        {"host": "a.org", "ports": [80]},
+    ),
+)
+"""Schemas, and a short answer to each."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: (\[[^\]]*\])")
 
 
@@ -96,13 +127,20 @@ def compile_all(cases: Sequence[Case], compiler: GrammarCompiler) -> None:
 
 
 def prompt_of(tokenizer: Any, schema: Any) -> list[int]:
-    """A chat that asks for an example."""
-    text = json.dumps(schema, ensure_ascii=False)
-    text = tokenizer.decode(tokenizer.encode(text)[:_SCHEMA_TOKENS])
-    words = f"Give a short example, as JSON, of what this schema describes:\n{text}"
-    chat = [{"role": "user", "content": words}]
+    """A chat that asks for an example, after others that were answered."""
+    chat = []
+    for asked, answer in EXAMPLES:
+        chat.append({"role": "user", "content": _question(tokenizer, asked)})
+        chat.append({"role": "assistant", "content": json.dumps(answer, separators=(",", ":"))})
+    chat.append({"role": "user", "content": _question(tokenizer, schema)})
     said = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(said, add_special_tokens=False))
+
+
+def _question(tokenizer: Any, schema: Any) -> str:
+    text = json.dumps(schema, ensure_ascii=False)
+    text = tokenizer.decode(tokenizer.encode(text)[:_SCHEMA_TOKENS])
+    return f"Give a short example, as JSON, of what this schema describes:\n{text}"
 
 
 def make_engine(model: Any) -> Engine:
@@ -141,18 +179,16 @@ class MaskTimes:
 
 
 def answer_all(
-    cases: Sequence[Case], engine: Engine, tokenizer: Any, max_tokens: int, temperature: float
+    cases: Sequence[Case], engine: Engine, tokenizer: Any, sampling: Mapping[str, Any]
 ) -> float:
-    """Run all that compiled; returns the seconds."""
+    """Run all that compiled, each with a seed of its own; returns the seconds."""
     places = {}
     stops = frozenset({tokenizer.eos_token_id})
     for index, case in enumerate(cases):
         if case.grammar is None:
             continue
         prompt = prompt_of(tokenizer, case.schema)
-        params = SamplingParams(
-            temperature=temperature, seed=index, max_tokens=max_tokens, stop_token_ids=stops
-        )
+        params = SamplingParams(seed=index, stop_token_ids=stops, **sampling)
         name = str(index)
         places[name] = case
         engine.submit(RequestSpec(name, Leg.COLOCATED, prompt, params, grammar=case.grammar))
@@ -214,8 +250,10 @@ def main() -> int:
     parser.add_argument("--revision", default="", help="of the schemas, for the result")
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=1280)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.05)
+    parser.add_argument("--frequency-penalty", type=float, default=0.2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -228,9 +266,9 @@ def main() -> int:
     spec = model.spec
     compile_all(cases, GrammarCompiler(folder, spec.vocab_size, spec.eos_token_ids))
     times = MaskTimes()
-    seconds = answer_all(
-        cases, make_engine(model), tokenizer, arguments.max_tokens, arguments.temperature
-    )
+    names = ("max_tokens", "temperature", "min_p", "frequency_penalty")
+    sampling = {name: getattr(arguments, name) for name in names}
+    seconds = answer_all(cases, make_engine(model), tokenizer, sampling)
     for case in cases:
         judge(case, tokenizer)
     outcomes = Counter(case.outcome for case in cases)
@@ -250,8 +288,7 @@ def main() -> int:
         "schemas": {"suite": "JSONSchemaBench", "revision": arguments.revision},
         "seed": arguments.seed,
         "count": len(cases),
-        "max_tokens": arguments.max_tokens,
-        "temperature": arguments.temperature,
+        **sampling,
         "threads": arguments.threads,
         "outcomes": dict(outcomes),
         "collections": {name: dict(counts) for name, counts in sorted(collections.items())},
