@@ -229,6 +229,7 @@ impl EventBody {
             ended: false,
             heartbeat,
             quiet: Alarm::new(),
+            watched: false,
         };
         parts.quiet.set(Some(Instant::now() + heartbeat));
         let woken = Woken::new();
@@ -273,6 +274,8 @@ struct Parts {
     heartbeat: Duration,
     /// Goes off when there was nothing for so long.
     quiet: Alarm,
+    /// This is woken when `quiet` or the request's deadline goes off.
+    watched: bool,
 }
 
 impl Parts {
@@ -287,11 +290,14 @@ impl Parts {
             Pending::Late => None,
             Pending::Awaited => match self.answering.poll_next(context) {
                 Poll::Ready(next) => {
-                    settled = self.answering.generating.events.is_settled();
+                    settled = self.watched && self.answering.generating.events.is_settled();
                     Some(next)
                 }
                 Poll::Pending => {
-                    ready!(self.quiet.poll(context));
+                    self.watched = self.quiet.poll(context).is_pending();
+                    if self.watched {
+                        return Poll::Pending;
+                    }
                     None
                 }
             },
