@@ -110,6 +110,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::workers::testing::soon;
 
     #[test]
     fn a_part_is_polled_at_first_when_it_is_woken_and_after_it_was_ready() {
@@ -156,6 +157,6 @@ mod tests {
         assert!(looked.is_pending());
         tokio::spawn(async move { sender.send(7) });
         let got = std::future::poll_fn(|context| poll(context, receiver.as_mut()));
-        assert_eq!(got.await, Ok(7));
+        assert_eq!(soon("the task", got).await, Ok(7));
     }
 }

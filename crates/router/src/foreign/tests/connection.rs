@@ -3,6 +3,9 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
@@ -12,7 +15,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::ServiceExt;
 
+use super::vllm::{COMPLETIONS, tuned};
+use crate::app::HttpSettings;
 use crate::attached;
+use crate::routes::routes;
+use crate::workers::testing::soon;
 
 /// The answer to a request. Like a server with a full buffer, its connection asks for no more of
 /// the body than is read; it ends when the answer, or the wait for it, is dropped.
@@ -45,4 +52,31 @@ pub async fn answer(routes: Router, request: Request<Body>) -> Response {
         }
     }));
     response.await.expect("the connection answers")
+}
+
+/// Whenever the connection asks there is a part, so its answer never waits before the silence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn an_answer_that_never_waited_has_comments_when_its_worker_falls_silent() {
+    let quick = |_: &mut _, http: &mut HttpSettings| http.heartbeat = Duration::from_millis(100);
+    let (router, workers, _fabric) = tuned(&[""], quick).await;
+    workers[0].set(|manner| {
+        manner.tokens = 50;
+        manner.pause_after = Some(8);
+        manner.padding = 60_000;
+    });
+    let body = r#"{"model":"theirs","prompt":"a","stream":true,"max_tokens":50}"#;
+    let request = Request::post(COMPLETIONS).body(Body::from(body)).unwrap();
+    let answered = routes(Arc::clone(&router.app)).oneshot(request);
+    let connection = attached::run(async move {
+        let mut body = answered.await.unwrap().into_body();
+        loop {
+            sleep(Duration::from_millis(20)); // other threads go on
+            let part = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+            let part = part.expect("it goes on").unwrap().into_data().unwrap();
+            if part.starts_with(b":") {
+                return;
+            }
+        }
+    });
+    soon("a comment", connection).await;
 }
