@@ -1,6 +1,6 @@
 """Do answers match their JSON schemas? A small model over the schemas of JSONSchemaBench.
 
-    python benchmarks/structured_output.py SCHEMAS [--count 500] [--threads N]      about 15 min
+    python benchmarks/structured_output.py SCHEMAS [--count 500] [--threads N]
 
 SCHEMAS is the folder `data` of https://github.com/guidance-ai/jsonschemabench (revision in
 the result): a folder for each collection, a file for each schema. Some of them, drawn by the seed,

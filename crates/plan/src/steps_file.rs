@@ -19,11 +19,11 @@ pub struct StepsFile {
     pub model: String,
     engine: Engine,
     machine: Machine,
-    prefill: Vec<Prefill>,
-    decode: Vec<Decode>,
+    prefill: Vec<PrefillRow>,
+    decode: Vec<DecodeRow>,
     /// Files of earlier versions have none.
     #[serde(default)]
-    beside: Vec<Beside>,
+    beside: Vec<BesideRow>,
     #[serde(default)]
     transfer: Vec<Transfer>,
     /// The host plans and launches a step, while the device computes the one before it. Files of
@@ -46,27 +46,6 @@ struct Engine {
 struct Machine {
     #[serde(default)]
     gpus: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Prefill {
-    tokens: f64,
-    context: f64,
-    seconds: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Decode {
-    batch: f64,
-    context: f64,
-    seconds: f64,
-}
-
-/// What the beginning of a prompt adds to a step that decodes.
-#[derive(Debug, Deserialize)]
-struct Beside {
-    tokens: f64,
-    seconds: f64,
 }
 
 /// What a step that decodes `batch` sequences takes besides.
@@ -116,7 +95,8 @@ impl StepsFile {
         }
         let prefill = self.prefill.iter().map(|row| (row.tokens, row.context));
         let decode = self.decode.iter().map(|row| (row.batch, row.context));
-        let mut sizes = prefill.chain(decode);
+        let beside = self.beside.iter().map(|row| (row.tokens, 0.0));
+        let mut sizes = prefill.chain(decode).chain(beside);
         let odd = sizes.find(|&(size, context)| size < 1.0 || context < 0.0)?;
         Some(format!(
             "it has a step of {} with {} before it",
@@ -128,33 +108,8 @@ impl StepsFile {
     ///
     /// Too few points.
     pub fn table(&self, path: &Path) -> Result<StepTable, SimulateError> {
-        let prefill: Vec<_> = self
-            .prefill
-            .iter()
-            .map(|row| PrefillRow {
-                tokens: row.tokens,
-                context: row.context,
-                seconds: row.seconds,
-            })
-            .collect();
-        let decode: Vec<_> = self
-            .decode
-            .iter()
-            .map(|row| DecodeRow {
-                batch: row.batch,
-                context: row.context,
-                seconds: row.seconds,
-            })
-            .collect();
-        let beside: Vec<_> = self
-            .beside
-            .iter()
-            .map(|row| BesideRow {
-                tokens: row.tokens,
-                seconds: row.seconds,
-            })
-            .collect();
-        StepTable::new(&prefill, &decode, &beside).map_err(|source| SimulateError::Table {
+        let table = StepTable::new(&self.prefill, &self.decode, &self.beside);
+        table.map_err(|source| SimulateError::Table {
             path: path.to_owned(),
             source,
         })

@@ -214,12 +214,12 @@ impl Answering {
 
 /// The body of a streamed answer. Its connection asks several times for each part; it is polled
 /// only when there may be something.
-pub struct EventBody {
+pub struct AnswerBody {
     parts: Parts,
     woken: Woken,
 }
 
-impl EventBody {
+impl AnswerBody {
     /// `first`: its first part; `None`: it waits for that still.
     pub fn new(answering: Answering, first: Option<Next>, heartbeat: Duration) -> Self {
         let mut parts = Parts {
@@ -237,7 +237,7 @@ impl EventBody {
     }
 }
 
-impl Body for EventBody {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -13,7 +13,7 @@ use tasuki_flow::{Opaque, OpaqueRequest, SamplingParams};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::answer::{Answering, EventBody, Next};
+use super::answer::{AnswerBody, Answering, Next};
 use super::estimate::Estimate;
 use super::object::Object;
 use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
@@ -232,7 +232,7 @@ async fn streamed(mut answering: Answering, heartbeat: Duration) -> Result<Respo
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
     answering.log.end.begin(StatusCode::OK);
-    let body = Body::new(EventBody::new(answering, first, heartbeat));
+    let body = Body::new(AnswerBody::new(answering, first, heartbeat));
     Ok((headers, [("x-accel-buffering", "no")], body).into_response())
 }
 

@@ -1,9 +1,11 @@
 //! Step times between measured points, as `tasuki bench batch --steps` measures them.
 
+use serde::Deserialize;
+
 use super::Work;
 
 /// A measured step that computes `tokens` of a prompt, after `context` tokens of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct PrefillRow {
     pub tokens: f64,
     pub context: f64,
@@ -11,7 +13,7 @@ pub struct PrefillRow {
 }
 
 /// A measured step that decodes `batch` sequences of `context` tokens each.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct DecodeRow {
     pub batch: f64,
     pub context: f64,
@@ -19,7 +21,7 @@ pub struct DecodeRow {
 }
 
 /// What `tokens` of a prompt, computed from its beginning, add to a measured step that decodes.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct BesideRow {
     pub tokens: f64,
     pub seconds: f64,
@@ -61,7 +63,8 @@ pub struct StepTable {
 impl StepTable {
     /// # Errors
     ///
-    /// [`TableError`]: too few points, or one without a time. `beside` may be empty.
+    /// [`TableError`]: too few points, or a step without a time. `beside` may be empty, and what it
+    /// has may take no time.
     pub fn new(
         prefill: &[PrefillRow],
         decode: &[DecodeRow],
@@ -70,15 +73,20 @@ impl StepTable {
         let points = prefill
             .iter()
             .map(|row| (row.context, row.tokens, row.seconds));
-        let prefill = Grid::new(points, "prefill", "--prefill-tokens")?;
+        let prefill = Grid::of_steps(points, "prefill", "--prefill-tokens")?;
         let points = decode
             .iter()
             .map(|row| (row.context, row.batch, row.seconds));
-        let decode = Grid::new(points, "decode", "--decode-batch")?;
+        let decode = Grid::of_steps(points, "decode", "--decode-batch")?;
+        let nothing = std::iter::once((0.0, 0.0, 0.0));
         let points = beside.iter().map(|row| (0.0, row.tokens, row.seconds));
         let beside = match beside {
             [] => None,
-            _ => Some(Grid::new(points, "beside", "--prefill-tokens")?),
+            _ => Some(Grid::new(
+                nothing.chain(points),
+                "beside",
+                "--prefill-tokens",
+            )?),
         };
         let prompt_step_s = prefill.at(0.0, 0.0).max(0.0);
         let largest_drop = prefill.largest_drop.max(decode.largest_drop);
@@ -144,15 +152,25 @@ struct Grid {
 }
 
 impl Grid {
+    /// The same of whole steps, each of which takes time.
+    fn of_steps(
+        points: impl Iterator<Item = (f64, f64, f64)>,
+        what: &'static str,
+        option: &'static str,
+    ) -> Result<Self, TableError> {
+        let points: Vec<_> = points.collect();
+        if points.iter().any(|point| point.2 <= 0.0) {
+            return Err(TableError::NoTime { what });
+        }
+        Self::new(points.into_iter(), what, option)
+    }
+
     fn new(
         points: impl Iterator<Item = (f64, f64, f64)>,
         what: &'static str,
         option: &'static str,
     ) -> Result<Self, TableError> {
         let mut points: Vec<_> = points.collect();
-        if points.iter().any(|point| point.2 <= 0.0) {
-            return Err(TableError::NoTime { what });
-        }
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let mut grid = Self {
             ys: Vec::new(),
@@ -246,169 +264,4 @@ fn rise(line: &mut [(f64, f64)]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Prompts: tokens, context, seconds. Decodes: sequences, context, seconds.
-    fn measured(prefill: &[(f64, f64, f64)], decode: &[(f64, f64, f64)]) -> StepTable {
-        let prompt = |&(tokens, context, seconds): &_| PrefillRow {
-            tokens,
-            context,
-            seconds,
-        };
-        let decodes = |&(batch, context, seconds): &_| DecodeRow {
-            batch,
-            context,
-            seconds,
-        };
-        let prefill: Vec<_> = prefill.iter().map(prompt).collect();
-        let decode: Vec<_> = decode.iter().map(decodes).collect();
-        StepTable::new(&prefill, &decode, &[]).unwrap()
-    }
-
-    fn table() -> StepTable {
-        let prefill = [
-            (100.0, 0.0, 2.0),
-            (200.0, 0.0, 3.0),
-            (100.0, 100.0, 2.5),
-            (200.0, 100.0, 4.0),
-        ];
-        let decode = [
-            (1.0, 100.0, 1.0),
-            (3.0, 100.0, 2.0),
-            (1.0, 300.0, 2.0),
-            (3.0, 300.0, 6.0),
-        ];
-        measured(&prefill, &decode)
-    }
-
-    #[test]
-    fn measured_points_are_met_and_what_is_between_is_linear() {
-        let decode = |sequences: f64, context: f64| {
-            table().step_s(&Work {
-                sequences,
-                kv_tokens: sequences * context,
-                ..Work::default()
-            })
-        };
-        assert_eq!(decode(3.0, 300.0), 6.0);
-        assert_eq!(decode(2.0, 200.0), (1.5 + 4.0) / 2.0);
-        assert_eq!(decode(5.0, 100.0), 3.0);
-    }
-
-    #[test]
-    fn prompts_of_one_step_count_as_one_and_share_the_step_with_decodes() {
-        let prompt = Work {
-            prompt_tokens: 100.0,
-            prompt_squares: 200.0 * 200.0 - 100.0 * 100.0,
-            ..Work::default()
-        };
-        assert_eq!(table().step_s(&prompt), 2.5);
-        let beside = Work {
-            sequences: 1.0,
-            kv_tokens: 100.0,
-            ..prompt
-        };
-        // The step's own second is the intercept of the first line.
-        assert_eq!(table().step_s(&beside), 1.0 + 2.5 - 1.0);
-    }
-
-    #[test]
-    fn what_prompts_add_to_decodes_is_as_measured_and_grows_with_what_is_before_them() {
-        let prefill = [
-            (100.0, 0.0, 4.0),
-            (200.0, 0.0, 5.0),
-            (100.0, 100.0, 6.0),
-            (200.0, 100.0, 8.0),
-        ];
-        let prefill = prefill.map(|(tokens, context, seconds)| PrefillRow {
-            tokens,
-            context,
-            seconds,
-        });
-        let decode = [1.0, 2.0].map(|batch| DecodeRow {
-            batch,
-            context: 100.0,
-            seconds: 3.0,
-        });
-        let beside = [(100.0, 1.5), (200.0, 3.5)];
-        let beside = beside.map(|(tokens, seconds)| BesideRow { tokens, seconds });
-        let table = StepTable::new(&prefill, &decode, &beside).unwrap();
-        let step = |sequences: f64, tokens: f64, context: f64| {
-            table.step_s(&Work {
-                sequences,
-                kv_tokens: 100.0 * sequences,
-                prompt_tokens: tokens,
-                prompt_squares: (context + tokens).powi(2) - context * context,
-            })
-        };
-        assert_eq!(step(0.0, 100.0, 0.0), 4.0);
-        assert_eq!(step(2.0, 100.0, 0.0), 3.0 + 1.5);
-        assert_eq!(step(2.0, 150.0, 0.0), 3.0 + 2.5);
-        assert_eq!(step(2.0, 100.0, 100.0), 3.0 + 1.5 + 2.0);
-        assert_eq!(step(2.0, 10.0, 0.0), 3.0); // less than the line says costs no less than nothing
-    }
-
-    #[test]
-    fn short_prompts_attend_to_less_than_a_long_one_of_their_tokens() {
-        let prefill = [
-            (100.0, 0.0, 2.0),
-            (200.0, 0.0, 4.0),
-            (100.0, 100.0, 3.0),
-            (200.0, 100.0, 6.0),
-        ];
-        let table = measured(&prefill, &[(1.0, 100.0, 1.0), (2.0, 100.0, 1.0)]);
-        let prompts = |count: f64, tokens: f64| {
-            table.step_s(&Work {
-                prompt_tokens: count * tokens,
-                prompt_squares: count * tokens * tokens,
-                ..Work::default()
-            })
-        };
-        assert_eq!(prompts(1.0, 200.0), 4.0);
-        // Each attends to 50 tokens on average, 50 less than those of one prompt of 200.
-        assert_eq!(prompts(2.0, 100.0), 3.0);
-        assert!((prompts(200.0, 1.0) - 2.01).abs() < 1e-9);
-    }
-
-    #[test]
-    fn what_disturbed_a_measurement_makes_no_step_free() {
-        let decode = [(1.0, 100.0, 1.0), (2.0, 100.0, 5.0), (4.0, 100.0, 2.0)];
-        let prefill = [
-            (100.0, 0.0, 3.0),
-            (200.0, 0.0, 4.0),
-            (100.0, 100.0, 1.0),
-            (200.0, 100.0, 2.0),
-        ];
-        let table = measured(&prefill, &decode);
-        let decodes = |sequences: f64| {
-            table.step_s(&Work {
-                sequences,
-                kv_tokens: 100.0 * sequences,
-                ..Work::default()
-            })
-        };
-        assert_eq!((decodes(1.0), decodes(2.0), decodes(4.0)), (1.0, 3.5, 3.5));
-        assert!(decodes(64.0) > 40.0, "{}", decodes(64.0));
-        let prompt = |context: f64| {
-            table.step_s(&Work {
-                prompt_tokens: 100.0,
-                prompt_squares: (context + 100.0).powi(2) - context * context,
-                ..Work::default()
-            })
-        };
-        assert_eq!(prompt(1_000.0), 1.0);
-        assert!((table.largest_drop() - 0.6).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_table_without_two_sizes_is_refused() {
-        let row = PrefillRow {
-            tokens: 1.0,
-            context: 0.0,
-            seconds: 1.0,
-        };
-        let error = StepTable::new(&[row], &[], &[]).unwrap_err();
-        assert!(error.to_string().contains("--prefill-tokens"), "{error}");
-    }
-}
+mod tests;
