@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plan_regret import bench
+from candidates import bench
 from programs import ROOT
 from roles_follow import KINDS, RATES, TPOT_S, TTFT_S, compared, topologies
 

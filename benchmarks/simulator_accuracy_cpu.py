@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 import psutil
-from plan_regret import CPU_GRID, CPU_LOADS
+from candidates import CPU_GRID, CPU_LOADS
 from programs import free_port, running
 from simulator_accuracy import RESULTS, TASUKI, Pair, picked, row, simulate, write
 
