@@ -4,6 +4,7 @@
     python benchmarks/plan_regret.py --gpus 2 --fleets 2      two candidates at a time, on four GPUs
     python benchmarks/plan_regret.py                          SmolLM2 and two workers on a CPU
     python benchmarks/plan_regret.py --gpus 2 --tiny          the first form's code, on any machine
+    python benchmarks/plan_regret.py ... --resume PATH        what a run whose time was over lacks
 
 First a worker's steps are measured (or given, `--steps`), and the planner is asked for each load
 and each pair of objectives. Only then is everything measured: each candidate is started once and
@@ -27,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,18 @@ def climb(at: Callable[[int], Seen | None], start: int) -> int:
     return max(seen, key=lambda each: seen[each]["goodput"], default=start)
 
 
+def complete(result: Mapping[str, Any], loads: Iterable[str]) -> list[str]:
+    """Names of the designs that a result has all rates of, for all loads.
+
+    A result that does not tell which were measured to the end: those with three runs of each load.
+    """
+    runs = Counter((run["design"], run["load"]) for run in result["runs"])
+    failed = {failure.split(": ")[0] for failure in result["failures"]}
+    names = result.get("measured", sorted({name for name, _ in runs} - failed))
+    least = 1 if "measured" in result else 3
+    return [name for name in names if all(runs[name, load] >= least for load in loads)]
+
+
 class Campaign:
     """What is planned, measured and simulated."""
 
@@ -116,6 +130,11 @@ class Campaign:
         self.plans: list[dict[str, Any]] = []
         self.runs: list[Row] = []
         self.failures: list[str] = []
+        self.measured: list[str] = []  # designs whose measurement ended before the limit
+        self._resumed = json.loads(options.resume.read_text()) if options.resume else None
+        if self._resumed:
+            self.measured = complete(self._resumed, self.loads)
+            self.runs = [run for run in self._resumed["runs"] if run["design"] in self.measured]
         self._first: dict[str, float] = {}  # rates that the others are told from, by load
         # Where the planner is, and the simulated best of a design, by load and objectives.
         self._planned: dict[tuple[str, str], int] = {}
@@ -132,6 +151,9 @@ class Campaign:
         if self._options.steps:
             return Path(self._options.steps)
         output = self._scratch / "steps.json"
+        if self._resumed:
+            output.write_text(json.dumps(self._resumed["steps"]))
+            return output
         grid = CPU_GRID if self._serve["device"] == "cpu" else GPU_GRID
         command = [*TASUKI, "bench", "batch", "--steps", "--model", str(self._model)]
         command += [w for k, v in self._serve.items() for w in ("--serve", f"{k}={v}")]
@@ -192,6 +214,8 @@ class Campaign:
             for load in self.loads:
                 bench(server.url, {**self._sent(load, -6), "duration-s": 3})
                 self._climb_all(server.url, design, steps, load)
+            if not self.is_over:
+                self.measured.append(design.name)
         finally:
             server.stop()
 
@@ -291,7 +315,8 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
     steps = campaign.steps()
     campaign.plan(steps, candidates)
     with ThreadPoolExecutor(usable_cores()) as threads:
-        simulated = [design for design in candidates if design.is_simulated]
+        lacking = [design for design in candidates if design.name not in campaign.measured]
+        simulated = [design for design in lacking if design.is_simulated]
         list(threads.map(lambda design: campaign.expect(design, steps), simulated))
     shares: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for number in range(options.fleets):
@@ -302,7 +327,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
     def measure(design: Design) -> None:
         share = shares.get()
         try:
-            if not campaign.is_over:
+            if design in lacking and not campaign.is_over:
                 campaign.measure(design, steps, share)
         finally:
             shares.put(share)
@@ -319,6 +344,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
             result = header("plan_regret", label="plan", topology=None, model=name)
             found = {"verdicts": list(campaign.verdicts()), "runs": campaign.runs}
             kept = {"steps": json.loads(steps.read_text()), "failures": campaign.failures}
+            kept["measured"] = campaign.measured
             write_result(options.output, {**result, **found, **kept})
 
 
@@ -331,8 +357,12 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", choices=GPU_LOADS, default=list(GPU_LOADS))
     parser.add_argument("--chunks", type=int, nargs="*", default=[], help="prompt tokens of a step")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
-    parser.add_argument(
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
         "--steps", type=Path, help="of `tasuki bench batch --steps`, measured before"
+    )
+    given.add_argument(
+        "--resume", type=Path, help="result of a run whose time was over: what it lacks is measured"
     )
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     parser.add_argument(
