@@ -36,7 +36,7 @@ CPU_LOADS: dict[str, Load] = {
 GPU_OBJECTIVES = {"tight": (1.0, 0.012), "loose": (2.0, 0.025)}  # TTFT, TPOT in seconds
 CPU_OBJECTIVES = {"tight": (1.0, 0.06), "loose": (3.0, 0.15)}
 GPU_GRID = {
-    "prefill-tokens": "64,512,2048,4096",
+    "prefill-tokens": "64,512,1024,2048,4096",
     "prefill-context": "0,4096",
     "decode-batch": "1,16,64,128",
     "decode-context": "512,4096",

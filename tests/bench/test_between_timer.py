@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasuki.bench.between_timer import Report, between_s
+from tasuki.bench.between_timer import Report, steps_served
 
 
 def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> list[Report]:
@@ -22,9 +22,17 @@ def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> li
     ]
 
 
+def between_s(found: list[Report], batch: int) -> float | None:
+    """The pause between two of these steps."""
+    steps = steps_served(found, batch)
+    return None if steps is None else steps.pause_s
+
+
 def test_the_pause_is_what_steps_leave_of_the_time_between_reports() -> None:
     assert between_s(reports(20, 0.0007), 4) == pytest.approx(0.0007)
     assert between_s(reports(20, 0.0), 4) == pytest.approx(0.0, abs=1e-9)
+    steps = steps_served(reports(20, 0.0007), 4)
+    assert steps is not None and steps.period_s == pytest.approx(0.0107)
     # A clock that reads late makes no time negative.
     assert between_s(reports(20, -0.001), 4) == 0.0
 

@@ -11,7 +11,14 @@ import torch
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import RunFailedError
-from tasuki.bench.steps import BesidePoint, DecodePoint, PrefillPoint, StepPoint, TransferPoint
+from tasuki.bench.steps import (
+    BackToBackPoint,
+    BesidePoint,
+    DecodePoint,
+    PrefillPoint,
+    StepPoint,
+    TransferPoint,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.execution.runner import ModelRunner
@@ -34,7 +41,13 @@ class Tick:
 class Rig:
     """An engine whose forward pass takes (tokens + context / 1000) seconds of the clock."""
 
-    def __init__(self, folder: Path, num_blocks: int = 400, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_blocks: int = 400,
+        prefix_caching: bool = True,
+        overlap: bool = False,
+    ) -> None:
         loaded = load_model(folder, dtype=torch.float32)
         spec = loaded.spec
         layout = CacheLayout(
@@ -60,6 +73,7 @@ class Rig:
                 max_batched_tokens=256,
                 max_running_requests=8,
                 prefix_caching=prefix_caching,
+                overlap=overlap,
             ),
             ModelRunner(loaded, SdpaAttention(pool), pool),
         )
@@ -78,6 +92,24 @@ def test_a_prefill_is_one_step_on_its_context(rig: Rig, tokens: int, context: in
     assert seconds == pytest.approx(tokens + (context + tokens) / 1000)
     assert rig.engine.referenced_blocks == 0
     rig.engine.check()
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(48, 0), (32, 160), (256, 512)])
+def test_prompts_back_to_back_are_a_step_each(tiny_model: Path, tokens: int, context: int) -> None:
+    rig = Rig(tiny_model, overlap=True)
+    point = BackToBackPoint(tokens, context)
+    assert rig.timer.fits(point)
+    seconds = rig.timer.measure(point)
+    timed = [batch for batch in rig.batches if batch[0] == [tokens]]
+    assert timed == [([tokens], [context + tokens])] * 5
+    # Here a launch takes all of a step's time: the first one is over before the clock starts.
+    assert seconds == pytest.approx((tokens + (context + tokens) / 1000) * 3 / 4)
+    assert rig.engine.referenced_blocks == 0
+    rig.engine.check()
+
+
+def test_steps_that_do_not_overlap_have_none_back_to_back(rig: Rig) -> None:
+    assert not rig.timer.fits(BackToBackPoint(48, 0))
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 32), (4, 100), (8, 300)])

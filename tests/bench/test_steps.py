@@ -6,6 +6,7 @@ import pytest
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.steps import (
+    BackToBackPoint,
     BesidePoint,
     DecodePoint,
     PrefillPoint,
@@ -51,7 +52,8 @@ def test_medians_of_interleaved_rounds_without_the_first() -> None:
     assert rounds == [0, 1, 2, 3]
     assert set(seconds.values()) == {4.0}  # of 100, 3 and 4; the 1 of the warm-up is gone
     fitting = set(GRID.points()) - {PrefillPoint(32, 64)}
-    each_round = [timer.order[at : at + 7] for at in range(0, 28, 7)]
+    count = len(fitting)
+    each_round = [timer.order[at : at + count] for at in range(0, 4 * count, count)]
     assert all(set(one) == fitting for one in each_round)
     assert len({tuple(one) for one in each_round}) > 1
 
@@ -73,6 +75,7 @@ def test_few_some_and_many_sequences_are_measured() -> None:
 def test_tables_follow_the_schema() -> None:
     seconds: dict[StepPoint, float] = {
         PrefillPoint(256, 0): 0.5,
+        BackToBackPoint(256, 0): 0.4,
         DecodePoint(8, 512): 0.02,
         BesidePoint(64, 8, 512): 0.003,
         TransferPoint(32): 0.001,
@@ -80,6 +83,7 @@ def test_tables_follow_the_schema() -> None:
     tables = step_tables(seconds, block_bytes=1000)
     assert tables == {
         "prefill": [{"tokens": 256, "context": 0, "seconds": 0.5}],
+        "back_to_back": [{"tokens": 256, "context": 0, "seconds": 0.4}],
         "decode": [{"batch": 8, "context": 512, "seconds": 0.02}],
         "beside": [{"tokens": 64, "batch": 8, "context": 512, "seconds": 0.003}],
         "transfer": [{"blocks": 32, "bytes": 32_000, "seconds": 0.001}],
@@ -87,6 +91,7 @@ def test_tables_follow_the_schema() -> None:
     tables["launch"] = [{"batch": 8, "seconds": 0.001}]
     lines = {title: rows for title, _, rows in step_lines(tables)}
     assert lines["prefill step"] == [["256", "0", "500.00", "512"]]
+    assert lines["prefill steps back to back"] == [["256", "0", "400.00", "640"]]
     assert lines["a prompt beside decodes adds"] == [["64", "8", "3.00"]]
     assert lines["launch of a step"] == [["8", "1.00"]]
     assert lines["KV transfer"] == [["32", "0.03", "1.00", "0.03"]]

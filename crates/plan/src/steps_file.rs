@@ -20,6 +20,9 @@ pub struct StepsFile {
     engine: Engine,
     machine: Machine,
     prefill: Vec<PrefillRow>,
+    /// Files of earlier versions, and of workers whose steps do not overlap, have none.
+    #[serde(default)]
+    back_to_back: Vec<PrefillRow>,
     decode: Vec<DecodeRow>,
     /// Files of earlier versions have none.
     #[serde(default)]
@@ -30,7 +33,7 @@ pub struct StepsFile {
     /// earlier versions, and of workers whose steps do not overlap, have none.
     #[serde(default)]
     launch: Vec<ByBatch>,
-    /// Files of earlier versions, and of workers whose device goes on meanwhile, have none.
+    /// Files of earlier versions have none.
     #[serde(default)]
     between: Vec<ByBatch>,
 }
@@ -93,7 +96,8 @@ impl StepsFile {
         if block_size_tokens == 0 || num_blocks == 0 || block_bytes <= 0.0 {
             return Some("its engine has blocks of no size".to_owned());
         }
-        let prefill = self.prefill.iter().map(|row| (row.tokens, row.context));
+        let prompts = self.prefill.iter().chain(&self.back_to_back);
+        let prefill = prompts.map(|row| (row.tokens, row.context));
         let decode = self.decode.iter().map(|row| (row.batch, row.context));
         let beside = self.beside.iter().map(|row| (row.tokens, 0.0));
         let mut sizes = prefill.chain(decode).chain(beside);
@@ -108,7 +112,12 @@ impl StepsFile {
     ///
     /// Too few points.
     pub fn table(&self, path: &Path) -> Result<StepTable, SimulateError> {
-        let table = StepTable::new(&self.prefill, &self.decode, &self.beside);
+        let table = StepTable::new(
+            &self.prefill,
+            &self.back_to_back,
+            &self.decode,
+            &self.beside,
+        );
         table.map_err(|source| SimulateError::Table {
             path: path.to_owned(),
             source,

@@ -1,9 +1,10 @@
-"""Times what lies between two steps of a serving worker: it writes messages, and reads others.
+"""Times steps of a serving worker, and what lies between two: it writes messages, and reads others.
 
 `EngineTimer` calls an engine directly, so its steps follow one another at once. A worker whose
-steps are computed by its own process pauses between them (on a GPU the next step runs meanwhile).
-Here a worker is a child, and this process is its router. The pause is what is left of the time
-between two reports without the time of the step, which the report has.
+steps are computed by its own process pauses between them. On a GPU the next step runs meanwhile,
+but the threads that write and read delay its launch. Here a worker is a child, and this process is
+its router. The pause is what is left of the time between two reports without the time of the step,
+which the report has.
 """
 
 from __future__ import annotations
@@ -61,8 +62,23 @@ class Report:
     duration_s: float
 
 
-def between_s(reports: Sequence[Report], batch: int) -> float | None:
-    """Seconds between two steps that decode `batch` sequences, in the mean over the longest run.
+@dataclass(frozen=True, slots=True)
+class StepsServed:
+    """Steps that decode the same sequences, in the mean.
+
+    Attributes:
+        period_s: From one report to the next.
+        pause_s: What of that is no step.
+        context: Tokens of a sequence.
+    """
+
+    period_s: float
+    pause_s: float
+    context: int = _PROMPT_TOKENS + _ANSWER_TOKENS // 2
+
+
+def steps_served(reports: Sequence[Report], batch: int) -> StepsServed | None:
+    """Of the longest run of steps that decode `batch` sequences.
 
     Args:
         reports: In order.
@@ -86,11 +102,14 @@ def between_s(reports: Sequence[Report], batch: int) -> float | None:
     if steps < _LEAST_STEPS:
         return None
     passed_s = longest[-1].at_s - longest[0].at_s
-    return max(0.0, (passed_s - sum(report.duration_s for report in longest[1:])) / steps)
+    pause_s = passed_s - sum(report.duration_s for report in longest[1:])
+    return StepsServed(passed_s / steps, max(0.0, pause_s / steps))
 
 
-def measure_between(config: WorkerConfig, batches: Sequence[int], repeat: int) -> dict[int, float]:
-    """Seconds between two steps, by the number of sequences: medians of `repeat` loads.
+def measure_served(
+    config: WorkerConfig, batches: Sequence[int], repeat: int
+) -> dict[int, StepsServed]:
+    """Steps of a serving worker, by the number of sequences: medians of `repeat` loads.
 
     Args:
         config: Of the worker, which is started for it.
@@ -100,15 +119,19 @@ def measure_between(config: WorkerConfig, batches: Sequence[int], repeat: int) -
     Raises:
         RunFailedError: The worker did not start or answer.
     """
-    found: dict[int, list[float]] = {batch: [] for batch in batches}
+    found: dict[int, list[StepsServed]] = {batch: [] for batch in batches}
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
             for batch in draw.sample(list(batches), len(batches)):
-                seconds = between_s(list(_reports(where, batch, number)), batch)
-                if number and seconds is not None:
-                    found[batch].append(seconds)
-    return {batch: median(seconds) for batch, seconds in found.items() if seconds}
+                served = steps_served(list(_reports(where, batch, number)), batch)
+                if number and served is not None:
+                    found[batch].append(served)
+    return {
+        batch: StepsServed(median(s.period_s for s in all_), median(s.pause_s for s in all_))
+        for batch, all_ in found.items()
+        if all_
+    }
 
 
 @contextmanager

@@ -15,12 +15,19 @@ from contextlib import contextmanager
 from statistics import median
 
 from tasuki.bench.errors import RunFailedError
-from tasuki.bench.steps import BesidePoint, DecodePoint, PrefillPoint, StepPoint
+from tasuki.bench.steps import (
+    BackToBackPoint,
+    BesidePoint,
+    DecodePoint,
+    PrefillPoint,
+    StepPoint,
+)
 from tasuki.engine.api import FirstToken, Leg, LegTimings, RequestSpec, SamplingParams
 from tasuki.engine.engine import Engine
 
 _DECODE_STEPS = 8
 _DECODE_WARM_STEPS = 2
+_BACK_TO_BACK = 5  # prompts: the steps of all but the first and the last are timed
 _BESIDE_PROMPTS = 3
 _BESIDE_REST = 2  # steps after a prompt, which its launch may have delayed
 _BESIDE_STEPS = 4  # of one prompt, at most
@@ -53,9 +60,9 @@ class EngineTimer:
         config = self._config
         match point:
             case PrefillPoint(tokens, context):
-                whole = context % config.block_size == 0
-                short = context + tokens + 1 <= config.max_model_len
-                return whole and short and tokens <= config.max_batched_tokens
+                return self._prompts_fit(1, tokens, context)
+            case BackToBackPoint(tokens, context):
+                return config.overlap and self._prompts_fit(_BACK_TO_BACK, tokens, context)
             case DecodePoint(batch, context):
                 return self._decodes_fit(batch, context, _DECODE_TOKENS)
             case BesidePoint(tokens, batch, context):
@@ -74,6 +81,8 @@ class EngineTimer:
         match point:
             case PrefillPoint(tokens, context):
                 return self._prefill_s(tokens, context)
+            case BackToBackPoint(tokens, context):
+                return self._back_to_back_s(tokens, context)
             case DecodePoint(batch, context):
                 return self._decode_s(batch, context)
             case BesidePoint(tokens, batch, context):
@@ -82,15 +91,9 @@ class EngineTimer:
                 raise RunFailedError(f"{point} is no step of an engine")
 
     def _prefill_s(self, tokens: int, context: int) -> float:
-        past = self._prompt(context)
-        if past:
-            self._engine.abort(self._start_decoding(past, max_tokens=2))
-            self._run_dry()
-        name = self._name()
-        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-        prompt = past + self._prompt(tokens)
+        prompt = self._cached(context) + self._prompt(tokens)
         begun_s = self._clock()
-        self._engine.submit(RequestSpec(name, Leg.COLOCATED, prompt, sampling))
+        self._submit(prompt)
         for _ in range(_MAX_STEPS):
             outputs = self._engine.step().outputs
             if outputs:
@@ -103,6 +106,26 @@ class EngineTimer:
             )
         self._run_dry()
         return seconds
+
+    def _back_to_back_s(self, tokens: int, context: int) -> float:
+        """A prompt comes while the step of the one before runs, so the device never waits."""
+        prompts = [self._cached(context) + self._prompt(tokens) for _ in range(_BACK_TO_BACK)]
+        ends_s = []
+        for prompt in [*prompts, None]:
+            if prompt is not None:
+                self._submit(prompt)
+            outputs = self._engine.step().outputs
+            if outputs:
+                ends_s.append(self._clock())
+            if any(output.cached_prompt_tokens != context for output in outputs):
+                raise RunFailedError(f"a prompt did not find {context} tokens of context cached")
+        self._run_dry()
+        if len(ends_s) != _BACK_TO_BACK:
+            raise RunFailedError(
+                f"{_BACK_TO_BACK} prompts of {tokens} tokens had their tokens after {len(ends_s)}"
+                " steps"
+            )
+        return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
 
     def launch_s(self, batch: int, context: int) -> float:
         """Seconds in which the host launches a step of decodes while the device computes another.
@@ -138,9 +161,7 @@ class EngineTimer:
 
     def _prompt_steps(self, tokens: int) -> int:
         """Steps from a prompt's coming to its first token, decodes beside it."""
-        name = self._name()
-        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-        self._engine.submit(RequestSpec(name, Leg.COLOCATED, self._prompt(tokens), sampling))
+        name = self._submit(self._prompt(tokens))
         for steps in range(1, _BESIDE_STEPS + 1):
             if any(output.request_id == name for output in self._engine.step().outputs):
                 return steps
@@ -183,6 +204,28 @@ class EngineTimer:
         blocks = batch * each + config.max_request_blocks
         short = longest <= config.max_model_len and blocks <= config.num_blocks
         return short and batch <= config.max_running_requests
+
+    def _prompts_fit(self, prompts: int, tokens: int, context: int) -> bool:
+        config = self._config
+        whole = context % config.block_size == 0
+        short = context + tokens + 1 <= config.max_model_len and tokens <= config.max_batched_tokens
+        blocks = prompts * config.blocks_for(context + tokens + 1)
+        return whole and short and blocks + config.max_request_blocks <= config.num_blocks
+
+    def _cached(self, context: int) -> list[int]:
+        """A prompt whose KV is in the prefix cache."""
+        past = self._prompt(context)
+        if past:
+            self._engine.abort(self._start_decoding(past, max_tokens=2))
+            self._run_dry()
+        return past
+
+    def _submit(self, prompt: list[int]) -> str:
+        """A request for one token."""
+        name = self._name()
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+        self._engine.submit(RequestSpec(name, Leg.COLOCATED, prompt, sampling))
+        return name
 
     def _start_decoding(self, prompt: list[int], max_tokens: int) -> str:
         """A DECODE leg whose KV is there."""

@@ -25,6 +25,14 @@ class PrefillPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class BackToBackPoint:
+    """The same step, between others like it: it is launched while the one before runs."""
+
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePoint:
     """One decode step of `batch` sequences with `context` tokens each."""
 
@@ -48,7 +56,7 @@ class TransferPoint:
     blocks: int
 
 
-StepPoint = PrefillPoint | DecodePoint | BesidePoint | TransferPoint
+StepPoint = PrefillPoint | BackToBackPoint | DecodePoint | BesidePoint | TransferPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,7 @@ class StepGrid:
         """All of them."""
         return [
             *(PrefillPoint(t, c) for c in self.prefill_context for t in self.prefill_tokens),
+            *(BackToBackPoint(t, c) for c in self.prefill_context for t in self.prefill_tokens),
             *(DecodePoint(b, c) for c in self.decode_context for b in self.decode_batch),
             *self.beside,
             *(TransferPoint(b) for b in self.transfer_blocks),
@@ -155,13 +164,16 @@ def step_tables(seconds: Mapping[StepPoint, float], block_bytes: int) -> dict[st
         block_bytes: Of one KV block.
     """
     tables: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("prefill", "decode", "beside", "transfer")
+        name: [] for name in ("prefill", "back_to_back", "decode", "beside", "transfer")
     }
     for point, value in seconds.items():
         match point:
             case PrefillPoint(tokens, context):
                 row = {"tokens": tokens, "context": context, "seconds": value}
                 tables["prefill"].append(row)
+            case BackToBackPoint(tokens, context):
+                row = {"tokens": tokens, "context": context, "seconds": value}
+                tables["back_to_back"].append(row)
             case DecodePoint(batch, context):
                 row = {"batch": batch, "context": context, "seconds": value}
                 tables["decode"].append(row)
@@ -180,15 +192,19 @@ def step_lines(tables: Mapping[str, Any]) -> Iterable[tuple[str, Sequence[str], 
     def timed(row: Mapping[str, Any], words: Sequence[str], rate: str) -> list[str]:
         return [*words, f"{1000 * row['seconds']:.2f}", rate]
 
-    for name, size in (("prefill", "tokens"), ("decode", "batch")):
+    for name, size, title in (
+        ("prefill", "tokens", "prefill step"),
+        ("back_to_back", "tokens", "prefill steps back to back"),
+        ("decode", "batch", "decode step"),
+    ):
         yield (
-            f"{name} step",
+            title,
             (size, "context", "ms", "tok/s"),
             [
                 timed(
                     row, (str(row[size]), str(row["context"])), f"{row[size] / row['seconds']:.0f}"
                 )
-                for row in tables[name]
+                for row in tables.get(name, ())
             ],
         )
     yield (

@@ -7,7 +7,6 @@ HTTP and no other worker but the one whose blocks are read.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -16,11 +15,12 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasuki.bench.between_timer import measure_between
+from tasuki.bench.between_timer import StepsServed, measure_served
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
 from tasuki.bench.steps import (
+    BackToBackPoint,
     DecodePoint,
     StepGrid,
     StepPoint,
@@ -73,6 +73,10 @@ def run_steps(
     """
     keep_compiled()
     config = worker_config(model, options, grid)
+    serving: dict[int, StepsServed] = {}
+    if grid.decode_batch:  # before the engine, which takes the memory
+        say("measuring the steps of a worker that serves …")
+        serving = measure_served(config, grid.few_some_many, grid.repeat)
     say(f"building an engine for {config.model.name} …")
     built = build(config, Phases(time.monotonic()))
     transfer = None
@@ -92,6 +96,8 @@ def run_steps(
             seconds, left_out = measure_all(grid, timer, tell)
     overlaps = built.engine.config.overlap
     for point in left_out:
+        if isinstance(point, BackToBackPoint) and not overlaps:
+            continue  # it would be a prefill step
         say(f"left out, as it fits neither the pool nor the limits of the worker: {point}")
     content = header("steps", label=config.model.name, topology=None, model=model)
     content |= {
@@ -106,19 +112,17 @@ def run_steps(
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
     }
-    if overlaps:  # nothing lies between steps, and the next one is launched before one ends
+    between = {batch: steps.pause_s for batch, steps in serving.items()}
+    if overlaps:  # the device goes on in a pause: what counts is how much longer steps take
         points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
         launches = {
             p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
         }
-        return content | {"launch": _by_batch(launches)}
-    if not grid.decode_batch:
-        return content
-    say("measuring what lies between the steps of a worker that serves …")
-    del built, of_engine, timer, transfer
-    gc.collect()  # the worker needs the memory
-    between = measure_between(config, grid.few_some_many, grid.repeat)
-    return content | {"between": _by_batch(between)}
+        content |= {"launch": _by_batch(launches)}
+        for batch, steps in serving.items():
+            alone_s = of_engine.measure(DecodePoint(batch, steps.context))
+            between[batch] = max(0.0, steps.period_s - alone_s)
+    return content | ({"between": _by_batch(between)} if grid.decode_batch else {})
 
 
 def _by_batch(seconds: Mapping[int, float]) -> list[dict[str, Any]]:

@@ -48,6 +48,14 @@ impl StepModel {
         }
     }
 
+    /// What the first step after a pause takes longer than one that follows another.
+    pub fn first_longer_s(&self, work: &Work) -> f64 {
+        match self {
+            Self::Table(table) => table.first_longer_s(work),
+            Self::Rates(_) | Self::Roofline(_) => 0.0,
+        }
+    }
+
     /// A step that only decodes.
     #[inline]
     pub fn decode_s(&self, sequences: f64, kv_tokens: f64) -> f64 {

@@ -51,7 +51,10 @@ const LEAST_WITHOUT_ATTENTION: f64 = 0.5;
 /// disturbed the measurement must not make large steps free.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepTable {
+    /// Steps of prompts, one right after the other.
     prefill: Grid,
+    /// The first of them, where that was measured apart: nothing runs while it is launched.
+    first: Option<Grid>,
     decode: Grid,
     /// What prompts add to decodes, where that was measured.
     beside: Option<Grid>,
@@ -63,17 +66,24 @@ pub struct StepTable {
 impl StepTable {
     /// # Errors
     ///
-    /// [`TableError`]: too few points, or a step without a time. `beside` may be empty, and what it
-    /// has may take no time.
+    /// [`TableError`]: too few points, or a step without a time. `back_to_back` and `beside` may be
+    /// empty, and what `beside` has may take no time.
     pub fn new(
         prefill: &[PrefillRow],
+        back_to_back: &[PrefillRow],
         decode: &[DecodeRow],
         beside: &[BesideRow],
     ) -> Result<Self, TableError> {
-        let points = prefill
-            .iter()
-            .map(|row| (row.context, row.tokens, row.seconds));
-        let prefill = Grid::of_steps(points, "prefill", "--prefill-tokens")?;
+        let prompts = |rows: &[PrefillRow]| {
+            let points = rows
+                .iter()
+                .map(|row| (row.context, row.tokens, row.seconds));
+            Grid::of_steps(points, "prefill", "--prefill-tokens")
+        };
+        let (prefill, first) = match back_to_back {
+            [] => (prompts(prefill)?, None),
+            _ => (prompts(back_to_back)?, Some(prompts(prefill)?)),
+        };
         let points = decode
             .iter()
             .map(|row| (row.context, row.batch, row.seconds));
@@ -92,6 +102,7 @@ impl StepTable {
         let largest_drop = prefill.largest_drop.max(decode.largest_drop);
         Ok(Self {
             prefill,
+            first,
             decode,
             beside,
             prompt_step_s,
@@ -124,6 +135,19 @@ impl StepTable {
             };
         }
         seconds.max(1e-9)
+    }
+
+    /// What the first step after a pause takes longer, if it only computes prompts.
+    pub fn first_longer_s(&self, work: &Work) -> f64 {
+        let Some(first) = &self.first else {
+            return 0.0;
+        };
+        let tokens = work.prompt_tokens;
+        if work.sequences > 0.0 || tokens == 0.0 {
+            return 0.0;
+        }
+        let context = ((work.prompt_squares / tokens - tokens) / 2.0).max(0.0);
+        (first.at(context, tokens) - self.prefill.at(context, tokens)).max(0.0)
     }
 
     /// Several prompts count as one that attends to as much. Short ones attend to less than one of

@@ -232,7 +232,11 @@ impl Worker {
             return;
         }
         flight.between_s = self.slowness * limits.between_steps_s(flight.work.sequences);
-        flight.first_s = self.slowness * self.config.steps.step_s(&flight.work) + flight.between_s;
+        let mut step_s = self.config.steps.step_s(&flight.work);
+        if was_idle {
+            step_s += self.config.steps.first_longer_s(&flight.work);
+        }
+        flight.first_s = self.slowness * step_s + flight.between_s;
         flight.lead_s = limits.planned_before_s(flight.work.sequences, flight.first_s);
         if flight.chunks.is_empty() {
             self.fly_far(&mut flight, seen);

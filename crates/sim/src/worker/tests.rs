@@ -7,7 +7,7 @@ use tasuki_core::{Rates, Role};
 use tasuki_flow::LegKind;
 
 use super::{Limits, NewLeg, SeqId, Stage, Told, Worker, WorkerConfig};
-use crate::steps::StepModel;
+use crate::steps::{DecodeRow, PrefillRow, StepModel, StepTable};
 use crate::time::Time;
 
 mod steps;
@@ -159,6 +159,39 @@ fn a_prompt_that_comes_too_late_for_a_step_is_part_of_the_one_after_it() {
     let all = told(&mut worker);
     // The step from 70 ms on is planned: another 10 ms, and 10 of its own with the decode beside.
     assert!(all.contains(&(Told::First(third), 100)), "{all:?}");
+}
+
+#[test]
+fn only_the_first_prompt_after_a_pause_takes_as_long_as_one_alone() {
+    let row = |tokens, seconds| PrefillRow {
+        tokens,
+        context: 0.0,
+        seconds,
+    };
+    let decode = [1.0, 2.0].map(|batch| DecodeRow {
+        batch,
+        context: 100.0,
+        seconds: 0.01,
+    });
+    let alone = [row(100.0, 0.03), row(512.0, 0.03)];
+    let steady = [row(100.0, 0.02), row(512.0, 0.02)];
+    let steps = StepTable::new(&alone, &steady, &decode, &[]).unwrap();
+    let mut worker = Worker::new(
+        WorkerConfig {
+            steps: Arc::new(StepModel::Table(steps)),
+            ..worker(limits()).config
+        },
+        true,
+        false,
+    );
+    for _ in 0..3 {
+        worker.submit(leg(512, 1), Time::ZERO);
+    }
+    let firsts = told(&mut worker);
+    let firsts = firsts
+        .iter()
+        .filter(|(told, _)| matches!(told, Told::First(_)));
+    assert_eq!(firsts.map(|&(_, ms)| ms).collect::<Vec<_>>(), [30, 50, 70]);
 }
 
 #[test]

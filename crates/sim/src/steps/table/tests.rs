@@ -14,7 +14,7 @@ fn measured(prefill: &[(f64, f64, f64)], decode: &[(f64, f64, f64)]) -> StepTabl
     };
     let prefill: Vec<_> = prefill.iter().map(prompt).collect();
     let decode: Vec<_> = decode.iter().map(decodes).collect();
-    StepTable::new(&prefill, &decode, &[]).unwrap()
+    StepTable::new(&prefill, &[], &decode, &[]).unwrap()
 }
 
 fn table() -> StepTable {
@@ -84,7 +84,7 @@ fn what_prompts_add_to_decodes_is_as_measured_and_grows_with_what_is_before_them
     });
     let beside = [(100.0, 1.5), (200.0, 3.5)];
     let beside = beside.map(|(tokens, seconds)| BesideRow { tokens, seconds });
-    let table = StepTable::new(&prefill, &decode, &beside).unwrap();
+    let table = StepTable::new(&prefill, &[], &decode, &beside).unwrap();
     let step = |sequences: f64, tokens: f64, context: f64| {
         table.step_s(&Work {
             sequences,
@@ -118,7 +118,8 @@ fn one_prompt_beside_decodes_suffices_and_may_take_no_time() {
             tokens: 16.0,
             seconds,
         }];
-        let table = StepTable::new(&[row(16.0, 1.0), row(64.0, 2.0)], &decode, &beside).unwrap();
+        let table =
+            StepTable::new(&[row(16.0, 1.0), row(64.0, 2.0)], &[], &decode, &beside).unwrap();
         table.step_s(&Work {
             sequences: 1.0,
             kv_tokens: 100.0,
@@ -189,6 +190,37 @@ fn a_table_without_two_sizes_is_refused() {
         context: 0.0,
         seconds: 1.0,
     };
-    let error = StepTable::new(&[row], &[], &[]).unwrap_err();
+    let error = StepTable::new(&[row], &[], &[], &[]).unwrap_err();
     assert!(error.to_string().contains("--prefill-tokens"), "{error}");
+}
+
+#[test]
+fn prompts_back_to_back_take_less_than_the_first_one() {
+    let row = |tokens, seconds| PrefillRow {
+        tokens,
+        context: 0.0,
+        seconds,
+    };
+    let decode = [1.0, 2.0].map(|batch| DecodeRow {
+        batch,
+        context: 100.0,
+        seconds: 3.0,
+    });
+    let alone = [row(100.0, 3.0), row(200.0, 4.5)];
+    let table = StepTable::new(&alone, &[row(100.0, 2.0), row(200.0, 4.0)], &decode, &[]).unwrap();
+    let prompt = Work {
+        prompt_tokens: 150.0,
+        prompt_squares: 150.0 * 150.0,
+        ..Work::default()
+    };
+    assert_eq!(table.step_s(&prompt), 3.0);
+    assert_eq!(table.first_longer_s(&prompt), 0.75);
+    let beside = Work {
+        sequences: 1.0,
+        kv_tokens: 100.0,
+        ..prompt
+    };
+    assert_eq!(table.first_longer_s(&beside), 0.0);
+    let same = StepTable::new(&alone, &[], &decode, &[]).unwrap();
+    assert_eq!(same.first_longer_s(&prompt), 0.0);
 }
