@@ -27,5 +27,6 @@ def test_what_is_compiled_is_kept_where_workers_look_for_it(
 
     monkeypatch.setattr(steps_run, "build", build)
     with pytest.raises(RunFailedError, match="seen"):
-        steps_run.run_steps(str(tiny_model), {"device": "cpu"}, StepGrid(decode_batch=()), lambda _: None)
+        grid = StepGrid(decode_batch=())  # else a worker is started first
+        steps_run.run_steps(str(tiny_model), {"device": "cpu"}, grid, lambda _: None)
     assert found[0].startswith(str(cache_root()))
