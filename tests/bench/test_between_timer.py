@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tasuki.bench.between_timer import Report, steps_served
+from tasuki.bench.between_timer import Report, between_s, period_s
 
 
 def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> list[Report]:
@@ -22,17 +24,9 @@ def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> li
     ]
 
 
-def between_s(found: list[Report], batch: int) -> float | None:
-    """The pause between two of these steps."""
-    steps = steps_served(found, batch)
-    return None if steps is None else steps.pause_s
-
-
 def test_the_pause_is_what_steps_leave_of_the_time_between_reports() -> None:
     assert between_s(reports(20, 0.0007), 4) == pytest.approx(0.0007)
     assert between_s(reports(20, 0.0), 4) == pytest.approx(0.0, abs=1e-9)
-    steps = steps_served(reports(20, 0.0007), 4)
-    assert steps is not None and steps.period_s == pytest.approx(0.0107)
     # A clock that reads late makes no time negative.
     assert between_s(reports(20, -0.001), 4) == 0.0
 
@@ -46,3 +40,14 @@ def test_only_steps_of_this_batch_that_follow_one_another_count() -> None:
     assert between_s(reports(6, 0.001), 4) is None
     assert between_s(reports(20, 0.001), 8) is None
     assert between_s([], 1) is None
+
+
+def test_the_period_counts_reports_in_a_row_whatever_the_numbers_of_their_steps() -> None:
+    # Where steps overlap, a launch and a collection are a turn each.
+    apart = [replace(report, step=2 * report.step, sample=0) for report in reports(20, 0.001)]
+    assert between_s(apart, 4) is None
+    assert period_s(apart, 4) == pytest.approx(0.011)
+    joining = [replace(report, outputs=3) for report in reports(5, 0.5)]
+    assert period_s([*joining, *apart], 4) == pytest.approx(0.011)
+    assert period_s(apart[:6], 4) is None
+    assert period_s(apart, 8) is None

@@ -14,7 +14,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from tasuki.worker.config import WorkerConfig
 
 _PROMPT_TOKENS = 8
 _ANSWER_TOKENS = 64
+MEAN_CONTEXT = _PROMPT_TOKENS + _ANSWER_TOKENS // 2  # of a sequence that is measured
 _LEAST_STEPS = 8
 _START_S = 600.0
 _ANSWER_S = 300.0
@@ -62,23 +63,8 @@ class Report:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepsServed:
-    """Steps that decode the same sequences, in the mean.
-
-    Attributes:
-        period_s: From one report to the next.
-        pause_s: What of that is no step.
-        context: Tokens of a sequence.
-    """
-
-    period_s: float
-    pause_s: float
-    context: int = _PROMPT_TOKENS + _ANSWER_TOKENS // 2
-
-
-def steps_served(reports: Sequence[Report], batch: int) -> StepsServed | None:
-    """Of the longest run of steps that decode `batch` sequences.
+def between_s(reports: Sequence[Report], batch: int) -> float | None:
+    """Seconds between two steps that decode `batch` sequences, in the mean over the longest run.
 
     Args:
         reports: In order.
@@ -102,36 +88,57 @@ def steps_served(reports: Sequence[Report], batch: int) -> StepsServed | None:
     if steps < _LEAST_STEPS:
         return None
     passed_s = longest[-1].at_s - longest[0].at_s
-    pause_s = passed_s - sum(report.duration_s for report in longest[1:])
-    return StepsServed(passed_s / steps, max(0.0, pause_s / steps))
+    return max(0.0, (passed_s - sum(report.duration_s for report in longest[1:])) / steps)
+
+
+def period_s(reports: Sequence[Report], batch: int) -> float | None:
+    """Seconds from one step that gives `batch` sequences a token to the next, in the mean.
+
+    As `between_s`. Where steps overlap, a step's number and its sample come apart; every report
+    in a row is of one step.
+    """
+    runs: list[list[float]] = [[]]
+    for report in reports:
+        if report.outputs == batch:
+            runs[-1].append(report.at_s)
+        else:
+            runs.append([])
+    longest = max(runs, key=len)
+    steps = len(longest) - 1
+    return (longest[-1] - longest[0]) / steps if steps >= _LEAST_STEPS else None
+
+
+Look = Callable[[Sequence[Report], int], float | None]
 
 
 def measure_served(
-    config: WorkerConfig, batches: Sequence[int], repeat: int
-) -> dict[int, StepsServed]:
-    """Steps of a serving worker, by the number of sequences: medians of `repeat` loads.
+    config: WorkerConfig, batches: Sequence[int], repeat: int, looks: Sequence[Look]
+) -> list[dict[int, float]]:
+    """What `looks` find in a worker's reports, by the number of sequences: medians of some loads.
 
     Args:
         config: Of the worker, which is started for it.
         batches: Sequences in a step; those that the worker cannot run at once are left out.
         repeat: Loads of each size, after one that warms up.
+        looks: Such as `between_s` and `period_s`.
 
     Raises:
         RunFailedError: The worker did not start or answer.
     """
-    found: dict[int, list[StepsServed]] = {batch: [] for batch in batches}
+    found: list[dict[int, list[float]]] = [{batch: [] for batch in batches} for _ in looks]
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
             for batch in draw.sample(list(batches), len(batches)):
-                served = steps_served(list(_reports(where, batch, number)), batch)
-                if number and served is not None:
-                    found[batch].append(served)
-    return {
-        batch: StepsServed(median(s.period_s for s in all_), median(s.pause_s for s in all_))
-        for batch, all_ in found.items()
-        if all_
-    }
+                reports = list(_reports(where, batch, number))
+                for look, by_batch in zip(looks, found, strict=True):
+                    seconds = look(reports, batch)
+                    if number and seconds is not None:
+                        by_batch[batch].append(seconds)
+    return [
+        {batch: median(seconds) for batch, seconds in by_batch.items() if seconds}
+        for by_batch in found
+    ]
 
 
 @contextmanager

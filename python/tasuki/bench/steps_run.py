@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from statistics import median
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasuki.bench.between_timer import StepsServed, measure_served
+from tasuki.bench.between_timer import MEAN_CONTEXT, between_s, measure_served, period_s
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
@@ -73,10 +74,12 @@ def run_steps(
     """
     keep_compiled()
     config = worker_config(model, options, grid)
-    serving: dict[int, StepsServed] = {}
+    between: dict[int, float] = {}
+    periods: dict[int, float] = {}
     if grid.decode_batch:  # before the engine, which takes the memory
         say("measuring the steps of a worker that serves …")
-        serving = measure_served(config, grid.few_some_many, grid.repeat)
+        looks = (between_s, period_s)
+        between, periods = measure_served(config, grid.few_some_many, grid.repeat, looks)
     say(f"building an engine for {config.model.name} …")
     built = build(config, Phases(time.monotonic()))
     transfer = None
@@ -112,16 +115,17 @@ def run_steps(
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
     }
-    between = {batch: steps.pause_s for batch, steps in serving.items()}
     if overlaps:  # the device goes on in a pause: what counts is how much longer steps take
+        between = {}
         points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
         launches = {
             p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
         }
         content |= {"launch": _by_batch(launches)}
-        for batch, steps in serving.items():
-            alone_s = of_engine.measure(DecodePoint(batch, steps.context))
-            between[batch] = max(0.0, steps.period_s - alone_s)
+        for batch, served_s in periods.items():
+            point = DecodePoint(batch, MEAN_CONTEXT)
+            alone_s = median(of_engine.measure(point) for _ in range(grid.repeat))
+            between[batch] = max(0.0, served_s - alone_s)
     return content | ({"between": _by_batch(between)} if grid.decode_batch else {})
 
 
