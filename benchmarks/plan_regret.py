@@ -346,7 +346,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
             result = header("plan_regret", label="plan", topology=None, model=name)
             found = {"verdicts": list(campaign.verdicts()), "runs": campaign.runs}
             kept = {"steps": json.loads(steps.read_text()), "failures": campaign.failures}
-            kept["measured"] = campaign.measured
+            kept |= {"measured": campaign.measured, "objectives": campaign.objectives}
             write_result(options.output, {**result, **found, **kept})
 
 

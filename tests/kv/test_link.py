@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
+import pytest
 
+from tasuki.kv.fleet import REMEDY
 from tasuki.kv.grpc_streams import keepalive_options
 from tasuki.kv.identity import PROTOCOL_VERSION
 from tasuki.kv.link import (
@@ -155,3 +159,34 @@ def test_a_decode_worker_without_a_name_is_refused() -> None:
     assert "no engine id" in served.refusal(hello)
     hello.engine_id = "d"
     assert served.refusal(hello) == ""
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_that_stops_is_no_stranger(
+    in_order: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    took_s = 0.0
+
+    async def run() -> None:
+        nonlocal took_s
+        events: list[LinkEvent] = []
+        async with serving() as (server, served, port):
+            link = DialledLink("p", f"127.0.0.1:{port}", HELLO, events.append)
+            try:
+                await until(heard(events, Connected))
+                begun_s = time.monotonic()
+                if in_order:
+                    served.close()
+                await server.stop(DEADLINE_S if in_order else 0)
+                took_s = time.monotonic() - begun_s
+                await until(heard(events, Disconnected))
+            finally:
+                link.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(run())
+    assert took_s < DEADLINE_S / 2, "the server waited for the stream's peer"
+    assert REMEDY not in caplog.text
+    said = [(record.levelno, record.message.split()[-1]) for record in caplog.records]
+    assert said[:1] == [(logging.INFO, "ended") if in_order else (logging.WARNING, "broke")]
+    assert all(record.levelno < logging.ERROR for record in caplog.records) or not in_order

@@ -138,7 +138,7 @@ class DialledLink:
         logged = ""
         refusals = 0
         while True:
-            greeted = False
+            greeted, ended = False, True
             try:
                 async with self._channel() as channel:
                     greeted = await self._talk(channel)
@@ -149,7 +149,8 @@ class DialledLink:
                 return
             except STREAM_BROKE as error:
                 log.debug("kv stream to %s at %s: %s", self._peer, self._endpoint, error)
-                why = _misunderstanding(error)
+                ended = False
+                why = "" if self._outbox is not None else _misunderstanding(error)
                 if why and why != logged:
                     log.warning(
                         "kv stream to %s at %s: %s; %s", self._peer, self._endpoint, why, REMEDY
@@ -164,7 +165,8 @@ class DialledLink:
                     return
             if self._outbox is not None:
                 self._outbox = None
-                log.warning("kv stream to %s at %s broke", self._peer, self._endpoint)
+                level, how = (logging.INFO, "ended") if ended else (logging.WARNING, "broke")
+                log.log(level, "kv stream to %s at %s %s", self._peer, self._endpoint, how)
             self._on_event(Disconnected(self._peer))
             backoff_s = _BACKOFF_MIN_S if greeted else min(backoff_s * 2, _BACKOFF_MAX_S)
             await asyncio.sleep(backoff_s)
@@ -218,7 +220,7 @@ def _nobody_listens(error: BaseException) -> bool:
 
 
 def _misunderstanding(error: BaseException) -> str:
-    """What broke a connection that was made, if certificates may be the reason; else empty."""
+    """What broke a connection before the handshake, if certificates may be why; else empty."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return ""
     refused = error.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -155,8 +155,8 @@ async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: F
     watchdog.stop()
     inbox.put(Stop())
     await asyncio.to_thread(engine_loop.join, _GRACE_S)
+    handoffs.close()  # first: its streams end in order, and the server waits for none of them
     await server.stop(_GRACE_S)
-    handoffs.close()
     if built.ranks is not None:
         built.ranks.close()
     return code
