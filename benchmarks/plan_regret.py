@@ -28,8 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -98,18 +97,6 @@ def climb(at: Callable[[int], Seen | None], start: int) -> int:
     return max(seen, key=lambda each: seen[each]["goodput"], default=start)
 
 
-def complete(result: Mapping[str, Any], loads: Iterable[str]) -> list[str]:
-    """Names of the designs that a result has all rates of, for all loads.
-
-    A result that does not tell which were measured to the end: those with three runs of each load.
-    """
-    runs = Counter((run["design"], run["load"]) for run in result["runs"])
-    failed = {failure.split(": ")[0] for failure in result["failures"]}
-    names = result.get("measured", sorted({name for name, _ in runs} - failed))
-    least = 1 if "measured" in result else 3
-    return [name for name in names if all(runs[name, load] >= least for load in loads)]
-
-
 class Campaign:
     """What is planned, measured and simulated."""
 
@@ -133,7 +120,7 @@ class Campaign:
         self.measured: list[str] = []  # designs whose measurement ended before the limit
         self._resumed = json.loads(options.resume.read_text()) if options.resume else None
         if self._resumed:
-            self.measured = complete(self._resumed, self.loads)
+            self.measured = self._resumed["measured"]
             self.runs = [run for run in self._resumed["runs"] if run["design"] in self.measured]
         self._first: dict[str, float] = {}  # rates that the others are told from, by load
         # Where the planner is, and the simulated best of a design, by load and objectives.
@@ -365,7 +352,7 @@ def main() -> None:
         "--steps", type=Path, help="of `tasuki bench batch --steps`, measured before"
     )
     given.add_argument(
-        "--resume", type=Path, help="result of a run whose time was over: what it lacks is measured"
+        "--resume", type=Path, help="result of a run whose time was over, of the same loads"
     )
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     parser.add_argument(
