@@ -32,6 +32,19 @@ def await_back(process: Process, name: str, times: int = 1) -> None:
     until(lambda: process.output().count(f"{name} is back") == times, process.tail, deadline_s=180)
 
 
+def await_placement(cluster: RayCluster, process: Process) -> None:
+    """Until the router, which looks for workers every second, has those that are back."""
+    client = Client(wait_for_url(process), "llama")
+
+    def is_ready() -> bool:
+        return cluster.namespace.run(client.http.get, "/health").status_code == 200
+
+    try:
+        until(is_ready, process.tail, deadline_s=10)
+    finally:
+        client.close()
+
+
 def free_cpus(cluster: RayCluster) -> float:
     return float(cluster.look()["free_cpus"])
 
@@ -54,6 +67,7 @@ def test_faults(ray_cluster: Callable[..., RayCluster], tiny_model: Path) -> Non
     killed = workers()["decode-0"]
     killed.kill()
     await_back(process, "decode-0")
+    await_placement(cluster, process)
     assert answer_of(cluster, process) == tokens
 
     # An actor dies, and the worker in it; prefill-0 serves alone unless roles are strict.
@@ -63,6 +77,7 @@ def test_faults(ray_cluster: Callable[..., RayCluster], tiny_model: Path) -> Non
     actor.kill()
     await_end([killed])
     await_back(process, "prefill-0")
+    await_placement(cluster, process)
     assert answer_of(cluster, process) == tokens
     assert cluster.look()["groups"] == [group]  # in the same bundle
 
@@ -72,6 +87,7 @@ def test_faults(ray_cluster: Callable[..., RayCluster], tiny_model: Path) -> Non
     await_end(lost)
     await_back(process, "prefill-0", times=2)
     await_back(process, "decode-0", times=2)
+    await_placement(cluster, process)
     assert answer_of(cluster, process) == tokens
     (moved,) = cluster.look()["groups"]
     assert len(set(moved)) == 1
