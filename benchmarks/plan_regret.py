@@ -24,6 +24,7 @@ import json
 import math
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,7 @@ SOME = 0.1  # fewer in time: the rate is far too high
 LEAP, FAR = 4, 32  # numbers of rates
 SETTLES = 0.3  # of a run: its first part does not count
 SEED = 100  # of the planner's rate; each rate has its own prompts, so that none is cached
+FOLDERS = re.compile(r"/(?:[\w.-]+/)+")  # of a machine: no result tells them
 Row = dict[str, Any]
 Seen = dict[str, float]  # goodput and attainment
 
@@ -328,7 +330,8 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
             try:
                 done.result()
             except RunFailedError as error:
-                campaign.failures.append(f"{running[done].name}: {str(error).splitlines()[0]}")
+                reason = FOLDERS.sub("", str(error).splitlines()[0])
+                campaign.failures.append(f"{running[done].name}: {reason}")
                 print(campaign.failures[-1], flush=True)
             result = header("plan_regret", label="plan", topology=None, model=name)
             found = {"verdicts": list(campaign.verdicts()), "runs": campaign.runs}
