@@ -122,6 +122,9 @@ class Campaign:
         self.measured: list[str] = []  # designs whose measurement ended before the limit
         self._resumed = json.loads(options.resume.read_text()) if options.resume else None
         if self._resumed:
+            known = {run["load"] for run in self._resumed["runs"]}
+            if known != set(self.loads):
+                raise SystemExit(f"{options.resume} has the loads {sorted(known)}: name these")
             self.measured = self._resumed["measured"]
             self.runs = [run for run in self._resumed["runs"] if run["design"] in self.measured]
         self._first: dict[str, float] = {}  # rates that the others are told from, by load

@@ -32,6 +32,7 @@ from tables_of_roles import roles, roles_paces, roles_served
 from tables_of_router import fuzz, overload, placement, router, router_vs_peers
 from tables_of_shapes import fp8_steps, gpu_start, shape_load, shapes
 from tables_of_simulator import (
+    open_loop_errors,
     open_loops,
     plan_regret,
     published_shapes,
@@ -59,6 +60,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
     "open-loops": open_loops("plan_regret_2xh200_chat", "open_loop_2xh100"),
+    "open-loop-errors": open_loop_errors("plan_regret_2xh200_chat"),
     "published-shapes": published_shapes,
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),

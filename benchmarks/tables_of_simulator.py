@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from table_parts import load, number, rows, source
@@ -165,6 +166,29 @@ def open_loops(*names: str) -> Callable[[], str]:
         columns_ms = ("TTFT p50 ms", "p95", "TPOT p50 ms", "p95")
         heads = ("two of", "load", "topology", "requests/s", "in time", *columns_ms)
         return "\n\n".join(sources) + "\n\n" + rows(heads, lines)
+
+    return table
+
+
+def open_loop_errors(name: str) -> Callable[[], str]:
+    """How far the simulator is off at each rate of a campaign of `plan_regret.py`."""
+    columns = [(kind, key) for kind in ("ttft_ms", "tpot_ms") for key in ("median", "p95")]
+
+    def table() -> str:
+        by_rate: dict[float, list[list[float]]] = {}
+        for run in (run for run in load(name)["runs"] if "simulated" in run):
+            pairs = [
+                (run["simulated"][kind][key], run["measured"][kind][key]) for kind, key in columns
+            ]
+            errors = [abs(simulated / measured - 1.0) for simulated, measured in pairs]
+            by_rate.setdefault(run["rate"], []).append(errors)
+        lines = []
+        for rate, errors in sorted(by_rate.items()):
+            each = zip(*errors, strict=True)
+            cells = [f"{100 * median(column):.0f}% ({100 * max(column):.0f}%)" for column in each]
+            lines.append([number(rate), str(len(errors)), *cells])
+        heads = ("requests/s", "topologies", "TTFT p50: median (worst)", "p95", "TPOT p50", "p95")
+        return source(name) + rows(heads, lines)
 
     return table
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.bench.between_timer import Report, between_s, period_s
+from tasuki.bench.between_timer import Report, between_s, medians, period_s
 
 
 def reports(count: int, pause_s: float, *, batch: int = 4, first: int = 1) -> list[Report]:
@@ -51,3 +51,10 @@ def test_the_period_counts_reports_in_a_row_whatever_the_numbers_of_their_steps(
     assert period_s([*joining, *apart], 4) == pytest.approx(0.011)
     assert period_s(apart[:6], 4) is None
     assert period_s(apart, 8) is None
+
+
+def test_the_median_is_of_the_loads_in_which_there_is_something() -> None:
+    loads = {4: [reports(20, pause_s) for pause_s in (0.003, 0.001, 0.002)], 8: [reports(20, 0.0)]}
+    loads[4].append(reports(3, 0.5))  # too short
+    assert medians(loads, between_s) == {4: pytest.approx(0.002)}
+    assert medians({}, between_s) == {}

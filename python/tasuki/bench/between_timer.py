@@ -108,37 +108,40 @@ def period_s(reports: Sequence[Report], batch: int) -> float | None:
     return (longest[-1] - longest[0]) / steps if steps >= _LEAST_STEPS else None
 
 
-Look = Callable[[Sequence[Report], int], float | None]
+Loads = dict[int, list[list[Report]]]
 
 
-def measure_served(
-    config: WorkerConfig, batches: Sequence[int], repeat: int, looks: Sequence[Look]
-) -> list[dict[int, float]]:
-    """What `looks` find in a worker's reports, by the number of sequences: medians of some loads.
+def serve_loads(config: WorkerConfig, batches: Sequence[int], repeat: int) -> Loads:
+    """The reports of `repeat` loads of each size.
 
     Args:
         config: Of the worker, which is started for it.
-        batches: Sequences in a step; those that the worker cannot run at once are left out.
+        batches: Sequences in a step.
         repeat: Loads of each size, after one that warms up.
-        looks: Such as `between_s` and `period_s`.
 
     Raises:
         RunFailedError: The worker did not start or answer.
     """
-    found: list[dict[int, list[float]]] = [{batch: [] for batch in batches} for _ in looks]
+    found: Loads = {batch: [] for batch in batches}
     draw = random.Random(0)
     with _worker(config) as where, _every_core():
         for number in range(repeat + 1):
             for batch in draw.sample(list(batches), len(batches)):
                 reports = list(_reports(where, batch, number))
-                for look, by_batch in zip(looks, found, strict=True):
-                    seconds = look(reports, batch)
-                    if number and seconds is not None:
-                        by_batch[batch].append(seconds)
-    return [
-        {batch: median(seconds) for batch, seconds in by_batch.items() if seconds}
-        for by_batch in found
-    ]
+                if number:
+                    found[batch].append(reports)
+    return found
+
+
+def medians(
+    loads: Loads, look: Callable[[Sequence[Report], int], float | None]
+) -> dict[int, float]:
+    """What `between_s` or `period_s` finds in loads, by size, where it finds anything."""
+    found = {
+        batch: [seconds for each in reports if (seconds := look(each, batch)) is not None]
+        for batch, reports in loads.items()
+    }
+    return {batch: median(seconds) for batch, seconds in found.items() if seconds}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from tasuki.engine.engine import Engine
 
 _DECODE_STEPS = 8
 _DECODE_WARM_STEPS = 2
-_BACK_TO_BACK = 5  # prompts: the steps of all but the first and the last are timed
+_BACK_TO_BACK = 5  # prompts: the steps of all but the first are timed
 _BESIDE_PROMPTS = 3
 _BESIDE_REST = 2  # steps after a prompt, which its launch may have delayed
 _BESIDE_STEPS = 4  # of one prompt, at most

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasuki.bench.between_timer import MEAN_CONTEXT, between_s, measure_served, period_s
+from tasuki.bench.between_timer import (
+    MEAN_CONTEXT,
+    Loads,
+    between_s,
+    medians,
+    period_s,
+    serve_loads,
+)
 from tasuki.bench.engine_timer import EngineTimer
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import header
@@ -74,12 +81,10 @@ def run_steps(
     """
     keep_compiled()
     config = worker_config(model, options, grid)
-    between: dict[int, float] = {}
-    periods: dict[int, float] = {}
+    loads: Loads = {}
     if grid.decode_batch:  # before the engine, which takes the memory
         say("measuring the steps of a worker that serves …")
-        looks = (between_s, period_s)
-        between, periods = measure_served(config, grid.few_some_many, grid.repeat, looks)
+        loads = serve_loads(config, grid.few_some_many, grid.repeat)
     say(f"building an engine for {config.model.name} …")
     built = build(config, Phases(time.monotonic()))
     transfer = None
@@ -115,18 +120,18 @@ def run_steps(
         "repeat": grid.repeat,
         **step_tables(seconds, built.layout.block_bytes),
     }
-    if overlaps:  # the device goes on in a pause: what counts is how much longer steps take
-        between = {}
-        points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
-        launches = {
-            p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)
-        }
-        content |= {"launch": _by_batch(launches)}
-        for batch, served_s in periods.items():
-            point = DecodePoint(batch, MEAN_CONTEXT)
-            alone_s = median(of_engine.measure(point) for _ in range(grid.repeat))
-            between[batch] = max(0.0, served_s - alone_s)
-    return content | ({"between": _by_batch(between)} if grid.decode_batch else {})
+    if not overlaps:
+        return content | {"between": _by_batch(medians(loads, between_s))}
+    # The device goes on in a pause: what counts is how much longer steps take.
+    between = {}
+    for batch, served_s in medians(loads, period_s).items():
+        if not timer.fits(point := DecodePoint(batch, MEAN_CONTEXT)):
+            continue
+        alone_s = median(of_engine.measure(point) for _ in range(grid.repeat))
+        between[batch] = max(0.0, served_s - alone_s)
+    points = [DecodePoint(batch, min(grid.decode_context)) for batch in grid.few_some_many]
+    launches = {p.batch: of_engine.launch_s(p.batch, p.context) for p in points if timer.fits(p)}
+    return content | {"launch": _by_batch(launches), "between": _by_batch(between)}
 
 
 def _by_batch(seconds: Mapping[int, float]) -> list[dict[str, Any]]:

@@ -88,6 +88,30 @@ fn rates_s(rates: &Rates, work: &Work) -> f64 {
         + rates.prompt_square_s * work.prompt_squares
 }
 
+/// Rows of tables for tests.
+#[cfg(test)]
+pub mod testing {
+    use super::{DecodeRow, PrefillRow};
+
+    /// Of prompts from their beginning: tokens, seconds.
+    pub fn prompts<const N: usize>(points: [(f64, f64); N]) -> [PrefillRow; N] {
+        points.map(|(tokens, seconds)| PrefillRow {
+            tokens,
+            context: 0.0,
+            seconds,
+        })
+    }
+
+    /// One and two sequences take as long.
+    pub fn decodes(seconds: f64) -> [DecodeRow; 2] {
+        [1.0, 2.0].map(|batch| DecodeRow {
+            batch,
+            context: 100.0,
+            seconds,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

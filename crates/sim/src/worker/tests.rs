@@ -7,7 +7,8 @@ use tasuki_core::{Rates, Role};
 use tasuki_flow::LegKind;
 
 use super::{Limits, NewLeg, SeqId, Stage, Told, Worker, WorkerConfig};
-use crate::steps::{DecodeRow, PrefillRow, StepModel, StepTable};
+use crate::steps::testing::{decodes, prompts};
+use crate::steps::{StepModel, StepTable};
 use crate::time::Time;
 
 mod steps;
@@ -163,19 +164,9 @@ fn a_prompt_that_comes_too_late_for_a_step_is_part_of_the_one_after_it() {
 
 #[test]
 fn only_the_first_prompt_after_a_pause_takes_as_long_as_one_alone() {
-    let row = |tokens, seconds| PrefillRow {
-        tokens,
-        context: 0.0,
-        seconds,
-    };
-    let decode = [1.0, 2.0].map(|batch| DecodeRow {
-        batch,
-        context: 100.0,
-        seconds: 0.01,
-    });
-    let alone = [row(100.0, 0.03), row(512.0, 0.03)];
-    let steady = [row(100.0, 0.02), row(512.0, 0.02)];
-    let steps = StepTable::new(&alone, &steady, &decode, &[]).unwrap();
+    let alone = prompts([(100.0, 0.03), (512.0, 0.03)]);
+    let steady = prompts([(100.0, 0.02), (512.0, 0.02)]);
+    let steps = StepTable::new(&alone, &steady, &decodes(0.01), &[]).unwrap();
     let mut worker = Worker::new(
         WorkerConfig {
             steps: Arc::new(StepModel::Table(steps)),

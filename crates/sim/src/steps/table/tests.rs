@@ -1,4 +1,5 @@
 use super::*;
+use crate::steps::testing::{decodes, prompts};
 
 /// Prompts: tokens, context, seconds. Decodes: sequences, context, seconds.
 fn measured(prefill: &[(f64, f64, f64)], decode: &[(f64, f64, f64)]) -> StepTable {
@@ -77,14 +78,9 @@ fn what_prompts_add_to_decodes_is_as_measured_and_grows_with_what_is_before_them
         context,
         seconds,
     });
-    let decode = [1.0, 2.0].map(|batch| DecodeRow {
-        batch,
-        context: 100.0,
-        seconds: 3.0,
-    });
     let beside = [(100.0, 1.5), (200.0, 3.5)];
     let beside = beside.map(|(tokens, seconds)| BesideRow { tokens, seconds });
-    let table = StepTable::new(&prefill, &[], &decode, &beside).unwrap();
+    let table = StepTable::new(&prefill, &[], &decodes(3.0), &beside).unwrap();
     let step = |sequences: f64, tokens: f64, context: f64| {
         table.step_s(&Work {
             sequences,
@@ -103,23 +99,18 @@ fn what_prompts_add_to_decodes_is_as_measured_and_grows_with_what_is_before_them
 
 #[test]
 fn one_prompt_beside_decodes_suffices_and_may_take_no_time() {
-    let row = |tokens, seconds| PrefillRow {
-        tokens,
-        context: 0.0,
-        seconds,
-    };
-    let decode = [1.0, 2.0].map(|batch| DecodeRow {
-        batch,
-        context: 100.0,
-        seconds: 3.0,
-    });
     let both = |seconds| {
         let beside = [BesideRow {
             tokens: 16.0,
             seconds,
         }];
-        let table =
-            StepTable::new(&[row(16.0, 1.0), row(64.0, 2.0)], &[], &decode, &beside).unwrap();
+        let table = StepTable::new(
+            &prompts([(16.0, 1.0), (64.0, 2.0)]),
+            &[],
+            &decodes(3.0),
+            &beside,
+        )
+        .unwrap();
         table.step_s(&Work {
             sequences: 1.0,
             kv_tokens: 100.0,
@@ -196,18 +187,9 @@ fn a_table_without_two_sizes_is_refused() {
 
 #[test]
 fn prompts_back_to_back_take_less_than_the_first_one() {
-    let row = |tokens, seconds| PrefillRow {
-        tokens,
-        context: 0.0,
-        seconds,
-    };
-    let decode = [1.0, 2.0].map(|batch| DecodeRow {
-        batch,
-        context: 100.0,
-        seconds: 3.0,
-    });
-    let alone = [row(100.0, 3.0), row(200.0, 4.5)];
-    let table = StepTable::new(&alone, &[row(100.0, 2.0), row(200.0, 4.0)], &decode, &[]).unwrap();
+    let alone = prompts([(100.0, 3.0), (200.0, 4.5)]);
+    let steady = prompts([(100.0, 2.0), (200.0, 4.0)]);
+    let table = StepTable::new(&alone, &steady, &decodes(3.0), &[]).unwrap();
     let prompt = Work {
         prompt_tokens: 150.0,
         prompt_squares: 150.0 * 150.0,
@@ -221,6 +203,6 @@ fn prompts_back_to_back_take_less_than_the_first_one() {
         ..prompt
     };
     assert_eq!(table.first_longer_s(&beside), 0.0);
-    let same = StepTable::new(&alone, &[], &decode, &[]).unwrap();
+    let same = StepTable::new(&alone, &[], &decodes(3.0), &[]).unwrap();
     assert_eq!(same.first_longer_s(&prompt), 0.0);
 }
