@@ -250,6 +250,25 @@ def test_a_plan_names_the_design_and_its_command(
     assert plan["expected"]["attainment"] >= 0.9
 
 
+def test_splits_are_tried_with_strict_roles_and_without(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    words = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES, "--lengths", "500:50"]
+    words += ["--probe-requests", "60", "--no-variations", "--output", str(output)]
+    four = {"1 prefill + 1 decode", "1 prefill + 1 mixed", "1 decode + 1 mixed", "2 mixed"}
+    strict = {f"{name}, strict" for name in four - {"2 mixed"}}
+    for more, names in (([], four | strict), (["--strict-roles"], {"2 mixed"} | strict)):
+        assert _native.run_plan([*words, *more]) == 0
+        simulated = json.loads(output.read_text())["simulated"]
+        assert {found["name"] for found in simulated} == names
+        for found in simulated:
+            assert found["design"]["strict_roles"] == (found["name"] in strict)
+            if found["name"] == "1 prefill + 1 decode, strict":
+                assert found["at"]["split"] == 1.0
+    assert "1 prefill + 1 decode, strict  " in capfd.readouterr().out
+
+
 def test_the_best_split_is_tried_with_other_steps_for_prefill_workers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from tasuki.launch import machine
+from tasuki.launch import command, machine
+from tasuki.launch import serve as serving
+from tasuki.launch.config import ServeConfig
 from tasuki.launch.gpus import Gpu
 from tasuki.launch.planned import plan_gpus
 from tasuki.launch.router_options import RouterOptions
 
 H200 = Gpu("NVIDIA H200", 150_754_820_096)
+L40S = Gpu("NVIDIA L40S", 48_305_799_168)
 QWEN3_4B = {
     "hidden_size": 2560,
     "num_hidden_layers": 36,
@@ -59,10 +65,37 @@ def test_objectives_and_strictness_are_those_of_the_router(tmp_path: Path) -> No
     router = RouterOptions(ttft_target_ms=1500.0, tpot_target_ms=7.5, strict_roles=True)
     planned = plan_gpus([H200, H200], model, router)
     assert "TTFT 1500 ms and TPOT 7.5 ms" in planned.line
-    assert "--strict-roles" in planned.table
+    split = re.findall(r"^1 prefill \+ 1 decode(, strict)? ", planned.table, re.MULTILINE)
+    assert split == [", strict"]
     impossible = plan_gpus([H200, H200], model, RouterOptions(tpot_target_ms=0.01))
     assert impossible.topology is None
     assert "not planned: no topology serves" in impossible.line
+
+
+def test_a_split_that_serves_more_with_strict_roles_gets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = folder(tmp_path, QWEN3_4B)
+    tight = RouterOptions(tpot_target_ms=20.0)
+    planned = plan_gpus([L40S] * 3, model, tight)
+    assert planned.strict_roles
+    assert planned.line.startswith(f"{planned.topology}")
+    assert "1 decode x2, strict: no roles are given" in planned.line
+    assert not plan_gpus([H200, H200], model, tight).strict_roles
+
+    started: list[ServeConfig] = []
+    monkeypatch.setattr(machine, "describe_gpus", lambda: (L40S,) * 3)
+    monkeypatch.setattr(machine, "read_one_another", lambda: True)
+    monkeypatch.setattr(serving, "serve", lambda config: (started.append(config), 0)[1])
+    words = ["--model", str(model), "--device", "cuda", "--tpot-target-ms", "20"]
+    serve = typer.Typer()
+    serve.command()(command.serve)
+    assert CliRunner().invoke(serve, words).exit_code == 0
+    assert started[0].router.strict_roles
+    assert (started[0].topology, dict(started[0].tensor_parallel)) == (
+        planned.topology,
+        planned.ranks,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +120,7 @@ def test_the_launcher_plans_two_gpus_and_shows_the_table_if_asked(
     monkeypatch.setattr(machine, "read_one_another", lambda: True)
     planned = machine.plan_topology(model, "cuda:1", RouterOptions(), explain=True)
     assert planned is not None
-    assert str(planned[0]) == "2 mixed"
+    assert str(planned.topology) == "2 mixed"
     said = capsys.readouterr().err
     assert "best: 2 mixed" in said
     assert "2 mixed: no roles are given" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -138,9 +139,10 @@ def serve(
         planned = plan_topology(model, worker.device, router, explain)
     elif explain:
         say("nothing is planned: roles, ranks or options by role are given, or it runs elsewhere")
-    if planned is not None:
-        workers, degrees = planned
-        ranks = tuple(degrees.items())
+    if planned is not None and planned.topology is not None:
+        workers, ranks = planned.topology, tuple(planned.ranks.items())
+        strict = router.strict_roles or planned.strict_roles
+        router = replace(router, strict_roles=strict)
     else:
         workers = choose_topology(prefill, decode, mixed, worker.device, dict(ranks), on)
     config = ServeConfig(

@@ -16,7 +16,7 @@ from tasuki.launch.gpus import (
     read_one_another,
     usable_gpus,
 )
-from tasuki.launch.planned import plan_gpus
+from tasuki.launch.planned import Planned, plan_gpus
 from tasuki.launch.router_options import RouterOptions
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
@@ -66,10 +66,8 @@ def choose_topology(
     return topology
 
 
-def plan_topology(
-    model: str, device: str, router: RouterOptions, explain: bool
-) -> tuple[Topology, dict[str, int]] | None:
-    """The workers that suit the GPUs of this machine, and how many GPUs one of each role has.
+def plan_topology(model: str, device: str, router: RouterOptions, explain: bool) -> Planned | None:
+    """The workers that suit the GPUs of this machine.
 
     Says what was chosen and why.
 
@@ -95,7 +93,7 @@ def plan_topology(
     if explain and planned.table:
         print(planned.table, file=sys.stderr)
     say(planned.line)
-    return None if planned.topology is None else (planned.topology, planned.ranks)
+    return None if planned.topology is None else planned
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:

@@ -34,12 +34,14 @@ class Planned:
     Attributes:
         topology: The workers; None: there is no plan, and the default counts.
         ranks: GPUs of one worker, by role.
+        strict_roles: Whether workers are to do nothing but what their roles say.
         line: What was chosen and why, or why nothing was.
         table: As `tasuki plan` prints it; empty without a plan.
     """
 
     topology: Topology | None
     ranks: dict[str, int]
+    strict_roles: bool
     line: str
     table: str = ""
 
@@ -52,7 +54,7 @@ def plan_gpus(
     Args:
         gpus: Those that are to serve, two or more.
         model: Its folder.
-        router: Objectives, the request log, and whether roles are strict.
+        router: Objectives, the request log, and whether roles have to be strict.
         peer_access: Whether every GPU can read the memory of every other one.
     """
     kinds = {gpu.name for gpu in gpus}
@@ -101,8 +103,8 @@ def _read(plan: dict[str, Any], asked: str, table: str) -> Planned:
         f"{beside} (--explain shows all; --prefill, --decode and --mixed choose)"
     )
     topology = Topology(counts["prefill"], counts["decode"], counts["mixed"])
-    return Planned(topology, ranks, line, table)
+    return Planned(topology, ranks, bool(design["strict_roles"]), line, table)
 
 
 def _none(why: str, table: str = "") -> Planned:
-    return Planned(None, {}, f"not planned: {why}", table)
+    return Planned(None, {}, False, f"not planned: {why}", table)

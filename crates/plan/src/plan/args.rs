@@ -49,7 +49,8 @@ pub struct GoalArgs {
     #[arg(long, value_name = "PER_SECOND", value_parser = above_zero)]
     pub request_rate: Option<f64>,
 
-    /// Workers do nothing but what their roles say.
+    /// Leave out designs whose workers may do another role's work. Otherwise each is tried with strict
+    /// roles and without.
     #[arg(long)]
     pub strict_roles: bool,
 

@@ -26,11 +26,19 @@ pub struct Design {
     pub max_batched_tokens: u32,
     /// Of prefill workers, where theirs is another one.
     pub prefill_max_batched_tokens: Option<u32>,
-    /// Workers do nothing but what their roles say.
+    /// Workers do nothing but what their roles say. False where all have one role.
     pub strict_roles: bool,
 }
 
 impl Design {
+    /// The same workers with strict roles; `None` where all have one role.
+    pub fn strict(&self) -> Option<Self> {
+        (self.roles() > 1).then_some(Self {
+            strict_roles: true,
+            ..*self
+        })
+    }
+
     pub fn is_colocated(&self) -> bool {
         self.prefill.workers + self.decode.workers == 0
     }
@@ -98,7 +106,7 @@ impl Design {
         self.prefill.workers > 0 && self.decode.workers + self.mixed.workers > 0
     }
 
-    /// Such as `2 prefill x2 + 4 decode`.
+    /// Such as `2 prefill x2 + 4 decode`, or `1 prefill + 1 decode, strict`.
     pub fn name(&self) -> String {
         let mut name = String::new();
         for (part, role) in self.parts() {
@@ -107,6 +115,9 @@ impl Design {
             if part.tensor_parallel > 1 {
                 let _ = write!(name, " x{}", part.tensor_parallel);
             }
+        }
+        if self.strict_roles {
+            name += ", strict";
         }
         name
     }
@@ -128,8 +139,9 @@ impl Design {
     }
 }
 
-/// Every way to use all of so many GPUs: at most one degree of tensor parallelism a role.
-pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bool) -> Vec<Design> {
+/// Every way to use all of so many GPUs: at most one degree of tensor parallelism a role. Roles
+/// are not strict.
+pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32) -> Vec<Design> {
     let parts = |most: u32| {
         let of = move |tensor_parallel: &u32| {
             let tensor_parallel = *tensor_parallel;
@@ -153,7 +165,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bo
                 mixed,
                 max_batched_tokens,
                 prefill_max_batched_tokens: None,
-                strict_roles,
+                strict_roles: false,
             });
             continue;
         }
@@ -181,7 +193,7 @@ pub fn all(gpus: u32, degrees: &[u32], max_batched_tokens: u32, strict_roles: bo
                         mixed,
                         max_batched_tokens,
                         prefill_max_batched_tokens: None,
-                        strict_roles,
+                        strict_roles: false,
                     });
                 }
                 if workers == 0 {
@@ -199,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_design_uses_all_gpus_once() {
-        let designs = all(4, &[1, 2], 2_048, false);
+        let designs = all(4, &[1, 2], 2_048);
         for design in &designs {
             let gpus = design.prefill.gpus() + design.decode.gpus() + design.mixed.gpus();
             assert_eq!(gpus, 4, "{}", design.name());
@@ -222,7 +234,7 @@ mod tests {
 
     #[test]
     fn prefill_workers_may_have_steps_of_their_own() {
-        let split = all(2, &[1], 1_024, true).into_iter().find(Design::is_split);
+        let split = all(2, &[1], 1_024).into_iter().find(Design::is_split);
         let split = split.expect("a split").sized(2_048, Some(8_192));
         assert_eq!(split.steps(), "8192/2048");
         assert_eq!(split.step_tokens(Role::Prefill), 8_192);
@@ -237,17 +249,35 @@ mod tests {
 
     #[test]
     fn a_lost_worker_leaves_the_others_unless_none_can_serve() {
-        let of = |gpus, strict, name: &str| {
-            let designs = all(gpus, &[1], 1_024, strict);
+        let of = |gpus, name: &str| {
+            let designs = all(gpus, &[1], 1_024);
             designs.into_iter().find(|d| d.name() == name).unwrap()
         };
-        let split = of(2, false, "1 prefill + 1 decode");
+        let split = of(2, "1 prefill + 1 decode");
         assert_eq!(split.without(Role::Prefill).unwrap().name(), "1 decode");
         assert_eq!(split.without(Role::Mixed), None);
-        let strict = of(2, true, "1 prefill + 1 decode");
+        let strict = split.strict().expect("two roles");
         assert_eq!(strict.without(Role::Prefill), None);
-        let more = of(3, true, "1 prefill + 2 decode");
-        assert_eq!(more.without(Role::Decode).unwrap().gpus(), 2);
-        assert_eq!(of(1, false, "1 mixed").without(Role::Mixed), None);
+        let more = of(3, "1 prefill + 2 decode").strict();
+        assert_eq!(more.unwrap().without(Role::Decode).unwrap().gpus(), 2);
+        assert_eq!(of(1, "1 mixed").without(Role::Mixed), None);
+    }
+
+    #[test]
+    fn only_workers_of_several_roles_may_have_strict_ones() {
+        for design in all(3, &[1], 1_024) {
+            let strict = design.strict();
+            assert_eq!(
+                strict.is_some(),
+                !design.is_colocated(),
+                "{}",
+                design.name()
+            );
+            if let Some(strict) = strict {
+                assert!(strict.strict_roles && !design.strict_roles);
+                assert_eq!(strict.name(), format!("{}, strict", design.name()));
+                assert_eq!(strict.gpus(), design.gpus());
+            }
+        }
     }
 }

@@ -105,7 +105,7 @@ fn text(plan: &Plan, took_s: f64) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "{:<32} {:>9} {:>9} {:>9} {:>18} {:>18} {:>6}",
+        "{:<38} {:>9} {:>9} {:>9} {:>18} {:>18} {:>6}",
         "design", "step", "estimate", "requests", "TTFT p50/p95 ms", "TPOT p50/p95 ms", "split"
     );
     for found in plan.simulated.iter().take(SHOWN) {
@@ -219,7 +219,7 @@ fn row(text: &mut String, found: &Found) {
     let pair = |low: f64, high: f64| format!("{low:.1} / {high:.1}");
     let _ = writeln!(
         text,
-        "{:<32} {:>9} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
+        "{:<38} {:>9} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
         found.name,
         found.design.steps(),
         found.estimated_rate,

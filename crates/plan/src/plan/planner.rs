@@ -193,7 +193,7 @@ impl<'a> Planner<'a> {
     pub(super) fn search(&self) -> Result<(Vec<Found>, usize), SimulateError> {
         let degrees: Vec<u32> = self.hardware.keys().copied().collect();
         let default = self.hardware_of(1)?.limits.max_batched_tokens;
-        let designs = all(self.goal.gpus, &degrees, default, self.goal.strict_roles);
+        let designs = all(self.goal.gpus, &degrees, default);
         let hardware = |degree: u32| self.hardware.get(&degree).cloned();
         let estimated = |design: &Design| estimate(design, &hardware, self.lengths, self.limits);
         let mut ranked: Vec<(f64, Design)> = designs.iter().map(|d| (estimated(d), *d)).collect();
@@ -207,8 +207,8 @@ impl<'a> Planner<'a> {
             chosen.extend(ranked.iter().find(|(_, design)| design.is_colocated()));
         }
         let mut found = Vec::new();
-        for (estimated, design) in &chosen {
-            found.push(self.probe(design, *estimated)?);
+        for (estimated, design) in self.with_strict(&chosen) {
+            found.push(self.probe(&design, estimated)?);
         }
         found.sort_by(|a, b| b.rate.total_cmp(&a.rate));
         if self.goal.quick {
@@ -241,6 +241,24 @@ impl<'a> Planner<'a> {
             }
         }
         Ok((found, designs.len()))
+    }
+
+    /// Designs, each with strict roles, too; with `--quick` only the best split has them.
+    fn with_strict(&self, designs: &[(f64, Design)]) -> Vec<(f64, Design)> {
+        let mut all = Vec::new();
+        let mut splits = 0;
+        for &(estimated, design) in designs {
+            splits += usize::from(design.is_split());
+            let strict = design.strict();
+            if self.goal.strict_roles {
+                all.push((estimated, strict.unwrap_or(design)));
+                continue;
+            }
+            all.push((estimated, design));
+            let tried = !self.goal.quick || (design.is_split() && splits == 1);
+            all.extend(strict.filter(|_| tried).map(|strict| (estimated, strict)));
+        }
+        all
     }
 
     /// Adds a design that is `base` with steps of other sizes, unless it is there.
@@ -285,14 +303,21 @@ impl<'a> Planner<'a> {
 }
 
 /// Of the designs that are the best as far as the search can tell, the one with the fewest kinds
-/// of workers, then the smallest ones, then steps of one size. `found`: the highest rate first.
+/// of workers, then the smallest ones, then steps of one size, then roles that are preferences: a
+/// worker that is left alone serves on. `found`: the highest rate first.
 fn simplest(found: &[Found], precision: f64) -> Option<Found> {
     let equal_s = found.first()?.rate / precision;
     let equal = found.iter().filter(|f| f.rate >= equal_s);
     equal
         .min_by_key(|f| {
             let own_steps = f.design.prefill_max_batched_tokens.is_some();
-            (f.design.roles(), f.design.widest(), own_steps)
+            let design = &f.design;
+            (
+                design.roles(),
+                design.widest(),
+                own_steps,
+                design.strict_roles,
+            )
         })
         .cloned()
 }

@@ -86,22 +86,23 @@ mod tests {
     use super::super::design::all;
     use super::*;
 
-    fn design(gpus: u32, strict: bool, name: &str) -> Design {
-        let designs = all(gpus, &[1, 2], 1_024, strict);
-        let mut named = designs.into_iter().filter(|d| d.name() == name);
+    fn design(gpus: u32, name: &str) -> Design {
+        let designs = all(gpus, &[1, 2], 1_024).into_iter();
+        let designs = designs.flat_map(|soft| [Some(soft), soft.strict()]);
+        let mut named = designs.flatten().filter(|d| d.name() == name);
         named.next().expect("a design of that name")
     }
 
     #[test]
     fn the_command_says_the_model_the_roles_and_their_degrees() {
-        let split = design(3, true, "1 prefill + 1 decode x2");
+        let split = design(3, "1 prefill + 1 decode x2, strict");
         let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
                       --max-batched-tokens 1024";
         assert_eq!(command(&split, None), wanted);
         let sized = split.sized(1_024, Some(8_192));
         let wanted = format!("{wanted} --prefill-option max-batched-tokens=8192");
         assert_eq!(command(&sized, None), wanted);
-        let mixed = design(2, false, "2 mixed");
+        let mixed = design(2, "2 mixed");
         let wanted =
             "tasuki serve --model '/my models/it'\\''s' --mixed 2 --max-batched-tokens 1024";
         assert_eq!(command(&mixed, Some("/my models/it's")), wanted);
@@ -109,15 +110,15 @@ mod tests {
 
     #[test]
     fn values_have_the_pools_of_the_design_and_no_others() {
-        let mixed = values(&design(2, false, "2 mixed"), false);
+        let mixed = values(&design(2, "2 mixed"), false);
         let pools =
             "pools:\n  prefill: null\n  decode: null\n  mixed:\n    role: mixed\n    replicas: 2\n";
         assert!(mixed.ends_with(pools), "{mixed}");
-        let split = values(&design(3, true, "1 prefill + 1 decode x2"), true);
+        let split = values(&design(3, "1 prefill + 1 decode x2, strict"), true);
         let decode = "  decode:\n    role: decode\n    replicas: 1\n    gpus: 2\n";
         assert!(split.ends_with(decode), "{split}");
         assert!(split.contains("args: [\"--strict-roles\"]"), "{split}");
-        let sized = design(3, true, "1 prefill + 1 decode x2").sized(1_024, Some(8_192));
+        let sized = design(3, "1 prefill + 1 decode x2, strict").sized(1_024, Some(8_192));
         let sized = values(&sized, true);
         let prefill = "  prefill:\n    role: prefill\n    replicas: 1\n    gpus: 1\n    \
                        args: [\"--max-batched-tokens\", \"8192\"]\n  decode:\n";
