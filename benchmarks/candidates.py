@@ -58,7 +58,8 @@ CPU_GRID = {
 class Design:
     """Workers, ranks of each, whether roles are strict, tokens of a step; `None`: the default.
 
-    `prefill_chunk` is that of prefill workers, where it differs.
+    `prefill_chunk` is that of prefill workers, where it differs; `itl_ms` how long a step that
+    decodes may take with prompts in it.
     """
 
     prefill: int
@@ -68,6 +69,7 @@ class Design:
     strict: bool = False
     chunk: int | None = None
     prefill_chunk: int | None = None
+    itl_ms: float | None = None
 
     @property
     def name(self) -> str:
@@ -77,6 +79,7 @@ class Design:
         parts += ["strict"] if self.strict else []
         sizes = (self.prefill_chunk, self.chunk)
         parts += ["/".join(str(size) for size in sizes if size)] if any(sizes) else []
+        parts += [f"{self.itl_ms:g}ms"] if self.itl_ms is not None else []
         return " ".join(parts)
 
     @property
@@ -88,7 +91,8 @@ class Design:
     def said(self) -> dict[str, Any]:
         """Options that `tasuki serve` and `tasuki simulate` have in common."""
         strict = {"strict-roles": True} if self.strict else {}
-        return strict | ({"max-batched-tokens": self.chunk} if self.chunk else {})
+        steps = {"max-batched-tokens": self.chunk, "itl-target-ms": self.itl_ms}
+        return strict | {name: value for name, value in steps.items() if value is not None}
 
     @property
     def serve(self) -> dict[str, Any]:

@@ -161,8 +161,8 @@ class Campaign:
             for name, (ttft_s, tpot_s) in self.objectives.items():
                 slo = f"ttft={ttft_s:g}s,tpot={1e3 * tpot_s:g}ms"
                 said = {"steps": steps, "gpus": self.workers, "slo": slo, "no-variations": True}
-                best = output_of([*TASUKI, "plan", *words({**said, **lengths})])["best"]
-                chosen = self._chosen(best["design"])
+                plan = output_of([*TASUKI, "plan", *words({**said, **lengths})])
+                best, chosen = plan["best"], self._chosen(plan)
                 if chosen not in candidates:
                     candidates.append(chosen)
                 rate = float(best["rate"])
@@ -172,11 +172,13 @@ class Campaign:
                 self.plans.append({**told, "expected": best["at"]})
                 print(f"{load}, {slo}: {chosen.name}, {rate:.2f} requests/s", flush=True)
 
-    def _chosen(self, design: Mapping[str, Any]) -> Design:
+    def _chosen(self, plan: Mapping[str, Any]) -> Design:
+        design = plan["best"]["design"]
         counts = [design[role]["workers"] for role in ("prefill", "decode", "mixed")]
         sizes = [design["max_batched_tokens"], design["prefill_max_batched_tokens"]]
         asked = sizes if self._options.chunks else (None, None)
-        return Design(*counts, 1, bool(design["strict_roles"]), *asked)
+        target_ms = round(float(plan["itl_target_ms"]), 3)
+        return Design(*counts, 1, bool(design["strict_roles"]), *asked, target_ms)
 
     def expect(self, design: Design, steps: Path) -> None:
         """Find a design's best rates in the simulator."""

@@ -248,6 +248,30 @@ def test_a_plan_names_the_design_and_its_command(
     assert plan["best"]["rate"] * 1.06 >= max(found["rate"] for found in plan["simulated"])
     assert plan["best_colocated"]["name"] == "2 mixed"
     assert plan["expected"]["attainment"] >= 0.9
+    assert plan["itl_target_ms"] == 0.8 * 20
+    assert plan["command"].endswith(" --itl-target-ms 16")
+    assert written["worker"]["args"][-2:] == ["--itl-target-ms", "16"]
+
+
+def test_steps_follow_the_objective_unless_they_are_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    words = ["--gpus", "1", "--rates", RATES, "--lengths", "2000:50", "--no-variations"]
+    words += ["--probe-requests", "200", "--output", str(output)]
+
+    def seen(slo: str, *more: str) -> tuple[float, float]:
+        assert _native.run_plan([*words, "--slo", f"ttft=2s,{slo}", *more]) == 0
+        plan = json.loads(output.read_text())
+        return plan["itl_target_ms"], plan["best"]["rate"]
+
+    loose, given = seen("tpot=40ms"), seen("tpot=40ms", "--itl-target-ms", "9")
+    assert (loose[0], given[0]) == (32.0, 9.0)
+    assert loose[1] > given[1]
+    assert " 9 ms at most with prompts in it" in capfd.readouterr().out
+    unbounded = seen("tpot=40ms", "--itl-target-ms", "0")
+    assert unbounded[0] == 0.0
+    assert "--itl-target-ms 0" in capfd.readouterr().out
 
 
 def test_splits_are_tried_with_strict_roles_and_without(

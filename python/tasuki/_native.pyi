@@ -8,6 +8,8 @@ _Bits = NDArray[np.int16]
 __version__: str
 HAS_TLS: bool  # the feature `tls`
 HAS_OTEL: bool  # the feature `otel`
+STEP_SHARE: float
+"""Of the time that a token may take, what a step with prompts in it may (crates/plan)."""
 
 def run_router(args: list[str]) -> int:
     """Run the router's command line (without the program's name); gives its exit code."""

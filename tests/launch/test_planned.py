@@ -16,6 +16,7 @@ from tasuki.launch.config import ServeConfig
 from tasuki.launch.gpus import Gpu
 from tasuki.launch.planned import plan_gpus
 from tasuki.launch.router_options import RouterOptions
+from tasuki.worker.config import WorkerConfig
 
 H200 = Gpu("NVIDIA H200", 150_754_820_096)
 L40S = Gpu("NVIDIA L40S", 48_305_799_168)
@@ -44,16 +45,27 @@ def folder(path: Path, config: dict[str, int]) -> Path:
 
 
 def test_two_gpus_are_two_mixed_workers_and_the_line_says_why(tmp_path: Path) -> None:
-    planned = plan_gpus([H200, H200], folder(tmp_path, QWEN3_4B), RouterOptions())
+    planned = plan_gpus([H200, H200], folder(tmp_path, QWEN3_4B), WorkerConfig(), RouterOptions())
     assert str(planned.topology) == "2 mixed"
     assert planned.ranks == {"mixed": 1}
     for said in ("2 mixed: no roles are given", "2000:200", "TPOT 50 ms", "requests/s; "):
         assert said in planned.line, planned.line
     assert "best: 2 mixed" in planned.table
+    assert " 9 ms at most with prompts in it" in planned.table  # as workers have it here
+
+
+def test_the_plan_is_for_steps_as_the_workers_have_them(tmp_path: Path) -> None:
+    model, worker = folder(tmp_path, QWEN3_4B), WorkerConfig(itl_target_ms=17.5)
+    for router in (RouterOptions(), RouterOptions(tpot_target_ms=30.0)):
+        planned = plan_gpus([H200, H200], model, worker, router)
+        assert " 17.5 ms at most with prompts in it" in planned.table
+    unbounded = plan_gpus([H200, H200], model, WorkerConfig(itl_target_ms=0.0), RouterOptions())
+    assert "at most with prompts in it" not in unbounded.table
+    assert "best: 2 mixed" in unbounded.table
 
 
 def test_a_model_too_large_for_one_gpu_gets_several(tmp_path: Path) -> None:
-    planned = plan_gpus([H200] * 4, folder(tmp_path, LARGE), RouterOptions())
+    planned = plan_gpus([H200] * 4, folder(tmp_path, LARGE), WorkerConfig(), RouterOptions())
     assert planned.topology is not None
     assert min(planned.ranks.values()) >= 2
     gpus = {role: getattr(planned.topology, role) * n for role, n in planned.ranks.items()}
@@ -63,11 +75,12 @@ def test_a_model_too_large_for_one_gpu_gets_several(tmp_path: Path) -> None:
 def test_objectives_and_strictness_are_those_of_the_router(tmp_path: Path) -> None:
     model = folder(tmp_path, QWEN3_4B)
     router = RouterOptions(ttft_target_ms=1500.0, tpot_target_ms=7.5, strict_roles=True)
-    planned = plan_gpus([H200, H200], model, router)
+    planned = plan_gpus([H200, H200], model, WorkerConfig(), router)
     assert "TTFT 1500 ms and TPOT 7.5 ms" in planned.line
+    assert " 6 ms at most with prompts in it" in planned.table
     split = re.findall(r"^1 prefill \+ 1 decode(, strict)? ", planned.table, re.MULTILINE)
     assert split == [", strict"]
-    impossible = plan_gpus([H200, H200], model, RouterOptions(tpot_target_ms=0.01))
+    impossible = plan_gpus([H200, H200], model, WorkerConfig(), RouterOptions(tpot_target_ms=0.01))
     assert impossible.topology is None
     assert "not planned: no topology serves" in impossible.line
 
@@ -77,11 +90,11 @@ def test_a_split_that_serves_more_with_strict_roles_gets_them(
 ) -> None:
     model = folder(tmp_path, QWEN3_4B)
     tight = RouterOptions(tpot_target_ms=20.0)
-    planned = plan_gpus([L40S] * 3, model, tight)
+    planned = plan_gpus([L40S] * 3, model, WorkerConfig(), tight)
     assert planned.strict_roles
     assert planned.line.startswith(f"{planned.topology}")
     assert "1 decode x2, strict: no roles are given" in planned.line
-    assert not plan_gpus([H200, H200], model, tight).strict_roles
+    assert not plan_gpus([H200, H200], model, WorkerConfig(), tight).strict_roles
 
     started: list[ServeConfig] = []
     monkeypatch.setattr(machine, "describe_gpus", lambda: (L40S,) * 3)
@@ -107,7 +120,7 @@ def test_a_split_that_serves_more_with_strict_roles_gets_them(
     ],
 )
 def test_without_a_plan_the_line_says_why(tmp_path: Path, gpus: list[Gpu], says: str) -> None:
-    planned = plan_gpus(gpus, folder(tmp_path, QWEN3_4B), RouterOptions())
+    planned = plan_gpus(gpus, folder(tmp_path, QWEN3_4B), WorkerConfig(), RouterOptions())
     assert planned.topology is None
     assert says in planned.line
 
@@ -118,14 +131,19 @@ def test_the_launcher_plans_two_gpus_and_shows_the_table_if_asked(
     model = str(folder(tmp_path, QWEN3_4B))
     monkeypatch.setattr(machine, "describe_gpus", lambda: (H200,) * 3)
     monkeypatch.setattr(machine, "read_one_another", lambda: True)
-    planned = machine.plan_topology(model, "cuda:1", RouterOptions(), explain=True)
+    planned = machine.plan_topology(
+        model, WorkerConfig(device="cuda:1"), RouterOptions(), explain=True
+    )
     assert planned is not None
     assert str(planned.topology) == "2 mixed"
     said = capsys.readouterr().err
     assert "best: 2 mixed" in said
     assert "2 mixed: no roles are given" in said
-    assert machine.plan_topology(model, "cuda:1", RouterOptions(), explain=False) is not None
+    assert (
+        machine.plan_topology(model, WorkerConfig(device="cuda:1"), RouterOptions(), explain=False)
+        is not None
+    )
     assert "best: 2 mixed" not in capsys.readouterr().err
     monkeypatch.setattr(machine, "describe_gpus", lambda: (H200,))
-    assert machine.plan_topology(model, "auto", RouterOptions(), explain=True) is None
+    assert machine.plan_topology(model, WorkerConfig(), RouterOptions(), explain=True) is None
     assert "nothing to plan: 1 GPUs" in capsys.readouterr().err

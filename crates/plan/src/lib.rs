@@ -16,5 +16,5 @@ mod result;
 mod simulate;
 mod steps_file;
 
-pub use plan::{plan_quietly, run_plan};
+pub use plan::{STEP_SHARE, plan_quietly, run_plan};
 pub use simulate::run_simulate;

@@ -115,6 +115,7 @@ fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add("HAS_TLS", cfg!(feature = "tls"))?;
     m.add("HAS_OTEL", cfg!(feature = "otel"))?;
+    m.add("STEP_SHARE", tasuki_plan::STEP_SHARE)?;
     m.add_function(wrap_pyfunction!(run_router, m)?)?;
     m.add_function(wrap_pyfunction!(run_bench, m)?)?;
     m.add_function(wrap_pyfunction!(run_simulate, m)?)?;

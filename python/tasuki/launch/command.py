@@ -136,7 +136,7 @@ def serve(
     given = any(n is not None for n in (prefill, decode, mixed, *by_role.values()))
     planned = None
     if not given and on == "local" and {tp_prefill, tp_decode, tp_mixed} == {1}:
-        planned = plan_topology(model, worker.device, router, explain)
+        planned = plan_topology(model, worker, router, explain)
     elif explain:
         say("nothing is planned: roles, ranks or options by role are given, or it runs elsewhere")
     if planned is not None and planned.topology is not None:

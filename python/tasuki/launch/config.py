@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tasuki._native import STEP_SHARE
 from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.launch.router_options import RouterOptions
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
@@ -112,8 +113,13 @@ class Topology:
 
 
 LOCAL = "local"
-# Of the time that a token may take: the rest is for what lies between steps.
-STEP_SHARE = 0.8
+
+
+def step_target_ms(worker: WorkerConfig, router: RouterOptions) -> float | None:
+    """--itl-target-ms, which follows from --tpot-target-ms if it is not given; None: neither is."""
+    if worker.itl_target_ms is None and router.tpot_target_ms is not None:
+        return STEP_SHARE * router.tpot_target_ms
+    return worker.itl_target_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +171,14 @@ class ServeConfig:
     def worker_of(self, role: str) -> WorkerConfig:
         """Settings of the workers of a role, which drain as long as the router does.
 
-        Without --itl-target-ms, steps follow from --tpot-target-ms.
-
         Raises:
             ConfigError: A value is out of its range.
         """
-        options = replace(self.worker, drain_s=self.router.drain_s)
-        if options.itl_target_ms is None and self.router.tpot_target_ms is not None:
-            options = replace(options, itl_target_ms=STEP_SHARE * self.router.tpot_target_ms)
+        options = replace(
+            self.worker,
+            drain_s=self.router.drain_s,
+            itl_target_ms=step_target_ms(self.worker, self.router),
+        )
         return replace(options, **self.role_options.get(role, {}))
 
     @property

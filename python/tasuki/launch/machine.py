@@ -21,7 +21,7 @@ from tasuki.launch.router_options import RouterOptions
 from tasuki.launch.supervisor import say
 from tasuki.launch.topology import Machine
 from tasuki.models.fetch import resolve_model
-from tasuki.worker.config import check_device
+from tasuki.worker.config import WorkerConfig, check_device
 from tasuki.worker.memory import available_bytes
 
 PREFERRED_PORT = 8000
@@ -66,14 +66,16 @@ def choose_topology(
     return topology
 
 
-def plan_topology(model: str, device: str, router: RouterOptions, explain: bool) -> Planned | None:
+def plan_topology(
+    model: str, worker: WorkerConfig, router: RouterOptions, explain: bool
+) -> Planned | None:
     """The workers that suit the GPUs of this machine.
 
     Says what was chosen and why.
 
     Args:
         model: Alias, folder or hub id; fetched if need be.
-        device: As in `ServeConfig`.
+        worker: Settings of all workers: the device, and how long steps may take.
         router: What the plan is made for.
         explain: Show the whole plan.
 
@@ -83,13 +85,13 @@ def plan_topology(model: str, device: str, router: RouterOptions, explain: bool)
     Raises:
         TasukiError: The device is refused, or the model cannot be had.
     """
-    check_device(device)
-    gpus = () if device == "cpu" else from_device(device, describe_gpus())
+    check_device(worker.device)
+    gpus = () if worker.device == "cpu" else from_device(worker.device, describe_gpus())
     if len(gpus) < 2:
         if explain:
             say(f"nothing to plan: {len(gpus)} GPUs")
         return None
-    planned = plan_gpus(gpus, resolve_model(model), router, read_one_another())
+    planned = plan_gpus(gpus, resolve_model(model), worker, router, read_one_another())
     if explain and planned.table:
         print(planned.table, file=sys.stderr)
     say(planned.line)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tasuki import _native
-from tasuki.launch.config import MAX_WORKERS, STEP_SHARE, Topology
+from tasuki.launch.config import MAX_WORKERS, Topology, step_target_ms
 from tasuki.launch.gpus import Gpu
 from tasuki.launch.router_options import RouterOptions
-from tasuki.worker.config import ROLES
+from tasuki.worker.config import ROLES, WorkerConfig
 
 TTFT_MS, TPOT_MS = 2000.0, 50.0
 """Objectives where the router is given none."""
@@ -47,13 +47,18 @@ class Planned:
 
 
 def plan_gpus(
-    gpus: Sequence[Gpu], model: Path, router: RouterOptions, peer_access: bool = True
+    gpus: Sequence[Gpu],
+    model: Path,
+    worker: WorkerConfig,
+    router: RouterOptions,
+    peer_access: bool = True,
 ) -> Planned:
     """Divide GPUs among workers.
 
     Args:
         gpus: Those that are to serve, two or more.
         model: Its folder.
+        worker: How long a step that decodes may take with prompts in it.
         router: Objectives, the request log, and whether roles have to be strict.
         peer_access: Whether every GPU can read the memory of every other one.
     """
@@ -64,8 +69,9 @@ def plan_gpus(
     words += ["--gpu-memory-gb", f"{min(gpu.memory_bytes for gpu in gpus) / 1e9:.3f}"]
     ttft_ms, tpot_ms = router.ttft_target_ms or TTFT_MS, router.tpot_target_ms or TPOT_MS
     words += ["--slo", f"ttft={ttft_ms:g}ms,tpot={tpot_ms:g}ms"]
-    if router.tpot_target_ms is not None:
-        words += ["--itl-target-ms", f"{STEP_SHARE * tpot_ms:g}"]
+    target_ms = step_target_ms(worker, router)
+    target_s = replace(worker, itl_target_ms=target_ms).itl_target_s(on_cuda=True)
+    words += ["--itl-target-ms", f"{1e3 * (target_s or 0.0):g}"]
     if router.strict_roles:
         words.append("--strict-roles")
     if not peer_access:

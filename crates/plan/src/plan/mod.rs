@@ -2,6 +2,7 @@
 
 mod args;
 mod design;
+mod lengths;
 mod planner;
 mod probe;
 mod screen;
@@ -16,8 +17,10 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tasuki_bench::args::WorkloadArgs;
 
 use self::args::PlanArgs;
+pub use self::planner::STEP_SHARE;
 use self::planner::{Loss, Plan, Planner};
 use self::probe::{Found, Seeing};
+use self::start::decimal;
 use crate::error::SimulateError;
 use crate::replay::{ids, is_given};
 
@@ -125,6 +128,13 @@ fn text(plan: &Plan, took_s: f64) -> String {
     {
         text +=
             "step: its largest size in tokens; with two, the first one is of prefill workers.\n";
+    }
+    if plan.itl_target_ms > 0.0 {
+        let _ = writeln!(
+            text,
+            "A step that decodes takes about {} ms at most with prompts in it (--itl-target-ms).",
+            decimal(plan.itl_target_ms)
+        );
     }
     let _ = writeln!(
         text,

@@ -6,13 +6,13 @@ use serde::Serialize;
 use tasuki_bench::args::{WorkloadArgs, WorkloadKind};
 use tasuki_bench::slo::Slo;
 use tasuki_core::Role;
-use tasuki_reqlog::Record;
 
 use super::args::{GoalArgs, PlanArgs};
 use super::design::{Design, all};
+use super::lengths::Lengths;
 use super::probe::{Found, Seeing};
-use super::screen::{Lengths, Limits, estimate};
-use super::start::{command, values};
+use super::screen::{Limits, estimate};
+use super::start::Start;
 use super::variations::Variation;
 use crate::args::HardwareArgs;
 use crate::error::SimulateError;
@@ -27,8 +27,9 @@ const STEP_TOKENS: [u32; 3] = [1_024, 2_048, 8_192];
 const REFINED: usize = 2;
 /// Designs that are simulated, at most, by `--quick`.
 const QUICK_DESIGNS: usize = 4;
-/// Requests whose lengths are looked at first.
-const LOOKED_AT: usize = 1_000;
+/// Of the time that a token may take, what a step with prompts in it may: the rest is for what lies
+/// between steps. `tasuki serve` makes `--itl-target-ms` of `--tpot-target-ms` so.
+pub const STEP_SHARE: f64 = 0.8;
 
 /// See the module.
 pub struct Planner<'a> {
@@ -43,6 +44,8 @@ pub struct Planner<'a> {
     /// As the command that starts the design names it, where it is known.
     model: Option<String>,
     pub lengths: Lengths,
+    /// As `--itl-target-ms` says, 0 where steps have no bound; `None`: it follows from the objectives.
+    step_target_s: Option<f64>,
     /// In place of the workload.
     pub log: Option<Logged>,
 }
@@ -56,6 +59,8 @@ pub struct Plan {
     pub lengths: Lengths,
     pub steps: String,
     pub designs: usize,
+    /// How long a worker's step that decodes may take with prompts in it; 0: there is no bound.
+    pub itl_target_ms: f64,
     /// Rates that differ by less than this factor count as equal.
     pub precision: f64,
     /// The best first.
@@ -102,8 +107,8 @@ impl<'a> Planner<'a> {
         }
         let log = goal.from.as_deref().map(Logged::read).transpose()?;
         let lengths = match &log {
-            Some(log) => logged_lengths(log),
-            None => mean_lengths(&workload)?,
+            Some(log) => Lengths::logged(log),
+            None => Lengths::planned(&workload)?,
         };
         let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
         if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
@@ -125,6 +130,7 @@ impl<'a> Planner<'a> {
             model: hardware.values().find_map(|known| known.model.clone()),
             hardware,
             lengths,
+            step_target_s: args.hardware.itl_target_ms.map(|ms| ms / 1e3),
             log,
         })
     }
@@ -134,6 +140,12 @@ impl<'a> Planner<'a> {
         known
             .or_else(|| self.hardware.values().next())
             .ok_or(SimulateError::NoSteps)
+    }
+
+    /// How long a step that decodes may take with prompts in it; 0: there is no bound.
+    pub fn step_target_s(&self) -> f64 {
+        self.step_target_s
+            .unwrap_or(STEP_SHARE * self.limits.tpot_s)
     }
 
     /// # Errors
@@ -169,6 +181,10 @@ impl<'a> Planner<'a> {
         } else {
             self.variations(&best, &simulated, rate)?
         };
+        let start = Start {
+            design: best.design,
+            itl_target_ms: 1e3 * self.step_target_s(),
+        };
         Ok(Plan {
             schema: SCHEMA,
             slo: self.goal.slo,
@@ -178,8 +194,9 @@ impl<'a> Planner<'a> {
             losses,
             steps,
             designs,
-            command: command(&best.design, self.model.as_deref()),
-            helm_values: values(&best.design, self.hardware_of(1)?.on_gpus),
+            itl_target_ms: start.itl_target_ms,
+            command: start.command(self.model.as_deref()),
+            helm_values: start.values(self.hardware_of(1)?.on_gpus),
             simulated,
             best,
             best_colocated,
@@ -370,34 +387,4 @@ fn by_degree(
         }),
         _ => Ok(known),
     }
-}
-
-fn logged_lengths(log: &Logged) -> Lengths {
-    let count = log.requests.len() as f64;
-    let sum = |of: fn(&Record) -> u32| -> f64 {
-        log.requests.iter().map(|r| f64::from(of(&r.record))).sum()
-    };
-    // Of a prompt that is cached only its rest costs time.
-    let computed = |r: &Record| r.prompt_tokens.saturating_sub(r.cached_tokens);
-    Lengths {
-        prompt: (sum(computed) / count).max(1.0),
-        output: (sum(|r| r.output_tokens) / count).max(1.0),
-    }
-}
-
-fn mean_lengths(workload: &WorkloadArgs) -> Result<Lengths, SimulateError> {
-    let mut source = workload.plan_lengths()?.build()?;
-    let (mut count, mut prompt, mut output) = (0.0, 0.0, 0.0);
-    while count < LOOKED_AT as f64
-        && let Some(planned) = source.next()
-    {
-        count += 1.0;
-        prompt += f64::from(planned.input_tokens.unwrap_or(1));
-        output += f64::from(planned.output_tokens);
-    }
-    let mean = |sum: f64| (sum / f64::max(count, 1.0)).max(1.0);
-    Ok(Lengths {
-        prompt: mean(prompt),
-        output: mean(output),
-    })
 }

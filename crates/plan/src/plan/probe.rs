@@ -231,6 +231,7 @@ impl Planner<'_> {
     fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {
         let mut limits = hardware.limits;
         limits.max_batched_tokens = design.step_tokens(role);
+        limits.itl_target_s = Some(self.step_target_s()).filter(|target_s| *target_s > 0.0);
         WorkerConfig {
             role,
             host,

@@ -14,17 +14,11 @@
 use tasuki_sim::steps::{StepModel, Work};
 
 use super::design::{Design, Part};
+use super::lengths::Lengths;
 use crate::hardware::Hardware;
 
 /// Of its time that a worker that only prefills may be busy.
 const PREFILL_SHARE: f64 = 0.85;
-
-/// Of the requests, what estimates depend on.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Lengths {
-    pub prompt: f64,
-    pub output: f64,
-}
 
 /// Objectives in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]

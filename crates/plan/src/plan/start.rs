@@ -4,72 +4,97 @@ use std::fmt::Write;
 
 use super::design::Design;
 
-/// The command line of `tasuki serve`. `model`: folder, hub id or alias, where it is known.
-pub fn command(design: &Design, model: Option<&str>) -> String {
-    let mut command = "tasuki serve".to_owned();
-    if let Some(model) = model {
-        let _ = write!(command, " --model {}", quoted(model));
-    }
-    for (part, role) in design.parts() {
-        let _ = write!(command, " --{role} {}", part.workers);
-        if part.tensor_parallel > 1 {
-            let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
-        }
-    }
-    if design.strict_roles {
-        command += " --strict-roles";
-    }
-    let _ = write!(
-        command,
-        " --max-batched-tokens {}",
-        design.max_batched_tokens
-    );
-    if let Some(tokens) = design.prefill_max_batched_tokens {
-        let _ = write!(command, " --prefill-option max-batched-tokens={tokens}");
-    }
-    command
+/// A design, and what all its workers are told.
+pub struct Start {
+    pub design: Design,
+    /// How long a step that decodes may take with prompts in it; 0: there is no bound.
+    pub itl_target_ms: f64,
 }
 
-/// Values for `deploy/helm/tasuki` in YAML: pools, and what the design says of routers and workers.
-/// `on_gpus`: workers have GPUs.
-pub fn values(design: &Design, on_gpus: bool) -> String {
-    let mut text = format!(
-        "# The design of `tasuki plan`: {}. The model and the images are not in it:\n\
-         # docs/kubernetes.md.\n",
-        design.name()
-    );
-    if design.strict_roles {
-        text += "router:\n  args: [\"--strict-roles\"]\n";
-    }
-    let _ = writeln!(
-        text,
-        "worker:\n  args: [\"--max-batched-tokens\", \"{}\"]\npools:",
-        design.max_batched_tokens
-    );
-    for role in ["prefill", "decode", "mixed"] {
-        match design.parts().find(|(_, known)| *known == role) {
-            Some((part, _)) => {
-                let _ = writeln!(
-                    text,
-                    "  {role}:\n    role: {role}\n    replicas: {}",
-                    part.workers
-                );
-                if on_gpus {
-                    let _ = writeln!(text, "    gpus: {}", part.tensor_parallel);
-                }
-                let own_steps = design.prefill_max_batched_tokens;
-                if let Some(tokens) = own_steps.filter(|_| role == "prefill") {
-                    let _ = writeln!(text, "    args: [\"--max-batched-tokens\", \"{tokens}\"]");
-                }
-            }
-            // The chart has these two unless it is told otherwise.
-            None if role != "mixed" => {
-                let _ = writeln!(text, "  {role}: null");
-            }
-            None => {}
+impl Start {
+    /// The command line of `tasuki serve`. `model`: folder, hub id or alias, where it is known.
+    pub fn command(&self, model: Option<&str>) -> String {
+        let design = &self.design;
+        let mut command = "tasuki serve".to_owned();
+        if let Some(model) = model {
+            let _ = write!(command, " --model {}", quoted(model));
         }
+        for (part, role) in design.parts() {
+            let _ = write!(command, " --{role} {}", part.workers);
+            if part.tensor_parallel > 1 {
+                let _ = write!(command, " --tp-{role} {}", part.tensor_parallel);
+            }
+        }
+        if design.strict_roles {
+            command += " --strict-roles";
+        }
+        for (option, value) in self.options() {
+            let _ = write!(command, " {option} {value}");
+        }
+        if let Some(tokens) = design.prefill_max_batched_tokens {
+            let _ = write!(command, " --prefill-option max-batched-tokens={tokens}");
+        }
+        command
     }
-    text
+
+    /// Values for `deploy/helm/tasuki` in YAML: pools, and what the design says of routers and
+    /// workers. `on_gpus`: workers have GPUs.
+    pub fn values(&self, on_gpus: bool) -> String {
+        let design = &self.design;
+        let mut text = format!(
+            "# The design of `tasuki plan`: {}. The model and the images are not in it:\n\
+             # docs/kubernetes.md.\n",
+            design.name()
+        );
+        if design.strict_roles {
+            text += "router:\n  args: [\"--strict-roles\"]\n";
+        }
+        let options = self.options();
+        let words = options.iter().flat_map(|(option, value)| [*option, value]);
+        let words: Vec<String> = words.map(|word| format!("\"{word}\"")).collect();
+        let _ = writeln!(text, "worker:\n  args: [{}]\npools:", words.join(", "));
+        for role in ["prefill", "decode", "mixed"] {
+            match design.parts().find(|(_, known)| *known == role) {
+                Some((part, _)) => {
+                    let _ = writeln!(
+                        text,
+                        "  {role}:\n    role: {role}\n    replicas: {}",
+                        part.workers
+                    );
+                    if on_gpus {
+                        let _ = writeln!(text, "    gpus: {}", part.tensor_parallel);
+                    }
+                    let own_steps = design.prefill_max_batched_tokens;
+                    if let Some(tokens) = own_steps.filter(|_| role == "prefill") {
+                        let _ =
+                            writeln!(text, "    args: [\"--max-batched-tokens\", \"{tokens}\"]");
+                    }
+                }
+                // The chart has these two unless it is told otherwise.
+                None if role != "mixed" => {
+                    let _ = writeln!(text, "  {role}: null");
+                }
+                None => {}
+            }
+        }
+        text
+    }
+
+    /// Of all workers.
+    fn options(&self) -> [(&'static str, String); 2] {
+        [
+            (
+                "--max-batched-tokens",
+                self.design.max_batched_tokens.to_string(),
+            ),
+            ("--itl-target-ms", decimal(self.itl_target_ms)),
+        ]
+    }
+}
+
+/// A number without zeros at its end.
+pub fn decimal(number: f64) -> String {
+    ((1e3 * number).round() / 1e3).to_string()
 }
 
 /// As a word of a shell.
@@ -93,33 +118,43 @@ mod tests {
         named.next().expect("a design of that name")
     }
 
+    fn start(design: Design) -> Start {
+        Start {
+            design,
+            itl_target_ms: 12.0 * 0.8,
+        }
+    }
+
     #[test]
     fn the_command_says_the_model_the_roles_and_their_degrees() {
         let split = design(3, "1 prefill + 1 decode x2, strict");
         let wanted = "tasuki serve --prefill 1 --decode 1 --tp-decode 2 --strict-roles \
-                      --max-batched-tokens 1024";
-        assert_eq!(command(&split, None), wanted);
+                      --max-batched-tokens 1024 --itl-target-ms 9.6";
+        assert_eq!(start(split).command(None), wanted);
         let sized = split.sized(1_024, Some(8_192));
         let wanted = format!("{wanted} --prefill-option max-batched-tokens=8192");
-        assert_eq!(command(&sized, None), wanted);
+        assert_eq!(start(sized).command(None), wanted);
         let mixed = design(2, "2 mixed");
-        let wanted =
-            "tasuki serve --model '/my models/it'\\''s' --mixed 2 --max-batched-tokens 1024";
-        assert_eq!(command(&mixed, Some("/my models/it's")), wanted);
+        let wanted = "tasuki serve --model '/my models/it'\\''s' --mixed 2 \
+                      --max-batched-tokens 1024 --itl-target-ms 9.6";
+        assert_eq!(start(mixed).command(Some("/my models/it's")), wanted);
     }
 
     #[test]
     fn values_have_the_pools_of_the_design_and_no_others() {
-        let mixed = values(&design(2, "2 mixed"), false);
+        let mixed = start(design(2, "2 mixed")).values(false);
         let pools =
             "pools:\n  prefill: null\n  decode: null\n  mixed:\n    role: mixed\n    replicas: 2\n";
         assert!(mixed.ends_with(pools), "{mixed}");
-        let split = values(&design(3, "1 prefill + 1 decode x2, strict"), true);
+        let options =
+            "  args: [\"--max-batched-tokens\", \"1024\", \"--itl-target-ms\", \"9.6\"]\n";
+        assert!(mixed.contains(options), "{mixed}");
+        let split = start(design(3, "1 prefill + 1 decode x2, strict")).values(true);
         let decode = "  decode:\n    role: decode\n    replicas: 1\n    gpus: 2\n";
         assert!(split.ends_with(decode), "{split}");
         assert!(split.contains("args: [\"--strict-roles\"]"), "{split}");
         let sized = design(3, "1 prefill + 1 decode x2, strict").sized(1_024, Some(8_192));
-        let sized = values(&sized, true);
+        let sized = start(sized).values(true);
         let prefill = "  prefill:\n    role: prefill\n    replicas: 1\n    gpus: 1\n    \
                        args: [\"--max-batched-tokens\", \"8192\"]\n  decode:\n";
         assert!(sized.contains(prefill), "{sized}");

@@ -1,0 +1,54 @@
+//! How long requests are in the mean.
+
+use tasuki_bench::args::WorkloadArgs;
+use tasuki_reqlog::Record;
+
+use crate::error::SimulateError;
+use crate::replay::Logged;
+
+/// Requests whose lengths are looked at first.
+const LOOKED_AT: usize = 1_000;
+
+/// Of the requests, what estimates depend on.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Lengths {
+    pub prompt: f64,
+    pub output: f64,
+}
+
+impl Lengths {
+    /// Those of a log. Of a prompt that is cached only its rest costs time.
+    pub fn logged(log: &Logged) -> Self {
+        let count = log.requests.len() as f64;
+        let sum = |of: fn(&Record) -> u32| -> f64 {
+            log.requests.iter().map(|r| f64::from(of(&r.record))).sum()
+        };
+        let computed = |r: &Record| r.prompt_tokens.saturating_sub(r.cached_tokens);
+        Self {
+            prompt: (sum(computed) / count).max(1.0),
+            output: (sum(|r| r.output_tokens) / count).max(1.0),
+        }
+    }
+
+    /// Those of a workload's first requests.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn planned(workload: &WorkloadArgs) -> Result<Self, SimulateError> {
+        let mut source = workload.plan_lengths()?.build()?;
+        let (mut count, mut prompt, mut output) = (0.0, 0.0, 0.0);
+        while count < LOOKED_AT as f64
+            && let Some(planned) = source.next()
+        {
+            count += 1.0;
+            prompt += f64::from(planned.input_tokens.unwrap_or(1));
+            output += f64::from(planned.output_tokens);
+        }
+        let mean = |sum: f64| (sum / f64::max(count, 1.0)).max(1.0);
+        Ok(Self {
+            prompt: mean(prompt),
+            output: mean(output),
+        })
+    }
+}
