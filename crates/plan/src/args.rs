@@ -126,7 +126,8 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_running_requests: Option<u32>,
 
-    /// How long a step that decodes may take with prompts in it; 0: bounded in tokens only.
+    /// How long a step that decodes may take with prompts in it; 0: bounded in tokens only [default:
+    /// a worker's; tasuki plan: 0.8 of the TPOT objective].
     #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub itl_target_ms: Option<f64>,
 
