@@ -23,6 +23,7 @@ from tables_of_cpu import (
     shaped_link,
     speculation,
     split_on_cpu,
+    structured,
 )
 from tables_of_doctor import TASUKI as OF_TASUKI
 from tables_of_doctor import VLLM as OF_VLLM
@@ -52,6 +53,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engine-ratios-avx2": engine_ratios("engine_vs_peers_avx2"),
     "engine-floors-avx2": engine_floors("engine_vs_peers_avx2"),
     "split-on-cpu": split_on_cpu,
+    "structured-output": structured,
     "router": router,
     "placement": placement,
     "doctor": doctor(*OF_TASUKI),

@@ -53,6 +53,18 @@ def engine_ratios(name: str) -> Callable[[], str]:
     return table
 
 
+def structured() -> str:
+    """A table of what came of the answers to JSON schemas, by collection."""
+    result = load("structured_output")
+    outcomes = ("valid", "cut off", "invalid", "failed", "not checked", "refused")
+    seen = [each for each in outcomes if each in result["outcomes"] or each == "invalid"]
+    lines = [
+        [name, *(counts.get(each, 0) for each in seen)]
+        for name, counts in [*result["collections"].items(), ("all", result["outcomes"])]
+    ]
+    return source("structured_output") + rows(["collection", *seen], lines)
+
+
 def engine_floors(name: str) -> Callable[[], str]:
     """A table of our decode rates of one request to what the memory's bandwidth allows."""
 
