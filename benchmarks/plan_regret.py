@@ -303,6 +303,12 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.array([(all_of < one).sum() + (all_of <= one).sum() for one in all_of])
 
 
+def _table_of(steps: Path) -> dict[str, Any]:
+    """The step table without its command, which names folders, and so without its digest."""
+    content = json.loads(steps.read_text())
+    return {key: value for key, value in content.items() if key not in ("command", "digest")}
+
+
 def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Namespace) -> None:
     """Plan, simulate, measure; after each candidate write, since what follows may fail."""
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
@@ -340,7 +346,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
                 print(campaign.failures[-1], flush=True)
             result = header("plan_regret", label="plan", topology=None, model=name)
             found = {"verdicts": list(campaign.verdicts()), "runs": campaign.runs}
-            kept = {"steps": json.loads(steps.read_text()), "failures": campaign.failures}
+            kept = {"steps": _table_of(steps), "failures": campaign.failures}
             kept |= {"measured": campaign.measured, "objectives": campaign.objectives}
             write_result(options.output, {**result, **found, **kept})
 
