@@ -188,13 +188,16 @@ impl FleetState {
         let Some(state) = self.connected(key) else {
             return;
         };
-        state.count_output(slot, tokens as u32);
+        let answer = state.count_output(slot, tokens as u32);
         let placed = state.on_output(slot);
         let model = state.model;
         // What an opaque answer had cached is not known with its first part.
         let told = state.view.capabilities.payload == Payload::Tokens;
         if let Some(demand) = model.and_then(|model| self.demands.get_mut(&model)) {
             demand.on_cached(cached);
+            if let Some((prompt_tokens, had, has)) = answer {
+                demand.on_output(prompt_tokens, had, has);
+            }
         }
         if let Some(placed) = placed {
             let cached = told.then_some(cached);

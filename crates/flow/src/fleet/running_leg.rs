@@ -37,6 +37,13 @@ pub(super) struct RunningLeg {
 }
 
 impl RunningLeg {
+    /// Tokens of the prompt, and of each choice's answer so far. `None`: it does not decode.
+    pub fn answer(&self) -> Option<(u64, u32)> {
+        let sequences = self.sequences;
+        let prompt_tokens = self.kv_tokens.checked_div(u64::from(sequences))?;
+        Some((prompt_tokens, self.produced / sequences))
+    }
+
     /// Adds what the worker's last report cannot show of it. `knows_waiting_kv`: the worker
     /// reports the KV of sequences that wait.
     pub fn count(&self, outstanding: &mut Outstanding, knows_waiting_kv: bool) {

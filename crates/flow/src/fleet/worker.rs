@@ -319,14 +319,17 @@ impl WorkerState {
         LegSlot { index, number }
     }
 
-    /// A leg has produced so many tokens more.
-    pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) {
-        if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
-            leg.produced += tokens;
-            if leg.sequences > 0 && tokens > 0 {
-                self.last_decoded = Some(self.last_report);
-            }
+    /// A leg has produced so many tokens more. Of its answer: tokens of the prompt, and how many it
+    /// had and has. `None`: it does not decode.
+    pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) -> Option<(u64, u32, u32)> {
+        let leg = self.legs.get_mut(slot.index as usize)?.as_mut()?;
+        let (prompt_tokens, had) = leg.answer()?;
+        leg.produced += tokens;
+        let (_, has) = leg.answer()?;
+        if tokens > 0 {
+            self.last_decoded = Some(self.last_report);
         }
+        Some((prompt_tokens, had, has))
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.
@@ -360,11 +363,10 @@ impl WorkerState {
         self.free_slots.push(slot.index);
         self.is_stale = true;
         let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
-        let handoff = leg.handoff.map(|same_machine| (same_machine, tokens));
         Some(EndedLeg {
-            handoff,
+            handoff: leg.handoff.map(|same_machine| (same_machine, tokens)),
+            answer: leg.answer(),
             placed: leg.placed,
-            answer: (leg.sequences > 0).then(|| (tokens, leg.produced / leg.sequences)),
         })
     }
 

@@ -2,33 +2,24 @@
 //!
 //! Arrivals are summed until another load begins ([`super::arrivals`]). How long answers are is
 //! known when they have ended, which may be long after that. So it is learnt for each class of
-//! prompts and kept: a load that comes back is known with its first arrivals.
+//! prompts ([`super::answers`]) and kept: a load that comes back is known with its first arrivals.
 
 use std::time::Duration;
 
+use super::answers::{Answers, Expected};
 use super::arrivals::{Arrivals, CLASSES, FINE, Sums, class};
 
-/// Answers of a class that count.
-const ANSWERS: f64 = 300.0;
 /// Lengths are not estimated from fewer requests, each with the weight that it still has.
 const LEAST_REQUESTS: f64 = 0.5;
-/// Of a class of which no answer has ended, if there is no other class.
+/// Of a class of which there is no answer, if there is no other class.
 const USUAL_OUTPUT_TOKENS: f64 = 256.0;
 
 /// What was asked for lately, and what answers were like.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
     arrivals: Arrivals,
-    /// By class of prompts: answers that have ended, and their tokens.
+    /// By class of prompts.
     answers: [Answers; CLASSES],
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Answers {
-    ended: f64,
-    tokens: f64,
-    /// Of the tokens of each.
-    squares: f64,
 }
 
 /// The mean answer.
@@ -72,17 +63,14 @@ impl Demand {
         self.arrivals.on_cached(tokens);
     }
 
+    /// An answer of `from` tokens has `to` by now.
+    pub fn on_output(&mut self, prompt_tokens: u64, from: u32, to: u32) {
+        self.answers[class(prompt_tokens)].on_output(from, to);
+    }
+
     /// An answer of so many tokens has ended.
     pub fn on_ended(&mut self, prompt_tokens: u64, output_tokens: u32) {
-        let answers = &mut self.answers[class(prompt_tokens)];
-        let tokens = f64::from(output_tokens);
-        for (sum, one) in [
-            (&mut answers.ended, 1.0),
-            (&mut answers.tokens, tokens),
-            (&mut answers.squares, tokens * tokens),
-        ] {
-            *sum = *sum * (1.0 - 1.0 / ANSWERS) + one;
-        }
+        self.answers[class(prompt_tokens)].on_ended(output_tokens);
     }
 
     /// `None`: nothing has come lately.
@@ -144,30 +132,20 @@ impl Demand {
 
     /// The mean answer to these prompts.
     fn output(&self, sums: &Sums) -> Output {
-        let all = self
-            .answers
-            .iter()
-            .fold(Answers::default(), |all, one| Answers {
-                ended: all.ended + one.ended,
-                tokens: all.tokens + one.tokens,
-                squares: all.squares + one.squares,
-            });
-        let usual = if all.ended > 0.0 {
-            all.tokens / all.ended
-        } else {
-            USUAL_OUTPUT_TOKENS
-        };
+        let usual = Answers::all(&self.answers)
+            .expected(USUAL_OUTPUT_TOKENS)
+            .tokens;
         let (mut mean, mut variance, mut soon, mut attended) = (0.0, 0.0, 0.0, 0.0);
         for (answers, fine) in self.answers.iter().zip(sums.classes.chunks(FINE)) {
             let requests: f64 = fine.iter().map(|class| class.requests).sum();
             let prompts: f64 = fine.iter().map(|class| class.prompt_tokens).sum();
             let share = requests / sums.requests;
-            // As if one of the usual length had ended. How far lengths spread is unknown before
-            // answers have ended: as much as exponentially distributed ones.
+            if requests == 0.0 {
+                continue;
+            }
             let ended = answers.ended + 1.0;
-            let tokens = (answers.tokens + usual) / ended;
-            let squares = (answers.squares + usual * usual) / ended;
-            let spread = (squares + usual * usual / ended - tokens * tokens).max(0.0);
+            let Expected { tokens, squares } = answers.expected(usual);
+            let spread = (squares - tokens * tokens).max(0.0);
             mean += share * tokens;
             attended += prompts / sums.requests * tokens + share * squares / 2.0;
             variance += share * share * spread / ended;
@@ -207,8 +185,14 @@ mod tests {
         for tenth in (from_s * 10.0) as u32..(to_s * 10.0) as u32 {
             demand.on_arrival(prompt, at(f64::from(tenth) / 10.0));
             demand.on_cached(prompt / 4);
-            demand.on_ended(u64::from(prompt), output);
+            end(demand, prompt, output);
         }
+    }
+
+    /// An answer comes, and ends.
+    fn end(demand: &mut Demand, prompt: u32, output: u32) {
+        demand.on_output(u64::from(prompt), 0, output);
+        demand.on_ended(u64::from(prompt), output);
     }
 
     #[test]
@@ -248,7 +232,7 @@ mod tests {
             let mut demand = Demand::default();
             for index in 0..20 {
                 demand.on_arrival(512, at(0.1 * f64::from(index)));
-                demand.on_ended(512, lengths[index as usize % 2]);
+                end(&mut demand, 512, lengths[index as usize % 2]);
             }
             let lengths = demand.lengths(at(2.0)).unwrap();
             assert!(lengths.output_error_soon < 0.8 * lengths.output_error);

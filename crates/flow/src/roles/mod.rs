@@ -21,6 +21,7 @@
 //! little. They matter where they are strict, and where workers have limits by role.
 
 mod ahead;
+mod answers;
 mod arrivals;
 mod demand;
 mod loads;

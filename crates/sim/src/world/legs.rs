@@ -19,6 +19,8 @@ pub(super) struct Leg {
     pub handoff: Option<u32>,
     /// Output tokens of the request that the machine has got by the time of this leg.
     pub delivered: u32,
+    /// Those that the fleet has counted, once the router has got the first ones of this leg.
+    pub counted: Option<u32>,
 }
 
 impl World<'_> {
@@ -74,6 +76,7 @@ impl World<'_> {
             kind: spec.kind,
             handoff: None,
             delivered: resumed + u32::from(spec.kind == LegKind::Decode),
+            counted: None,
         });
         self.schedule_turn(worker, number);
         if spec.kind == LegKind::Decode {

@@ -16,6 +16,7 @@ impl World<'_> {
 
     pub(super) fn look_at_roles(&mut self) {
         self.begin_roles();
+        self.count_outputs();
         let (requests, _, tokens) = self.admission.waiting();
         let now = self.now.since_start();
         let found = self.decider.look(&self.fleet, (requests, tokens), now);

@@ -182,7 +182,8 @@ impl World<'_> {
             };
             if let Some(output) = &one.output {
                 let cached = output.cached_prompt_tokens;
-                self.fleet.on_output(key, slot, output.tokens.len(), cached);
+                let more = self.uncounted(worker, one, output);
+                self.fleet.on_output(key, slot, more, cached);
             }
             inputs.push((id, slot));
         }
@@ -205,6 +206,39 @@ impl World<'_> {
         self.settle();
         if recovered {
             self.workers_changed();
+        }
+    }
+
+    /// Of an output, the tokens that the fleet has not counted yet.
+    fn uncounted(&mut self, worker: u32, reported: &LegReport, output: &Output) -> usize {
+        let until = output.position + output.tokens.len() as u32;
+        let legs = self.live[reported.live as usize].as_mut();
+        let mut legs = legs.into_iter().flat_map(|live| &mut live.legs);
+        let leg = legs.find(|leg| leg.worker == worker && leg.id.attempt == reported.attempt);
+        let counted = leg.and_then(|leg| leg.counted.replace(until));
+        (until - counted.unwrap_or(output.position)) as usize
+    }
+
+    /// The router hears of every token; here the fleet counts those between the first and the last
+    /// one when somebody asks how long answers are by now.
+    pub(super) fn count_outputs(&mut self) {
+        for leg in self
+            .live
+            .iter_mut()
+            .flatten()
+            .flat_map(|live| &mut live.legs)
+        {
+            let key = self.keys[leg.worker as usize];
+            if let (Some(key), Some(counted)) = (key, &mut leg.counted)
+                && leg.kind != LegKind::Prefill
+            {
+                let until = self.workers[leg.worker as usize]
+                    .produced(leg.seq)
+                    .max(*counted);
+                let more = (until - *counted) as usize;
+                self.fleet.on_output(key, leg.slot, more, 0);
+                *counted = until;
+            }
         }
     }
 

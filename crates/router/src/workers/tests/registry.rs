@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tasuki_core::{FailureKind, ModelId, RequestView, WorkerId};
 use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
+use tasuki_flow::roles::Demand;
 use tasuki_flow::{Input, LegEnd, LegEndReason, LegId, LegKind, Output, Peer};
 use tokio::sync::mpsc;
 
@@ -177,13 +178,16 @@ fn a_part_of_a_stream_waits_for_no_lock_and_is_counted_in_the_end() {
     thread.join().expect("it ended");
     assert!(went_on.is_ok(), "it waited for the lock");
     reports.end(finished());
-    let demand = registry.lock();
-    let lengths = demand
-        .fleet
-        .demand(ModelId(0))
-        .and_then(|known| known.lengths(start));
-    let output_tokens = lengths.expect("a demand").output_tokens;
-    assert!((output_tokens - 200.0).abs() < 1e-9, "{output_tokens}");
+    let mut wanted = Demand::default();
+    (0..100).for_each(|_| wanted.on_arrival(10, start));
+    let prompt_tokens = spec(LegKind::Colocated).prompt.len() as u64;
+    wanted.on_output(prompt_tokens, 0, 1);
+    wanted.on_output(prompt_tokens, 1, 200);
+    wanted.on_ended(prompt_tokens, 200);
+    let fleet = &registry.lock().fleet;
+    let demand = fleet.demand(ModelId(0)).expect("a demand");
+    let lengths = demand.lengths(start).expect("arrivals");
+    assert_eq!(Some(lengths), wanted.lengths(start));
 }
 
 #[test]
