@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,18 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FetchError, match=r"has no config\.json"):
         resolve_model(str(tmp_path / "empty"))
+
+
+@pytest.mark.system
+def test_a_model_is_fetched_while_the_extension_is_not_built(tmp_path: Path) -> None:
+    """`make demo` does both at once."""
+    (tmp_path / "config.json").write_text("{}")
+    program = (
+        "import sys; sys.modules['tasuki._native'] = None\nfrom tasuki.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "model", "fetch", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path)), done.stderr
 
 
 def test_an_unknown_name_is_refused_with_the_known_one() -> None:

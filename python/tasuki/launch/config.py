@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tasuki._native import STEP_SHARE
 from tasuki.launch.errors import LaunchError, TopologyError
 from tasuki.launch.router_options import RouterOptions
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
@@ -118,6 +117,8 @@ LOCAL = "local"
 def step_target_ms(worker: WorkerConfig, router: RouterOptions) -> float | None:
     """--itl-target-ms, which follows from --tpot-target-ms if it is not given; None: neither is."""
     if worker.itl_target_ms is None and router.tpot_target_ms is not None:
+        from tasuki._native import STEP_SHARE  # which need not be built to fetch a model
+
         return STEP_SHARE * router.tpot_target_ms
     return worker.itl_target_ms
 
