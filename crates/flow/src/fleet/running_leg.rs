@@ -44,6 +44,14 @@ impl RunningLeg {
         Some((prompt_tokens, self.produced / sequences))
     }
 
+    /// Its answer has so many tokens more: tokens of the prompt, and how many it had and has.
+    pub fn produce(&mut self, tokens: u32) -> Option<(u64, u32, u32)> {
+        let (prompt_tokens, had) = self.answer()?;
+        self.produced += tokens;
+        let (_, has) = self.answer()?;
+        Some((prompt_tokens, had, has))
+    }
+
     /// Adds what the worker's last report cannot show of it. `knows_waiting_kv`: the worker
     /// reports the KV of sequences that wait.
     pub fn count(&self, outstanding: &mut Outstanding, knows_waiting_kv: bool) {

@@ -323,13 +323,11 @@ impl WorkerState {
     /// had and has. `None`: it does not decode.
     pub(super) fn count_output(&mut self, slot: LegSlot, tokens: u32) -> Option<(u64, u32, u32)> {
         let leg = self.legs.get_mut(slot.index as usize)?.as_mut()?;
-        let (prompt_tokens, had) = leg.answer()?;
-        leg.produced += tokens;
-        let (_, has) = leg.answer()?;
+        let answer = leg.produce(tokens)?;
         if tokens > 0 {
             self.last_decoded = Some(self.last_report);
         }
-        Some((prompt_tokens, had, has))
+        Some(answer)
     }
 
     /// A leg has output: it holds its blocks by now, and is in the load, if there is one.

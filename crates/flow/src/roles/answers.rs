@@ -6,7 +6,7 @@
 
 /// Answers that count.
 const ANSWERS: f64 = 300.0;
-/// Lengths are told apart by so many parts of each power of two.
+/// Of the parts in which lengths are told apart, from a power of two to the next one.
 const PARTS_LOG2: u32 = 2;
 
 /// The life table of a kind of answers.
@@ -114,17 +114,13 @@ impl Answers {
 
 /// That of answers of such a length.
 fn part(tokens: u32) -> usize {
-    // The number's highest bit, and the bits after it.
-    let power = tokens.max(1).ilog2().max(PARTS_LOG2);
-    let parts = power << PARTS_LOG2;
-    let within = (tokens >> (power - PARTS_LOG2)) & ((1 << PARTS_LOG2) - 1);
-    let first = PARTS_LOG2 << PARTS_LOG2;
-    let below = tokens < 1 << PARTS_LOG2;
-    if below {
-        0
-    } else {
-        (parts + within - first + 1) as usize
+    if tokens < 1 << PARTS_LOG2 {
+        return 0;
     }
+    // The number's highest bit, and the bits after it.
+    let power = tokens.ilog2() - PARTS_LOG2;
+    let within = (tokens >> power) - (1 << PARTS_LOG2);
+    ((power << PARTS_LOG2) + within + 1) as usize
 }
 
 /// The shortest length in a part.
