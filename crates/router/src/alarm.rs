@@ -45,6 +45,12 @@ impl Alarm {
         is_early || was_off
     }
 
+    /// Whether the task that polled it last is woken when it goes off. Not so from the time it is
+    /// armed, or its timer ends, until it is polled again.
+    pub fn is_watched(&self) -> bool {
+        self.at.is_none() || !self.woken.is_set()
+    }
+
     /// Ready when it goes off.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while let Some(at) = self.at {
@@ -109,6 +115,11 @@ impl Deadline {
         done.ok_or(ApiError::Deadline { limit })
     }
 
+    /// Whether the task that polled it last is woken when it passes.
+    pub fn is_watched(&self) -> bool {
+        self.alarm.is_watched()
+    }
+
     /// Ready when it has passed.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<ApiError> {
         let late = ApiError::Deadline { limit: self.limit };
@@ -151,6 +162,24 @@ mod tests {
         assert!(!rings_within(&mut alarm, SHORT).await);
         alarm.set(Some(Instant::now() + SHORT));
         assert!(rings_within(&mut alarm, LONG).await);
+    }
+
+    #[tokio::test]
+    async fn it_is_watched_from_a_look_until_its_timer_ends() {
+        let mut alarm = Alarm::new();
+        assert!(alarm.is_watched(), "it never goes off");
+        alarm.set(Some(Instant::now() + SHORT));
+        assert!(!alarm.is_watched());
+        assert!(!rings_within(&mut alarm, SHORT / 10).await);
+        assert!(alarm.is_watched());
+        tokio::time::sleep(2 * SHORT).await;
+        // Its task was woken, and may not have looked at it.
+        alarm.set(Some(Instant::now() + LONG));
+        assert!(!alarm.is_watched());
+        assert!(!rings_within(&mut alarm, SHORT / 10).await);
+        assert!(alarm.is_watched());
+        alarm.set(Some(Instant::now() + SHORT));
+        assert!(!alarm.is_watched(), "earlier than its timer");
     }
 
     #[tokio::test]

@@ -112,6 +112,11 @@ impl Answering {
         }
     }
 
+    /// Whether there is no need to ask for more until whom this was polled for is woken.
+    fn is_settled(&self) -> bool {
+        self.generating.events.is_settled() && self.deadline.is_watched()
+    }
+
     /// What an event is for the client; `None`: nothing, and another one follows.
     fn take(&mut self, event: Option<Event>) -> Option<Next> {
         let next = match event {
@@ -229,7 +234,6 @@ impl AnswerBody {
             ended: false,
             heartbeat,
             quiet: Alarm::new(),
-            watched: false,
         };
         parts.quiet.set(Some(Instant::now() + heartbeat));
         let woken = Woken::new();
@@ -274,8 +278,6 @@ struct Parts {
     heartbeat: Duration,
     /// Goes off when there was nothing for so long.
     quiet: Alarm,
-    /// This is woken when `quiet` or the request's deadline goes off.
-    watched: bool,
 }
 
 impl Parts {
@@ -290,14 +292,11 @@ impl Parts {
             Pending::Late => None,
             Pending::Awaited => match self.answering.poll_next(context) {
                 Poll::Ready(next) => {
-                    settled = self.watched && self.answering.generating.events.is_settled();
+                    settled = self.answering.is_settled() && self.quiet.is_watched();
                     Some(next)
                 }
                 Poll::Pending => {
-                    self.watched = self.quiet.poll(context).is_pending();
-                    if self.watched {
-                        return Poll::Pending;
-                    }
+                    ready!(self.quiet.poll(context));
                     None
                 }
             },

@@ -11,6 +11,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::http::Request;
 use axum::response::Response;
+use futures::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tower::ServiceExt;
@@ -54,6 +55,12 @@ pub async fn answer(routes: Router, request: Request<Body>) -> Response {
     response.await.expect("the connection answers")
 }
 
+async fn is_comment(body: &mut Body) -> bool {
+    let part = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
+    let part = part.expect("it goes on").unwrap().into_data().unwrap();
+    part.starts_with(b":")
+}
+
 /// Whenever the connection asks there is a part, so its answer never waits before the silence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn an_answer_that_never_waited_has_comments_when_its_worker_falls_silent() {
@@ -71,12 +78,32 @@ async fn an_answer_that_never_waited_has_comments_when_its_worker_falls_silent()
         let mut body = answered.await.unwrap().into_body();
         loop {
             sleep(Duration::from_millis(20)); // other threads go on
-            let part = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-            let part = part.expect("it goes on").unwrap().into_data().unwrap();
-            if part.starts_with(b":") {
+            if is_comment(&mut body).await {
                 return;
             }
         }
+    });
+    soon("a comment", connection).await;
+}
+
+/// The task is woken for a part and for the time at once, and takes the part.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_part_that_comes_with_the_time_for_a_comment_does_not_end_the_comments() {
+    let heartbeat = Duration::from_millis(100);
+    let quick = |_: &mut _, http: &mut HttpSettings| http.heartbeat = heartbeat;
+    let (router, workers, _fabric) = tuned(&[""], quick).await;
+    workers[0].set(|manner| manner.pause_after = Some(1));
+    let body = r#"{"model":"theirs","prompt":"a","stream":true,"max_tokens":4}"#;
+    let request = Request::post(COMPLETIONS).body(Body::from(body)).unwrap();
+    let answered = routes(Arc::clone(&router.app)).oneshot(request);
+    let worker = &workers[0];
+    let connection = attached::run(async move {
+        let mut body = answered.await.unwrap().into_body();
+        while is_comment(&mut body).now_or_never().is_some() {}
+        worker.set(|manner| manner.pause_after = Some(2));
+        sleep(2 * heartbeat); // other threads go on
+        while is_comment(&mut body).await {}
+        assert!(is_comment(&mut body).await);
     });
     soon("a comment", connection).await;
 }

@@ -71,7 +71,7 @@ impl Fabric {
 pub struct Manner {
     /// Of each answer, unless the request wants fewer.
     pub tokens: usize,
-    /// Streams stop there, for ever.
+    /// Streams stop there, until it is raised.
     pub pause_after: Option<usize>,
     /// An error event in its place.
     pub error_after: Option<(usize, u16)>,
@@ -305,7 +305,6 @@ impl Worker {
             chunks.push(shape.chunk(start + at, at + 1 == tokens, manner.padding));
         }
         let opening = chunks.len() - tokens.min(chunks.len());
-        let paused = manner.pause_after.map(|after| opening + after);
         match manner.error_after {
             Some((_, code)) => {
                 let error = json!({"error": {"message": "planted", "code": code}});
@@ -320,8 +319,9 @@ impl Worker {
         let stream = stream.then(move |(at, chunk)| {
             let (worker, _open) = (Arc::clone(&worker), &open);
             async move {
-                if paused.is_some_and(|paused| at >= paused) {
-                    std::future::pending::<()>().await;
+                let stops = || worker.manner().pause_after.map(|after| opening + after);
+                while stops().is_some_and(|stops| at >= stops) {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 worker.written.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
