@@ -32,7 +32,7 @@ use std::time::Duration;
 use tasuki_core::{Forecast, ModelId};
 
 pub use self::config::AdmissionConfig;
-use self::pace::{Corrections, Pace};
+use self::pace::{Corrections, Pace, TPOT_KEPT, TTFT_KEPT};
 pub use self::queue::{Entrant, EntrantId};
 use self::queue::{Queue, Waiting};
 pub use self::refusal::{Refusal, RefusalReason};
@@ -70,7 +70,7 @@ pub struct Admission {
 }
 
 /// The requests of one model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Line {
     queue: Queue,
     /// Let in, and not placed yet: the fleet does not count it.
@@ -82,6 +82,20 @@ struct Line {
     pace: Pace,
     ttft: Corrections,
     tpot: Corrections,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self {
+            queue: Queue::default(),
+            doorway: None,
+            nowhere_since: None,
+            looked: Duration::ZERO,
+            pace: Pace::default(),
+            ttft: Corrections::new(TTFT_KEPT),
+            tpot: Corrections::new(TPOT_KEPT),
+        }
+    }
 }
 
 impl Admission {
@@ -235,10 +249,8 @@ impl Line {
 
     /// Whether the placement that a request would get now has room for it.
     fn has_room(&self, config: &AdmissionConfig, forecast: &Forecast) -> bool {
-        let step_s = self.tpot.of(forecast.split, forecast.step_s);
-        let too_slow = config
-            .tpot
-            .is_some_and(|tpot| step_s > SHARE * tpot.as_secs_f64());
+        let token_s = self.tpot.most_of(forecast.split, forecast.step_s);
+        let too_slow = config.tpot.is_some_and(|tpot| token_s > tpot.as_secs_f64());
         let ahead = config
             .ttft
             .map_or(config.ahead, |ttft| config.ahead.min(ttft / 4));

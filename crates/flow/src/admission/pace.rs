@@ -45,8 +45,10 @@ impl Pace {
     }
 }
 
-/// What is left of older forecasts with each new one.
-const KEPT: f64 = 0.98;
+/// What is left of older forecasts with each new one: those of first tokens, and those of the time
+/// per token, which another load changes more.
+pub(super) const TTFT_KEPT: f64 = 0.98;
+pub(super) const TPOT_KEPT: f64 = 0.95;
 /// Forecasts that fail by more say nothing about the next one.
 const MOST: f64 = 8.0;
 
@@ -54,20 +56,45 @@ const MOST: f64 = 8.0;
 /// the costs were learnt, which it must not correct once more.
 const TRUSTED: f64 = 5.0;
 
+/// So many standard deviations above the mean are as much as nineteen of twenty see, nearly.
+const NEARLY_ALL: f64 = 1.64;
+/// The standard deviation before anything is learnt, as a share of the mean.
+const USUAL_SPREAD: f64 = 0.08;
+/// What takes more times as long as the mean is late whatever is let in.
+const FAR: f64 = 1.5;
+
 /// What happened for each second forecast.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Correction {
+    kept: f64,
     forecast_s: f64,
     happened_s: f64,
+    /// Of the squares of how many times as long it took as forecast, weighted by the forecast.
+    squares_s: f64,
 }
 
 impl Correction {
+    pub fn new(kept: f64) -> Self {
+        Self {
+            kept,
+            forecast_s: 0.0,
+            happened_s: 0.0,
+            squares_s: 0.0,
+        }
+    }
+
     pub fn learn(&mut self, forecast_s: f64, happened_s: f64) {
+        if forecast_s <= 0.0 {
+            return;
+        }
         if self.forecast_s == 0.0 {
             (self.forecast_s, self.happened_s) = (TRUSTED * forecast_s, TRUSTED * forecast_s);
+            self.squares_s = TRUSTED * forecast_s * (1.0 + USUAL_SPREAD * USUAL_SPREAD);
         }
-        self.forecast_s = self.forecast_s * KEPT + forecast_s;
-        self.happened_s = self.happened_s * KEPT + happened_s;
+        let near_s = happened_s.min(FAR * self.of(forecast_s));
+        self.forecast_s = self.forecast_s * self.kept + forecast_s;
+        self.happened_s = self.happened_s * self.kept + happened_s;
+        self.squares_s = self.squares_s * self.kept + near_s * near_s / forecast_s;
     }
 
     pub fn of(&self, forecast_s: f64) -> f64 {
@@ -76,18 +103,36 @@ impl Correction {
         }
         forecast_s * (self.happened_s / self.forecast_s).clamp(1.0 / MOST, MOST)
     }
+
+    /// What nearly all with such a forecast stay below.
+    pub fn most_of(&self, forecast_s: f64) -> f64 {
+        if self.forecast_s == 0.0 {
+            return forecast_s * (1.0 + NEARLY_ALL * USUAL_SPREAD);
+        }
+        let mean = self.happened_s / self.forecast_s;
+        let variance = self.squares_s / self.forecast_s - mean * mean;
+        let most = mean + NEARLY_ALL * variance.max(0.0).sqrt();
+        forecast_s * most.clamp(1.0 / MOST, MOST)
+    }
 }
 
 /// The same of all requests, and of those that one worker serves and that two do. Prompts between
 /// tokens slow the former, and are no reason for the latter to wait. A kind that is slower than all
 /// together does not wait for that: it would hold up the others in the queue.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Corrections {
     all: Correction,
     kinds: [Correction; 2],
 }
 
 impl Corrections {
+    pub fn new(kept: f64) -> Self {
+        Self {
+            all: Correction::new(kept),
+            kinds: [Correction::new(kept); 2],
+        }
+    }
+
     pub fn learn(&mut self, split: bool, forecast_s: f64, happened_s: f64) {
         self.all.learn(forecast_s, happened_s);
         self.kinds[usize::from(split)].learn(forecast_s, happened_s);
@@ -97,6 +142,12 @@ impl Corrections {
         let kind = &self.kinds[usize::from(split)];
         kind.of(forecast_s).min(self.all.of(forecast_s))
     }
+
+    /// What nearly all with such a forecast stay below.
+    pub fn most_of(&self, split: bool, forecast_s: f64) -> f64 {
+        let kind = &self.kinds[usize::from(split)];
+        kind.most_of(forecast_s).min(self.all.most_of(forecast_s))
+    }
 }
 
 #[cfg(test)]
@@ -105,7 +156,7 @@ mod tests {
 
     #[test]
     fn one_bad_forecast_hardly_counts_and_many_do() {
-        let mut correction = Correction::default();
+        let mut correction = Correction::new(TTFT_KEPT);
         assert_eq!(correction.of(2.0), 2.0);
         correction.learn(1.0, 2.0);
         assert!((1.0..1.2).contains(&correction.of(1.0)));
@@ -116,8 +167,22 @@ mod tests {
     }
 
     #[test]
+    fn what_differs_more_leaves_less_room() {
+        let after = |happened: [f64; 2]| {
+            let mut correction = Correction::new(TPOT_KEPT);
+            assert!((1.1..1.2).contains(&correction.most_of(1.0)));
+            (0..100).for_each(|turn| correction.learn(1.0, happened[turn % 2]));
+            assert!((1.15..1.25).contains(&correction.of(1.0)));
+            correction.most_of(1.0)
+        };
+        let (alike, others) = (after([1.2, 1.2]), after([0.9, 1.5]));
+        assert!((1.19..1.23).contains(&alike), "{alike}");
+        assert!((1.6..1.8).contains(&others), "{others}");
+    }
+
+    #[test]
     fn prompts_between_tokens_do_not_slow_split_requests() {
-        let mut corrections = Corrections::default();
+        let mut corrections = Corrections::new(TTFT_KEPT);
         (0..100).for_each(|_| corrections.learn(false, 1.0, 2.0));
         assert!(corrections.of(false, 1.0) > 1.9);
         assert_eq!(corrections.of(true, 1.0), 1.0);

@@ -9,7 +9,7 @@
 //!                spend the share  u = rest P / m  of their time on them
 //!  sequences     as many on each worker that decodes:  b = rate o A / (d + m (1 - u) - rate o B)
 //!  a token       A + B b  on decode workers,  (A + B b) / (1 - u)  on mixed ones
-//!  room          b <= sequences whose KV fits; a token's time <= the objective
+//!  room          b <= sequences whose KV fits; a token's time in nearly all answers <= the objective
 //! ```
 //!
 //! Up to the rate at which that is possible a request takes its wait, its prompt and its tokens.
@@ -22,8 +22,13 @@ use super::demand::Lengths;
 
 /// Prompt tokens that share a step, and its overhead, on a worker that only prefills.
 const STEP_TOKENS: f64 = 4_096.0;
-/// Of an objective, what forecasts may use up: as in admission.
-const SHARE: f64 = 0.9;
+/// Of the TTFT objective, what forecasts may use up: as in admission.
+const TTFT_SHARE: f64 = 0.9;
+/// Of the TPOT objective, what all but the prompts between the tokens leaves.
+const TPOT_SHARE: f64 = 0.97;
+/// So many standard deviations above the mean are as much as nineteen of twenty see, nearly: as in
+/// admission.
+const NEARLY_ALL: f64 = 1.64;
 /// A wait that so few exceed as objectives allow, in means.
 const TAIL: f64 = 3.0;
 /// Of its time, what a mixed worker spends on prompts at most.
@@ -196,7 +201,7 @@ impl Task {
     }
 
     /// The share of the answers whose tokens come too slowly, because of prompts on the workers
-    /// that decode them: some workers have more of these than others, and some answers.
+    /// that decode them.
     fn late(&self, division: &Division, topology: Topology, (served, capacity): (f64, f64)) -> f64 {
         let Some(tpot_s) = self.objectives.tpot_s else {
             return 0.0;
@@ -207,21 +212,29 @@ impl Task {
             return 0.0;
         }
         let token_s = division.step_s / left;
+        let spread_s = self.spread_s(division, m, served, served / capacity);
+        // Of a normal distribution, nearly.
+        let late = 1.0 / (1.0 + (1.702 * (tpot_s - token_s) / spread_s).exp());
+        late * m * left / (d + m * left)
+    }
+
+    /// How far the time per token differs among the answers of `m` mixed workers, because some
+    /// workers have more prompts than others, and some answers: a standard deviation. `busy`: of
+    /// what can be served, the share that is.
+    fn spread_s(&self, division: &Division, m: f64, served: f64, busy: f64) -> f64 {
+        let output = self.lengths.output_tokens;
+        let token_s = division.step_s / (1.0 - division.used);
         // Workers differ as prompts do: placement gives each as many of equal ones.
         let scatter = self.prompt_scatter();
         let differ = (scatter - 1.0).max(0.0).sqrt();
         let workers_s = differ * (token_s - division.step_s);
-        let prompts = served * (1.0 - division.on_prefill) / m;
-        let prompt_squares = self.prompt_s().powi(2) * scatter;
+        let prompts = served * (1.0 - division.on_prefill) / m * token_s * output;
         // Requests come at random. Those that wait before the workers are let in as work is done
         // (what leaves a busy queue, by Marshall's formula).
-        let busy = served / capacity;
-        let uneven = 1.0 + busy * busy * (scatter - 2.0);
-        let answers = uneven * prompts * token_s * prompt_squares / self.lengths.output_tokens;
-        let spread_s = (workers_s * workers_s + answers).sqrt().max(1e-9);
-        // Of a normal distribution, nearly.
-        let late = 1.0 / (1.0 + (1.702 * (tpot_s - token_s) / spread_s).exp());
-        late * m * left / (d + m * left)
+        let uneven = scatter - busy * busy;
+        // Half of a prompt is where an answer begins among them.
+        let answers_s = self.prompt_s() * (uneven * prompts + 0.5).sqrt() / output;
+        workers_s.hypot(answers_s)
     }
 
     /// More requests a second than can be served by far.
@@ -255,27 +268,33 @@ impl Task {
         let batch = rate * output * self.rates.step_s / left;
         let step_s = self.rates.step_s + self.sequence_s() * batch;
         let room = self.pool_tokens / (self.lengths.prompt_tokens + output);
-        let longest_s = self.objectives.tpot_s.map_or(f64::INFINITY, |s| SHARE * s);
         if batch > room.max(1.0) {
             return Err(Bound::Decode);
         }
-        // The time between first and second token counts among those of all tokens.
-        let handed_s = alone / rate.max(f64::MIN_POSITIVE) * self.handoff_s / output;
-        let longest_s = longest_s - handed_s;
-        if step_s / (1.0 - used) > longest_s {
-            // Without prompts beside them the tokens would come in time.
-            return Err(if step_s > longest_s {
-                Bound::Decode
-            } else {
-                Bound::Prefill
-            });
-        }
-        Ok(Division {
-            on_prefill: alone / rate.max(f64::MIN_POSITIVE),
+        let on_prefill = alone / rate.max(f64::MIN_POSITIVE);
+        let division = Division {
+            on_prefill,
             used,
             batch,
             step_s,
-        })
+        };
+        let Some(tpot_s) = self.objectives.tpot_s else {
+            return Ok(division);
+        };
+        // The time between first and second token counts among those of all tokens.
+        let longest_s = TPOT_SHARE * tpot_s - on_prefill * self.handoff_s / output;
+        let spread_s = match used > 0.0 {
+            true => self.spread_s(&division, m, rate, 1.0),
+            false => 0.0,
+        };
+        if step_s / (1.0 - used) + NEARLY_ALL * spread_s <= longest_s {
+            Ok(division)
+        } else if step_s > longest_s {
+            Err(Bound::Decode)
+        } else {
+            // Without prompts beside them the tokens would come in time.
+            Err(Bound::Prefill)
+        }
     }
 
     /// Of a mean prompt on a prefill worker, with its share of the steps' overhead.
@@ -300,7 +319,7 @@ impl Task {
             return 1.0;
         };
         // A prompt that itself takes long may take twice as long as that.
-        let slack_s = (SHARE * ttft_s).max(2.0 * prompt_s) - prompt_s;
+        let slack_s = (TTFT_SHARE * ttft_s).max(2.0 * prompt_s) - prompt_s;
         let wait_s = TAIL * prompt_s * self.prompt_scatter() / (2.0 * workers.max(1.0));
         (1.0 - wait_s / slack_s).clamp(0.05, 1.0)
     }
