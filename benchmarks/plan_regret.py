@@ -163,8 +163,9 @@ class Campaign:
                 said = {"steps": steps, "gpus": self.workers, "slo": slo, "no-variations": True}
                 plan = output_of([*TASUKI, "plan", *words({**said, **lengths})])
                 best, chosen = plan["best"], self._chosen(plan)
+                # First: where the time ends early, others lack.
                 if chosen not in candidates:
-                    candidates.append(chosen)
+                    candidates.insert(0, chosen)
                 rate = float(best["rate"])
                 first = self._first.setdefault(load, rate)
                 self._planned[load, name] = round(math.log(rate / first, APART))

@@ -2,12 +2,14 @@
 
     python benchmarks/roles_follow_served.py                  SmolLM2, two workers on a CPU
     python benchmarks/roles_follow_served.py --gpus 2         Qwen3-4B's shape, random weights
+    python benchmarks/roles_follow_served.py --gpus 2 --chat  the same under other objectives
     python benchmarks/roles_follow_served.py --gpus 2 --tiny  the second form's code, on any machine
 
 `roles_follow.py` does the same in simulated time with more loads, workers and deciders. Here
 `tasuki serve` is started once for each topology with strict roles, and twice with `--roles follow`:
 as all mixed and as a split. All get the same trace: W1, W2 and their mixture, a phase each, at
-rates that the best of them can just serve. A request is good if it meets both objectives; goodput
+rates that the best of them can just serve; with `--chat` W1 and then prompts of 2,000 tokens with
+answers of 300, at somewhat more than that. A request is good if it meets both objectives; goodput
 counts good requests by when they were due, the first seconds of a phase included.
 """
 
@@ -36,19 +38,25 @@ from tasuki.launch.config import Topology
 from tasuki.models.fetch import resolve_model
 
 RESULT = ROOT / "benchmarks" / "results" / "roles_follow_served.json"
-PHASES = ("w1", "w2", "mixture")
 WARM_S = 5.0
 CHANGED = "changes a role"  # in the router's log
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Kinds of requests by phase, how many come in a second, objectives in seconds."""
+    """Kinds of requests by phase, how many come in a second, objectives in seconds.
+
+    Phases follow each other as in `rates`.
+    """
 
     kinds: Mapping[str, Any]
     rates: Mapping[str, float]
     ttft_s: float
     tpot_s: float
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        return tuple(self.rates)
 
 
 _W1 = {"input": [9, 183], "output": [6, 122]}
@@ -64,13 +72,20 @@ ON_CPU = Load(
     tpot_s=0.1,
 )
 ON_GPUS = Load(KINDS, {kind: 2 * rate for kind, rate in RATES.items()}, TTFT_S, TPOT_S)
+# Two mixed workers serve W1 best, and a split chat: by `tasuki simulate` with an H200's steps.
+CHAT_ON_GPUS = Load(
+    {"w1": KINDS["w1"], "chat": [{"weight": 1, "input": [1000, 3000], "output": [150, 450]}]},
+    {"w1": 56.0, "chat": 32.0},
+    ttft_s=1.0,
+    tpot_s=0.012,
+)
 
 
 def write_trace(path: Path, load: Load, phase_s: float) -> None:
     """One phase after another, Poisson within each, in Mooncake's format."""
     draw = random.Random(4711)
     with path.open("w") as file:
-        for number, phase in enumerate(PHASES):
+        for number, phase in enumerate(load.phases):
             kinds, at = load.kinds[phase], draw.expovariate(load.rates[phase])
             while at < phase_s:
                 kind = draw.choices(kinds, [kind["weight"] for kind in kinds])[0]
@@ -95,12 +110,13 @@ def cases() -> Iterator[tuple[str, Topology, str]]:
 def by_phase(result: Mapping[str, Any], load: Load, phase_s: float) -> list[dict[str, Any]]:
     """Goodput of each phase, and what its requests missed."""
     found: list[dict[str, Any]] = [
-        {"load": phase, "sent": 0, "good": 0, "failed": 0, "late": 0, "slow": 0} for phase in PHASES
+        {"load": phase, "sent": 0, "good": 0, "failed": 0, "late": 0, "slow": 0}
+        for phase in load.phases
     ]
     fields = (result["requests"][key] for key in ("error", "due_s", "first_s", "end_s"))
     tokens = result["requests"]["output_tokens"]
     for error, due, first, end, count in zip(*fields, tokens, strict=True):
-        row = found[min(int(due / phase_s), len(PHASES) - 1)]
+        row = found[min(int(due / phase_s), len(found) - 1)]
         row["sent"] += 1
         if error or first is None:
             row["failed"] += 1
@@ -153,10 +169,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, choices=(0, 2), default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--phase-s", type=float, default=60.0, help="of each of three phases")
+    parser.add_argument(
+        "--chat", action="store_true", help="W1 and chat, TTFT 1 s and TPOT 12 ms, on GPUs"
+    )
+    parser.add_argument("--phase-s", type=float, default=60.0, help="of each phase")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    load = ON_GPUS if options.gpus and not options.tiny else ON_CPU
+    on_gpus = options.gpus and not options.tiny
+    if options.chat and not on_gpus:
+        parser.error("--chat needs --gpus 2 without --tiny: its lengths and rates are for GPUs")
+    load = CHAT_ON_GPUS if options.chat else ON_GPUS if on_gpus else ON_CPU
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
     about: dict[str, Any] = {"slo": slo, "phase_s": options.phase_s, "rates": dict(load.rates)}
