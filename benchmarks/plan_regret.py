@@ -316,7 +316,8 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
     steps = campaign.steps()
     campaign.plan(steps, candidates)
     if options.only:
-        candidates = [design for design in candidates if design.name in options.only]
+        named = {*options.only, *(plan["recommended"] for plan in campaign.plans)}
+        candidates = [design for design in candidates if design.name in named]
     with ThreadPoolExecutor(usable_cores()) as threads:
         lacking = [design for design in candidates if design.name not in campaign.measured]
         simulated = [design for design in lacking if design.is_simulated]
@@ -360,7 +361,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="without GPUs")
     parser.add_argument("--loads", nargs="+", choices=GPU_LOADS, default=list(GPU_LOADS))
     parser.add_argument("--chunks", type=int, nargs="*", default=[], help="prompt tokens of a step")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="candidates, by name")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="candidates besides the recommended ones, by name"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run")
     given = parser.add_mutually_exclusive_group()
     given.add_argument(
