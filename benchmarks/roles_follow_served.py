@@ -20,7 +20,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,16 @@ ON_CPU = Load(
     tpot_s=0.1,
 )
 ON_GPUS = Load(KINDS, {kind: 2 * rate for kind, rate in RATES.items()}, TTFT_S, TPOT_S)
-# Two mixed workers serve W1 best, and a split chat: by `tasuki simulate` with an H200's steps.
-CHAT_ON_GPUS = Load(
-    {"w1": KINDS["w1"], "chat": [{"weight": 1, "input": [1000, 3000], "output": [150, 450]}]},
-    {"w1": 56.0, "chat": 32.0},
-    ttft_s=1.0,
-    tpot_s=0.012,
-)
+# By TPOT in ms: two mixed workers serve W1 best, and a split chat, as `tasuki simulate` says with
+# an H200's steps.
+CHAT_RATES = {12: {"w1": 56.0, "chat": 32.0}, 10: {"w1": 46.0, "chat": 27.0}}
+CHAT = [{"weight": 1, "input": [1000, 3000], "output": [150, 450]}]
+
+
+def chat_on_gpus(tpot_ms: int) -> Load:
+    """W1 and then chat."""
+    kinds = {"w1": KINDS["w1"], "chat": CHAT}
+    return Load(kinds, CHAT_RATES[tpot_ms], ttft_s=1.0, tpot_s=tpot_ms / 1e3)
 
 
 def write_trace(path: Path, load: Load, phase_s: float) -> None:
@@ -99,10 +102,10 @@ def write_trace(path: Path, load: Load, phase_s: float) -> None:
                 at += draw.expovariate(load.rates[phase])
 
 
-def cases() -> Iterator[tuple[str, Topology, str]]:
+def cases(static: Sequence[str]) -> Iterator[tuple[str, Topology, str]]:
     """Name, workers, `--roles`: the static ones first."""
-    for name, shape in topologies(2).items():
-        yield name, Topology(*shape), "fixed"
+    for name in static:
+        yield name, Topology(*topologies(2)[name]), "fixed"
     yield "follow, from mixed", Topology(0, 0, 2), "follow"
     yield "follow, from split", Topology(1, 1, 0), "follow"
 
@@ -147,7 +150,7 @@ def measured(options: argparse.Namespace, load: Load, scratch: Path) -> Iterator
     said |= {"load-format": "dummy"} if options.gpus else {}
     sent: dict[str, Any] = {"tokenizer": model, "workload": "trace", "trace-file": trace}
     sent |= {"no-chunks": True}
-    for name, topology, roles in cases():
+    for name, topology, roles in cases(options.static):
         log = scratch / f"{name.replace(' ', '-')}.log"
         server = Serving(topology, {**said, "roles": roles}, log)
         try:
@@ -170,20 +173,30 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, choices=(0, 2), default=0)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU")
     parser.add_argument(
-        "--chat", action="store_true", help="W1 and chat, TTFT 1 s and TPOT 12 ms, on GPUs"
+        "--chat",
+        type=int,
+        nargs="?",
+        const=12,
+        choices=CHAT_RATES,
+        metavar="MS",
+        help="W1 and chat with a TTFT of 1 s and this TPOT, on GPUs",
     )
+    names = tuple(topologies(2))
+    parser.add_argument("--static", nargs="+", choices=names, default=names)
     parser.add_argument("--phase-s", type=float, default=60.0, help="of each phase")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     on_gpus = options.gpus and not options.tiny
     if options.chat and not on_gpus:
         parser.error("--chat needs --gpus 2 without --tiny: its lengths and rates are for GPUs")
-    load = CHAT_ON_GPUS if options.chat else ON_GPUS if on_gpus else ON_CPU
+    load = ON_GPUS if on_gpus else ON_CPU
+    if options.chat:
+        load = chat_on_gpus(options.chat)
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
     about: dict[str, Any] = {"slo": slo, "phase_s": options.phase_s, "rates": dict(load.rates)}
     runs: list[dict[str, Any]] = []
-    static = len(topologies(2))
+    static = len(options.static)
     with tempfile.TemporaryDirectory(prefix="tasuki-roles-") as scratch:
         for run in measured(options, load, Path(scratch)):
             runs.append(run)
