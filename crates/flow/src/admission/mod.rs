@@ -151,6 +151,7 @@ impl Admission {
         forecast: &Forecast,
         ttft: Option<Duration>,
         tpot: Option<Duration>,
+        now: Duration,
     ) {
         let Some(line) = self.lines.get_mut(&model) else {
             return;
@@ -158,10 +159,11 @@ impl Admission {
         let split = forecast.split;
         if let Some(ttft) = ttft {
             let forecast_s = forecast.ttft_s();
-            line.ttft.learn(split, forecast_s, ttft.as_secs_f64());
+            line.ttft.learn(split, forecast_s, ttft.as_secs_f64(), now);
         }
         if let Some(tpot) = tpot {
-            line.tpot.learn(split, forecast.step_s, tpot.as_secs_f64());
+            line.tpot
+                .learn(split, forecast.step_s, tpot.as_secs_f64(), now);
         }
     }
 

@@ -45,8 +45,9 @@ impl Pace {
     }
 }
 
-/// What is left of older forecasts with each new one: those of first tokens, and those of the time
-/// per token, which another load changes more.
+/// How long what was learnt counts, where many answers end.
+const LEARNT_S: f64 = 2.5;
+/// What is left at least of older forecasts with each new one: of first tokens, and of times per token.
 pub(super) const TTFT_KEPT: f64 = 0.98;
 pub(super) const TPOT_KEPT: f64 = 0.95;
 /// Forecasts that fail by more say nothing about the next one.
@@ -66,7 +67,9 @@ const FAR: f64 = 1.5;
 /// What happened for each second forecast.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Correction {
-    kept: f64,
+    least_kept: f64,
+    /// When it was learnt last.
+    at: Duration,
     forecast_s: f64,
     happened_s: f64,
     /// Of the squares of how many times as long it took as forecast, weighted by the forecast.
@@ -74,16 +77,17 @@ pub(super) struct Correction {
 }
 
 impl Correction {
-    pub fn new(kept: f64) -> Self {
+    pub fn new(least_kept: f64) -> Self {
         Self {
-            kept,
+            least_kept,
+            at: Duration::ZERO,
             forecast_s: 0.0,
             happened_s: 0.0,
             squares_s: 0.0,
         }
     }
 
-    pub fn learn(&mut self, forecast_s: f64, happened_s: f64) {
+    pub fn learn(&mut self, forecast_s: f64, happened_s: f64, now: Duration) {
         if forecast_s <= 0.0 {
             return;
         }
@@ -92,9 +96,12 @@ impl Correction {
             self.squares_s = TRUSTED * forecast_s * (1.0 + USUAL_SPREAD * USUAL_SPREAD);
         }
         let near_s = happened_s.min(FAR * self.of(forecast_s));
-        self.forecast_s = self.forecast_s * self.kept + forecast_s;
-        self.happened_s = self.happened_s * self.kept + happened_s;
-        self.squares_s = self.squares_s * self.kept + near_s * near_s / forecast_s;
+        let passed_s = now.saturating_sub(self.at).as_secs_f64();
+        let kept = (-passed_s / LEARNT_S).exp().max(self.least_kept);
+        self.at = now;
+        self.forecast_s = self.forecast_s * kept + forecast_s;
+        self.happened_s = self.happened_s * kept + happened_s;
+        self.squares_s = self.squares_s * kept + near_s * near_s / forecast_s;
     }
 
     pub fn of(&self, forecast_s: f64) -> f64 {
@@ -133,9 +140,9 @@ impl Corrections {
         }
     }
 
-    pub fn learn(&mut self, split: bool, forecast_s: f64, happened_s: f64) {
-        self.all.learn(forecast_s, happened_s);
-        self.kinds[usize::from(split)].learn(forecast_s, happened_s);
+    pub fn learn(&mut self, split: bool, forecast_s: f64, happened_s: f64, now: Duration) {
+        self.all.learn(forecast_s, happened_s, now);
+        self.kinds[usize::from(split)].learn(forecast_s, happened_s, now);
     }
 
     pub fn of(&self, split: bool, forecast_s: f64) -> f64 {
@@ -154,16 +161,30 @@ impl Corrections {
 mod tests {
     use super::*;
 
+    /// Tenths of a second.
+    fn times(many: u64) -> impl Iterator<Item = Duration> {
+        (0..many).map(|tenth| Duration::from_millis(100 * tenth))
+    }
+
     #[test]
     fn one_bad_forecast_hardly_counts_and_many_do() {
         let mut correction = Correction::new(TTFT_KEPT);
         assert_eq!(correction.of(2.0), 2.0);
-        correction.learn(1.0, 2.0);
+        correction.learn(1.0, 2.0, Duration::ZERO);
         assert!((1.0..1.2).contains(&correction.of(1.0)));
-        for _ in 0..100 {
-            correction.learn(1.0, 2.0);
-        }
+        times(100).for_each(|now| correction.learn(1.0, 2.0, now));
         assert!((1.9..2.0).contains(&correction.of(1.0)));
+    }
+
+    #[test]
+    fn many_in_a_moment_count_as_long_as_a_few() {
+        let mut correction = Correction::new(TPOT_KEPT);
+        let now = Duration::from_secs(1);
+        (0..1_000).for_each(|_| correction.learn(1.0, 1.0, now));
+        // More than 1,000 / e count by then, though the last twenty all say something else.
+        let soon = now + Duration::from_secs(1);
+        (0..250).for_each(|_| correction.learn(1.0, 2.0, soon));
+        assert!((1.2..1.4).contains(&correction.of(1.0)));
     }
 
     #[test]
@@ -171,7 +192,9 @@ mod tests {
         let after = |happened: [f64; 2]| {
             let mut correction = Correction::new(TPOT_KEPT);
             assert!((1.1..1.2).contains(&correction.most_of(1.0)));
-            (0..100).for_each(|turn| correction.learn(1.0, happened[turn % 2]));
+            for (turn, now) in times(200).enumerate() {
+                correction.learn(1.0, happened[turn % 2], now);
+            }
             assert!((1.15..1.25).contains(&correction.of(1.0)));
             correction.most_of(1.0)
         };
@@ -182,14 +205,14 @@ mod tests {
 
     #[test]
     fn prompts_between_tokens_do_not_slow_split_requests() {
-        let mut corrections = Corrections::new(TTFT_KEPT);
-        (0..100).for_each(|_| corrections.learn(false, 1.0, 2.0));
+        let mut corrections = Corrections::new(TPOT_KEPT);
+        times(100).for_each(|now| corrections.learn(false, 1.0, 2.0, now));
         assert!(corrections.of(false, 1.0) > 1.9);
         assert_eq!(corrections.of(true, 1.0), 1.0);
         // Those that one worker serves do not hold up many others.
-        (0..100).for_each(|_| corrections.learn(true, 1.0, 1.1));
+        times(100).for_each(|now| corrections.learn(true, 1.0, 1.1, now));
         assert!(corrections.of(false, 1.0) < 1.3);
-        (0..100).for_each(|_| corrections.learn(true, 1.0, 2.0));
+        times(100).for_each(|now| corrections.learn(true, 1.0, 2.0, now));
         assert!(corrections.of(true, 1.0) > 1.8);
     }
 }

@@ -77,8 +77,9 @@ impl Registry {
         ttft: Option<Duration>,
         tpot: Option<Duration>,
     ) {
+        let now = self.since_start(Instant::now());
         let mut state = self.lock();
-        state.admission.learn(model, forecast, ttft, tpot);
+        state.admission.learn(model, forecast, ttft, tpot, now);
     }
 
     /// Requests that wait to be placed, their sequences and prompt tokens.

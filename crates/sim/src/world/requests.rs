@@ -310,7 +310,8 @@ impl World<'_> {
                 let ttft = is_first.then(|| self.now.since(admitted));
                 let tpot = (!is_first && finish.is_some()).then(|| at.since(first) / after);
                 let model = ModelId::default();
-                self.admission.learn(model, &forecast, ttft, tpot);
+                let now = self.now.since_start();
+                self.admission.learn(model, &forecast, ttft, tpot, now);
             }
             Told::Failed(error) => {
                 outcome.failure = Some(format!("{}: {error}", error.kind()));

@@ -344,13 +344,15 @@ impl World {
         if seen.ttft_s.is_none() {
             seen.ttft_s = Some(now - at);
             let ttft = Some(duration(now - admitted));
-            self.admission.learn(model, &forecast, ttft, None);
+            self.admission
+                .learn(model, &forecast, ttft, None, duration(now));
         }
         if ended {
             let tpot_s = (now - first) / f64::from(output.max(2) - 1);
             seen.tpot_s = Some(tpot_s);
+            let tpot = Some(duration(tpot_s));
             self.admission
-                .learn(model, &forecast, None, Some(duration(tpot_s)));
+                .learn(model, &forecast, None, tpot, duration(now));
         }
     }
 }
