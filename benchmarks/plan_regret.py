@@ -305,8 +305,9 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def _table_of(steps: Path) -> dict[str, Any]:
-    """The step table without its command, which names folders, and so without its digest."""
+    """The step table without folders of the machine, and so without its command and digest."""
     content = json.loads(steps.read_text())
+    content["model"] = Path(content["model"]).name
     return {key: value for key, value in content.items() if key not in ("command", "digest")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def source(name: str) -> str:
     """The line above a table: command, file, revision, machine."""
     result = load(name)
     command = result.get("command", "")
-    words = " ".join(command) if isinstance(command, list) else command
+    words = shlex.join(command) if isinstance(command, list) else command
     revision = str(result.get("git_revision") or result.get("revision") or "not recorded")[:12]
     if result.get("git_dirty"):
         revision += " with local changes"

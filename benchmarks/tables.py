@@ -71,6 +71,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "roles-paces": roles_paces,
     "roles-served": roles_served("roles_follow_served"),
     "roles-served-gpus": roles_served("roles_follow_served_2xh100"),
+    "roles-served-chat": roles_served("roles_follow_served_2xh200_chat"),
     "overload": overload,
     "fuzz": fuzz,
     "router_vs_peers": router_vs_peers,
