@@ -32,7 +32,7 @@ use std::time::Duration;
 use tasuki_core::{Forecast, ModelId};
 
 pub use self::config::AdmissionConfig;
-use self::pace::{Corrections, Pace, TPOT_KEPT, TTFT_KEPT};
+use self::pace::{Between, Corrections, Pace, TPOT_KEPT, TTFT_KEPT};
 pub use self::queue::{Entrant, EntrantId};
 use self::queue::{Queue, Waiting};
 pub use self::refusal::{Refusal, RefusalReason};
@@ -80,6 +80,7 @@ struct Line {
     /// When all that wait were looked at last.
     looked: Duration,
     pace: Pace,
+    between: Between,
     ttft: Corrections,
     tpot: Corrections,
 }
@@ -92,6 +93,7 @@ impl Default for Line {
             nowhere_since: None,
             looked: Duration::ZERO,
             pace: Pace::default(),
+            between: Between::default(),
             ttft: Corrections::new(TTFT_KEPT),
             tpot: Corrections::new(TPOT_KEPT),
         }
@@ -209,11 +211,11 @@ impl Line {
             let Some(first) = self.queue.first() else {
                 return;
             };
-            let id = first.id;
+            let (id, model) = (first.id, first.entrant.view.model);
             let forecast = match fleet.forecast(&first.entrant.view) {
                 Ok(forecast) => {
                     self.nowhere_since = None;
-                    forecast
+                    self.between.with_prompts(forecast, now)
                 }
                 Err(_) if self.is_hopeless(config, now) => {
                     self.queue.pop();
@@ -237,6 +239,8 @@ impl Line {
             {
                 self.pace.let_in(waiting.forecast.work_s, now);
             }
+            let workers = || fleet.ready_workers(model);
+            self.between.let_in(&forecast, workers, now);
             self.doorway = Some(id);
             verdicts.push((id, Verdict::Admitted(forecast)));
         }

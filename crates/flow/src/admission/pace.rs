@@ -1,6 +1,9 @@
-//! How fast a queue moves, and how far forecasts are off: learnt from what happened.
+//! How fast a queue moves, what prompts take of the workers' time, and how far forecasts are off:
+//! learnt from what happened.
 
 use std::time::Duration;
+
+use tasuki_core::Forecast;
 
 /// How long the past counts.
 const MEMORY_S: f64 = 5.0;
@@ -45,8 +48,54 @@ impl Pace {
     }
 }
 
-/// How long what was learnt counts, where many answers end.
-const LEARNT_S: f64 = 2.5;
+/// Of the workers' time, what prompts between tokens are taken to use at most.
+const MOST_PROMPTS: f64 = 0.8;
+
+/// Workers are counted again after that.
+const COUNTED: Duration = Duration::from_millis(100);
+
+/// Prompts that were let in lately, to be computed between tokens.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Between {
+    work_s: f64,
+    at: Duration,
+    workers: usize,
+    counted: Duration,
+}
+
+impl Between {
+    /// A request is let in to one of the workers, which are counted if need be.
+    pub fn let_in(&mut self, forecast: &Forecast, workers: impl FnOnce() -> usize, now: Duration) {
+        if self.workers == 0 || now >= self.counted + COUNTED {
+            (self.workers, self.counted) = (workers().max(1), now);
+        }
+        let own_s = if forecast.split {
+            0.0
+        } else {
+            forecast.prefill_s
+        };
+        (self.work_s, self.at) = (self.left_s(now) + own_s, now);
+    }
+
+    /// With the time that a token takes: of the step, and of the prompts between two.
+    pub fn with_prompts(&self, forecast: Forecast, now: Duration) -> Forecast {
+        if forecast.split {
+            return forecast;
+        }
+        let used = self.left_s(now) / (LATELY_S * self.workers.max(1) as f64);
+        Forecast {
+            step_s: forecast.step_s / (1.0 - used.min(MOST_PROMPTS)),
+            ..forecast
+        }
+    }
+
+    fn left_s(&self, now: Duration) -> f64 {
+        self.work_s * (-now.saturating_sub(self.at).as_secs_f64() / LATELY_S).exp()
+    }
+}
+
+/// How long what comes often counts.
+const LATELY_S: f64 = 2.5;
 /// What is left at least of older forecasts with each new one: of first tokens, and of times per token.
 pub(super) const TTFT_KEPT: f64 = 0.98;
 pub(super) const TPOT_KEPT: f64 = 0.95;
@@ -97,7 +146,7 @@ impl Correction {
         }
         let near_s = happened_s.min(FAR * self.of(forecast_s));
         let passed_s = now.saturating_sub(self.at).as_secs_f64();
-        let kept = (-passed_s / LEARNT_S).exp().max(self.least_kept);
+        let kept = (-passed_s / LATELY_S).exp().max(self.least_kept);
         self.at = now;
         self.forecast_s = self.forecast_s * kept + forecast_s;
         self.happened_s = self.happened_s * kept + happened_s;
@@ -164,6 +213,27 @@ mod tests {
     /// Tenths of a second.
     fn times(many: u64) -> impl Iterator<Item = Duration> {
         (0..many).map(|tenth| Duration::from_millis(100 * tenth))
+    }
+
+    #[test]
+    fn prompts_take_their_time_between_tokens_as_long_as_they_come() {
+        let mut between = Between::default();
+        let forecast = |split| Forecast {
+            prefill_s: 0.08,
+            step_s: 1.0,
+            split,
+            ..Forecast::default()
+        };
+        // Each takes 80 ms of two workers' 200.
+        for now in times(200) {
+            between.let_in(&forecast(false), || 2, now);
+            between.let_in(&forecast(true), || 2, now);
+        }
+        let now = Duration::from_secs(20);
+        let token_s = |split, now| between.with_prompts(forecast(split), now).step_s;
+        assert!((1.55..1.75).contains(&token_s(false, now)));
+        assert_eq!(token_s(true, now), 1.0);
+        assert!(token_s(false, now + Duration::from_secs(10)) < 1.02);
     }
 
     #[test]
