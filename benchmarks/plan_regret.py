@@ -163,7 +163,7 @@ class Campaign:
                 said = {"steps": steps, "gpus": self.workers, "slo": slo, "no-variations": True}
                 plan = output_of([*TASUKI, "plan", *words({**said, **lengths})])
                 best, chosen = plan["best"], self._chosen(plan)
-                # First: where the time ends early, others lack.
+                # It is measured first, so that a run that ends early has it.
                 if chosen not in candidates:
                     candidates.insert(0, chosen)
                 rate = float(best["rate"])

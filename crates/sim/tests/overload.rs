@@ -1,5 +1,5 @@
-//! More requests than two mixed workers can serve within a TPOT objective, some of whose answers
-//! have more prompts between their tokens than others.
+//! Overload of two mixed workers with a TPOT objective. Some answers have more prompts between their
+//! tokens than others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +64,7 @@ fn load(seed: u64) -> Vec<Request> {
 }
 
 #[test]
-fn those_that_are_let_in_have_their_tokens_in_time() {
+fn admitted_requests_meet_the_tpot_objective() {
     for seed in [1, 2, 3] {
         let run = simulate(config(), &mut load(seed).into_iter());
         let served = || run.outcomes.iter().filter(|one| one.failure.is_none());

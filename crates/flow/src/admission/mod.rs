@@ -20,7 +20,9 @@
 //! Owned by the shell. Times are durations since the shell started.
 
 mod config;
+mod corrections;
 mod pace;
+mod prompt_load;
 mod queue;
 mod refusal;
 #[cfg(test)]
@@ -32,7 +34,10 @@ use std::time::Duration;
 use tasuki_core::{Forecast, ModelId};
 
 pub use self::config::AdmissionConfig;
-use self::pace::{Between, Corrections, Pace, TPOT_KEPT, TTFT_KEPT};
+pub(crate) use self::corrections::P95;
+use self::corrections::{Corrections, TPOT_KEPT, TTFT_KEPT};
+use self::pace::Pace;
+use self::prompt_load::PromptLoad;
 pub use self::queue::{Entrant, EntrantId};
 use self::queue::{Queue, Waiting};
 pub use self::refusal::{Refusal, RefusalReason};
@@ -80,7 +85,7 @@ struct Line {
     /// When all that wait were looked at last.
     looked: Duration,
     pace: Pace,
-    between: Between,
+    prompts: PromptLoad,
     ttft: Corrections,
     tpot: Corrections,
 }
@@ -93,7 +98,7 @@ impl Default for Line {
             nowhere_since: None,
             looked: Duration::ZERO,
             pace: Pace::default(),
-            between: Between::default(),
+            prompts: PromptLoad::default(),
             ttft: Corrections::new(TTFT_KEPT),
             tpot: Corrections::new(TPOT_KEPT),
         }
@@ -215,7 +220,7 @@ impl Line {
             let forecast = match fleet.forecast(&first.entrant.view) {
                 Ok(forecast) => {
                     self.nowhere_since = None;
-                    self.between.with_prompts(forecast, now)
+                    self.prompts.with_prompts(forecast, now)
                 }
                 Err(_) if self.is_hopeless(config, now) => {
                     self.queue.pop();
@@ -240,7 +245,7 @@ impl Line {
                 self.pace.let_in(waiting.forecast.work_s, now);
             }
             let workers = || fleet.ready_workers(model);
-            self.between.let_in(&forecast, workers, now);
+            self.prompts.let_in(&forecast, workers, now);
             self.doorway = Some(id);
             verdicts.push((id, Verdict::Admitted(forecast)));
         }
@@ -255,7 +260,7 @@ impl Line {
 
     /// Whether the placement that a request would get now has room for it.
     fn has_room(&self, config: &AdmissionConfig, forecast: &Forecast) -> bool {
-        let token_s = self.tpot.most_of(forecast.split, forecast.step_s);
+        let token_s = self.tpot.p95_of(forecast.split, forecast.step_s);
         let too_slow = config.tpot.is_some_and(|tpot| token_s > tpot.as_secs_f64());
         let ahead = config
             .ttft

@@ -9,7 +9,7 @@
 //!                spend the share  u = rest P / m  of their time on them
 //!  sequences     as many on each worker that decodes:  b = rate o A / (d + m (1 - u) - rate o B)
 //!  a token       A + B b  on decode workers,  (A + B b) / (1 - u)  on mixed ones
-//!  room          b <= sequences whose KV fits; a token's time in nearly all answers <= the objective
+//!  room          b <= sequences whose KV fits; the 95th percentile of a token's time <= the objective
 //! ```
 //!
 //! Up to the rate at which that is possible a request takes its wait, its prompt and its tokens.
@@ -19,16 +19,14 @@
 use tasuki_core::Rates;
 
 use super::demand::Lengths;
+use crate::admission::P95;
 
 /// Prompt tokens that share a step, and its overhead, on a worker that only prefills.
 const STEP_TOKENS: f64 = 4_096.0;
 /// Of the TTFT objective, what forecasts may use up: as in admission.
 const TTFT_SHARE: f64 = 0.9;
-/// Of the TPOT objective, what all but the prompts between the tokens leaves.
+/// The same of the TPOT objective: prompts between tokens are counted apart.
 const TPOT_SHARE: f64 = 0.97;
-/// So many standard deviations above the mean are as much as nineteen of twenty see, nearly: as in
-/// admission.
-const NEARLY_ALL: f64 = 1.64;
 /// A wait that so few exceed as objectives allow, in means.
 const TAIL: f64 = 3.0;
 /// Of its time, what a mixed worker spends on prompts at most.
@@ -212,16 +210,16 @@ impl Task {
             return 0.0;
         }
         let token_s = division.step_s / left;
-        let spread_s = self.spread_s(division, m, served, served / capacity);
+        let deviation_s = self.deviation_s(division, m, served, served / capacity);
         // Of a normal distribution, nearly.
-        let late = 1.0 / (1.0 + (1.702 * (tpot_s - token_s) / spread_s).exp());
+        let late = 1.0 / (1.0 + (1.702 * (tpot_s - token_s) / deviation_s).exp());
         late * m * left / (d + m * left)
     }
 
     /// How far the time per token differs among the answers of `m` mixed workers, because some
     /// workers have more prompts than others, and some answers: a standard deviation. `busy`: of
     /// what can be served, the share that is.
-    fn spread_s(&self, division: &Division, m: f64, served: f64, busy: f64) -> f64 {
+    fn deviation_s(&self, division: &Division, m: f64, served: f64, busy: f64) -> f64 {
         let output = self.lengths.output_tokens;
         let token_s = division.step_s / (1.0 - division.used);
         // Workers differ as prompts do: placement gives each as many of equal ones.
@@ -283,11 +281,11 @@ impl Task {
         };
         // The time between first and second token counts among those of all tokens.
         let longest_s = TPOT_SHARE * tpot_s - on_prefill * self.handoff_s / output;
-        let spread_s = match used > 0.0 {
-            true => self.spread_s(&division, m, rate, 1.0),
+        let deviation_s = match used > 0.0 {
+            true => self.deviation_s(&division, m, rate, 1.0),
             false => 0.0,
         };
-        if step_s / (1.0 - used) + NEARLY_ALL * spread_s <= longest_s {
+        if step_s / (1.0 - used) + P95 * deviation_s <= longest_s {
             Ok(division)
         } else if step_s > longest_s {
             Err(Bound::Decode)
