@@ -4,11 +4,14 @@ Such a kernel waits (`gdc_wait`) before it touches memory, and lets the next one
 (`gdc_launch_dependents`) when it has only its ends to write: what a launch costs is then
 paid while the kernel before it still runs, in CUDA graphs too. Every kernel launched so
 waits for all before it, so it does not matter which of its neighbours know of this.
+What no kernel before it writes it may bring to the cache while it waits.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 from tasuki.device_limits import limits_of
 
@@ -18,3 +21,22 @@ _FIRST_CAPABILITY = (9, 0)
 def overlaps(device: torch.device) -> bool:
     """Whether kernels can be launched so on this device."""
     return limits_of(device).capability >= _FIRST_CAPABILITY
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def bring(address, size):  # type: ignore[no-untyped-def]
+    """Bring memory to the second-level cache: from Hopper on.
+
+    Args:
+        address: Of the first byte, a multiple of 16: int64, one for each thread.
+        size: In bytes, a multiple of 16; 0: nothing.
+    """
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -31,6 +31,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
 
+from tasuki.overlap import bring
+
 TILE_BYTES = 16384  # of a tile's keys, and of its values
 LOADS = 3  # depth of the loop's pipeline
 WARPS = 4
@@ -181,15 +183,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
     address = (keys + side * side_stride + place).to(tl.int64)
     head_bytes: tl.constexpr = head_dim * keys.dtype.element_ty.primitive_bitwidth // 8
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0;"
-        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [address, tl.minimum(tl.maximum(left, 0), unit) * head_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    bring(address, tl.minimum(tl.maximum(left, 0), unit) * head_bytes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

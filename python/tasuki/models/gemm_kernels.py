@@ -2,7 +2,7 @@
 
 With few rows a GEMM is the reading of its weight, and what costs beside it are
 the ends of kernels. So the norm before it, the gate and the residual behind it are
-part of its kernel, and kernels overlap at their ends (overlap.py).
+part of its kernel, and kernels overlap at their ends (overlap.py), where the next one's first weights are fetched.
 
     one_row    x ──norm?──▶ sums in registers, float32, over columns ──▶ bias? gate? add?
     few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ norm? bias? gate? add?
@@ -21,7 +21,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
+
+from tasuki.overlap import bring
+
+AHEAD = 256  # columns of a weight's row that come to the cache before the kernel before is over
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -177,6 +181,33 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(place, (values * norms[:, None]).to(weighted.dtype.element_ty), mask=mask)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _bring_weight(  # type: ignore[no-untyped-def]
+    weight,
+    first_out,
+    column,
+    out,
+    size: tl.constexpr,
+    outs: tl.constexpr,
+    gated: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Bring the first columns of a program's part of the weight to the cache.
+
+    A request is for a row of it; of a gated one there are twice as many.
+    """
+    threads: tl.constexpr = num_threads()
+    requests: tl.constexpr = outs * (1 + gated)
+    item_bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    for done in tl.static_range(0, requests, threads):
+        request = done + tl.arange(0, threads)
+        its_out = first_out + request % outs
+        mine = (request < requests) & (its_out < out)
+        row = (its_out + request // outs * out).to(tl.int64)
+        address = (weight + row * size + column).to(tl.int64)
+        bring(address, tl.where(mine, columns * item_bytes, 0))
+
+
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def few_rows(  # type: ignore[no-untyped-def]
     x,
@@ -207,17 +238,22 @@ def few_rows(  # type: ignore[no-untyped-def]
     columns: tl.constexpr,
     stages: tl.constexpr,
     dependent: tl.constexpr,
+    ahead: tl.constexpr,
 ):
     # Rows are taken in two groups of powers of two, the second of which may be empty.
     # With `stretches` x is weighted: so many sums of squares each row has.
     share: tl.constexpr = (size // columns + split - 1) // split * columns
     held: tl.constexpr = outs * (first + second)
-    if dependent:
-        gdc_wait()
     tile = tl.program_id(0) // split
     turn = tl.program_id(0) % split
-    own = tile * outs + tl.arange(0, outs)
     begin = turn * share
+    if dependent:
+        # A weight depends on no kernel.
+        early: tl.constexpr = ahead if ahead < share else share
+        column = tl.minimum(begin, size - early)
+        _bring_weight(weight, tile * outs, column, out, size, outs, gated, early)
+        gdc_wait()
+    own = tile * outs + tl.arange(0, outs)
     column = begin + tl.arange(0, columns)
     read = tl.minimum(own, out - 1).to(tl.int64)
     gates = weight + read[:, None] * size + column[None, :]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 OUTS = 64
 COLUMNS, COLUMNS_OF_GATED = 128, 64
+LEAST_STEPS = 4  # of a part of the columns
 _SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
 
 
@@ -55,14 +56,19 @@ class Tiles:
 def tiles_of(shape: Shape, device: Device) -> Tiles:
     """As many parts of the columns as leave one program a multiprocessor."""
     columns = COLUMNS_OF_GATED if shape.gated else COLUMNS
-    tiles, steps, split = -(-shape.out // OUTS), shape.size // columns, 1
-    while tiles * split * 2 <= device.programs and steps % (split * 2) == 0:
-        split *= 2
+    tiles, steps = -(-shape.out // OUTS), shape.size // columns
+    split = parts_of(steps, min(device.programs // tiles, steps // LEAST_STEPS))
     most = 4 if shape.gated else 6
     stages = stages_of(
         most, columns * 2 * (OUTS * (1 + shape.gated) + held_rows(shape.rows)), device
     )
     return Tiles(OUTS, columns, 4, stages, split)
+
+
+def parts_of(steps: int, most: int) -> int:
+    """Parts of equally many steps but for the last, none of them empty: at most `most`, or one."""
+    share = -(-steps // max(1, most))
+    return -(-steps // share)
 
 
 def stages_of(most: int, step_bytes: int, device: Device) -> int:

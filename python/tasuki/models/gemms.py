@@ -36,7 +36,7 @@ from tasuki.device_limits import limits_of
 from tasuki.models import gemm_tiles, kernels, library_gemm
 from tasuki.models.fp8_kernels import one_row_fp8
 from tasuki.models.fp8_linear import Fp8Linear
-from tasuki.models.gemm_kernels import few_rows, one_row
+from tasuki.models.gemm_kernels import AHEAD, few_rows, one_row
 from tasuki.models.gemm_tiles import (
     OUTS,
     Device,
@@ -268,6 +268,7 @@ class FewRows:
             outs=tiles.outs,
             columns=tiles.columns,
             stages=tiles.stages,
+            ahead=AHEAD,
             num_warps=tiles.warps,
             **shared,
         )
