@@ -23,7 +23,7 @@ def overlaps(device: torch.device) -> bool:
     return limits_of(device).capability >= _FIRST_CAPABILITY
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def bring(address, size):  # type: ignore[no-untyped-def]
     """Bring memory to the second-level cache: from Hopper on.
 

@@ -47,6 +47,7 @@ class Rig:
         num_blocks: int = 400,
         prefix_caching: bool = True,
         overlap: bool = False,
+        lasting_s: float = 1.0,
     ) -> None:
         loaded = load_model(folder, dtype=torch.float32)
         spec = loaded.spec
@@ -77,7 +78,8 @@ class Rig:
             ),
             ModelRunner(loaded, SdpaAttention(pool), pool),
         )
-        self.timer = EngineTimer(self.engine, clock=clock)
+        self.loaded, self.forward, self.clock = loaded, loaded.forward, clock
+        self.timer = EngineTimer(self.engine, clock=clock, lasting_s=lasting_s)
 
 
 @pytest.fixture
@@ -101,11 +103,26 @@ def test_prompts_back_to_back_are_a_step_each(tiny_model: Path, tokens: int, con
     assert rig.timer.fits(point)
     seconds = rig.timer.measure(point)
     timed = [batch for batch in rig.batches if batch[0] == [tokens]]
-    assert timed == [([tokens], [context + tokens])] * 5
-    # Here a launch takes all of a step's time: the first one is over before the clock starts.
-    assert seconds == pytest.approx((tokens + (context + tokens) / 1000) * 3 / 4)
+    # Five have their tokens; a sixth has been launched.
+    assert timed == [([tokens], [context + tokens])] * 6
+    assert seconds == pytest.approx(tokens + (context + tokens) / 1000)
     assert rig.engine.referenced_blocks == 0
     rig.engine.check()
+
+
+def test_prompts_back_to_back_last_and_only_the_later_half_counts(tiny_model: Path) -> None:
+    rig = Rig(tiny_model, overlap=True, lasting_s=48 * 100)
+    forward = rig.forward
+
+    def slower(batch, attention):  # type: ignore[no-untyped-def]
+        if len(rig.batches) >= 40:
+            rig.clock.now_s += 10.0
+        return forward(batch, attention)
+
+    rig.loaded.forward = slower  # type: ignore[method-assign]
+    seconds = rig.timer.measure(BackToBackPoint(48, 0))
+    assert len(rig.batches) == pytest.approx(100 - 100 // 8, abs=3)
+    assert seconds == pytest.approx(48.048 + 10.0)
 
 
 def test_steps_that_do_not_overlap_have_none_back_to_back(rig: Rig) -> None:

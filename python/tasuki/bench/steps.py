@@ -26,7 +26,7 @@ class PrefillPoint:
 
 @dataclass(frozen=True, slots=True)
 class BackToBackPoint:
-    """The same step, between others like it: it is launched while the one before runs."""
+    """The same step after a second of others like it: it is launched while the one before runs."""
 
     tokens: int
     context: int

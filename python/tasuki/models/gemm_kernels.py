@@ -2,7 +2,8 @@
 
 With few rows a GEMM is the reading of its weight, and what costs beside it are
 the ends of kernels. So the norm before it, the gate and the residual behind it are
-part of its kernel, and kernels overlap at their ends (overlap.py), where the next one's first weights are fetched.
+part of its kernel, and kernels overlap at their ends (overlap.py), where the next
+one's first weights are fetched.
 
     one_row    x ──norm?──▶ sums in registers, float32, over columns ──▶ bias? gate? add?
     few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ norm? bias? gate? add?
