@@ -36,14 +36,6 @@ CPU_LOADS: dict[str, Load] = {
 # TTFT, TPOT in seconds. TTFT is short against a run, within which an overload is to show.
 GPU_OBJECTIVES = {"tight": (0.4, 0.012), "loose": (0.8, 0.025)}
 CPU_OBJECTIVES = {"tight": (1.0, 0.06), "loose": (2.0, 0.15)}
-GPU_GRID = {
-    "prefill-tokens": "64,512,1024,2048,4096",
-    "prefill-context": "0,4096",
-    "decode-batch": "1,16,64,128",
-    "decode-context": "512,4096",
-    "transfer-blocks": "1,32,160",
-    "repeat": 3,
-}
 CPU_GRID = {
     "prefill-tokens": "16,64,256,512",
     "prefill-context": "0,512",

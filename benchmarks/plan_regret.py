@@ -39,7 +39,6 @@ from candidates import (
     CPU_GRID,
     CPU_LOADS,
     CPU_OBJECTIVES,
-    GPU_GRID,
     GPU_LOADS,
     GPU_OBJECTIVES,
     TASUKI,
@@ -146,7 +145,7 @@ class Campaign:
         if self._resumed:
             output.write_text(json.dumps(self._resumed["steps"]))
             return output
-        grid = CPU_GRID if self._serve["device"] == "cpu" else GPU_GRID
+        grid = CPU_GRID if self._serve["device"] == "cpu" else {}
         command = [*TASUKI, "bench", "batch", "--steps", "--model", str(self._model)]
         command += [w for k, v in self._serve.items() for w in ("--serve", f"{k}={v}")]
         # Workers beside each other share the cores; the one that is measured gets its share too.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.steps import (
+    GPU_SIZES,
     BackToBackPoint,
     BesidePoint,
     DecodePoint,
@@ -17,6 +20,7 @@ from tasuki.bench.steps import (
     step_lines,
     step_tables,
 )
+from tasuki.worker.config import WorkerConfig
 
 GRID = StepGrid(
     prefill_tokens=(16, 32),
@@ -42,6 +46,15 @@ class FakeTimer:
         self.order.append(point)
         count = self.order.count(point)
         return 100.0 if count == 2 else float(count)
+
+
+def test_a_gpus_grid_reaches_the_limits_of_its_workers() -> None:
+    grid, limits = (
+        StepGrid(**GPU_SIZES),
+        WorkerConfig(Path("model"), name="any").limits(on_cuda=True),
+    )
+    assert max(grid.decode_batch) == limits.max_running_requests
+    assert max(grid.prefill_tokens) == limits.max_batched_tokens
 
 
 def test_medians_of_interleaved_rounds_without_the_first() -> None:

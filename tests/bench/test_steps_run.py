@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasuki.bench import steps_run
+from tasuki.bench import batch_command, steps_run
 from tasuki.bench.errors import RunFailedError
 from tasuki.bench.steps import StepGrid
 from tasuki.models.cache import cache_root
@@ -30,3 +30,24 @@ def test_what_is_compiled_is_kept_where_workers_look_for_it(
         grid = StepGrid(decode_batch=())  # else a worker is started first
         steps_run.run_steps(str(tiny_model), {"device": "cpu"}, grid, lambda _: None)
     assert found[0].startswith(str(cache_root()))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "batches"),
+    [("auto", ("0",), (1, 64)), ("cpu", ("0",), (1, 32)), ("auto", (), (1, 32))],
+)
+def test_what_is_measured_fits_the_device(
+    device: str, gpus: tuple[str, ...], batches: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[StepGrid] = []
+
+    def run(model: str, options: object, grid: StepGrid, say: object) -> dict[str, object]:
+        grids.append(grid)
+        raise RunFailedError("seen")
+
+    monkeypatch.setattr(steps_run, "run_steps", run)
+    monkeypatch.setattr("tasuki.launch.gpus.usable_gpus", lambda: gpus)
+    with pytest.raises(RunFailedError, match="seen"):
+        batch_command._steps("tiny", "1m", {"device": device}, {"repeat": 1})
+    assert set(batches) <= set(grids[0].decode_batch)
+    assert grids[0].repeat == 1

@@ -53,7 +53,9 @@ Tokenizer = Annotated[
 Batches = Annotated[str, described("Requests at once [1,4,16].", "--batch", metavar="SIZES")]
 Inputs = Annotated[str, described("Prompt tokens [128,512].", "--input-tokens", metavar="SIZES")]
 Outputs = Annotated[str, described("Output tokens [16].", "--output-tokens", metavar="SIZES")]
-Repeat = Annotated[int | None, described("Measurements of each, medians are kept [3; steps 5].")]
+Repeat = Annotated[
+    int | None, described("Measurements of each, medians are kept [3; steps on a CPU 5].")
+]
 Serve = Annotated[
     list[str] | None,
     described("Option of `tasuki serve` (steps: of the worker); repeatable.", metavar="NAME=VALUE"),
@@ -156,15 +158,17 @@ def _steps(
     model: str, topology: str, options: dict[str, Any], said: dict[str, Any]
 ) -> dict[str, Any]:
     """Measure the step tables with the threads that each worker of `topology` would have."""
-    from tasuki.bench.steps import StepGrid, step_lines
+    from tasuki.bench.steps import GPU_SIZES, StepGrid, step_lines
     from tasuki.bench.sweep_table import table
     from tasuki.bench.topologies import parse_topology
     from tasuki.launch.config import ServeConfig
+    from tasuki.launch.gpus import is_on_gpus, usable_gpus
     from tasuki.launch.machine import look_at_machine
     from tasuki.launch.supervisor import say
     from tasuki.launch.topology import worker_environment
 
-    grid = StepGrid(**said)
+    on_gpus = is_on_gpus(str(options.get("device", "auto")), usable_gpus())
+    grid = StepGrid(**({**GPU_SIZES, **said} if on_gpus else said))
     config = ServeConfig(model=model, topology=parse_topology(topology))
     for name, value in worker_environment(config, look_at_machine()).items():
         os.environ.setdefault(name, value)  # before torch is loaded

@@ -122,6 +122,17 @@ class StepGrid:
         ]
 
 
+GPU_SIZES: Mapping[str, Any] = {
+    "prefill_tokens": (64, 512, 1024, 2048, 4096),
+    "prefill_context": (0, 4096),
+    "decode_batch": (1, 16, 64, 128, 256),
+    "decode_context": (512, 4096),
+    "transfer_blocks": (1, 32, 160),
+    "repeat": 3,
+}
+"""Of a grid for a GPU, up to a worker's limits there."""
+
+
 class StepTimer(Protocol):
     """Measures points in seconds."""
 

@@ -148,10 +148,7 @@ def worker_config(model: str, options: Mapping[str, Any], grid: StepGrid) -> Wor
     said = {name.replace("-", "_"): value for name, value in options.items()}
     if isinstance(said.get("kv_memory"), str):
         said["kv_memory"] = parse_bytes(said["kv_memory"])
-    longest = max(grid.prefill_context, default=0) + max(grid.prefill_tokens, default=1)
-    longest = max(longest, *grid.decode_context, 1) + 32
     fitting = {
-        "max_model_len": longest,
         "max_batched_tokens": max(grid.prefill_tokens, default=None),
         "max_running_requests": max(grid.decode_batch, default=None),
         "itl_target_ms": 0,  # each point is one step, however long
