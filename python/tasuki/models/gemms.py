@@ -52,7 +52,7 @@ from tasuki.overlap import overlaps
 
 log = logging.getLogger(__name__)
 
-MAX_ROWS = 64
+MAX_ROWS = 128
 LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
