@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from table_parts import Result, load, number, rows, source
 
 
@@ -23,14 +25,19 @@ def steps() -> str:
     return source("gpu_steps") + rows(("step", "ms in a CUDA graph", "ms without"), lines) + copied
 
 
-def revisions() -> str:
-    """Decode steps of two revisions in turns."""
-    result = load("gpu_revisions")
-    lines = [
-        [row["rows"], result["trees"][row["tree"]].split()[0], number(row["ms"], 3)]
-        for row in result["steps"]
-    ]
-    return source("gpu_revisions") + rows(("batch", "revision", "step ms"), lines)
+def revisions(name: str) -> Callable[[], str]:
+    """Decode steps of several revisions in turns, from one result file."""
+
+    def table() -> str:
+        result = load(name)
+        of_tree = {tree: head.split()[0] for tree, head in result["trees"].items()}
+        ms: dict[int, list[str]] = {}
+        for row in result["steps"]:
+            ms.setdefault(row["rows"], []).append(number(row["ms"], 3))
+        heads = ("batch", *(f"{revision}: step ms" for revision in of_tree.values()))
+        return source(name) + rows(heads, [[batch, *found] for batch, found in ms.items()])
+
+    return table
 
 
 def sampled() -> str:
