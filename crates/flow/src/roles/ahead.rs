@@ -1,7 +1,12 @@
-//! What is expected within the horizon: the load now, as long as it lasts, and then what came before.
+//! What is expected within the horizon: the load now, as long as it lasts, and then what came before
+//! it, until roles follow that. From then on all topologies are worth the same.
 
 use super::demand::Lengths;
 use super::outlook::{Task, Topology};
+
+/// Seconds until a load that comes back is known by its arrivals (`arrivals.rs`: within 2), and
+/// followed.
+const FOLLOWED_AFTER_S: f64 = 2.5;
 
 /// Loads, each with its share of the horizon. The first one is the load now.
 #[derive(Debug, Clone)]
@@ -21,14 +26,16 @@ impl Ahead {
         }
     }
 
-    /// The load lasts for so many seconds. Then `later` comes, in these shares, which add up to 1.
+    /// The load lasts for so many seconds. Then `later` comes, in these shares, which add up to 1,
+    /// until roles follow it.
     pub fn changing(now: Task, rest_s: f64, later: Vec<(f64, Task)>) -> Self {
         let now_share = (rest_s / now.horizon_s).min(1.0);
         if now_share == 1.0 || later.is_empty() {
             return Self::steady(now);
         }
+        let later_share = (1.0 - now_share).min(FOLLOWED_AFTER_S / now.horizon_s);
         let later = later.into_iter();
-        let later = later.map(|(share, task)| (share * (1.0 - now_share), task));
+        let later = later.map(|(share, task)| (share * later_share, task));
         Self {
             now,
             now_share,

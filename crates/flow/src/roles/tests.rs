@@ -252,6 +252,10 @@ fn a_load_that_soon_ends_is_no_reason_to_change() {
     assert!(lasting(60.0, later()).is_some());
     assert!(lasting(2.0, Vec::new()).is_some(), "nothing else is known");
     assert_eq!(lasting(2.0, later()), None);
+    assert!(
+        lasting(20.0, later()).is_some(),
+        "roles follow what comes after it"
+    );
     // Nor is one that may come.
     let look = |now, later| {
         let mut look = look(now, &[(Role::Mixed, 1.0), (Role::Mixed, 1.0)]);
