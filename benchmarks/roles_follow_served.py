@@ -3,6 +3,7 @@
     python benchmarks/roles_follow_served.py                  SmolLM2, two workers on a CPU
     python benchmarks/roles_follow_served.py --gpus 2         Qwen3-4B's shape, random weights
     python benchmarks/roles_follow_served.py --gpus 2 --chat  the same under other objectives
+    python benchmarks/roles_follow_served.py --gpus 2 --phases w1 w2    two of the three loads
     python benchmarks/roles_follow_served.py --gpus 2 --tiny  the second form's code, on any machine
 
 `roles_follow.py` does the same in simulated time with more loads, workers and deciders. Here
@@ -21,7 +22,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,7 @@ def main() -> None:
         metavar="MS",
         help="W1 and chat with a TTFT of 1 s and this TPOT, on GPUs",
     )
+    parser.add_argument("--phases", nargs="+", metavar="LOAD", help="fewer of them, in this order")
     names = tuple(topologies(2))
     parser.add_argument("--static", nargs="+", choices=names, default=names)
     parser.add_argument("--phase-s", type=float, default=60.0, help="of each phase")
@@ -192,6 +194,10 @@ def main() -> None:
     load = ON_GPUS if on_gpus else ON_CPU
     if options.chat:
         load = chat_on_gpus(options.chat)
+    if options.phases:
+        if unknown := set(options.phases) - set(load.rates):
+            parser.error(f"--phases has {', '.join(unknown)}: use {', '.join(load.rates)}")
+        load = replace(load, rates={phase: load.rates[phase] for phase in options.phases})
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
     about: dict[str, Any] = {"slo": slo, "phase_s": options.phase_s, "rates": dict(load.rates)}
