@@ -152,6 +152,17 @@ def test_a_prompt_beside_decodes_is_what_it_adds_to_their_steps(rig: Rig) -> Non
     rig.engine.check()
 
 
+def test_where_steps_overlap_prompts_warm_the_device_before(tiny_model: Path) -> None:
+    rig = Rig(tiny_model, overlap=True, lasting_s=2000.0)
+    seconds = rig.timer.measure(BesidePoint(200, 4, 64))
+    prompts = [queries for queries, _ in rig.batches if 200 in queries]
+    # For half of that: each takes 204 s, and 4 for each step without it.
+    assert 3 + 4 <= len(prompts) <= 3 + 6
+    assert seconds == pytest.approx(200 + 200 / 1000, abs=5.0)
+    assert rig.engine.referenced_blocks == 0
+    rig.engine.check()
+
+
 def test_a_launch_is_measured_while_the_step_before_it_runs(rig: Rig) -> None:
     # Here nothing overlaps: to launch a step is to compute it.
     assert rig.timer.launch_s(4, 64) == pytest.approx(
