@@ -13,9 +13,9 @@
 //! requests over a horizon ([`outlook`]). A change is made if it pays for itself: if it saves more
 //! than the requests lose whose worker changes, and still would if the measured lengths were off by
 //! their standard error either way. A load that is not expected to last for the horizon counts as
-//! long as it lasts, and those that came before it for the rest ([`ahead`]). One worker of every
-//! [`AT_ONCE`] changes at a time, and the next ones after these have reported their new roles. A
-//! change stops nothing: what runs on a worker goes on there.
+//! long as it lasts, and those that came before it until roles follow them ([`ahead`]). One worker
+//! of every [`AT_ONCE`] changes at a time, and the next ones after these have reported their new
+//! roles. A change stops nothing: what runs on a worker goes on there.
 //!
 //! Where roles are preferences the cost of each placement decides by itself, and roles matter
 //! little. They matter where they are strict, and where workers have limits by role.
