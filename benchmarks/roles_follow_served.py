@@ -196,7 +196,7 @@ def main() -> None:
         load = chat_on_gpus(options.chat)
     if options.phases:
         if unknown := set(options.phases) - set(load.rates):
-            parser.error(f"--phases has {', '.join(unknown)}: use {', '.join(load.rates)}")
+            parser.error(f"--phases has {', '.join(sorted(unknown))}: use {', '.join(load.rates)}")
         load = replace(load, rates={phase: load.rates[phase] for phase in options.phases})
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}

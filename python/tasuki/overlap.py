@@ -4,7 +4,7 @@ Such a kernel waits (`gdc_wait`) before it touches memory, and lets the next one
 (`gdc_launch_dependents`) when it has only its ends to write: what a launch costs is then
 paid while the kernel before it still runs, in CUDA graphs too. Every kernel launched so
 waits for all before it, so it does not matter which of its neighbours know of this.
-What no kernel before it writes it may bring to the cache while it waits.
+While it waits it may prefetch what no kernel before it writes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def overlaps(device: torch.device) -> bool:
 
 
 @triton.jit
-def bring(address, size):  # type: ignore[no-untyped-def]
-    """Bring memory to the second-level cache: from Hopper on.
+def prefetch(address, size):  # type: ignore[no-untyped-def]
+    """Prefetch memory to the second-level cache: from Hopper on.
 
     Args:
         address: Of the first byte, a multiple of 16: int64, one for each thread.

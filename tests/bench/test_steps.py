@@ -49,10 +49,8 @@ class FakeTimer:
 
 
 def test_a_gpus_grid_reaches_the_limits_of_its_workers() -> None:
-    grid, limits = (
-        StepGrid(**GPU_SIZES),
-        WorkerConfig(Path("model"), name="any").limits(on_cuda=True),
-    )
+    grid = StepGrid(**GPU_SIZES)
+    limits = WorkerConfig(Path("model"), name="any").limits(on_cuda=True)
     assert max(grid.decode_batch) == limits.max_running_requests
     assert max(grid.prefill_tokens) == limits.max_batched_tokens
 

@@ -47,6 +47,8 @@ def test_what_is_measured_fits_the_device(
 
     monkeypatch.setattr(steps_run, "run_steps", run)
     monkeypatch.setattr("tasuki.launch.gpus.usable_gpus", lambda: gpus)
+    # It would stay in this process.
+    monkeypatch.setattr("tasuki.launch.topology.worker_environment", lambda *_: {})
     with pytest.raises(RunFailedError, match="seen"):
         batch_command._steps("tiny", "1m", {"device": device}, {"repeat": 1})
     assert set(batches) <= set(grids[0].decode_batch)

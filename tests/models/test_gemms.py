@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from support.kernels import DEVICE
 from triton.runtime.errors import OutOfResources
 
-from tasuki.models import gemms
-from tasuki.models.gemm_tiles import Device, Shape, row_groups, tiles_of
+from tasuki.models import gemm_tiles, gemms
+from tasuki.models.gemm_tiles import Device, Shape, parts_of, row_groups, tiles_of
 from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
 
@@ -188,6 +188,30 @@ def test_what_is_not_taken(few: FewRows) -> None:
     assert not few.takes(gemm.__call__, 1)
     assert not few.takes(linear(OUT, torch.float32), 2)
     assert not few.takes(PlainLinear(torch.zeros(OUT, SIZE - 16).to(HALF), None), 2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_last_part_of_the_columns_may_be_smaller(gated: bool) -> None:
+    columns = gemm_tiles.COLUMNS_OF_GATED if gated else gemm_tiles.COLUMNS
+    size, few = 13 * columns, FewRows(EPS, DEVICE)
+    few._programs = 9  # for three tiles
+    assert tiles_of(Shape(17, size, OUT, gated), Device(few._shared_bytes, 9)).split == 3
+    weight = (torch.randn(OUT * (1 + gated), size) * size**-0.5).to(HALF)
+    x, gemm = torch.randn(17, size).to(HALF), PlainLinear(weight, None)
+    if gated:
+        gate, up = exact(gemm, x).chunk(2, -1)
+        check(few.gated(gemm, x, None), F.silu(gate) * up)
+    else:
+        check(few.plain(gemm, x), exact(gemm, x))
+
+
+def test_parts_of_columns_are_all_that_fit_and_none_is_empty() -> None:
+    assert [parts_of(20, most) for most in (0, 1, 2, 3, 6, 20)] == [1, 1, 2, 3, 5, 20]
+    for steps in range(1, 200):
+        for most in range(1, steps + 1):
+            parts = parts_of(steps, most)
+            share = -(-steps // parts)
+            assert parts <= most and (parts - 1) * share < steps
 
 
 def test_row_groups_hold_the_rows_and_waste_little() -> None:

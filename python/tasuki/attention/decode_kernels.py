@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
 
-from tasuki.overlap import bring
+from tasuki.overlap import prefetch
 
 TILE_BYTES = 16384  # of a tile's keys, and of its values
 LOADS = 3  # depth of the loop's pipeline
@@ -164,7 +164,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     tile: tl.constexpr,
     ahead: tl.constexpr,
 ):
-    """Bring the first tiles of a program from memory to the cache.
+    """Prefetch the first tiles of a program.
 
     A request is for the keys or the values of a unit: the threads of a warp make theirs one
     after another. So few of them do, and each warp its share.
@@ -183,7 +183,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     place = (slot // block_size).to(tl.int64) * block_stride + (slot % block_size) * head_dim
     address = (keys + side * side_stride + place).to(tl.int64)
     head_bytes: tl.constexpr = head_dim * keys.dtype.element_ty.primitive_bitwidth // 8
-    bring(address, tl.minimum(tl.maximum(left, 0), unit) * head_bytes)
+    prefetch(address, tl.minimum(tl.maximum(left, 0), unit) * head_bytes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

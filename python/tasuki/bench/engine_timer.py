@@ -122,7 +122,7 @@ class EngineTimer:
     def _back_to_back_s(self, tokens: int, context: int) -> float:
         """Prompts come while the step of the one before runs, so the device never waits.
 
-        The later half of them counts: a GPU lowers its clock when it has computed for a while.
+        The later half of them counts: a GPU that computes without a pause may lower its clock.
         """
         past, ends_s = self._cached(context), []
         begun_s = self._clock()
@@ -176,7 +176,7 @@ class EngineTimer:
         return max(median(found), 0.0)
 
     def _warm(self, tokens: int) -> None:
-        """Prompts beside decodes for as long as it takes a GPU to lower its clock, if it does."""
+        """Compute prompts beside decodes, for as long as the first half of prompts back to back."""
         until_s = self._clock() + self._lasting_s / 2
         for _ in range(_WARM_PROMPTS):
             if self._clock() >= until_s:

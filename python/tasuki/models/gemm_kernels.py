@@ -3,7 +3,7 @@
 With few rows a GEMM is the reading of its weight, and what costs beside it are
 the ends of kernels. So the norm before it, the gate and the residual behind it are
 part of its kernel, and kernels overlap at their ends (overlap.py), where the next
-one's first weights are fetched.
+one prefetches its first weights.
 
     one_row    x ──norm?──▶ sums in registers, float32, over columns ──▶ bias? gate? add?
     few_rows   x ──▶ tensor cores: [64 of the weight's rows] x [rows]  ──▶ norm? bias? gate? add?
@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_threads
 
-from tasuki.overlap import bring
+from tasuki.overlap import prefetch
 
-AHEAD = 256  # columns of a weight's row that come to the cache before the kernel before is over
+AHEAD = 256  # columns of a weight's row that are prefetched
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -183,7 +183,7 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _bring_weight(  # type: ignore[no-untyped-def]
+def _prefetch_weight(  # type: ignore[no-untyped-def]
     weight,
     first_out,
     column,
@@ -193,7 +193,7 @@ def _bring_weight(  # type: ignore[no-untyped-def]
     gated: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Bring the first columns of a program's part of the weight to the cache.
+    """Prefetch the first columns of a program's part of the weight.
 
     A request is for a row of it; of a gated one there are twice as many.
     """
@@ -206,7 +206,7 @@ def _bring_weight(  # type: ignore[no-untyped-def]
         mine = (request < requests) & (its_out < out)
         row = (its_out + request // outs * out).to(tl.int64)
         address = (weight + row * size + column).to(tl.int64)
-        bring(address, tl.where(mine, columns * item_bytes, 0))
+        prefetch(address, tl.where(mine, columns * item_bytes, 0))
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
@@ -252,7 +252,7 @@ def few_rows(  # type: ignore[no-untyped-def]
         # A weight depends on no kernel.
         early: tl.constexpr = ahead if ahead < share else share
         column = tl.minimum(begin, size - early)
-        _bring_weight(weight, tile * outs, column, out, size, outs, gated, early)
+        _prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
         gdc_wait()
     own = tile * outs + tl.arange(0, outs)
     column = begin + tl.arange(0, columns)

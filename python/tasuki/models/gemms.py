@@ -11,7 +11,7 @@ additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a cop
       48     2.80                              2.65
       96     2.89                              3.04
 
-Columns were divided by powers of two then, and nothing was fetched ahead: on an H100 a step of
+Columns were divided by powers of two then, and nothing was prefetched: on an H100 a step of
 16 rows is 2.6% shorter since, one of 64 rows 0.4%, and from 96 rows on cuBLAS is as fast or faster
 (benchmarks/RESULTS.md). With more rows what counts is that neighbours share what they read, which
 these kernels cannot.

@@ -119,11 +119,7 @@ impl Corrections {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Tenths of a second.
-    fn times(many: u64) -> impl Iterator<Item = Duration> {
-        (0..many).map(|tenth| Duration::from_millis(100 * tenth))
-    }
+    use crate::admission::tests::tenths;
 
     #[test]
     fn one_bad_forecast_hardly_counts_and_many_do() {
@@ -131,7 +127,7 @@ mod tests {
         assert_eq!(correction.of(2.0), 2.0);
         correction.learn(1.0, 2.0, Duration::ZERO);
         assert!((1.0..1.2).contains(&correction.of(1.0)));
-        times(100).for_each(|now| correction.learn(1.0, 2.0, now));
+        tenths(100).for_each(|now| correction.learn(1.0, 2.0, now));
         assert!((1.9..2.0).contains(&correction.of(1.0)));
     }
 
@@ -151,7 +147,7 @@ mod tests {
         let after = |happened: [f64; 2]| {
             let mut correction = Correction::new(TPOT_KEPT);
             assert!((1.1..1.2).contains(&correction.p95_of(1.0)));
-            for (turn, now) in times(200).enumerate() {
+            for (turn, now) in tenths(200).enumerate() {
                 correction.learn(1.0, happened[turn % 2], now);
             }
             assert!((1.15..1.25).contains(&correction.of(1.0)));
@@ -165,13 +161,13 @@ mod tests {
     #[test]
     fn prompts_between_tokens_do_not_slow_split_requests() {
         let mut corrections = Corrections::new(TPOT_KEPT);
-        times(100).for_each(|now| corrections.learn(false, 1.0, 2.0, now));
+        tenths(100).for_each(|now| corrections.learn(false, 1.0, 2.0, now));
         assert!(corrections.of(false, 1.0) > 1.9);
         assert_eq!(corrections.of(true, 1.0), 1.0);
         // Those that one worker serves do not hold up many others.
-        times(100).for_each(|now| corrections.learn(true, 1.0, 1.1, now));
+        tenths(100).for_each(|now| corrections.learn(true, 1.0, 1.1, now));
         assert!(corrections.of(false, 1.0) < 1.3);
-        times(100).for_each(|now| corrections.learn(true, 1.0, 2.0, now));
+        tenths(100).for_each(|now| corrections.learn(true, 1.0, 2.0, now));
         assert!(corrections.of(true, 1.0) > 1.8);
     }
 }

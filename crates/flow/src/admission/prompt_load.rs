@@ -56,11 +56,7 @@ impl PromptLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Tenths of a second.
-    fn times(many: u64) -> impl Iterator<Item = Duration> {
-        (0..many).map(|tenth| Duration::from_millis(100 * tenth))
-    }
+    use crate::admission::tests::tenths;
 
     #[test]
     fn prompts_make_tokens_slower_while_they_come() {
@@ -72,7 +68,7 @@ mod tests {
             ..Forecast::default()
         };
         // Each takes 80 ms of two workers' 200.
-        for now in times(200) {
+        for now in tenths(200) {
             load.let_in(&forecast(false), || 2, now);
             load.let_in(&forecast(true), || 2, now);
         }

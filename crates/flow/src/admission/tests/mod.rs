@@ -30,6 +30,11 @@ fn off() -> AdmissionConfig {
     }
 }
 
+/// So many tenths of a second, from zero on.
+pub(super) fn tenths(many: u64) -> impl Iterator<Item = Duration> {
+    (0..many).map(|tenth| Duration::from_millis(100 * tenth))
+}
+
 /// Deterministic numbers in `0..1`.
 fn draws(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed;
