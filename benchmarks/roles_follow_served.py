@@ -183,6 +183,8 @@ def main() -> None:
         help="W1 and chat with a TTFT of 1 s and this TPOT, on GPUs",
     )
     parser.add_argument("--phases", nargs="+", metavar="LOAD", help="fewer of them, in this order")
+    parser.add_argument("--rates", nargs="+", type=float, help="of each phase, for other GPUs")
+    parser.add_argument("--tpot-ms", type=float, help="the objective, for other GPUs")
     names = tuple(topologies(2))
     parser.add_argument("--static", nargs="+", choices=names, default=names)
     parser.add_argument("--phase-s", type=float, default=60.0, help="of each phase")
@@ -198,6 +200,12 @@ def main() -> None:
         if unknown := set(options.phases) - set(load.rates):
             parser.error(f"--phases has {', '.join(sorted(unknown))}: use {', '.join(load.rates)}")
         load = replace(load, rates={phase: load.rates[phase] for phase in options.phases})
+    if options.rates:
+        if len(options.rates) != len(load.rates):
+            parser.error(f"--rates needs {len(load.rates)}, one a phase: {', '.join(load.rates)}")
+        load = replace(load, rates=dict(zip(load.rates, options.rates, strict=True)))
+    if options.tpot_ms:
+        load = replace(load, tpot_s=options.tpot_ms / 1e3)
     name = "smollm2-135m" if not options.gpus else "tiny" if options.tiny else "qwen3-4b-shape"
     slo = {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s}
     about: dict[str, Any] = {"slo": slo, "phase_s": options.phase_s, "rates": dict(load.rates)}
