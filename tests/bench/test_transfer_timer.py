@@ -21,16 +21,17 @@ def test_scattered_blocks_are_read_from_another_process_and_timed() -> None:
     pool = LAYOUT.allocate()
     transport = create_transport("nixl")
     transport.register(pool, LAYOUT)
-    timer = TransferTimer(transport, LAYOUT, "cpu", seed=1)
+    timer = TransferTimer(transport, LAYOUT, 30, "cpu", seed=1)
     try:
-        assert timer.fits(TransferPoint(64))
-        assert not timer.fits(TransferPoint(65))
+        assert timer.fits(TransferPoint(30))
+        assert not timer.fits(TransferPoint(31))
         assert not timer.fits(DecodePoint(1, 1))
         assert timer.measure(TransferPoint(10)) > 0.0
         filled = (pool == 1.0).flatten(1).all(1)
         assert int(filled.sum()) == 10
-        assert timer.measure(TransferPoint(64)) > 0.0
-        assert bool((pool == 1.0).all())
+        pool.zero_()
+        assert timer.measure(TransferPoint(30)) > 0.0
+        assert int((pool == 1.0).flatten(1).all(1).sum()) == 30
     finally:
         timer.close()
     assert not timer._process.is_alive()

@@ -90,7 +90,8 @@ def run_steps(
     transfer = None
     if grid.transfer_blocks:
         device = _source_device(built.transport)
-        transfer = TransferTimer(built.transport, built.layout, device, grid.seed)
+        most = max(grid.transfer_blocks)
+        transfer = TransferTimer(built.transport, built.layout, most, device, grid.seed)
     of_engine = EngineTimer(built.engine, grid.seed)
     timer = _BothTimers(of_engine, transfer)
 

@@ -1,8 +1,8 @@
 """Times handoffs: blocks read from a pool of another process, by the real transport.
 
 Blocks are scattered on both sides, as in a pool that has been in use for a
-while. The other process owns a pool of the same layout and does nothing but
-let it be read. It ends with this one.
+while. The other process owns a pool of the same layout, only smaller, since it
+may share the GPU, and does nothing but let it be read. It ends with this one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import queue
 import random
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -26,6 +27,8 @@ from tasuki.v1 import kv_pb2
 
 _DEADLINE_S = 120.0
 _PEER = "source"
+_SCATTER = 2
+"""Blocks of the other process's pool by one that is read."""
 
 
 class TransferTimer:
@@ -33,22 +36,31 @@ class TransferTimer:
 
     Args:
         transport: Ours, registered; this object's alone from now on.
-        layout: Of the registered pool, and of the other process's.
+        layout: Of the registered pool.
+        most_blocks: In a handoff.
         device: Of the other process's pool.
         seed: Of the choice of blocks.
     """
 
     def __init__(
-        self, transport: Transport, layout: CacheLayout, device: str, seed: int = 0
+        self,
+        transport: Transport,
+        layout: CacheLayout,
+        most_blocks: int,
+        device: str,
+        seed: int = 0,
     ) -> None:
         self._draw = random.Random(seed)
         self._layout = layout
+        self._most = min(most_blocks, layout.num_blocks)
+        source_layout = replace(layout, num_blocks=min(_SCATTER * self._most, layout.num_blocks))
+        self._source_blocks = source_layout.num_blocks
         self._orders = 0
         self._reports: queue.SimpleQueue[PullerReport] = queue.SimpleQueue()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_be_read, args=(theirs, transport.name, layout, device), daemon=True
+            target=_be_read, args=(theirs, transport.name, source_layout, device), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -59,8 +71,8 @@ class TransferTimer:
         self._ranks.connect(_PEER, [source])
 
     def fits(self, point: StepPoint) -> bool:
-        """Whether the pool has so many blocks."""
-        return isinstance(point, TransferPoint) and point.blocks <= self._layout.num_blocks
+        """Whether both pools have so many blocks."""
+        return isinstance(point, TransferPoint) and point.blocks <= self._most
 
     def measure(self, point: StepPoint) -> float:
         """Seconds from posting the first block to the last one's arrival.
@@ -69,14 +81,9 @@ class TransferTimer:
             RunFailedError: The transfer failed.
         """
         assert isinstance(point, TransferPoint)
-        pool = range(self._layout.num_blocks)
-        pairs = list(
-            zip(
-                self._draw.sample(pool, point.blocks),
-                self._draw.sample(pool, point.blocks),
-                strict=True,
-            )
-        )
+        theirs = self._draw.sample(range(self._source_blocks), point.blocks)
+        ours = self._draw.sample(range(self._layout.num_blocks), point.blocks)
+        pairs = list(zip(theirs, ours, strict=True))
         self._orders += 1
         self._ranks.pull(Pull(self._orders, _PEER, pairs))
         try:
