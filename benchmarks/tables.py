@@ -75,6 +75,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "roles-paces": roles_paces,
     "roles-served": roles_served("roles_follow_served"),
     "roles-served-gpus": roles_served("roles_follow_served_2xh100"),
+    "roles-served-gpus10": roles_served("roles_follow_served_2xh100_10ms"),
     "roles-served-chat": roles_served("roles_follow_served_2xh200_chat"),
     "roles-served-chat10": roles_served("roles_follow_served_2xh200_chat10"),
     "overload": overload,
