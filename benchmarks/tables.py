@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "open-loop-errors": open_loop_errors("plan_regret_2xh200_chat"),
     "published-shapes": published_shapes,
     "plan-regret": plan_regret("plan_regret"),
+    "plan-regret-cpu-w1-w2": plan_regret("plan_regret_cpu_w1_w2"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "plan-regret-chat": plan_regret("plan_regret_2xh200_chat"),
     "plan-regret-w1": plan_regret("plan_regret_2xh200_w1"),
