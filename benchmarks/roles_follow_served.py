@@ -203,6 +203,8 @@ def main() -> None:
     if options.rates:
         if len(options.rates) != len(load.rates):
             parser.error(f"--rates needs {len(load.rates)}, one a phase: {', '.join(load.rates)}")
+        if min(options.rates) <= 0:
+            parser.error(f"--rates has {min(options.rates):g}: requests a second are more than 0")
         load = replace(load, rates=dict(zip(load.rates, options.rates, strict=True)))
     if options.tpot_ms:
         load = replace(load, tpot_s=options.tpot_ms / 1e3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasuki.bench.steps import DecodePoint, TransferPoint
-from tasuki.bench.transfer_timer import TransferTimer
+from tasuki.bench.transfer_timer import TransferTimer, source_layout
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.transport import create_transport
 
@@ -35,3 +35,22 @@ def test_scattered_blocks_are_read_from_another_process_and_timed() -> None:
     finally:
         timer.close()
     assert not timer._process.is_alive()
+
+
+def test_a_handoff_may_have_as_many_blocks_as_the_pool() -> None:
+    pool = LAYOUT.allocate()
+    transport = create_transport("nixl")
+    transport.register(pool, LAYOUT)
+    timer = TransferTimer(transport, LAYOUT, 100, "cpu", seed=1)
+    try:
+        assert timer.fits(TransferPoint(64))
+        assert not timer.fits(TransferPoint(65))
+        assert timer.measure(TransferPoint(64)) > 0.0
+        assert bool((pool == 1.0).all())
+    finally:
+        timer.close()
+
+
+def test_the_pool_that_is_read_leaves_a_shared_gpu_its_memory() -> None:
+    assert source_layout(LAYOUT, 10).num_blocks == 20
+    assert source_layout(LAYOUT, 40).num_blocks == LAYOUT.num_blocks

@@ -123,7 +123,8 @@ class Kinds:
 
     def _require(self, marker: str, what: str) -> None:
         item = self._running
-        if item is None or item.get_closest_marker("gpu") is not None:  # not a quick one
+        # `make quick` leaves GPU tests out as they are.
+        if item is None or item.get_closest_marker("gpu") is not None:
             return
         if item.get_closest_marker(marker) is None:
             error = f"{item.nodeid} calls {what}: mark it with @pytest.mark.{marker}"

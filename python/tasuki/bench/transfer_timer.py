@@ -28,7 +28,17 @@ from tasuki.v1 import kv_pb2
 _DEADLINE_S = 120.0
 _PEER = "source"
 _SCATTER = 2
-"""Blocks of the other process's pool by one that is read."""
+"""The other process's pool has so many times the blocks of the largest handoff."""
+
+
+def source_layout(layout: CacheLayout, most_blocks: int) -> CacheLayout:
+    """Of the other process's pool: no larger than handoffs of so many scattered blocks need.
+
+    Args:
+        layout: Of the pool that reads.
+        most_blocks: Of the largest handoff.
+    """
+    return replace(layout, num_blocks=min(_SCATTER * most_blocks, layout.num_blocks))
 
 
 class TransferTimer:
@@ -37,7 +47,7 @@ class TransferTimer:
     Args:
         transport: Ours, registered; this object's alone from now on.
         layout: Of the registered pool.
-        most_blocks: In a handoff.
+        most_blocks: Of the largest handoff.
         device: Of the other process's pool.
         seed: Of the choice of blocks.
     """
@@ -53,14 +63,13 @@ class TransferTimer:
         self._draw = random.Random(seed)
         self._layout = layout
         self._most = min(most_blocks, layout.num_blocks)
-        source_layout = replace(layout, num_blocks=min(_SCATTER * self._most, layout.num_blocks))
-        self._source_blocks = source_layout.num_blocks
+        self._source = source_layout(layout, most_blocks)
         self._orders = 0
         self._reports: queue.SimpleQueue[PullerReport] = queue.SimpleQueue()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_be_read, args=(theirs, transport.name, source_layout, device), daemon=True
+            target=_be_read, args=(theirs, transport.name, self._source, device), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -81,7 +90,7 @@ class TransferTimer:
             RunFailedError: The transfer failed.
         """
         assert isinstance(point, TransferPoint)
-        theirs = self._draw.sample(range(self._source_blocks), point.blocks)
+        theirs = self._draw.sample(range(self._source.num_blocks), point.blocks)
         ours = self._draw.sample(range(self._layout.num_blocks), point.blocks)
         pairs = list(zip(theirs, ours, strict=True))
         self._orders += 1
