@@ -26,7 +26,7 @@ from tasuki.kv.digester import Digester
 from tasuki.kv.effects import Pull, PullDone, PullProgress
 from tasuki.kv.layout import CacheLayout
 from tasuki.kv.puller import PeerFailed, Puller
-from tasuki.kv.rank_channel import KvRank, RemoteRanks
+from tasuki.kv.rank_channel import KvRank, KvRankError, RemoteRanks
 from tasuki.kv.ranked import RankedPuller
 from tasuki.kv.transport import Transport, create_transport, rank_pool
 from tasuki.v1 import kv_pb2
@@ -266,12 +266,16 @@ class DecodeEngine:
     def part(self) -> PullDone | None:
         """Wait for the end of a part; the whole order's if it was the last."""
         deadline_s = time.monotonic() + DEADLINE_S
-        while True:
-            report = self._reports.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            if not isinstance(report, PullProgress):  # which slow machines have
-                break
-        assert isinstance(report, PullDone), report
-        return self.ranked.ended(report)
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(queue.Empty):
+                report = self._reports.get(timeout=0.1)
+                if not isinstance(report, PullProgress):  # which slow machines have
+                    assert isinstance(report, PullDone), report
+                    return self.ranked.ended(report)
+            if self._others and not self._remote.is_alive():
+                codes = [rank.process.exitcode for rank in self._others]
+                raise KvRankError(f"exit codes of the other ranks: {codes}")
+        raise TimeoutError(f"no report in {DEADLINE_S:g} s")
 
     def end(self) -> PullDone:
         """Wait for the end of an order."""
