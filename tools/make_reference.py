@@ -30,7 +30,7 @@ to the router; what it does not list can be set where those are started by hand.
 | variable | meaning |
 |---|---|
 | `TASUKI_CACHE` | Folder of converted models and measured settings [~/.cache/tasuki] |
-| `TASUKI_CPU_KERNELS` | portable, avx2, avx512, avx512_bf16 or neon [the quickest that runs] |
+| `TASUKI_CPU_KERNELS` | portable, avx2, avx512, avx512_bf16, amx_bf16 or neon [the quickest] |
 | `TASUKI_LOG` | The router's log filter, for example `info` or `tasuki_router=debug` |
 | `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | As `huggingface_hub` reads them |
 | `TASUKI_NODES_KEY` | Secret of the hosts of a worker (`--nodes`), 16 characters or more |

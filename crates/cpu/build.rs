@@ -8,6 +8,7 @@ fn main() {
         ("avx2", missing_avx2 as fn() -> Vec<&'static str>),
         ("avx512", missing_avx512),
         ("avx512_bf16", missing_avx512_bf16),
+        ("amx_bf16", missing_amx_bf16),
     ] {
         println!("cargo::rustc-check-cfg=cfg(runs_{name})");
         if missing().is_empty() {

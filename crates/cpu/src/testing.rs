@@ -19,6 +19,10 @@ macro_rules! each_instance {
         crate::testing::each_instance!(
             @ avx512_bf16, runs_avx512_bf16, "this processor has no AVX-512 BF16", $($test)+
         );
+        #[cfg(target_arch = "x86_64")]
+        crate::testing::each_instance!(
+            @ amx_bf16, runs_amx_bf16, "this processor has no AMX with bfloat16", $($test)+
+        );
         #[cfg(target_arch = "aarch64")]
         crate::testing::each_instance!(@ neon, all(), "", $($test)+);
     };

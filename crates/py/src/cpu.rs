@@ -45,7 +45,7 @@ impl CpuShape {
 /// Name and missing instructions of each set of CPU kernels, the quickest last.
 #[pyfunction]
 pub fn cpu_kernels() -> Vec<(&'static str, Vec<&'static str>)> {
-    let all = Instance::ALL.into_iter();
+    let all = Instance::all().into_iter();
     all.map(|instance| (instance.name(), instance.missing()))
         .collect()
 }

@@ -1,7 +1,7 @@
 """Which of the native CPU kernels run: the quickest that the processor has, or a named one.
 
-`TASUKI_CPU_KERNELS` names one of `portable`, `neon`, `avx2`, `avx512` and `avx512_bf16`
-(crates/cpu, simd/instance.rs), to compare them or to test one on a newer processor.
+`TASUKI_CPU_KERNELS` names one of `portable`, `neon`, `avx2`, `avx512`, `avx512_bf16` and
+`amx_bf16` (crates/cpu, simd/instance.rs), to compare them or to test one on a newer processor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tasuki.models.errors import ModelError
 
 VARIABLE = "TASUKI_CPU_KERNELS"
 
-_ROUND_ACTIVATIONS = ("avx512_bf16",)  # to bfloat16, which they multiply in pairs
+_ROUND_ACTIVATIONS = ("avx512_bf16", "amx_bf16")  # to bfloat16, which they multiply in pairs
 
 
 def available() -> list[str]:

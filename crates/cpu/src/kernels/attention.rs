@@ -10,16 +10,13 @@
 use std::ops::Range;
 
 use super::keys::{COLUMNS, Plane, pack_keys};
-use super::panels::Panel;
+use super::packed::{Packed, multiply_packed};
 use super::rows::scale_row;
-use super::tile::{Rows, Sums, multiply, tiles};
+use super::tile::{Rows, Sums};
 use super::values::{weigh, weigh_packed};
 use crate::memory::Buffer;
 use crate::simd::functions::exp2;
 use crate::simd::{Floats, Simd, vectors};
-
-/// Most rows of a tile of 64 columns.
-pub const TILE_ROWS: usize = 6;
 
 /// Tokens packed at a time.
 pub const STRETCH: usize = 512;
@@ -142,20 +139,16 @@ pub unsafe fn attend<S: Simd>(item: &Item<'_, S>, next: &Item<'_, S>, scratch: &
                 keys.fetch(from, end.min(from + STRETCH));
             }
             pack_keys::<S>(keys, from, to, panels, |at| values.token(at));
-            for index in 0..(to - from).div_ceil(COLUMNS) {
-                let panel: Panel<COLUMNS> = Panel {
-                    data: panels.add(index * head_dim * COLUMNS),
-                    ahead_bytes: 0,
-                };
-                for (row, count) in tiles(rows, TILE_ROWS) {
-                    let a = Rows {
-                        data: queries.data.add(row * head_dim),
-                        stride: head_dim,
-                    };
-                    let sums = scores.at(row, from - begin + index * COLUMNS);
-                    multiply::<S, _>(a, count, &panel, head_dim / 2, sums, false);
-                }
-            }
+            let a = Rows {
+                data: queries.data,
+                stride: head_dim,
+            };
+            let packed = Packed {
+                data: panels,
+                panels: (to - from).div_ceil(COLUMNS),
+                pairs: head_dim / 2,
+            };
+            multiply_packed::<S>(a, rows, packed, scores.at(0, from - begin), false);
         }
     }
     let mut totals = [0.0; MOST_ROWS];
@@ -172,7 +165,7 @@ pub unsafe fn attend<S: Simd>(item: &Item<'_, S>, next: &Item<'_, S>, scratch: &
     };
     // SAFETY: as above; `soften` wrote whole vectors of weights.
     unsafe {
-        if alone && head_dim.is_multiple_of(S::Floats::LANES) {
+        if alone && !S::TILED && head_dim.is_multiple_of(S::Floats::LANES) {
             let (first, last) = next.queries.reach();
             let ahead = |at: usize| next.keys.token((at - begin + first).min(last - 1));
             weigh::<S>(weights, rows, values, begin..end, sums, &ahead);

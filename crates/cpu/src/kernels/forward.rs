@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::layer::{Part, linear};
 use super::rows::widen_row;
-use super::step::{BLOCK_ROWS, Matrix, Places, Segment, Share, blocks};
+use super::step::{Matrix, Places, Segment, Share, block_rows, blocks};
 use super::weights::{Ends, Layer};
 use crate::batch::{Batch, Pool};
 use crate::shape::Shape;
@@ -102,7 +102,7 @@ impl<S: Simd> Forward<'_, S> {
             share,
             places,
         };
-        if flow.rows <= BLOCK_ROWS {
+        if flow.rows <= block_rows::<S>() {
             let places = Places {
                 normed: own.normed,
                 scratch: own.scratch,
@@ -113,7 +113,7 @@ impl<S: Simd> Forward<'_, S> {
             }
             return;
         }
-        let blocks = blocks(flow.rows, share.of);
+        let blocks = blocks(flow.rows, share.of, block_rows::<S>());
         while let Some(block) = blocks.get(self.taken[turn].fetch_add(1, Ordering::Relaxed)) {
             work(part(block.start, block.len(), Share::ALL, own));
         }
@@ -142,8 +142,9 @@ impl<S: Simd> Forward<'_, S> {
     /// The last norm, and this share of the vocabulary's logits.
     unsafe fn finish(&self, flow: &Flow<S>, share: Share) {
         let places = self.places[share.index];
-        for first in (0..flow.rows).step_by(BLOCK_ROWS) {
-            let rows = BLOCK_ROWS.min(flow.rows - first);
+        let most = block_rows::<S>();
+        for first in (0..flow.rows).step_by(most) {
+            let rows = most.min(flow.rows - first);
             let part = Part {
                 flow,
                 first,

@@ -4,9 +4,10 @@
 //! few rows    a tile widens the packed weight in registers
 //! many rows   a chunk of a panel is widened to float32 once for all rows of a block
 //!             (chunk.rs); not where instructions multiply bfloat16 numbers as they are
+//! AMX         tiles of 16 rows, however few there are (tiled.rs)
 //! ```
 //!
-//! Both add the same terms in the same order: a row's sums do not depend on the number of rows.
+//! Both of the former add the same terms in the same order: a row's sums do not depend on the number of rows.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -41,6 +42,11 @@ pub unsafe fn gemm<S: Simd, const P: usize>(
     groups: Range<usize>,
     mut out: impl FnMut(usize, usize, usize, [&[f32]; P]),
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if S::TILED && weight.format() == Format::Bfloat16 {
+        // SAFETY: the caller's promise; numbers are bfloat16.
+        return unsafe { super::tiled::gemm::<P>(rows.cast(), count, weight, groups, out) };
+    }
     if widens::<S>(weight.format(), count) {
         for (first, block) in tiles(count, BLOCK_ROWS) {
             for group in groups.clone() {

@@ -8,11 +8,14 @@ mod int8;
 mod keys;
 mod layer;
 mod model;
+mod packed;
 mod panels;
 mod rows;
 mod single;
 mod step;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 mod values;
 mod weights;
 

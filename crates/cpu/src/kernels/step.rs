@@ -15,8 +15,11 @@ use crate::memory::{Buffer, Element};
 use crate::shape::Shape;
 use crate::simd::Simd;
 
-/// Most rows of a block, and of a step that all threads share.
-pub const BLOCK_ROWS: usize = 128;
+/// Most rows of a block, and of a step that all threads share. Every block reads all weights:
+/// that counts the more, the quicker rows are multiplied.
+pub const fn block_rows<S: Simd>() -> usize {
+    if S::TILED { 256 } else { 128 }
+}
 
 /// Rows of float32 or bfloat16 numbers that several threads write.
 pub struct Matrix<T> {
@@ -138,10 +141,10 @@ pub fn pieces(segments: &[Segment], rows: Range<usize>, most: usize) -> Vec<Segm
     found
 }
 
-/// Rows in blocks of nearly the same size, as many for each thread.
-pub fn blocks(rows: usize, threads: usize) -> Vec<Range<usize>> {
-    let count = rows.div_ceil(BLOCK_ROWS).next_multiple_of(threads);
-    let each = rows.div_ceil(count).next_multiple_of(8).min(BLOCK_ROWS);
+/// Rows in blocks of nearly the same size, at most `most`, as many for each thread.
+pub fn blocks(rows: usize, threads: usize, most: usize) -> Vec<Range<usize>> {
+    let count = rows.div_ceil(most).next_multiple_of(threads);
+    let each = rows.div_ceil(count).next_multiple_of(8).min(most);
     (0..rows)
         .step_by(each)
         .map(|begin| begin..rows.min(begin + each))
@@ -167,11 +170,12 @@ impl<S: Simd> Work<S> {
     /// For a model, and contexts of so many tokens.
     pub fn new(shape: &Shape, context: usize) -> Self {
         let context = context.next_power_of_two();
+        let rows = block_rows::<S>();
         Self {
-            normed: Buffer::zeroed(BLOCK_ROWS * spaced(shape.hidden)),
-            qkv: Buffer::zeroed(BLOCK_ROWS * shape.qkv_dim().next_multiple_of(WIDTH)),
-            attended: Buffer::zeroed(BLOCK_ROWS * spaced(shape.query_dim())),
-            inner: Buffer::zeroed(BLOCK_ROWS * spaced(shape.intermediate)),
+            normed: Buffer::zeroed(rows * spaced(shape.hidden)),
+            qkv: Buffer::zeroed(rows * shape.qkv_dim().next_multiple_of(WIDTH)),
+            attended: Buffer::zeroed(rows * spaced(shape.query_dim())),
+            inner: Buffer::zeroed(rows * spaced(shape.intermediate)),
             scratch: Scratch::new(MOST_ROWS, shape.head_dim, context),
             context,
         }
@@ -239,7 +243,7 @@ impl<S: Simd> Space<S> {
     pub fn places(&mut self, shape: &Shape, rows: usize) -> (Matrix<f32>, Matrix<S::Number>) {
         let stride = shape.hidden.next_multiple_of(WIDTH);
         if rows > self.rows {
-            self.rows = rows.next_multiple_of(BLOCK_ROWS);
+            self.rows = rows.next_multiple_of(block_rows::<S>());
             self.hidden = Buffer::zeroed(self.rows * stride);
             self.queries = Buffer::zeroed(self.rows * shape.query_dim());
         }
@@ -310,13 +314,13 @@ mod tests {
     fn blocks_cover_all_rows_once_and_are_even_among_threads() {
         for rows in [65, 100, 128, 1000, 1024] {
             for threads in [1, 2, 3] {
-                let found = blocks(rows, threads);
-                assert!(found.iter().all(|block| block.len() <= BLOCK_ROWS));
+                let found = blocks(rows, threads, 128);
+                assert!(found.iter().all(|block| block.len() <= 128));
                 let flat: Vec<usize> = found.into_iter().flatten().collect();
                 assert_eq!(flat, (0..rows).collect::<Vec<_>>());
             }
         }
-        assert_eq!(blocks(128, 2).len(), 2);
+        assert_eq!(blocks(128, 2, 128).len(), 2);
     }
 
     #[test]

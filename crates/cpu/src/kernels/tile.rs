@@ -25,6 +25,14 @@ impl<N> Rows<N> {
             ..self
         }
     }
+
+    /// The same numbers as another type.
+    pub fn cast<T>(self) -> Rows<T> {
+        Rows {
+            data: self.data.cast(),
+            stride: self.stride,
+        }
+    }
 }
 
 /// Where a tile's sums go, `stride` numbers from a row to the next.

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use super::attention::{STRETCH, TILE_ROWS};
+use super::attention::STRETCH;
 use super::keys::{COLUMNS, Plane, pack_values};
-use super::panels::Panel;
+use super::packed::{Packed, TILE_ROWS, multiply_packed};
 use super::tile::{Rows, Source, Sums, multiply, tiles};
 use crate::simd::{Floats, HALF, SQUARE, Simd, Vector, prefetch};
 
@@ -29,18 +29,14 @@ pub unsafe fn weigh_packed<S: Simd>(
         let pairs = (to - from).div_ceil(2);
         // SAFETY: the caller's promise.
         unsafe { pack_values::<S>(values, from, to, panels) };
-        for column in (0..values.head_dim).step_by(COLUMNS) {
-            let panel: Panel<COLUMNS> = Panel {
-                data: panels.wrapping_add(column * pairs * 2),
-                ahead_bytes: 0,
-            };
-            for (row, count) in tiles(rows, TILE_ROWS) {
-                let (a, sums) = (weights.at(row, from - tokens.start), sums.at(row, column));
-                let go_on = from > tokens.start;
-                // SAFETY: the caller's promise.
-                unsafe { multiply::<S, _>(a, count, &panel, pairs, sums, go_on) };
-            }
-        }
+        let packed = Packed {
+            data: panels,
+            panels: values.head_dim.div_ceil(COLUMNS),
+            pairs,
+        };
+        let (a, go_on) = (weights.at(0, from - tokens.start), from > tokens.start);
+        // SAFETY: the caller's promise.
+        unsafe { multiply_packed::<S>(a, rows, packed, sums, go_on) };
     }
 }
 

@@ -27,14 +27,23 @@ pub fn first32(count: usize) -> __mmask32 {
     if count >= HALF { !0 } else { (1 << count) - 1 }
 }
 
+/// Indices that take numbers of two vectors in turn, from `begin` on.
+const fn in_turn(begin: u16) -> [u16; HALF] {
+    let mut indices = [0; HALF];
+    let mut i = 0;
+    while i < HALF {
+        indices[i] = begin + i as u16 / 2 + (i as u16 % 2) * HALF as u16;
+        i += 1;
+    }
+    indices
+}
+
 /// Indices that take numbers of two vectors in turn: their first halves, and their second.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub fn interleaving() -> (__m512i, __m512i) {
-    let from = |begin: u16| -> [u16; HALF] {
-        std::array::from_fn(|i| begin + i as u16 / 2 + (i as u16 % 2) * HALF as u16)
-    };
-    let (low, high) = (from(0), from(16));
+    static HALVES: [[u16; HALF]; 2] = [in_turn(0), in_turn(HALF as u16 / 2)];
+    let [low, high] = &HALVES;
     // SAFETY: arrays of 512 bits.
     unsafe {
         (

@@ -5,9 +5,15 @@ use std::arch::x86_64::*;
 use super::avx512::{Avx512, first, first32, interleaving};
 use super::{Floats, HALF, Instance, Simd};
 
-/// AVX-512 with BF16; activations are bfloat16.
+/// Activations are bfloat16; GEMMs go by tiles (`kernels/tiled.rs`) if `AMX`.
 #[derive(Debug, Clone, Copy)]
-pub struct Avx512Bf16;
+pub struct Bf16<const AMX: bool>;
+
+/// AVX-512 with BF16.
+pub type Avx512Bf16 = Bf16<false>;
+
+/// The same with AMX.
+pub type AmxBf16 = Bf16<true>;
 
 #[inline]
 fn bits(x: __m512i) -> __m512bh {
@@ -15,12 +21,17 @@ fn bits(x: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(x) }
 }
 
-impl Simd for Avx512Bf16 {
+impl<const AMX: bool> Simd for Bf16<AMX> {
     type Floats = Avx512;
     type Number = u16;
     type Term = __m512i;
     const INPUTS: usize = 2;
-    const INSTANCE: Instance = Instance::Avx512Bf16;
+    const TILED: bool = AMX;
+    const INSTANCE: Instance = if AMX {
+        Instance::AmxBf16
+    } else {
+        Instance::Avx512Bf16
+    };
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]

@@ -1,6 +1,6 @@
 //! Which instances there are, which of them this processor runs, and which is the best.
 
-use super::detect::{missing_avx2, missing_avx512, missing_avx512_bf16};
+use super::detect::{missing_amx_bf16, missing_avx2, missing_avx512, missing_avx512_bf16};
 use crate::error::CpuError;
 
 /// A set of instructions that the kernels are compiled for.
@@ -14,19 +14,32 @@ pub enum Instance {
     Avx512,
     /// AVX-512 BF16 too, which multiplies pairs of bfloat16 numbers.
     Avx512Bf16,
+    /// AMX too, which multiplies tiles of them.
+    AmxBf16,
     /// AArch64's vectors.
     Neon,
 }
 
 impl Instance {
-    /// All, the quickest last.
-    pub const ALL: [Self; 5] = [
-        Self::Portable,
-        Self::Neon,
-        Self::Avx2,
-        Self::Avx512,
-        Self::Avx512Bf16,
-    ];
+    /// All, the quickest on this processor last.
+    ///
+    /// Intel's processors multiply pairs of bfloat16 numbers at less than half the rate at which
+    /// they widen and multiply them (`benchmarks/engine_vs_peers.py --kernels all`).
+    pub fn all() -> [Self; 6] {
+        let pairs = match slow_pairs() {
+            true => [Self::Avx512Bf16, Self::Avx512],
+            false => [Self::Avx512, Self::Avx512Bf16],
+        };
+        let [slower, quicker] = pairs;
+        [
+            Self::Portable,
+            Self::Neon,
+            Self::Avx2,
+            slower,
+            quicker,
+            Self::AmxBf16,
+        ]
+    }
 
     /// As options and logs name it.
     pub fn name(self) -> &'static str {
@@ -36,6 +49,7 @@ impl Instance {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::AmxBf16 => "amx_bf16",
         }
     }
 
@@ -48,13 +62,17 @@ impl Instance {
             Self::Avx2 => missing_avx2(),
             Self::Avx512 => missing_avx512(),
             Self::Avx512Bf16 => missing_avx512_bf16(),
+            Self::AmxBf16 => missing_amx_bf16(),
         }
     }
 
     /// The quickest that this processor runs.
     pub fn best() -> Self {
         let runs = |instance: &Self| instance.missing().is_empty();
-        Self::ALL.into_iter().rfind(runs).unwrap_or(Self::Portable)
+        Self::all()
+            .into_iter()
+            .rfind(runs)
+            .unwrap_or(Self::Portable)
     }
 
     /// The instance of a name, if this processor runs it.
@@ -62,8 +80,8 @@ impl Instance {
     /// # Errors
     /// There is none of this name, or the processor lacks instructions.
     pub fn named(name: &str) -> Result<Self, CpuError> {
-        let Some(found) = Self::ALL.into_iter().find(|known| known.name() == name) else {
-            let names = Self::ALL.map(Self::name).join(", ");
+        let Some(found) = Self::all().into_iter().find(|known| known.name() == name) else {
+            let names = Self::all().map(Self::name).join(", ");
             return Err(CpuError::Unavailable(format!(
                 "CPU kernels {name:?} do not exist, must be one of {names}"
             )));
@@ -84,6 +102,18 @@ impl Instance {
             Self::best().name()
         )))
     }
+}
+
+/// Whether pairs of bfloat16 numbers are multiplied slowly: by all of Intel's processors so far.
+#[cfg(target_arch = "x86_64")]
+fn slow_pairs() -> bool {
+    let vendor = super::detect::cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes) == [*b"Genu", *b"ineI", *b"ntel"]
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn slow_pairs() -> bool {
+    false
 }
 
 /// Evaluate an expression with a type name bound to an instance's type. The instance has
@@ -109,6 +139,11 @@ macro_rules! with_instance {
             #[cfg(target_arch = "x86_64")]
             Instance::Avx512Bf16 => {
                 type $S = Avx512Bf16;
+                $result
+            }
+            #[cfg(target_arch = "x86_64")]
+            Instance::AmxBf16 => {
+                type $S = AmxBf16;
                 $result
             }
             #[cfg(target_arch = "aarch64")]

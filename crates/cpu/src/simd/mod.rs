@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Floats   float32 vectors, bfloat16 and int8 in memory     Portable, Avx2, Avx512, Neon
-//! Simd     how rows meet bfloat16 weights                   Widened<Floats>, Avx512Bf16
+//! Simd     how rows meet bfloat16 weights                   Widened<Floats>, Avx512Bf16, AmxBf16
 //! ```
 //!
 //! The kernels (`kernels/`) are written once over `Simd`. `vectorize` compiles a closure
@@ -27,7 +27,7 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 #[cfg(target_arch = "x86_64")]
-pub use avx512_bf16::Avx512Bf16;
+pub use avx512_bf16::{AmxBf16, Avx512Bf16};
 pub use instance::Instance;
 pub(crate) use instance::with_instance;
 #[cfg(target_arch = "aarch64")]
@@ -118,6 +118,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Number: Element;
     type Term: Copy;
     const INPUTS: usize;
+    /// GEMMs with bfloat16 weights go by AMX's tiles; numbers are bfloat16, inputs pairs.
+    const TILED: bool = false;
     const INSTANCE: Instance;
 
     unsafe fn vectorize<R>(run: impl FnOnce() -> R) -> R;
