@@ -52,6 +52,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "engines-avx2": engines("engine_vs_peers_avx2"),
     "engine-ratios-avx2": engine_ratios("engine_vs_peers_avx2"),
     "engine-floors-avx2": engine_floors("engine_vs_peers_avx2"),
+    "engines-amx": engines("engine_vs_peers_amx"),
+    "engine-ratios-amx": engine_ratios("engine_vs_peers_amx"),
     "split-on-cpu": split_on_cpu,
     "structured-output": structured,
     "router": router,
