@@ -1,8 +1,8 @@
 //! Causal attention of a few tokens of one sequence, one KV head, over the pool.
 //!
 //! The query heads that share the KV head are rows beside one another. Both GEMMs are
-//! tiles (tile.rs) over panels packed stretch by stretch (keys.rs). The second GEMM of one
-//! token alone reads the pool as it is (values.rs). Between them all scores of a row are
+//! tiles (packed.rs) over panels packed stretch by stretch (keys.rs). The second GEMM of one
+//! token alone reads the pool as it is (values.rs), but by AMX. Between them all scores of a row are
 //! in memory, so the softmax sees them all.
 //! Stretches begin at multiples of 64 tokens, and a hidden key adds 0: a row's result
 //! does not depend on the rows computed with it.

@@ -1,7 +1,8 @@
 //! Weighted sums of values: over packed ones, or straight from the pool.
 //!
 //! For the few rows of one token packing costs more than it saves: the tile reads the tokens
-//! where they are. Each sum is the same chain either way, so its bits are the same.
+//! where they are. Each sum is the same chain either way, so its bits are the same. AMX adds in
+//! another order, and reads packed values alone.
 
 use std::ops::Range;
 

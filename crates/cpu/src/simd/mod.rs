@@ -118,7 +118,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type Number: Element;
     type Term: Copy;
     const INPUTS: usize;
-    /// GEMMs with bfloat16 weights go by AMX's tiles; numbers are bfloat16, inputs pairs.
+    /// GEMMs of bfloat16 weights, and attention, go by AMX's tiles; `Number` is bfloat16.
     const TILED: bool = false;
     const INSTANCE: Instance;
 
