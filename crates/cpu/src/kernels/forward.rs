@@ -113,7 +113,9 @@ impl<S: Simd> Forward<'_, S> {
             }
             return;
         }
-        let blocks = blocks(flow.rows, share.of, block_rows::<S>());
+        let mut blocks = blocks(flow.rows, share.of, block_rows::<S>());
+        // A prompt's last rows attend to most: they come first, so that threads end together.
+        blocks.reverse();
         while let Some(block) = blocks.get(self.taken[turn].fetch_add(1, Ordering::Relaxed)) {
             work(part(block.start, block.len(), Share::ALL, own));
         }
