@@ -17,11 +17,16 @@ LAYOUT = CacheLayout(
 )
 
 
-def test_scattered_blocks_are_read_from_another_process_and_timed() -> None:
+def started(most_blocks: int) -> tuple[torch.Tensor, TransferTimer]:
+    """A pool, and what times handoffs of at most so many blocks to it."""
     pool = LAYOUT.allocate()
     transport = create_transport("nixl")
     transport.register(pool, LAYOUT)
-    timer = TransferTimer(transport, LAYOUT, 30, "cpu", seed=1)
+    return pool, TransferTimer(transport, LAYOUT, most_blocks, "cpu", seed=1)
+
+
+def test_scattered_blocks_are_read_from_another_process_and_timed() -> None:
+    pool, timer = started(most_blocks=30)
     try:
         assert timer.fits(TransferPoint(30))
         assert not timer.fits(TransferPoint(31))
@@ -38,10 +43,7 @@ def test_scattered_blocks_are_read_from_another_process_and_timed() -> None:
 
 
 def test_a_handoff_may_have_as_many_blocks_as_the_pool() -> None:
-    pool = LAYOUT.allocate()
-    transport = create_transport("nixl")
-    transport.register(pool, LAYOUT)
-    timer = TransferTimer(transport, LAYOUT, 100, "cpu", seed=1)
+    pool, timer = started(most_blocks=100)
     try:
         assert timer.fits(TransferPoint(64))
         assert not timer.fits(TransferPoint(65))

@@ -81,6 +81,13 @@ def large() -> Iterator[tuple[PrefillEngines, DecodeEngine]]:
 EVERYTHING = tuple(((i * 29) % LARGE.num_blocks, i) for i in range(LARGE.num_blocks))
 
 
+def exit_code(reader: DecodeEngine) -> int | None:
+    """Of the reading rank beside rank 0."""
+    [rank] = reader._others
+    rank.process.join(10.0)
+    return rank.process.exitcode
+
+
 def cpu_s(reader: DecodeEngine, ranks: Sequence[RankProcess]) -> dict[str, float]:
     """Of each rank's process, and of the thread here that hears them."""
     pids = [rank.process.pid for rank in ranks]
@@ -144,6 +151,7 @@ def test_rank_0_hears_of_the_end_of_a_reading_rank(
     reader._others[0].send_signal(signal.SIGABRT)
     with pytest.raises(KvRankError):
         reader.end()
+    assert exit_code(reader) == -signal.SIGABRT
     sources.ranks[1].send_signal(signal.SIGCONT)
 
 
@@ -157,8 +165,8 @@ def test_a_rank_that_dies_in_mid_pull_fails_the_order_and_no_later_one(
     victim.send_signal(signal.SIGKILL)
     try:
         ends = [reader.end() for _ in orders]
-    except KvRankError as gone:
-        assert f"[{-signal.SIGABRT}]" in str(gone)
+    except KvRankError:
+        assert exit_code(reader) == -signal.SIGABRT
         pytest.skip("UCX gave the reading rank up with its peer (ucs/sys/stubs.c): a worker ends")
     assert sorted(end.order_id for end in ends) == orders
     assert ends[-1].error

@@ -164,6 +164,14 @@ def test_int8_weights_never_run_by_kernels_that_round_activations() -> None:
     assert cpu_kernels.choose(int8=True) not in ("avx512_bf16", "amx_bf16")
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels of another architecture")
+def test_where_pairs_are_multiplied_slowly_the_kernels_that_widen_come_first() -> None:
+    names = [name for name, _ in _native.cpu_kernels()]
+    intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    assert (names.index("avx512") > names.index("avx512_bf16")) == intel
+    assert names[-1] == "amx_bf16"
+
+
 def test_only_wanted_rows_bring_logits(trio: Trio) -> None:
     all_rows = run(trio.native, CHUNKS)
     last = run(trio.native, CHUNKS, all_rows=False)

@@ -22,7 +22,7 @@ from tasuki.models import cache
 from tasuki.processor import cpu_name
 
 _FILE = "dtype.json"
-_CHOICE = "kernels for each processor"  # change it when the choice is made by other rules
+_CHOICE = "kernels for each processor, with AMX"  # change it when the choice is made by other rules
 
 
 def settle_dtype(

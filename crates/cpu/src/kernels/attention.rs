@@ -2,8 +2,8 @@
 //!
 //! The query heads that share the KV head are rows beside one another. Both GEMMs are
 //! tiles (packed.rs) over panels packed stretch by stretch (keys.rs). The second GEMM of one
-//! token alone reads the pool as it is (values.rs), but by AMX. Between them all scores of a row are
-//! in memory, so the softmax sees them all.
+//! token alone reads the pool as it is (values.rs), except with AMX. Between them all scores of
+//! a row are in memory, so the softmax sees them all.
 //! Stretches begin at multiples of 64 tokens, and a hidden key adds 0: a row's result
 //! does not depend on the rows computed with it.
 

@@ -7,7 +7,8 @@
 //! AMX         tiles of 16 rows, however few there are (tiled.rs)
 //! ```
 //!
-//! Both of the former add the same terms in the same order: a row's sums do not depend on the number of rows.
+//! The first two add the same terms in the same order, AMX in an order of its own: with every
+//! instance a row's sums do not depend on the number of rows.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -25,7 +26,7 @@ const MOST_ROWS: usize = 8;
 const BLOCK_ROWS: usize = 128;
 
 /// Few rows wait for memory: the weight is prefetched so far ahead.
-const AHEAD_BYTES: usize = 12 << 10;
+pub const AHEAD_BYTES: usize = 12 << 10;
 
 /// Multiply `count` rows with the panels `P * group ..` of each group of a range.
 ///

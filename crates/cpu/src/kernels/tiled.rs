@@ -13,6 +13,7 @@
 use std::arch::asm;
 use std::ops::Range;
 
+use super::gemm::AHEAD_BYTES;
 use super::panels::{Panels, WIDTH};
 use super::tile::{Rows, Sums, tiles};
 
@@ -177,15 +178,71 @@ struct Product {
     go_on: bool,
 }
 
-/// Ask for a third of the step that is 12 KiB ahead: the weight of few rows comes from memory.
+/// Ask for a third of the step that is `AHEAD_BYTES` ahead: few rows wait for memory.
 macro_rules! ahead {
     ($third:literal) => {
         concat!(
             ".irp line,0,64,128,192,256,320,384,448,512,576,640,704,768,832,896,960\n",
-            "prefetcht0 [{panel} + 12288 + 1024 * ",
+            "prefetcht0 [{panel} + {ahead} + 1024 * ",
             $third,
             " + \\line]\n",
-            ".endr"
+            ".endr\n"
+        )
+    };
+}
+
+/// Three tiles of a panel: `load` or `store` their sums, or multiply a `step` into the first three.
+macro_rules! three {
+    (load $sums:literal, $a:literal $b:literal $c:literal) => {
+        concat!(
+            "tileloadd tmm",
+            $a,
+            ", [{",
+            $sums,
+            "} + {sum}]\n",
+            "tileloadd tmm",
+            $b,
+            ", [{",
+            $sums,
+            "} + {sum} + 64]\n",
+            "tileloadd tmm",
+            $c,
+            ", [{",
+            $sums,
+            "} + {sum} + 128]\n",
+        )
+    };
+    (store $sums:literal, $a:literal $b:literal $c:literal) => {
+        concat!(
+            "tilestored [{",
+            $sums,
+            "} + {sum}], tmm",
+            $a,
+            "\n",
+            "tilestored [{",
+            $sums,
+            "} + {sum} + 64], tmm",
+            $b,
+            "\n",
+            "tilestored [{",
+            $sums,
+            "} + {sum} + 128], tmm",
+            $c,
+            "\n",
+        )
+    };
+    (step) => {
+        concat!(
+            "tileloadd tmm6, [{rows} + {row}]\n",
+            "tileloadd tmm7, [{panel} + {pair}]\n",
+            "tdpbf16ps tmm0, tmm6, tmm7\n",
+            ahead!(0),
+            "tileloadd tmm7, [{panel} + {pair} + 64]\n",
+            "tdpbf16ps tmm1, tmm6, tmm7\n",
+            ahead!(1),
+            "tileloadd tmm7, [{panel} + {pair} + 128]\n",
+            "tdpbf16ps tmm2, tmm6, tmm7\n",
+            ahead!(2),
         )
     };
 }
@@ -203,7 +260,7 @@ macro_rules! product {
             "jmp 3f",
             "2:",
             $($load,)+
-            "3: /* {sums_below} */",
+            "3: /* {sums_below} {ahead} */",
             $($step,)+
             "add {rows}, {row_step}",
             "add {below}, {row_step}",
@@ -221,6 +278,7 @@ macro_rules! product {
             pair = in(reg) 2 * size_of::<u16>() * $columns,
             sum = in(reg) size_of::<f32>() * $product.sums.stride,
             go_on = in(reg) u32::from($product.go_on),
+            ahead = const AHEAD_BYTES,
             row_step = const 2 * INPUTS,
             panel_step = const 2 * INPUTS * $columns,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -240,8 +298,8 @@ impl Product {
             match (COLUMNS, count) {
                 (64, _) => self.one_by_four(),
                 (_, ..=TILE) => self.one_by_three(),
-                // The second tile ends with the rows; some of them may be in both, with the
-                // same sums: all are loaded before any is stored.
+                // The second tile ends with the block; some rows may be in both tiles, with the
+                // same sums: all sums are loaded before any is stored.
                 _ => self.two_by_three(count - TILE),
             }
         }
@@ -252,25 +310,9 @@ impl Product {
         unsafe {
             product!(self, 48, 0,
                 zero "tilezero tmm0", "tilezero tmm1", "tilezero tmm2";
-                load
-                    "tileloadd tmm0, [{sums} + {sum}]",
-                    "tileloadd tmm1, [{sums} + {sum} + 64]",
-                    "tileloadd tmm2, [{sums} + {sum} + 128]";
-                step
-                    "tileloadd tmm6, [{rows} + {row}]",
-                    "tileloadd tmm7, [{panel} + {pair}]",
-                    "tdpbf16ps tmm0, tmm6, tmm7",
-                    ahead!(0),
-                    "tileloadd tmm7, [{panel} + {pair} + 64]",
-                    "tdpbf16ps tmm1, tmm6, tmm7",
-                    ahead!(1),
-                    "tileloadd tmm7, [{panel} + {pair} + 128]",
-                    "tdpbf16ps tmm2, tmm6, tmm7",
-                    ahead!(2);
-                store
-                    "tilestored [{sums} + {sum}], tmm0",
-                    "tilestored [{sums} + {sum} + 64], tmm1",
-                    "tilestored [{sums} + {sum} + 128], tmm2";
+                load three!(load "sums", 0 1 2);
+                step three!(step);
+                store three!(store "sums", 0 1 2);
             );
         }
     }
@@ -282,37 +324,16 @@ impl Product {
                 zero
                     "tilezero tmm0", "tilezero tmm1", "tilezero tmm2",
                     "tilezero tmm3", "tilezero tmm4", "tilezero tmm5";
-                load
-                    "tileloadd tmm0, [{sums} + {sum}]",
-                    "tileloadd tmm1, [{sums} + {sum} + 64]",
-                    "tileloadd tmm2, [{sums} + {sum} + 128]",
-                    "tileloadd tmm3, [{sums_below} + {sum}]",
-                    "tileloadd tmm4, [{sums_below} + {sum} + 64]",
-                    "tileloadd tmm5, [{sums_below} + {sum} + 128]";
+                load three!(load "sums", 0 1 2), three!(load "sums_below", 3 4 5);
                 step
-                    "tileloadd tmm6, [{rows} + {row}]",
-                    "tileloadd tmm7, [{panel} + {pair}]",
-                    "tdpbf16ps tmm0, tmm6, tmm7",
-                    ahead!(0),
-                    "tileloadd tmm7, [{panel} + {pair} + 64]",
-                    "tdpbf16ps tmm1, tmm6, tmm7",
-                    ahead!(1),
-                    "tileloadd tmm7, [{panel} + {pair} + 128]",
-                    "tdpbf16ps tmm2, tmm6, tmm7",
-                    ahead!(2),
+                    three!(step),
                     "tileloadd tmm6, [{below} + {row}]",
                     "tdpbf16ps tmm5, tmm6, tmm7",
                     "tileloadd tmm7, [{panel} + {pair} + 64]",
                     "tdpbf16ps tmm4, tmm6, tmm7",
                     "tileloadd tmm7, [{panel} + {pair}]",
                     "tdpbf16ps tmm3, tmm6, tmm7";
-                store
-                    "tilestored [{sums} + {sum}], tmm0",
-                    "tilestored [{sums} + {sum} + 64], tmm1",
-                    "tilestored [{sums} + {sum} + 128], tmm2",
-                    "tilestored [{sums_below} + {sum}], tmm3",
-                    "tilestored [{sums_below} + {sum} + 64], tmm4",
-                    "tilestored [{sums_below} + {sum} + 128], tmm5";
+                store three!(store "sums", 0 1 2), three!(store "sums_below", 3 4 5);
             );
         }
     }

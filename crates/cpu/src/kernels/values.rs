@@ -2,7 +2,7 @@
 //!
 //! For the few rows of one token packing costs more than it saves: the tile reads the tokens
 //! where they are. Each sum is the same chain either way, so its bits are the same. AMX adds in
-//! another order, and reads packed values alone.
+//! another order, so with it values are always packed.
 
 use std::ops::Range;
 
