@@ -144,11 +144,6 @@ def gemms(full: bool) -> None:
                     few.gated(linear(2 * inner, hidden, dtype), x, norm)
                     if weighted is not None:
                         few.gated(linear(2 * inner, hidden, dtype), weighted, norm)
-    with label("one row, early"):
-        early, x = FewRows(1e-5, CPU, early=True), rows_of(1, 2560)
-        early.normed(linear(6144, 2560), x, rows_of(1, 2560)[0])
-        early.gated(linear(19456, 2560), x, rows_of(1, 2560)[0])
-        early.add(linear(2560, 9728), rows_of(1, 9728), x)
     with label("one row in float32"):
         few.normed(linear(4096, 2048, F32), rows_of(1, 2048, F32), rows_of(1, 2048, F32)[0])
         few.gated(linear(8192, 2048, F32), rows_of(1, 2048, F32), rows_of(1, 2048, F32)[0])

@@ -27,6 +27,34 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_thre
 from tasuki.overlap import prefetch
 
 AHEAD = 256  # columns of a weight's row that are prefetched
+AHEAD_OF_ONE_BYTES = 1024  # as many of them in GEMMs of one row; twice as many are slower
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prefetch_weight(  # type: ignore[no-untyped-def]
+    weight,
+    first_out,
+    column,
+    out,
+    size: tl.constexpr,
+    outs: tl.constexpr,
+    gated: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """Prefetch the first columns of a program's part of the weight.
+
+    A request is for a row of it; of a gated one there are twice as many.
+    """
+    threads: tl.constexpr = num_threads()
+    requests: tl.constexpr = outs * (1 + gated)
+    item_bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    for done in tl.static_range(0, requests, threads):
+        request = done + tl.arange(0, threads)
+        its_out = first_out + request % outs
+        mine = (request < requests) & (its_out < out)
+        row = (its_out + request // outs * out).to(tl.int64)
+        address = (weight + row * size + column).to(tl.int64)
+        prefetch(address, tl.where(mine, columns * item_bytes, 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -55,27 +83,23 @@ def one_row(  # type: ignore[no-untyped-def]
     added: tl.constexpr,
     outs: tl.constexpr,
     columns: tl.constexpr,
-    early: tl.constexpr,
     stages: tl.constexpr,
     dependent: tl.constexpr,
+    ahead: tl.constexpr,
 ):
-    # A weight depends on no kernel: so many of its columns are asked for before the wait.
+    if dependent:
+        # A weight depends on no kernel.
+        prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
+        gdc_wait()
     own = tl.program_id(0) * outs + tl.arange(0, outs)
     column = tl.arange(0, columns)
     read = tl.minimum(own, out - 1).to(tl.int64)
-    if early:
-        first = tl.arange(0, early)
-        first_gates = tl.load(weight + read[:, None] * size + first[None, :])
-        if gated:
-            first_ups = tl.load(weight + (read + out)[:, None] * size + first[None, :])
-    if dependent:
-        gdc_wait()
     gates = weight + read[:, None] * size + column[None, :]
     ups = weight + (read + out)[:, None] * size + column[None, :]
     sums = tl.zeros((outs, columns), tl.float32)
     up_sums = tl.zeros((outs, columns), tl.float32)
     squares = tl.zeros((columns,), tl.float32)
-    for k in tl.range(early, size, columns, num_stages=stages):
+    for k in tl.range(0, size, columns, num_stages=stages):
         values, own_squares = _rows_values(x, norm, k + column, normed)
         squares += own_squares
         sums += tl.load(gates + k).to(tl.float32) * values[None, :]
@@ -85,16 +109,9 @@ def one_row(  # type: ignore[no-untyped-def]
         gdc_launch_dependents()
     total = tl.sum(sums, axis=1)
     up = tl.sum(up_sums, axis=1)
-    square = tl.sum(squares, axis=0)
-    if early:
-        values, own_squares = _rows_values(x, norm, first, normed)
-        square += tl.sum(own_squares, axis=0)
-        total += tl.sum(first_gates.to(tl.float32) * values[None, :], axis=1)
-        if gated:
-            up += tl.sum(first_ups.to(tl.float32) * values[None, :], axis=1)
     factor = 1.0
     if normed:
-        factor = tl.rsqrt(square / size + eps)
+        factor = tl.rsqrt(tl.sum(squares, axis=0) / size + eps)
     total *= factor
     if biased:
         total += tl.load(bias + read).to(tl.float32)
@@ -182,33 +199,6 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(place, (values * norms[:, None]).to(weighted.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _prefetch_weight(  # type: ignore[no-untyped-def]
-    weight,
-    first_out,
-    column,
-    out,
-    size: tl.constexpr,
-    outs: tl.constexpr,
-    gated: tl.constexpr,
-    columns: tl.constexpr,
-):
-    """Prefetch the first columns of a program's part of the weight.
-
-    A request is for a row of it; of a gated one there are twice as many.
-    """
-    threads: tl.constexpr = num_threads()
-    requests: tl.constexpr = outs * (1 + gated)
-    item_bytes: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    for done in tl.static_range(0, requests, threads):
-        request = done + tl.arange(0, threads)
-        its_out = first_out + request % outs
-        mine = (request < requests) & (its_out < out)
-        row = (its_out + request // outs * out).to(tl.int64)
-        address = (weight + row * size + column).to(tl.int64)
-        prefetch(address, tl.where(mine, columns * item_bytes, 0))
-
-
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def few_rows(  # type: ignore[no-untyped-def]
     x,
@@ -252,7 +242,7 @@ def few_rows(  # type: ignore[no-untyped-def]
         # A weight depends on no kernel.
         early: tl.constexpr = ahead if ahead < share else share
         column = tl.minimum(begin, size - early)
-        _prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
+        prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
         gdc_wait()
     own = tile * outs + tl.arange(0, outs)
     column = begin + tl.arange(0, columns)

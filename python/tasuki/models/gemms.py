@@ -38,7 +38,7 @@ from tasuki.device_limits import limits_of
 from tasuki.models import gemm_tiles, kernels, library_gemm
 from tasuki.models.fp8_kernels import one_row_fp8
 from tasuki.models.fp8_linear import Fp8Linear
-from tasuki.models.gemm_kernels import AHEAD, few_rows, one_row
+from tasuki.models.gemm_kernels import AHEAD, AHEAD_OF_ONE_BYTES, few_rows, one_row
 from tasuki.models.gemm_tiles import (
     OUTS,
     Device,
@@ -58,7 +58,7 @@ MAX_ROWS = 64
 LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
-_OUTS_OF_ONE, _COLUMNS_OF_ONE, _EARLY_COLUMNS = 4, 512, 2048
+_OUTS_OF_ONE, _COLUMNS_OF_ONE = 4, 512
 _BLOCKS_OF_ONE, _STAGES_OF_ONE_FP8 = 4, 5
 _HALF = (torch.bfloat16, torch.float16)
 _MAX_TILES = 8192  # of a gemm: rows of the largest weight / OUTS
@@ -90,10 +90,9 @@ class FewRows:
         refused: Whether the device refused a kernel: none is launched any more.
     """
 
-    def __init__(self, eps: float, device: torch.device, *, early: bool = False) -> None:
-        """Norm with `eps`; with `early` one row's kernel loads weights before it waits."""
+    def __init__(self, eps: float, device: torch.device) -> None:
+        """Norm with `eps`."""
         self._eps = eps
-        self._early = early
         limits = limits_of(device)
         self._dependent = overlaps(device)
         self._shared_bytes = limits.shared_bytes
@@ -301,6 +300,7 @@ class FewRows:
                 outs=_OUTS_OF_ONE,
                 blocks=_BLOCKS_OF_ONE,
                 stages=1 if normed else _STAGES_OF_ONE_FP8,
+                ahead=min(AHEAD_OF_ONE_BYTES, size),
                 num_warps=2,
                 **shared,
             )
@@ -314,16 +314,11 @@ class FewRows:
             normed=normed,
             outs=_OUTS_OF_ONE,
             columns=_COLUMNS_OF_ONE,
-            early=_early_columns(size) if self._early else 0,
             stages=1 if normed else 5,
+            ahead=min(AHEAD_OF_ONE_BYTES // weight.itemsize, size),
             num_warps=2,
             **shared,
         )
-
-
-def _early_columns(size: int) -> int:
-    """Columns of a weight that are loaded early: a power of two, and few enough for registers."""
-    return min(_EARLY_COLUMNS, 1 << (size.bit_length() - 1))
 
 
 def takes_one_row(weight: torch.Tensor) -> bool:

@@ -44,7 +44,6 @@ class CudaOps(Ops):
         self._spec = spec
         self._scale = spec.head_dim**-0.5
         self._few = FewRows(spec.norm_eps, device)
-        self._ways = {"ours": self._few, "early": FewRows(spec.norm_eps, device, early=True)}
         self.table = Table()
         half = spec.head_dim // 2
         # [positions, 2, head_dim / 2] float32: cosines, and sines without their sign.
@@ -105,11 +104,8 @@ class CudaOps(Ops):
     def can(self, choice: Choice, first: Linear, second: Linear, rows: int) -> bool:
         """Whether so many rows of a stage can be computed so."""
         for way, gemm in ((choice.add, first), (choice.use, second)):
-            few = self._ways.get(way)
-            if few is not None and not few.takes(gemm, rows, LIMIT_ROWS):
+            if way == "ours" and not self._few.takes(gemm, rows, LIMIT_ROWS):
                 return False
-        if "early" in choice and rows > 1:
-            return False
         return choice.add != "addmm" or (isinstance(first, PlainLinear) and first.bias is None)
 
     def add(
@@ -121,15 +117,14 @@ class CudaOps(Ops):
         norm: torch.Tensor,
     ) -> Ahead:
         """Add the GEMM of `x` to `hidden` in place; what is left for the norm, as `Ops.rest`."""
-        if choice.add in self._ways:
+        if choice.add == "ours":
             assert isinstance(gemm, Gemm)
-            few = self._ways[choice.add]
-            return few.add(gemm, x, hidden, norm if choice.use in self._ways else None)
+            return self._few.add(gemm, x, hidden, norm if choice.use == "ours" else None)
         if choice.add == "addmm":
             assert isinstance(gemm, PlainLinear)
             hidden.addmm_(x, gemm.weight.t())
             return None
-        if choice.use in self._ways and x.shape[0] == 1:  # which norms its row itself
+        if choice.use == "ours" and x.shape[0] == 1:  # which norms its row itself
             hidden += gemm(x)
             return None
         return self.add_norm(hidden, gemm(x), norm)
@@ -143,27 +138,25 @@ class CudaOps(Ops):
         ahead: Ahead,
     ) -> torch.Tensor:
         """Norm, the GEMM of gate and up, gate: [rows, inner]."""
-        if choice.use not in self._ways:
+        if choice.use != "ours":
             return self.gated(mlp.gate_up(self.normed(hidden, norm, ahead)))
         assert isinstance(mlp.gate_up, Gemm)
         assert not isinstance(ahead, Addend)
-        few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
-            return few.gated(mlp.gate_up, ahead, None)
-        return few.gated(mlp.gate_up, hidden if ahead is None else ahead, norm)
+            return self._few.gated(mlp.gate_up, ahead, None)
+        return self._few.gated(mlp.gate_up, hidden if ahead is None else ahead, norm)
 
     def use_qkv(
         self, choice: Choice, layer: LlamaLayer, hidden: torch.Tensor, ahead: Ahead
     ) -> torch.Tensor:
         """Norm, and the GEMM of queries, keys and values."""
-        if choice.use not in self._ways:
+        if choice.use != "ours":
             return super().qkv(layer, hidden, ahead)
         assert isinstance(layer.qkv, Gemm) and not isinstance(ahead, Addend)
-        few = self._ways[choice.use]
         if isinstance(ahead, torch.Tensor):
-            return few.plain(layer.qkv, ahead)
+            return self._few.plain(layer.qkv, ahead)
         x = hidden if ahead is None else ahead
-        return few.normed(layer.qkv, x, layer.attention_norm)
+        return self._few.normed(layer.qkv, x, layer.attention_norm)
 
     def rotation(self, batch: Batch) -> Rotation:
         """The table, and which of its rows."""

@@ -5,10 +5,9 @@ A stage is two GEMMs of a layer and what lies between them:
     mlp         output GEMM + residual ▶ norm ▶ gate and up GEMM + gate
     attention   down GEMM + residual ▶ norm ▶ the next layer's query, key and value GEMM
 
-A choice names what computes the first and the second: `ours` (gemms.py), `early` (`ours`
-of one row, which loads weights before the kernel before it ends), `linear` (cuBLAS, and one
-kernel for residual and norm), or, for the first, `addmm` (cuBLAS adds the residual). They
-are chosen together, as the norm belongs to one or the other.
+A choice names what computes the first and the second: `ours` (gemms.py), `linear` (cuBLAS,
+and one kernel for residual and norm), or, for the first, `addmm` (cuBLAS adds the residual).
+They are chosen together, as the norm belongs to one or the other.
 """
 
 from __future__ import annotations
@@ -42,9 +41,6 @@ CHOICES = tuple(
         "linear/ours",
         "linear/linear",
         "addmm/linear",
-        "early/early",
-        "early/linear",
-        "linear/early",
     )
 )
 
