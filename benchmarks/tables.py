@@ -67,12 +67,14 @@ TABLES: dict[str, Callable[[], str]] = {
         "plan_regret_2xh200_w1", "plan_regret_2xh200_chat", "open_loop_2xh100"
     ),
     "open-loop-errors-w1": open_loop_errors("plan_regret_2xh200_w1"),
+    "open-loop-errors-w2": open_loop_errors("plan_regret_2xh100_w2"),
     "open-loop-errors": open_loop_errors("plan_regret_2xh200_chat"),
     "published-shapes": published_shapes,
     "plan-regret": plan_regret("plan_regret"),
     "plan-regret-cpu-w1-w2": plan_regret("plan_regret_cpu_w1_w2"),
     "plan-regret-gpus": plan_regret("plan_regret_gpus"),
     "plan-regret-chat": plan_regret("plan_regret_2xh200_chat"),
+    "plan-regret-w2-h100": plan_regret("plan_regret_2xh100_w2"),
     "plan-regret-w1": plan_regret("plan_regret_2xh200_w1"),
     "roles-follow": roles,
     "roles-paces": roles_paces,
@@ -93,6 +95,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": peers,
     "steps": steps,
     "revisions": revisions("gpu_revisions"),
+    "revisions-ahead": revisions("gpu_revisions_ahead_h100"),
     "revisions-h100": revisions("gpu_revisions_h100"),
     "sampled": sampled,
     "dispatch": dispatch,
@@ -108,7 +111,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "shape-load": lambda: shape_load("llama-3-8b"),
     "expert-load": lambda: shape_load("qwen3-30b-a3b"),
     "fp8": fp8_steps,
-    "gpu-start": gpu_start,
+    "gpu-start": gpu_start("start_gpu"),
+    "gpu-start-h100": gpu_start("start_gpu_h100"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from table_parts import load, number, rows, source
 
 _STEPS = ("gpu_steps_llama-3-8b", "gpu_steps_llama-3.2-1b")
@@ -49,14 +51,18 @@ def shape_load(shape: str) -> str:
     return source(name) + rows(heads, lines)
 
 
-def gpu_start() -> str:
+def gpu_start(name: str) -> Callable[[], str]:
     """What a start from real weights takes, its files cached and not."""
-    result = load("start_gpu")
-    lines = [
-        [part, number(took_s, 2), number(result["cold_s"][part], 2)]
-        for part, took_s in result["median_s"].items()
-    ]
-    return source("start_gpu") + rows(("part", "cached, s", "not cached, s"), lines)
+
+    def table() -> str:
+        result = load(name)
+        lines = [
+            [part, number(took_s, 2), number(result["cold_s"][part], 2)]
+            for part, took_s in result["median_s"].items()
+        ]
+        return source(name) + rows(("part", "cached, s", "not cached, s"), lines)
+
+    return table
 
 
 def fp8_steps() -> str:
