@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tasuki.models.gemm_kernels import prefetch_weight
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def round_rows(  # type: ignore[no-untyped-def]
@@ -88,11 +86,8 @@ def one_row_fp8(  # type: ignore[no-untyped-def]
     blocks: tl.constexpr,
     stages: tl.constexpr,
     dependent: tl.constexpr,
-    ahead: tl.constexpr,
 ):
     if dependent:
-        # A weight depends on no kernel.
-        prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
         gdc_wait()
     own = tl.program_id(0) * outs + tl.arange(0, outs)
     read = tl.minimum(own, out - 1).to(tl.int64)

@@ -27,11 +27,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_thre
 from tasuki.overlap import prefetch
 
 AHEAD = 256  # columns of a weight's row that are prefetched
-AHEAD_OF_ONE_BYTES = 1024  # as many of them in GEMMs of one row; twice as many are slower
+AHEAD_OF_ONE_BYTES = 1024  # the same of GEMMs of one row; twice as many bring less
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def prefetch_weight(  # type: ignore[no-untyped-def]
+def _prefetch_weight(  # type: ignore[no-untyped-def]
     weight,
     first_out,
     column,
@@ -89,7 +89,7 @@ def one_row(  # type: ignore[no-untyped-def]
 ):
     if dependent:
         # A weight depends on no kernel.
-        prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
+        _prefetch_weight(weight, tl.program_id(0) * outs, 0, out, size, outs, gated, ahead)
         gdc_wait()
     own = tl.program_id(0) * outs + tl.arange(0, outs)
     column = tl.arange(0, columns)
@@ -242,7 +242,7 @@ def few_rows(  # type: ignore[no-untyped-def]
         # A weight depends on no kernel.
         early: tl.constexpr = ahead if ahead < share else share
         column = tl.minimum(begin, size - early)
-        prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
+        _prefetch_weight(weight, tile * outs, column, out, size, outs, gated, early)
         gdc_wait()
     own = tile * outs + tl.arange(0, outs)
     column = begin + tl.arange(0, columns)

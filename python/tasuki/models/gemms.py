@@ -300,7 +300,6 @@ class FewRows:
                 outs=_OUTS_OF_ONE,
                 blocks=_BLOCKS_OF_ONE,
                 stages=1 if normed else _STAGES_OF_ONE_FP8,
-                ahead=min(AHEAD_OF_ONE_BYTES, size),
                 num_warps=2,
                 **shared,
             )
@@ -315,7 +314,7 @@ class FewRows:
             outs=_OUTS_OF_ONE,
             columns=_COLUMNS_OF_ONE,
             stages=1 if normed else 5,
-            ahead=min(AHEAD_OF_ONE_BYTES // weight.itemsize, size),
+            ahead=AHEAD_OF_ONE_BYTES // weight.itemsize,
             num_warps=2,
             **shared,
         )
