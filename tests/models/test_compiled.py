@@ -97,6 +97,7 @@ def test_one_row_is_multiplied_by_our_kernel(
     gemms = pytest.importorskip("tasuki.models.gemms", reason="there is no Triton here")
     monkeypatch.setattr(one_row_op, "_DEVICES", ("cpu",))
     monkeypatch.setattr(gemms, "_COLUMNS_OF_ONE", 16)
+    monkeypatch.setattr(gemms, "_OUTS_OF_ONE", 64)  # few programs: they are interpreted
     rows: list[int] = []
     plain = gemms.FewRows.plain
 
