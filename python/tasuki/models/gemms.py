@@ -12,8 +12,8 @@ additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a cop
       96     2.89                              3.04
 
 Columns were divided by powers of two then, and nothing was prefetched: on an H100 a step of
-16 rows is 2.6% shorter since, one of 64 rows 0.4%, and from 96 rows on cuBLAS is as fast or faster
-(benchmarks/RESULTS.md). With more rows what counts is that neighbours share what they read, which
+one row is 1.4% shorter since, of 16 rows 2.6%, of 64 rows 0.4%, and from 96 rows on cuBLAS is as
+fast or faster (benchmarks/RESULTS.md). With more rows what counts is that neighbours share what they read, which
 these kernels cannot.
 
 A tensor core's operand goes there without passing through registers, so that the norm before
