@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -147,6 +148,13 @@ def test_the_first_start_measures_and_the_second_reads(
     assert clock.asked == []
     with pytest.raises(DispatchError, match=r"none\.json, which cannot be read"):
         settle(model, str(tmp_path / "none.json"), ALONE)
+
+
+def test_a_file_with_a_choice_that_is_no_more_is_refused(model: LlamaModel, tmp_path: Path) -> None:
+    file = tmp_path / "older.json"
+    file.write_text(json.dumps({"choices": {"mlp": {"1": "early/early"}}}))
+    with pytest.raises(DispatchError, match=r"'early/early'.*choices are ours/ours, "):
+        settle(model, str(file), ALONE)
 
 
 def test_a_model_without_choices_keeps_the_default_and_says_so(

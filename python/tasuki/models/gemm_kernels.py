@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, num_thre
 from tasuki.overlap import prefetch
 
 AHEAD = 256  # columns of a weight's row that are prefetched
-AHEAD_OF_ONE_BYTES = 1024  # the same of GEMMs of one row; twice as many bring less
+AHEAD_OF_ONE = 512  # the same in GEMMs of one row; twice as many bring less
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -12,9 +12,9 @@ additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a cop
       96     2.89                              3.04
 
 Columns were divided by powers of two then, and nothing was prefetched: on an H100 a step of
-one row is 1.4% shorter since, of 16 rows 2.6%, of 64 rows 0.4%, and from 96 rows on cuBLAS is as
-fast or faster (benchmarks/RESULTS.md). With more rows what counts is that neighbours share what they read, which
-these kernels cannot.
+one row is 1.4% shorter since, one of 16 rows 2.6%, one of 64 rows 0.4%, and from 96 rows on
+cuBLAS is as fast or faster (benchmarks/RESULTS.md). With more rows what counts is that
+neighbours share what they read, which these kernels cannot.
 
 A tensor core's operand goes there without passing through registers, so that the norm before
 more than one row is a kernel of its own, as in the table above. Or it is begun by the GEMM
@@ -38,7 +38,7 @@ from tasuki.device_limits import limits_of
 from tasuki.models import gemm_tiles, kernels, library_gemm
 from tasuki.models.fp8_kernels import one_row_fp8
 from tasuki.models.fp8_linear import Fp8Linear
-from tasuki.models.gemm_kernels import AHEAD, AHEAD_OF_ONE_BYTES, few_rows, one_row
+from tasuki.models.gemm_kernels import AHEAD, AHEAD_OF_ONE, few_rows, one_row
 from tasuki.models.gemm_tiles import (
     OUTS,
     Device,
@@ -314,7 +314,7 @@ class FewRows:
             outs=_OUTS_OF_ONE,
             columns=_COLUMNS_OF_ONE,
             stages=1 if normed else 5,
-            ahead=AHEAD_OF_ONE_BYTES // weight.itemsize,
+            ahead=AHEAD_OF_ONE,
             num_warps=2,
             **shared,
         )
