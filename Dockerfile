@@ -8,6 +8,7 @@
 #
 #   docker run --rm -it --init -p 8000:8000 -v tasuki-cache:/cache tasuki
 #
+# Workers write no bytecode: it is compiled here, else every start would compile PyTorch's Python again.
 # Bases are exact versions; give digests by --build-arg RUST=rust@sha256:... and so on.
 ARG RUST=rust:1.89.0-slim-bookworm
 ARG DEBIAN=debian:bookworm-20251117-slim
@@ -46,11 +47,12 @@ WORKDIR /opt/tasuki
 COPY requirements.txt requirements-dev.txt ./
 COPY tools ./tools
 RUN python3 -m venv .venv \
-    && tools/install_requirements.sh /opt/tasuki/.venv \
+    && UV_COMPILE_BYTECODE=1 tools/install_requirements.sh /opt/tasuki/.venv \
         -r requirements.txt -c requirements-dev.txt maturin
 COPY . .
 RUN mkdir -p .venv/.stamps && touch .venv/.stamps/venv .venv/.stamps/runtime \
     && make setup FEATURES=tls,otel,kubernetes \
+    && .venv/bin/python -m compileall -q python \
     && rm -rf target
 
 FROM ${DEBIAN} AS worker-cpu
@@ -85,12 +87,13 @@ WORKDIR /opt/tasuki
 COPY requirements.txt requirements-dev.txt requirements-gpu.txt ./
 COPY tools ./tools
 RUN python3 -m venv .venv \
-    && tools/install_requirements.sh /opt/tasuki/.venv \
+    && UV_COMPILE_BYTECODE=1 tools/install_requirements.sh /opt/tasuki/.venv \
         -r requirements-gpu.txt -c requirements-dev.txt maturin
 COPY . .
 RUN mkdir -p .venv/.stamps \
     && touch .venv/.stamps/venv .venv/.stamps/runtime .venv/.stamps/gpu \
     && make setup FEATURES=tls,otel,kubernetes \
+    && .venv/bin/python -m compileall -q python \
     && rm -rf target
 
 # The toolkit's nvcc and a C compiler stay: FlashInfer and Triton compile kernels at the first start.

@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export VIRTUAL_ENV := $(VENV)
+# uv installs no bytecode: where none may be written, every process would compile PyTorch's Python again.
+unexport PYTHONDONTWRITEBYTECODE
 # One interpreter for every build, else each of them builds PyO3 anew.
 export PYO3_PYTHON := $(BIN)/python
 
@@ -66,8 +68,8 @@ quick-checks: lint-python lint-rust
 	@cargo test --quiet $(QUICK_CRATES) --lib --tests
 
 quick-tests:
-	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-20} \
-		$(BIN)/python -m pytest -q -m "$(QUICK_MARKERS)"
+	@TASUKI_TEST_SCHEDULES=$${TASUKI_TEST_SCHEDULES:-5} \
+		$(BIN)/python -m pytest -q -n 2 -m "$(QUICK_MARKERS)"
 
 # With all features, as the wheel has them.
 test: ## Everything that is checked: lint, Rust tests, Python tests
@@ -79,7 +81,7 @@ test-all: setup-dev
 	@mkdir -p target
 	@$(MAKE) --jobs=3 --output-sync=target lint-python lint-rust model-files
 	@cargo test --workspace $(RUST_FEATURES) 2>&1 | tee target/cargo-test.log
-	@set -m; nice make fuzz FUZZ_S=60 TASUKI_TEST_SEED=0 >target/fuzz.log 2>&1 & fuzz=$$!; set +m; \
+	@set -m; nice make fuzz FUZZ_S=60 FUZZ_PROFILE=test TASUKI_TEST_SEED=0 >target/fuzz.log 2>&1 & fuzz=$$!; set +m; \
 	trap "kill -- -$$fuzz 2>/dev/null || :" EXIT; failed=0; \
 	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 -m "not (long or cluster or upgrade)" 2>&1 | \
 		tee target/pytest.log || failed=1; \
@@ -104,7 +106,7 @@ fuzz: setup-dev ## Fuzzing of what clients, workers and models send: FUZZ_S seco
 	@mkdir -p target && rm -f target/fuzz.jsonl
 	@export TASUKI_FUZZ_S=$$(( $${FUZZ_S:-300} / 10 )) TASUKI_FUZZ_COUNTS=$(CURDIR)/target/fuzz.jsonl; \
 	export TASUKI_TEST_SEED=$${TASUKI_TEST_SEED:-random}; \
-	cargo test --quiet --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
+	cargo test --quiet --profile $${FUZZ_PROFILE:-fuzz} --workspace $(RUST_FEATURES) --lib --test fuzz fuzzed_ -- --test-threads 1 --nocapture; \
 	$(BIN)/python -m pytest -q -s -k harm --timeout 0 tests/worker/test_fuzz.py
 
 fuzz-coverage: setup-dev ## Lines of the Rust parsers that fuzzing executes, as a table: FUZZ_S seconds (300)

@@ -43,6 +43,17 @@ def test_an_image_is_not_root_and_says_whether_it_is_healthy(name: str) -> None:
         assert isinstance(json.loads(words[-1]), list)
 
 
+@pytest.mark.parametrize(
+    ("package", "image"), [("package-debian", "worker-cpu"), ("package-cuda", "worker-cuda")]
+)
+def test_what_an_image_may_not_write_is_compiled_before(package: str, image: str) -> None:
+    """Workers write no bytecode, and uv compiles none unless told to."""
+    assert "PYTHONDONTWRITEBYTECODE=1" in stage(image)
+    text = stage(package)
+    assert re.search(r"UV_COMPILE_BYTECODE=1 tools/install_requirements\.sh", text)
+    assert re.search(r"make setup .* -m compileall -q python", text)
+
+
 def test_what_is_copied_exists() -> None:
     for line in re.findall(r"(?m)^COPY (?!--from)(.*)$", TEXT):
         *sources, _ = line.split()

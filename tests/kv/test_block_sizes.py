@@ -243,7 +243,8 @@ def run(seed: int, reader: type[Reader] = Reader) -> Case:
 @pytest.mark.search
 def test_every_byte_lands_where_it_must_and_no_other_is_written() -> None:
     seen: set[str] = set()
-    for seed in searches.seeds(400, REGRESSIONS):
+    drawn = searches.seeds(400, REGRESSIONS)
+    for seed in drawn:
         with searches.case(seed):
             case = run(seed)
         ours, theirs = case.decode.block_size, case.prefill.block_size
@@ -251,7 +252,8 @@ def test_every_byte_lands_where_it_must_and_no_other_is_written() -> None:
         seen.add("multiple" if not max(ours, theirs) % min(ours, theirs) else "crossing")
         seen.add("prefix inside" if case.prefix % theirs else "prefix at a block's beginning")
         seen.add(f"{len(case.prefill.pools)} to {len(case.decode.pools)}")
-    assert len(seen) == 7 + 9, seen
+    # A failed case that is repeated alone is of a few kinds only.
+    assert len(seen) == 7 + 9 or len(drawn) < 20, seen
 
 
 class SlotOff(Repack):
