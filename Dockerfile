@@ -8,7 +8,7 @@
 #
 #   docker run --rm -it --init -p 8000:8000 -v tasuki-cache:/cache tasuki
 #
-# Workers write no bytecode: it is compiled here, else every start would compile PyTorch's Python again.
+# Workers write no bytecode and uv installs none: the build compiles it, so that no start has to.
 # Bases are exact versions; give digests by --build-arg RUST=rust@sha256:... and so on.
 ARG RUST=rust:1.89.0-slim-bookworm
 ARG DEBIAN=debian:bookworm-20251117-slim

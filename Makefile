@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export VIRTUAL_ENV := $(VENV)
-# uv installs no bytecode: where none may be written, every process would compile PyTorch's Python again.
+# uv installs no bytecode: with this variable every process would compile PyTorch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 # One interpreter for every build, else each of them builds PyO3 anew.
 export PYO3_PYTHON := $(BIN)/python
