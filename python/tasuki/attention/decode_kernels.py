@@ -39,6 +39,7 @@ WARPS = 4
 RECORDS_AT_ONCE = 512
 AHEAD = 1  # tiles of each program fetched before the kernel before is over; more is slower
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
+FEW_PIECES = 4  # of a row: two at a time, of both rows, are faster than more of each row
 
 
 def shared_bytes(tile: int, head_dim: int, rows: int, itemsize: int) -> int:
@@ -98,12 +99,24 @@ def lay_out(  # type: ignore[no-untyped-def]
             tl.store(record + 2 + index, block * block_size + of_unit % block_size, mask=mask)
 
 
+@triton.jit
+def _of_side(values, side):  # type: ignore[no-untyped-def]
+    """The first of two numbers where `side` is 0, the second where it is 1."""
+    which = tl.arange(0, 2)
+    first = tl.sum(tl.where(which == 0, values, 0), axis=0)
+    second = tl.sum(tl.where(which == 1, values, 0), axis=0)
+    return tl.where(side == 0, first, second)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def _merge(  # type: ignore[no-untyped-def]
-    row,
+def _merge_sides(  # type: ignore[no-untyped-def]
+    complete,
+    its_side,
+    query,
     head,
-    first,
-    last,
+    ends_row,
+    ends_first,
+    ends_last,
     sums,
     weights,
     arrived,
@@ -111,21 +124,26 @@ def _merge(  # type: ignore[no-untyped-def]
     value_scale,
     kv_heads: tl.constexpr,
     share: tl.constexpr,
-    rows: tl.constexpr,
     head_dim: tl.constexpr,
     at_once: tl.constexpr,
 ):
-    """Merge the pieces that these programs left of a row."""
-    query = tl.arange(0, rows)
+    """Merge the pieces of the first row (side 0), of the last one (1), or of both, if `complete`.
+
+    Queries and their sides: [rows], some pieces of each at a time.
+    """
+    mine = (_of_side(complete.to(tl.int32), its_side) > 0) & (query < share)
+    row = _of_side(ends_row, its_side)
+    first = _of_side(ends_first, its_side)
+    last = _of_side(ends_last, its_side)
     at = tl.arange(0, head_dim)
-    top = tl.full([rows], float("-inf"), tl.float32)
-    weight = tl.zeros([rows], tl.float32)
-    sum_ = tl.zeros([rows, head_dim], tl.float32)
-    for done in range(first, last + 1, at_once):
-        program = done + tl.arange(0, at_once)
-        mask = (program <= last)[:, None] & (query < share)[None, :]
-        side = (program == first).to(tl.int32)
-        piece = ((program * 2 + side) * kv_heads + head)[:, None] * share + query[None, :]
+    top = tl.where(mine, float("-inf"), 0.0)
+    weight = tl.where(mine, 0.0, 1.0)
+    sum_ = tl.zeros([mine.shape[0], head_dim], tl.float32)
+    for done in range(0, tl.max(tl.where(mine, last - first + 1, 0), axis=0), at_once):
+        program = first[None, :] + done + tl.arange(0, at_once)[:, None]
+        mask = mine[None, :] & (program <= last[None, :])
+        side = (program == first[None, :]).to(tl.int32)
+        piece = ((program * 2 + side) * kv_heads + head) * share + query[None, :]
         its_top = tl.load(weights + piece * 2, mask, float("-inf"), cache_modifier=".cg")
         its_weight = tl.load(weights + piece * 2 + 1, mask, 0.0, cache_modifier=".cg")
         its_sum = tl.load(
@@ -134,19 +152,16 @@ def _merge(  # type: ignore[no-untyped-def]
             0.0,
             cache_modifier=".cg",
         )
-        new_top = tl.where(query < share, tl.maximum(top, tl.max(its_top, axis=0)), 0.0)
+        new_top = tl.maximum(top, tl.max(its_top, axis=0))
         kept = tl.exp2(top - new_top)
         factor = tl.exp2(its_top - new_top[None, :])
         weight = weight * kept + tl.sum(its_weight * factor, axis=0)
         sum_ = sum_ * kept[:, None] + tl.sum(its_sum * factor[:, :, None], axis=0)
         top = new_top
-    mask = (query < share)[:, None]
-    weight = tl.where(query < share, weight, 1.0)
-    target = result + (row * kv_heads + head).to(tl.int64) * (share * head_dim)
-    target += query[:, None] * head_dim + at[None, :]
-    sum_ *= value_scale
-    tl.store(target, (sum_ / weight[:, None]).to(result.dtype.element_ty), mask=mask)
-    tl.store(arrived + row * kv_heads + head, 0)
+    target = result + ((row * kv_heads + head) * share + query).to(tl.int64)[:, None] * head_dim
+    mean = sum_ * value_scale / weight[:, None]
+    tl.store(target + at[None, :], mean.to(result.dtype.element_ty), mask=mine[:, None])
+    tl.store(arrived + row * kv_heads + head, 0, mask=mine & (query == 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -236,7 +251,8 @@ def attend(  # type: ignore[no-untyped-def]
     loads: tl.constexpr,
     rows: tl.constexpr,
     merged_rows: tl.constexpr,
-    at_once: tl.constexpr,
+    few_pieces: tl.constexpr,
+    many_at_once: tl.constexpr,
     dependent: tl.constexpr,
     ahead: tl.constexpr,
     assembled: tl.constexpr,
@@ -368,11 +384,15 @@ def attend(  # type: ignore[no-untyped-def]
     counts = arrived + ends_row * kv_heads + head
     before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
     complete = divided & (before == ends_last - ends_first)
-    for which in tl.static_range(2):
-        mine = complete & (side == which)
-        if tl.max(mine.to(tl.int32), axis=0) > 0:
-            row = tl.sum(tl.where(mine, ends_row, 0), axis=0)
-            first = tl.sum(tl.where(mine, ends_first, 0), axis=0)
-            last = tl.sum(tl.where(mine, ends_last, 0), axis=0)
-            _merge(row, head, first, last, sums, weights, arrived, result, value_scale,
-                   kv_heads, share, merged_rows, head_dim, at_once)  # fmt: skip
+    pieces = tl.max(tl.where(complete, ends_last - ends_first + 1, 0), axis=0)
+    if pieces > few_pieces:
+        query_head = tl.arange(0, merged_rows)
+        for which in tl.static_range(2):
+            _merge_sides(complete, which + 0 * query_head, query_head, head, ends_row, ends_first,
+                         ends_last, sums, weights, arrived, result, value_scale,
+                         kv_heads, share, head_dim, many_at_once)  # fmt: skip
+    elif pieces > 0:
+        of_both = tl.arange(0, 2 * merged_rows)
+        _merge_sides(complete, of_both // merged_rows, of_both % merged_rows, head, ends_row,
+                     ends_first, ends_last, sums, weights, arrived, result, value_scale,
+                     kv_heads, share, head_dim, 2)  # fmt: skip
