@@ -39,7 +39,7 @@ WARPS = 4
 RECORDS_AT_ONCE = 512
 AHEAD = 1  # tiles of each program fetched before the kernel before is over; more is slower
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
-FEW_PIECES = 4  # of a row: two at a time, of both rows, are faster than more of each row
+FEW_PIECES = 3  # of a row: two at a time, of both rows, are faster than more of each row
 
 
 def shared_bytes(tile: int, head_dim: int, rows: int, itemsize: int) -> int:
@@ -388,9 +388,10 @@ def attend(  # type: ignore[no-untyped-def]
     if pieces > few_pieces:
         query_head = tl.arange(0, merged_rows)
         for which in tl.static_range(2):
-            _merge_sides(complete, which + 0 * query_head, query_head, head, ends_row, ends_first,
-                         ends_last, sums, weights, arrived, result, value_scale,
-                         kv_heads, share, head_dim, many_at_once)  # fmt: skip
+            if tl.max((complete & (side == which)).to(tl.int32), axis=0) > 0:
+                _merge_sides(complete, which + 0 * query_head, query_head, head, ends_row,
+                             ends_first, ends_last, sums, weights, arrived, result, value_scale,
+                             kv_heads, share, head_dim, many_at_once)  # fmt: skip
     elif pieces > 0:
         of_both = tl.arange(0, 2 * merged_rows)
         _merge_sides(complete, of_both // merged_rows, of_both % merged_rows, head, ends_row,
