@@ -100,6 +100,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "revisions-ahead": revisions("gpu_revisions_ahead_h100"),
     "revisions-ahead-h200": revisions("gpu_revisions_ahead_h200"),
     "revisions-ahead-h200-16": revisions("gpu_revisions_ahead_h200_16"),
+    "revisions-merge-h200": revisions("gpu_revisions_merge_h200"),
     "revisions-h100": revisions("gpu_revisions_h100"),
     "sampled": sampled,
     "dispatch": dispatch,
@@ -116,6 +117,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "expert-load": lambda: shape_load("qwen3-30b-a3b"),
     "fp8": fp8_steps,
     "gpu-start": gpu_start("start_gpu"),
+    "gpu-start-no-bytecode": gpu_start("start_gpu_no_bytecode"),
     "gpu-start-h100": gpu_start("start_gpu_h100"),
 }
 

@@ -52,15 +52,14 @@ def shape_load(shape: str) -> str:
 
 
 def gpu_start(name: str) -> Callable[[], str]:
-    """What a start from real weights takes, its files cached and not."""
+    """What a start from real weights takes, its files cached and, if it was measured, not."""
 
     def table() -> str:
         result = load(name)
-        lines = [
-            [part, number(took_s, 2), number(result["cold_s"][part], 2)]
-            for part, took_s in result["median_s"].items()
-        ]
-        return source(name) + rows(("part", "cached, s", "not cached, s"), lines)
+        starts = [result["median_s"]] + ([result["cold_s"]] if "cold_s" in result else [])
+        lines = [[part, *(number(took[part], 2) for took in starts)] for part in starts[0]]
+        heads = ("part", "cached, s", "not cached, s")
+        return source(name) + rows(heads[: 1 + len(starts)], lines)
 
     return table
 
