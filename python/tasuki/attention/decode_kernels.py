@@ -109,7 +109,7 @@ def _of_side(values, side):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _merge_sides(  # type: ignore[no-untyped-def]
+def _merge(  # type: ignore[no-untyped-def]
     complete,
     its_side,
     query,
@@ -127,11 +127,11 @@ def _merge_sides(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     at_once: tl.constexpr,
 ):
-    """Merge the pieces of the first row (side 0), of the last one (1), or of both, if `complete`.
+    """Merge the pieces of the first row (side 0), of the last one (1) or of both, if complete.
 
-    Queries and their sides: [rows], some pieces of each at a time.
+    `query` and `its_side` are [rows]: the query heads of a row, or of both.
     """
-    mine = (_of_side(complete.to(tl.int32), its_side) > 0) & (query < share)
+    mine = (_of_side(complete, its_side) > 0) & (query < share)
     row = _of_side(ends_row, its_side)
     first = _of_side(ends_first, its_side)
     last = _of_side(ends_last, its_side)
@@ -384,16 +384,17 @@ def attend(  # type: ignore[no-untyped-def]
     counts = arrived + ends_row * kv_heads + head
     before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
     complete = divided & (before == ends_last - ends_first)
-    pieces = tl.max(tl.where(complete, ends_last - ends_first + 1, 0), axis=0)
-    if pieces > few_pieces:
-        query_head = tl.arange(0, merged_rows)
-        for which in tl.static_range(2):
-            if tl.max((complete & (side == which)).to(tl.int32), axis=0) > 0:
-                _merge_sides(complete, which + 0 * query_head, query_head, head, ends_row,
-                             ends_first, ends_last, sums, weights, arrived, result, value_scale,
-                             kv_heads, share, head_dim, many_at_once)  # fmt: skip
-    elif pieces > 0:
+    # Which way a row goes is its own affair, or results would depend on who merges it.
+    is_few = ends_last - ends_first < few_pieces
+    few, many = (complete & is_few).to(tl.int32), (complete & ~is_few).to(tl.int32)
+    for which in tl.static_range(2):
+        if tl.sum(tl.where(side == which, many, 0), axis=0) > 0:
+            its_side = tl.full([merged_rows], which, tl.int32)
+            _merge(many, its_side, tl.arange(0, merged_rows), head, ends_row, ends_first, ends_last,
+                   sums, weights, arrived, result, value_scale,
+                   kv_heads, share, head_dim, many_at_once)  # fmt: skip
+    if tl.max(few, axis=0) > 0:
         of_both = tl.arange(0, 2 * merged_rows)
-        _merge_sides(complete, of_both // merged_rows, of_both % merged_rows, head, ends_row,
-                     ends_first, ends_last, sums, weights, arrived, result, value_scale,
-                     kv_heads, share, head_dim, 2)  # fmt: skip
+        _merge(few, of_both // merged_rows, of_both % merged_rows, head, ends_row, ends_first,
+               ends_last, sums, weights, arrived, result, value_scale,
+               kv_heads, share, head_dim, 2)  # fmt: skip
