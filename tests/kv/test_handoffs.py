@@ -137,6 +137,7 @@ def test_a_frozen_decode_worker_does_not_use_blocks_after_its_lease(rig: Rig) ->
     rig.pump_until_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["prefill", "decode"])
 def test_steps_longer_than_the_lease_lose_nothing(rig: Rig, slow: str) -> None:
     lease_s = 0.8

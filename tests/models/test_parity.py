@@ -104,13 +104,13 @@ def test_no_rows_wanted_still_writes_the_cache(pair: Pair) -> None:
     assert_close(got, pair.expected(sequence.tokens)[-1:])
 
 
-@pytest.mark.parametrize("chunk", [1000, 7])
-def test_greedy_64(pair: Pair, chunk: int) -> None:
+def test_greedy_64(pair: Pair) -> None:
     tokens = prompt(5, 30)
     want = list(tokens)
     for _ in range(64):
         want.append(int(pair.expected(want)[-1].argmax()))
-    assert Paged(pair.model).greedy(tokens, 64, chunk) == want[30:]
+    for chunk in (1000, 7):
+        assert Paged(pair.model).greedy(tokens, 64, chunk) == want[30:], chunk
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:
