@@ -9,10 +9,10 @@ between sequences, and loads that are several tiles ahead:
     programs   |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|      of each KV head
     pieces      a        a   b  c        c           c  d             one sequence in one program
 
-A sequence in one piece is written at once. Otherwise each piece leaves its sums,
-and the last one merges them, in their order: results do not depend on who
-that was. The rows of a tile's GEMMs are the query heads that share the KV
-head, padded to 16.
+A sequence in one piece is written at once. Otherwise each piece leaves its sums, and the program
+that is last merges them, in their order: results do not depend on who that was. Where they are few,
+those of its first and its last sequence go together, for nothing is read meanwhile. The rows of a
+tile's GEMMs are the query heads that share the KV head, padded to 16.
 
 Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph of
 what follows stays right, and the host reckons nothing. A plan's records are one for
