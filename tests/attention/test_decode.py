@@ -32,12 +32,11 @@ def make(
     block_size: int = 16,
     garbage: float = math.nan,
     kv_dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float16,
 ) -> Case:
     """Sequences whose last token's keys and values are written already."""
     blocks = sum(-(-n // block_size) for n in lengths) + 3
-    shape = Shape(
-        kv_heads, head_dim, block_size, blocks, torch.float16, kv_dtype=kv_dtype, device=DEVICE
-    )
+    shape = Shape(kv_heads, head_dim, block_size, blocks, dtype, kv_dtype=kv_dtype, device=DEVICE)
     case = make_case(1, shape, [(n - 1, 1) for n in lengths], garbage=garbage)
     write(case.new(case.keys), case.new(case.values), case.batch.slots, case.pool, 1)
     return case
@@ -70,12 +69,23 @@ def test_any_division_of_the_work(lengths: list[int], programs: int) -> None:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a device's programs end in any order")
-@pytest.mark.parametrize("lengths", [UNEVEN, [400], [64] * 6, [100, 3, 90, 65]], ids=str)
-def test_any_order_of_the_programs(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [
+        (UNEVEN, 4),
+        ([400], 4),
+        ([64] * 6, 4),
+        ([100, 3, 90, 65], 4),
+        pytest.param([288, 160, 64], 8, id="a program has ends of many pieces and of few"),
+    ],
+)
+def test_any_order_of_the_programs(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], count: int
+) -> None:
     """Whichever program comes last merges a row: its first piece's, its last one's, or both."""
-    case, heads = make(lengths), 4
+    case, heads = make(lengths, dtype=torch.float32), 4  # in which each order of sums is seen
     query = case.query(heads)
-    attention = tiled(case.pool, heads, 4)
+    attention = tiled(case.pool, heads, count)
     plan = attention.plan(case.batch, None)
 
     def run() -> torch.Tensor:
@@ -86,9 +96,11 @@ def test_any_order_of_the_programs(monkeypatch: pytest.MonkeyPatch, lengths: lis
 
     want = run()
     assert (want.double() - definition(case, query, 0.25, None)).norm() < ERROR * want.norm()
-    programs = list(range(4 * case.shape.kv_heads))
+    programs = list(range(count * case.shape.kv_heads))
     as_told, draw = interpreter_builder.set_grid_idx, random.Random(0)
-    for order in (programs[::-1], *(draw.sample(programs, len(programs)) for _ in "abc")):
+    middle_last = sorted(programs, key=lambda at: at // case.shape.kv_heads == count // 2)
+    drawn = (draw.sample(programs, len(programs)) for _ in "abc")
+    for order in (programs[::-1], middle_last, *drawn):
         monkeypatch.setattr(
             interpreter_builder, "set_grid_idx", lambda x, y, z, o=order: as_told(o[x], y, z)
         )
