@@ -60,7 +60,7 @@ model: setup model-files ## Fetch and convert the default model, unless it is th
 model-files: $(STAMPS)/runtime
 	@PYTHONPATH=python $(BIN)/python -m tasuki model fetch smollm2-135m >/dev/null
 
-quick: $(STAMPS)/dev ## Lint, types and all tests that start no process (2 min after a change of a line, 3 in Rust)
+quick: $(STAMPS)/dev ## Lint, types and all tests that start no process (2 min after a change of a line)
 	@[ -e python/tasuki/_native.abi3.so ] || $(MAKE) setup
 	@$(MAKE) --jobs=2 --output-sync=target quick-checks quick-tests
 
