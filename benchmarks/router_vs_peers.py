@@ -3,11 +3,11 @@
     python benchmarks/router_vs_peers.py --smg FOLDER/bin/smg --vllm-router FOLDER/bin/vllm-router
 
 Workers are `crates/router/examples/fake_http_workers.rs`: prefill answers after 1 ms, decode
-streams 64 chunks, each written by itself. Ours and vllm-router serve them as vLLM workers (prefill
-first), ours and smg as SGLang workers (both legs at once). Beside them is what no router can go
-below: `bare`, a relay that copies bytes between sockets and parses nothing
-(`crates/router/examples/bare_relay.rs`), without a pause between two reads of a stream and with one
-as long as ours (`bare, paused`). The router is pinned to the first core; workers and the load
+streams 64 chunks, each written by itself. Ours and vllm-router serve them as vLLM workers
+(prefill first), ours and smg as SGLang workers (both legs at once). Beside them is `bare`, a
+relay that copies bytes between sockets and parses nothing
+(`crates/router/examples/bare_relay.rs`), without a pause between two reads of a stream and with
+one as long as ours (`bare, paused`). The router is pinned to the first core; workers and the load
 generator (`tasuki bench serve`) share the others.
 
 *cost*: requests per second of the router's processor time, user and system, with so many clients

@@ -83,7 +83,7 @@ def test_any_order_of_the_programs(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], count: int
 ) -> None:
     """Whichever program comes last merges a row: its first piece's, its last one's, or both."""
-    case, heads = make(lengths, dtype=torch.float32), 4  # in which each order of sums is seen
+    case, heads = make(lengths, dtype=torch.float32), 4  # float16 hides the order of sums
     query = case.query(heads)
     attention = tiled(case.pool, heads, count)
     plan = attention.plan(case.batch, None)

@@ -101,7 +101,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(logits, top_p):
 def test_top_p_wider_than_the_shortcut():
     flat = torch.zeros(1, 5000)
     flat[0, ::2] = 0.5  # 2,500 likelier tokens, 62% of the mass
-    found = histogram(flat, 1800, top_p=0.6)
+    found = histogram(flat, 3000, top_p=0.6)
     assert all(token % 2 == 0 for token in found)
     assert len(found) > 1024
     assert any(token % 2 for token in histogram(flat, 200, top_p=0.7))

@@ -1,4 +1,4 @@
-//! The least that a router between a client and a pair of HTTP workers can cost: it copies bytes.
+//! A relay between clients and a pair of HTTP workers that copies bytes: what a router costs without routing.
 //!
 //! Each client's connection has one of its own to either worker. A request goes to the prefill
 //! worker as it came; when that has answered, to the decode worker; what comes from there goes to

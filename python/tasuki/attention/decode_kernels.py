@@ -10,9 +10,9 @@ between sequences, and loads that are several tiles ahead:
     pieces      a        a   b  c        c           c  d             one sequence in one program
 
 A sequence in one piece is written at once. Otherwise each piece leaves its sums, and the program
-that is last merges them, in their order: results do not depend on who that was. Where they are few,
-those of its first and its last sequence go together, for nothing is read meanwhile. The rows of a
-tile's GEMMs are the query heads that share the KV head, padded to 16.
+that ends last merges them, in their order: results do not depend on which one that is. It merges
+its first and its last sequence together where they are in few pieces. The rows of a tile's GEMMs
+are the query heads that share the KV head, padded to 16.
 
 Lengths are read from the device, in a step's plan (`lay_out`): a CUDA graph of
 what follows stays right, and the host reckons nothing. A plan's records are one for
@@ -39,7 +39,7 @@ WARPS = 4
 RECORDS_AT_ONCE = 512
 AHEAD = 1  # tiles of each program fetched before the kernel before is over; more is slower
 ROWS_AT_ONCE = 32  # of pieces, one for each head that shares
-FEW_PIECES = 3  # of a row: two at a time, of both rows, are faster than more of each row
+FEW_PIECES = 3  # of a row, at most, to be merged together with the other row, two at a time
 
 
 def shared_bytes(tile: int, head_dim: int, rows: int, itemsize: int) -> int:
@@ -384,7 +384,7 @@ def attend(  # type: ignore[no-untyped-def]
     counts = arrived + ends_row * kv_heads + head
     before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
     complete = divided & (before == ends_last - ends_first)
-    # Which way a row goes is its own affair, or results would depend on who merges it.
+    # The row alone decides how it is merged, so that results do not depend on who merges it.
     is_few = ends_last - ends_first < few_pieces
     few, many = (complete & is_few).to(tl.int32), (complete & ~is_few).to(tl.int32)
     for which in tl.static_range(2):
