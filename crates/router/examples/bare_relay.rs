@@ -1,4 +1,5 @@
-//! A relay between clients and a pair of HTTP workers that copies bytes: what a router costs without routing.
+//! A relay between clients and a pair of HTTP workers: it copies bytes, and so says what a router
+//! costs without routing.
 //!
 //! Each client's connection has one of its own to either worker. A request goes to the prefill
 //! worker as it came; when that has answered, to the decode worker; what comes from there goes to
