@@ -36,7 +36,13 @@ def doctor(
     ] = 10.0,
     no_probes: Annotated[bool, described("Send no requests: read only.", "--no-probes")] = False,
     probe_rounds: Annotated[
-        int, described("Requests to each worker [7].", "--probe-rounds", min=5, max=100)
+        int,
+        described(
+            "Requests to each worker, thrice as many where one looks slow [7].",
+            "--probe-rounds",
+            min=5,
+            max=100,
+        ),
     ] = 7,
     probe_budget_s: Annotated[
         float, described("No round begins later than this after the first [60].", min=1.0)
