@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from table_parts import Result, load, rows, source
 
-TASUKI = ("doctor", "doctor_mixed", "doctor_routing", "doctor_faults")
+TASUKI = ("doctor",)
 VLLM = ("doctor_vllm", "doctor_vllm_colocated", "doctor_vllm_settings", "doctor_vllm_layout")
 
 
