@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
-from tasuki.doctor.checks.speed import slow_worker
+from tasuki.doctor import probes
+from tasuki.doctor.checks.speed import looks_slow, slow_worker
 from tasuki.doctor.http import NoAnswerError
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.probes import Plan, Timed, time_workers
@@ -20,11 +22,15 @@ def compared(*seconds: Callable[[int], float], plan: Plan = PLAN) -> Fleet:
     """Workers that take so long in each round, as `tasuki doctor` times them."""
 
     def timed(of: Callable[[int], float]) -> Timed:
-        return lambda round_: Probe(round_, of(round_), of(round_) / 10)
+        def probe(round_: int) -> Probe:
+            ttft_s = of(round_)
+            return Probe(round_, ttft_s, ttft_s / 10)
+
+        return probe
 
     fleet = Fleet([Worker(f"worker {number}", "tasuki", "mixed") for number in range(len(seconds))])
     subjects = [(worker, timed(of)) for worker, of in zip(fleet.workers, seconds, strict=True)]
-    time_workers(subjects, plan, lambda: bool(slow_worker(fleet).findings))
+    time_workers(subjects, plan, lambda: looks_slow(fleet))
     return fleet
 
 
@@ -62,7 +68,26 @@ def test_one_that_stops_answering_is_asked_no_more() -> None:
     assert fleet.workers[1].probe_error == "gone"
 
 
-@pytest.mark.parametrize("slower", [1.0, 3.0])
-def test_the_time_for_them_may_be_over_after_the_first_round(slower: float) -> None:
-    fleet = compared(lambda _: 0.1, lambda _: 0.1 * slower, plan=Plan(rounds=7, budget_s=0.0))
-    assert rounds(fleet) == [[], []]
+def test_the_added_rounds_have_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def takes(seconds: float) -> Callable[[int], float]:
+        def of(_: int) -> float:
+            nonlocal now_s
+            now_s += 5.0
+            return seconds
+
+        return of
+
+    monkeypatch.setattr(probes, "time", SimpleNamespace(monotonic=lambda: now_s))
+    fleet = compared(takes(0.1), takes(0.3), plan=Plan(rounds=7, budget_s=60.0))
+    assert rounds(fleet) == [[*range(1, 7), *range(8, 15)]] * 2
+
+
+def test_one_that_is_slow_by_its_metrics_alone_adds_no_rounds() -> None:
+    fleet = Fleet([Worker(name, "vllm", "decode") for name in "ab"])
+    for worker, step_s in zip(fleet.workers, (0.01, 0.05), strict=True):
+        for tokens in (0.0, 1000.0):
+            worker.scrapes.add(tokens, {"output_tokens": tokens, "decode_step_s": step_s})
+    assert [finding.workers for finding in slow_worker(fleet).findings] == [("b",)]
+    assert not looks_slow(fleet)

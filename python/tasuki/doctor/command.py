@@ -38,14 +38,19 @@ def doctor(
     probe_rounds: Annotated[
         int,
         described(
-            "Requests to each worker, thrice as many where one looks slow [7].",
+            "Requests to each worker; three times as many where one looks slow [7].",
             "--probe-rounds",
             min=5,
             max=100,
         ),
     ] = 7,
     probe_budget_s: Annotated[
-        float, described("No round begins later than this after the first [60].", min=1.0)
+        float,
+        described(
+            "No round begins later than this after the first [60]. The rounds that are added where"
+            " one looks slow have as long again.",
+            min=1.0,
+        ),
     ] = 60.0,
     expect: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from tasuki.doctor import probes, rpc
 from tasuki.doctor.address import Address
-from tasuki.doctor.checks.speed import slow_worker
+from tasuki.doctor.checks.speed import looks_slow
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.picture import Fleet, Pair, Probe, Role, Worker
 from tasuki.doctor.result import DoctorError
@@ -201,7 +201,7 @@ class Look:
             except NoAnswerError as error:
                 server.worker.probe_error = str(error)
         subjects += [(each, self._timed(where)) for where, each in self.direct.items()]
-        probes.time_workers(subjects, plan, lambda: bool(slow_worker(self.fleet).findings))
+        probes.time_workers(subjects, plan, lambda: looks_slow(self.fleet))
         self._split(run)
         for server in self.servers:
             if not isinstance(server, EngineServer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import string
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class Plan:
 
     Attributes:
         rounds: Requests to each worker; three times as many where one looks slow.
-        budget_s: No further round begins after it; anew for the rounds that are added.
+        budget_s: No further round begins after it. The added rounds have as long again.
     """
 
     rounds: int = 7
@@ -67,28 +67,27 @@ def completion(model: str, text: str, tokens: int) -> dict[str, Any]:
 
 
 def time_workers(
-    subjects: Sequence[tuple[Worker, Timed]],
-    plan: Plan,
-    looks_slow: Callable[[], bool] = lambda: False,
+    subjects: list[tuple[Worker, Timed]], plan: Plan, looks_slow: Callable[[], bool]
 ) -> None:
     """Adds probes to each worker, or why there are none. The first round warms up.
 
     Args:
         looks_slow: Whether one of them is slow by its probes so far. Then all get twice as many
-            again: on a busy machine one of two equal workers loses six of seven rounds by chance.
+            again: on a busy machine one of two equal workers may be the slowest in six of seven
+            rounds by chance.
     """
     _time(subjects, range(plan.rounds + 1), plan.budget_s)
     if looks_slow():
         _time(subjects, range(plan.rounds + 1, 3 * plan.rounds + 1), plan.budget_s)
 
 
-def _time(subjects: Sequence[tuple[Worker, Timed]], rounds: range, budget_s: float) -> None:
+def _time(subjects: list[tuple[Worker, Timed]], rounds: range, budget_s: float) -> None:
     began = time.monotonic()
     for round_ in rounds:
         if round_ > rounds.start and time.monotonic() - began > budget_s:
             break
         turn = round_ % max(1, len(subjects))
-        for worker, timed in [*subjects[turn:], *subjects[:turn]]:
+        for worker, timed in subjects[turn:] + subjects[:turn]:
             if worker.probe_error:
                 continue
             try:

@@ -31,14 +31,21 @@ def slow_worker(fleet: Fleet) -> Outcome:
     for group in comparable(fleet):
         if len(group) < 2:
             continue
-        probed = [each for each in group if len(each.probes) >= _LEAST_ROUNDS]
-        if len(probed) >= 2:
-            _by_probes(probed, outcome)
+        probed = _probed(group)
+        _by_probes(probed, outcome)
         _by_metrics(group, [each for each in group if each not in probed], outcome)
     lonely = [each.name for group in comparable(fleet) if len(group) < 2 for each in group]
     if lonely:
         outcome.unseen.append(f"nothing to compare with: {', '.join(lonely)}")
     return outcome
+
+
+def looks_slow(fleet: Fleet) -> bool:
+    """Whether a worker is slow by its probes so far."""
+    outcome = Outcome()
+    for group in comparable(fleet):
+        _by_probes(_probed(group), outcome)
+    return bool(outcome.findings)
 
 
 def comparable(fleet: Fleet) -> list[list[Worker]]:
@@ -52,7 +59,13 @@ def comparable(fleet: Fleet) -> list[list[Worker]]:
     return list(groups.values())
 
 
+def _probed(group: Sequence[Worker]) -> list[Worker]:
+    return [each for each in group if len(each.probes) >= _LEAST_ROUNDS]
+
+
 def _by_probes(group: Sequence[Worker], outcome: Outcome) -> None:
+    if len(group) < 2:
+        return
     outcome.looked_at.append(f"paired probes of {', '.join(each.name for each in group)}")
     for worker in group:
         others = [each for each in group if each is not worker]
