@@ -166,6 +166,28 @@ def test_what_was_pulled_and_not_accepted_leaves_nothing_behind():
     assert rig.engine.prefix_hint("again") == 8
 
 
+def test_a_lost_pull_leaves_blocks_that_others_hold_alone_after_a_flush():
+    rig, alone = make_rig(), make_rig()
+    own = spec("own", range(20), max_tokens=12)
+    for each in (rig, alone):
+        each.engine.submit(own)
+        for _ in range(3):
+            each.step()
+    rig.engine.submit(spec("pull", range(20), leg=Leg.DECODE))
+    assignment = rig.engine.assign("pull")
+    assert assignment is not None and assignment.prefix_tokens >= 16
+    shared = list(assignment.parts[0].blocks[: assignment.prefix_tokens // 4])
+    before = rig.pool[shared].clone()
+    assert before.count_nonzero()
+    rig.engine.flush_cache()
+    rig.engine.end_decode_leg("pull", LegEndReason.KV_LOST)
+    assert rig.pool[shared].equal(before)
+    rig.drain()
+    alone.drain()
+    assert rig.outputs["own", 0] == alone.outputs["own", 0]
+    rig.engine.check()
+
+
 def test_aborted_pull_ends_only_when_the_handoff_says_so():
     rig = make_rig()
     for name in ("a", "b"):

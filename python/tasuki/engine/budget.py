@@ -220,8 +220,16 @@ class Inbound:
             table.pages = array("i", (page for page in table.pages if page not in leaving))
 
     def unaccepted(self, request: Request) -> list[int]:
-        """Blocks of an assigned leg that pulls may have written to: all but the cached prefix."""
-        return [b for b in request.sequences[0].pages if not self._pool.cache.holds(b)]
+        """Blocks of an assigned leg that pulls may have written to: all but the cached prefix.
+
+        A block that others hold too is of the prefix, also after the cache was emptied.
+        """
+        pool = self._pool
+        return [
+            block
+            for block in request.sequences[0].pages
+            if pool.references(block) == 1 and not pool.cache.holds(block)
+        ]
 
     def _match(self, request: Request) -> list[BlockTable]:
         full = request.num_context_tokens // self._config.block_size
