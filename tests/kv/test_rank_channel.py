@@ -13,6 +13,7 @@ from handoff_rig import CopyTransport
 from kv_source_process import fill, layout
 
 import tasuki.kv.rank_channel
+from tasuki.kv.clock import now_s
 from tasuki.kv.effects import Pull, PullDone
 from tasuki.kv.puller import Connect, PeerFailed
 from tasuki.kv.rank_channel import KvRank, KvRankError, RemoteRanks
@@ -56,6 +57,21 @@ def source() -> tuple[CopyTransport, PairPlan]:
     fill(pool, 3)
     [plan] = make_plans([transport.layout], [transport.layout])
     return transport, plan
+
+
+@pytest.mark.parametrize("shift_s", [-1000.0, 1000.0])
+def test_times_of_a_rank_with_another_clock_are_told_by_ours(bench: Bench, shift_s: float) -> None:
+    bench.rank._puller._clock = lambda: now_s() + shift_s
+    [put] = bench.ranks.put
+    far, plan = source()
+    pool = rank_pool(far)
+    put(Connect("p/1", pool.transport_metadata, pool.transport_metadata_digest, plan.plan))
+    began_s = now_s()
+    put(Pull(5, "p/1", [(6, 2), (7, 3)]))
+    done = bench.reports.get(timeout=DEADLINE_S)
+    assert isinstance(done, PullDone)
+    assert began_s < done.finished_s <= now_s()
+    assert 0.0 <= done.finished_s - done.posted_s < DEADLINE_S
 
 
 def test_orders_go_there_and_their_ends_come_back(bench: Bench) -> None:
