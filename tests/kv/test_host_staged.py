@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kv_source_process import layout
 
-from tasuki.kv.staging import SLOT_BYTES, parts_of
+from tasuki.kv.staging import MAX_PEERS, SLOT_BYTES, Slots, parts_of
+from tasuki.kv.staging_server import IDLE_S, StagingServer
 from tasuki.kv.transfer_plan import LayoutMismatchError, Region, Run, TransferPlan, make_plans
 
 
@@ -38,3 +41,51 @@ def test_parts_fill_slots_and_cover_every_byte_once(whole: bool, slot_bytes: int
         for i in range(256)
     ]
     assert moved == wanted
+
+
+class Readers:
+    """An agent without a network; `gone` readers cannot be told or forgotten."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.forgotten: list[str] = []
+
+    def load(self, metadata: bytes) -> None:
+        assert metadata == b"x"
+
+    def send(self, agent: str, message: dict[str, str]) -> None:
+        self.told.append((agent, message["reply"]))
+
+    def forget(self, agent: str) -> None:
+        self.forgotten.append(agent)
+        if agent == "gone":
+            raise RuntimeError("it is not known")
+
+
+def test_a_reader_that_is_gone_makes_room_for_another() -> None:
+    now_s = 0.0
+    agent: Any = Readers()
+    pool = layout(num_blocks=2, block_kib=64).allocate()
+    server = StagingServer(agent, pool, Slots(pinned=False), {}, lambda: now_s)
+
+    def hello(reader: str) -> str:
+        message = {"ask": "hello", "id": "1", "metadata": b"x".hex()}
+        server._on_message(reader, message)
+        told, reply = agent.told.pop()
+        assert told == reader
+        return reply
+
+    assert hello("gone") == "0"
+    now_s = 10.0
+    assert [hello(f"r{index}") for index in range(1, MAX_PEERS)] == [
+        str(index) for index in range(1, MAX_PEERS)
+    ]
+    assert "no more" in hello("late")
+    now_s = IDLE_S
+    assert hello("late") == "0"
+    assert agent.forgotten == ["gone"]
+    assert hello("r1") == "1", "those that read are not touched"
+    server._stage("gone", {"id": "2", "lane": 0, "bytes": []})
+    assert "connect anew" in agent.told.pop()[1]
+    server._on_message("r2", {"ask": "bye"})
+    assert hello("again") == "2"

@@ -157,7 +157,9 @@ class HostStagedTransport(PoolTransport["_Peer"]):
                 yield _Part(transfer, part.stretches, rows=part.rows)
 
     def close(self) -> None:
-        """Stop serving readers; registration and agent end with the process."""
+        """Leave all peers, and stop serving readers; the agent ends with the process."""
+        for peer in list(self._peers):
+            self.disconnect(peer)
         self._stopping.set()
 
     def advance(self, peer: _Peer) -> None:

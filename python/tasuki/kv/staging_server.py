@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,17 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 50e-6  # between looks while parts are under way
 _IDLE_POLL_S = 1e-3
+IDLE_S = 60.0
+"""A reader that has asked for nothing for so long makes room for another one. Many leases: what
+it may still read is not accepted there."""
+
+
+@dataclass(slots=True)
+class _Set:
+    """A reader's slots."""
+
+    number: int
+    used_s: float
 
 
 class StagingServer:
@@ -33,6 +45,7 @@ class StagingServer:
         pool: What readers read.
         slots: Whose first sets are the readers'.
         replies: Answers to what our own transfer thread asked, by id; written here.
+        clock: Seconds.
     """
 
     def __init__(
@@ -41,11 +54,13 @@ class StagingServer:
         pool: torch.Tensor,
         slots: Slots,
         replies: dict[str, str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
         self._copies, self._slots, self._replies = PoolCopies(pool), slots, replies
         self._device = pool.device
-        self._sets: dict[str, int] = {}  # by the agent of the reader
+        self._clock = clock
+        self._sets: dict[str, _Set] = {}  # by the agent of the reader
         self._under_way: deque[tuple[str, str, Callable[[], bool]]] = deque()
 
     def run(self, stopping: threading.Event) -> None:
@@ -67,8 +82,7 @@ class StagingServer:
         if "reply" in message:
             self._replies[message["id"]] = message["reply"]
         elif message["ask"] == "bye":
-            if self._sets.pop(agent, None) is not None:
-                self._agent.forget(agent)
+            self._forget(agent)
         elif message["ask"] == "hello":
             try:
                 if agent not in self._sets:
@@ -81,22 +95,37 @@ class StagingServer:
 
     def _welcome(self, agent: str) -> str:
         if agent not in self._sets:
-            free = set(range(MAX_PEERS)) - set(self._sets.values())
-            if not free:
-                return f"{MAX_PEERS} workers read this one through host memory: no more"
-            self._sets[agent] = min(free)
-        return str(self._sets[agent])
+            if len(self._sets) == MAX_PEERS:
+                longest = min(self._sets, key=lambda reader: self._sets[reader].used_s)
+                if self._clock() - self._sets[longest].used_s < IDLE_S:
+                    return (
+                        f"{MAX_PEERS} ranks have read this one through host memory within"
+                        f" {IDLE_S:g} s: no more"
+                    )
+                self._forget(longest)
+            taken = {known.number for known in self._sets.values()}
+            self._sets[agent] = _Set(min(set(range(MAX_PEERS)) - taken), self._clock())
+        return str(self._sets[agent].number)
+
+    def _forget(self, agent: str) -> None:
+        if self._sets.pop(agent, None) is not None:
+            try:
+                self._agent.forget(agent)
+            except Exception as error:  # it is gone
+                log.debug("forgetting %s: %s", agent, describe(error))
 
     def _stage(self, agent: str, message: dict[str, Any]) -> None:
-        own_set, lane, stretches = self._sets.get(agent), message["lane"], message["bytes"]
-        if own_set is None or not 0 <= lane < LANES:
+        known, lane, stretches = self._sets.get(agent), message["lane"], message["bytes"]
+        if known is not None:
+            known.used_s = self._clock()
+        if known is None or not 0 <= lane < LANES:
             self._reply(agent, message["id"], f"lane {lane} is not yours: connect anew")
         elif sum(size for _, size in stretches) > SLOT_BYTES or not all(
             self._copies.holds(*stretch) for stretch in stretches
         ):
             self._reply(agent, message["id"], "bytes outside of the pool, or more than a slot")
         else:
-            slot = self._slots.slot(own_set, lane)
+            slot = self._slots.slot(known.number, lane)
             ended = self._copies.start(slot, stretches, to_pool=False)
             self._under_way.append((agent, message["id"], ended))
 
