@@ -104,9 +104,13 @@ class Door:
 
     def _accept(self) -> None:
         for reader in greeting.readers(self._listener):
-            threading.Thread(
-                target=self._serve, args=(reader,), name="kv-shm-reader", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(reader,), name="kv-shm-reader", daemon=True
+                ).start()
+            except RuntimeError as error:  # the system gives no thread
+                log.warning("a reader of KV cannot be served: %s", error)
+                reader.close()
 
     def _serve(self, reader: socket.socket) -> None:
         with reader, contextlib.suppress(OSError):
