@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from grammar_fakes import (
     tokenizer,
 )
 
-from tasuki.engine.errors import ForbiddenTokenError, GrammarError
+from tasuki.engine.errors import FailureKind, ForbiddenTokenError, GrammarError, kind_of
 from tasuki.engine.grammar import Ending, GrammarSource, GrammarState
 from tasuki.engine.grammar_masks import make_masks
 from tasuki.engine.mask_threads import MaskThreads, StuckError
@@ -168,11 +169,45 @@ def test_a_grammar_that_gets_stuck_is_left_behind(monkeypatch: pytest.MonkeyPatc
     assert list(again.rows) == [0]
 
 
-def test_after_too_many_nothing_is_tried() -> None:
+def test_a_call_that_is_left_behind_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on in the middle of another step, and has only states that nobody uses."""
+    grammars = [regex("[a-z]{4}"), regex("[0-9]{4}")]
+    sequences = [sequence_of(grammar) for grammar in grammars]
+    sequences[1].tokens.extend(words("12"))
+    begun, may, went_on = threading.Event(), threading.Event(), threading.Event()
+    advance = GrammarState.advance
+
+    def late(state: GrammarState, tokens) -> None:
+        if not begun.is_set():
+            begun.set()
+            may.wait(30)
+            return
+        advance(state, tokens)
+        if may.is_set():
+            went_on.set()
+
+    monkeypatch.setattr(GrammarState, "advance", late)
+    threads = MaskThreads(limit_s=0.2, threads=1)
+    draws = [Draw.next(each, 0) for each in sequences]
+    masks = make_masks(draws, [0, 1], threads)
+    assert not masks.errors
+    states = [each.grammar for each in sequences]
+    assert [state.outputs for state in states if state is not None] == [0, 2]
+    may.set()
+    assert went_on.wait(30)
+    assert [each.grammar for each in sequences] == states
+    assert [state.outputs for state in states if state is not None] == [0, 2]
+
+
+def test_while_too_many_are_stuck_nothing_is_tried() -> None:
     may = threading.Event()
     threads = MaskThreads(limit_s=0.05, threads=1, most_left_behind=2)
     waits = [lambda: may.wait(30) and None] * 2
     assert all(isinstance(error, StuckError) for error in threads.run(waits))
     [error] = threads.run([lambda: None])
+    assert error is not None and kind_of(error) is FailureKind.OVERLOAD
     assert "restart" in str(error)
     may.set()
+    deadline_s = time.monotonic() + 30
+    while threads.run([lambda: None]) != [None]:  # they have ended
+        assert time.monotonic() < deadline_s

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tasuki.engine.errors import GrammarError
+from tasuki.engine.errors import FailureKind, GrammarBusyError, GrammarError, kind_of
 from tasuki.engine.grammar import GrammarCompiler, GrammarSource
 from tasuki.worker.grammar_pool import Compiled, GrammarPool
 
@@ -97,6 +97,33 @@ def test_what_takes_too_long_is_refused_and_its_thread_replaced() -> None:
     while isinstance(rig.get("slow"), GrammarError):  # its end is still of use
         assert time.monotonic() < deadline_s
     assert rig.compiler.compiled == ["slow", "next"]
+
+
+def test_what_no_thread_has_begun_may_come_again() -> None:
+    rig = Rig(limit_s=0.2, threads=1)
+    rig.pool._replaced = 99  # no other thread takes the place of a late one
+    slow, waits = rig.ask("slow"), rig.ask("next")
+    busy = waits.get(timeout=10)
+    assert isinstance(busy, GrammarBusyError)
+    assert kind_of(busy) is FailureKind.OVERLOAD
+    assert "0.2 s" in str(busy)
+    assert type(slow.get(timeout=10)) is GrammarError, "that one was begun"
+    assert rig.compiler.compiled == ["slow"]
+    rig.compiler.may.set()
+    assert not isinstance(rig.get("next"), GrammarError)
+
+
+def test_many_grammars_take_no_threads_and_no_stack_of_others() -> None:
+    before = threading.active_count()
+    size = threading.stack_size()
+    rig = Rig(limit_s=0.3, threads=2)
+    for index in range(300):
+        rig.get(f"g {index}")
+    assert threading.active_count() <= before + 3
+    slow = [rig.ask(f"slow {index}") for index in range(6)]
+    assert all(isinstance(each.get(timeout=10), GrammarError) for each in slow)
+    assert threading.stack_size() == size
+    rig.compiler.may.set()
 
 
 def test_only_so_many_threads_are_replaced() -> None:

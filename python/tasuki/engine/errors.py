@@ -39,6 +39,10 @@ class GrammarError(TasukiError):
     """A request's grammar cannot be compiled, or its answer cannot go on within it."""
 
 
+class GrammarBusyError(GrammarError):
+    """No thread is left for a request's grammar here: another worker may have one."""
+
+
 class ForbiddenTokenError(TasukiError):
     """A sampled token is not one that the request's grammar allows: a defect."""
 
@@ -64,6 +68,8 @@ def kind_of(error: BaseException) -> FailureKind:
         return FailureKind.MEMORY
     if isinstance(error, NotFiniteError):
         return FailureKind.MODEL
+    if isinstance(error, GrammarBusyError):
+        return FailureKind.OVERLOAD
     if isinstance(error, GrammarError):
         return FailureKind.CLIENT
     return FailureKind.DEVICE

@@ -12,7 +12,7 @@ token that the bits forbid, so neither is ever reported. Engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -93,22 +93,22 @@ def make_masks(
         void: Sequences that have ended or given way since the step was planned; they get none.
     """
     masks = StepMasks()
-    answers: dict[SequenceState, _Answer] = {}
+    rows: dict[SequenceState, int] = {}
+    answers: list[_Answer] = []
     for index in constrained:
         sequence = draws[index].sequence
-        if sequence in answers or sequence in masks.errors or sequence in void:
+        if sequence in rows or sequence in masks.errors or sequence in void:
             continue
         try:
-            answers[sequence] = _Answer(sequence, *_state_of(sequence))
+            answers.append(_Answer(sequence, *_state_of(sequence)))
         except GrammarError as error:
             masks.errors[sequence] = error
+        else:
+            rows[sequence] = len(rows)
     if not answers:
         return masks
     masks.bits = _make_together(answers, threads)
-    for sequence, answer in answers.items():
-        if answer.error is not None:
-            masks.errors[sequence] = answer.error
-    rows = {sequence: row for row, sequence in enumerate(answers)}
+    masks.errors |= {answer.sequence: answer.error for answer in answers if answer.error}
     for index in constrained:
         sequence = draws[index].sequence
         if sequence in rows and sequence not in masks.errors:
@@ -144,32 +144,29 @@ class _Answer:
         params = self.sequence.request.spec.sampling
         return Ending(params.stop_token_ids, self.state.outputs < params.min_tokens)
 
-    def begin_again(self) -> None:
-        """Take a new state: the library may still use the old one."""
-        self.sequence.grammar = self.error = None
+    def anew(self) -> _Answer:
+        """Another one, with a new state: a thread may still use this one."""
+        self.sequence.grammar = None
         try:
-            self.state, self.behind = _state_of(self.sequence)
+            return _Answer(self.sequence, *_state_of(self.sequence))
         except GrammarError as error:
-            self.error = error
+            return _Answer(self.sequence, self.state, self.behind, error)
 
 
-def _make_together(
-    answers: Mapping[SequenceState, _Answer], threads: MaskThreads
-) -> NDArray[np.uint32]:
+def _make_together(each: list[_Answer], threads: MaskThreads) -> NDArray[np.uint32]:
     """The bits of all answers, [n, W], in one call of the library; errors go to the answers.
 
     If that call does not end, or fails, all begin again, each grammar for itself: then it shows
-    which one is at fault.
+    which one is at fault. Others take the places in `each` then.
     """
-    each = list(answers.values())
     bits = each[0].grammar.rows(len(each))
-    [failed] = threads.run([partial(_make_at_once, each, bits, threads.executor)])
+    [failed] = threads.run([partial(_make_at_once, tuple(each), bits, threads.executor)])
     if failed is not None:
         threads.leave_executor()
         bits = each[0].grammar.rows(len(each))
         groups: dict[Grammar, list[int]] = {}
+        each[:] = [answer.anew() for answer in each]
         for row, answer in enumerate(each):
-            answer.begin_again()
             groups.setdefault(answer.grammar, []).append(row)
         tasks = [
             partial(_make_rows, [(each[row], bits[row]) for row in g]) for g in groups.values()

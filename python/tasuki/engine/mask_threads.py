@@ -3,7 +3,7 @@
 Masks of some grammars take the library for ever (seen with Lark), and nothing can interrupt
 it. The engine thread therefore has them computed here, waits, and goes on without what
 takes too long. A thread that is left behind is replaced, a few times only: each of them
-occupies a core until the worker ends.
+occupies a core until its task ends, if it ever does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from llguidance import LLExecutor
 
-from tasuki.engine.errors import GrammarError
+from tasuki.engine.errors import GrammarBusyError, GrammarError
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class MaskThreads:
     Args:
         limit_s: See `LIMIT_S`.
         threads: At once.
-        most_left_behind: After so many nothing is run any more.
+        most_left_behind: While so many run on, nothing else is run.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class MaskThreads:
         self._num_threads = threads or min(_MOST_THREADS, os.cpu_count() or 1)
         self._most_left_behind = most_left_behind
         self._queue: queue.SimpleQueue[tuple[_Batch, int]] = queue.SimpleQueue()
-        self._left_behind = 0
+        self._left_behind = 0  # tasks that run on
+        self._lock = threading.Lock()  # of that number
         self._started = False
         self._executor: LLExecutor | None = None
 
@@ -82,12 +83,11 @@ class MaskThreads:
         """Run the tasks, and wait for them.
 
         Returns:
-            What each raised; `StuckError`: it still runs, so leave alone what it uses.
+            What each raised; `StuckError`: it still runs, so leave alone what it uses;
+            `GrammarBusyError`: it was not begun.
         """
-        if self._left_behind >= self._most_left_behind:
-            error = StuckError(
-                f"{self._left_behind} grammars are stuck: this worker follows no more, restart it"
-            )
+        if (stuck := self._left_behind) >= self._most_left_behind:
+            error = GrammarBusyError(f"{stuck} grammars are stuck here: restart this worker")
             return [error] * len(tasks)
         if not self._started:
             self._started = True
@@ -110,7 +110,8 @@ class MaskThreads:
                     f"the next tokens that the grammar allows were not found within"
                     f" {self._limit_s:g} s: make it simpler"
                 )
-        self._left_behind += len(stuck)
+            with self._lock:
+                self._left_behind += len(stuck)
         log.error("%d grammars are stuck, each on a core of its own", self._left_behind)
         self._start(len(stuck))
 
@@ -131,8 +132,10 @@ class MaskThreads:
             except BaseException as panic:  # of the library: no `Exception`
                 error = GrammarError(f"the grammar library ended by {panic!r}")
             with batch.lock:
-                if index not in batch.running:
-                    return  # left behind, and replaced
+                if index not in batch.running:  # left behind, and replaced
+                    with self._lock:
+                        self._left_behind -= 1
+                    return
                 batch.running.remove(index)
                 batch.results[index] = error
                 batch.left -= 1

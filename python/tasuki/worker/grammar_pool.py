@@ -6,7 +6,8 @@
 A grammar takes from a millisecond to seconds, and recurses: the threads have a large stack.
 A compilation cannot be stopped. One that takes longer than the limit is refused meanwhile,
 and the refusal is kept, so the same text does not occupy a second thread. A thread that is
-late is replaced, a few times only, for each occupies a core.
+late is replaced, a few times only, for each occupies a core. What has waited for a thread for
+that long is no fault of the grammar: it may be compiled elsewhere, and here later.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tasuki.engine.errors import GrammarError
+from tasuki.engine.errors import GrammarBusyError, GrammarError
 from tasuki.engine.grammar import Grammar, GrammarCompiler, GrammarSource
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,9 @@ _KEPT = 128
 # What `MAX_SOURCE_BYTES` of the deepest grammars take, twice. Only touched pages cost memory.
 _STACK_BYTES = 512 << 20
 
+# The size is the process's: from here on until the threads are there.
+_STACK_SIZE = threading.Lock()
+
 Compiled = Grammar | GrammarError
 Told = Callable[[Compiled], None]
 
@@ -39,7 +44,7 @@ class GrammarPool:
 
     Args:
         compiler: Compiles one.
-        limit_s: After so long a grammar is refused.
+        limit_s: After so long a grammar is refused, or turned away if no thread has begun it.
         threads: How many compile at once.
         kept: How many grammars, or refusals, are remembered.
     """
@@ -59,6 +64,9 @@ class GrammarPool:
         self._cache: OrderedDict[GrammarSource, Compiled] = OrderedDict()
         self._waiting: dict[GrammarSource, list[Told]] = {}
         self._queue: queue.SimpleQueue[GrammarSource] = queue.SimpleQueue()
+        self._deadlines: queue.SimpleQueue[tuple[float, GrammarSource, list[Told]]] = (
+            queue.SimpleQueue()
+        )
         self._running: set[GrammarSource] = set()
         self._late: set[GrammarSource] = set()  # running on threads that are replaced
         self._replaced = 0
@@ -72,29 +80,35 @@ class GrammarPool:
                 waiting = self._waiting.setdefault(source, [])
                 waiting.append(told)
                 if len(waiting) == 1:
-                    self._begin(source)
+                    self._begin(source, waiting)
                 return
             self._cache.move_to_end(source)
         if isinstance(compiled, Grammar) and compiled.stuck is not None:
             compiled = compiled.stuck
         told(compiled)
 
-    def _begin(self, source: GrammarSource) -> None:
+    def _begin(self, source: GrammarSource, waiting: list[Told]) -> None:
         if not self._started:
             self._started = True
             self._start_threads(self._num_threads)
-        timer = threading.Timer(self._limit_s, self._expire, (source,))
-        timer.daemon = True
-        timer.start()
+            threading.Thread(target=self._watch, name="grammar-limit", daemon=True).start()
+        self._deadlines.put((time.monotonic() + self._limit_s, source, waiting))
         self._queue.put(source)
 
     def _start_threads(self, count: int) -> None:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            for _ in range(count):
-                threading.Thread(target=self._run, name="grammar", daemon=True).start()
-        finally:
-            threading.stack_size(before)
+        with _STACK_SIZE:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                for _ in range(count):
+                    threading.Thread(target=self._run, name="grammar", daemon=True).start()
+            finally:
+                threading.stack_size(before)
+
+    def _watch(self) -> None:
+        while True:  # all have the same limit, so the first to come is the first to be late
+            deadline_s, source, waiting = self._deadlines.get()
+            time.sleep(max(0.0, deadline_s - time.monotonic()))
+            self._expire(source, waiting)
 
     def _run(self) -> None:
         while True:
@@ -117,14 +131,26 @@ class GrammarPool:
                     self._late.remove(source)
                     return
 
-    def _expire(self, source: GrammarSource) -> None:
+    def _expire(self, source: GrammarSource, waiting: list[Told]) -> None:
         with self._lock:
-            if source not in self._waiting:
+            if self._waiting.get(source) is not waiting:
                 return  # it is settled
-            late = source in self._running and self._replaced < _MOST_REPLACED
+            begun = source in self._running
+            if not begun:
+                del self._waiting[source]
+            late = begun and self._replaced < _MOST_REPLACED
             if late:
                 self._late.add(source)
                 self._replaced += 1
+        if not begun:
+            busy = GrammarBusyError(
+                f"no thread was free for the {source.kind} within {self._limit_s:g} s: this worker"
+                " compiles too many others"
+            )
+            log.warning("a grammar is turned away: %s", busy)
+            for told in waiting:
+                told(busy)
+            return
         if late:
             self._start_threads(1)
         message = (

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from tasuki.engine.api import Leg, LegEnd, LegEndReason, RequestSpec, StepResult
 from tasuki.engine.engine import Engine
+from tasuki.engine.errors import GrammarBusyError
 from tasuki.engine.grammar import GrammarSource
 from tasuki.kv.clock import now_s
 from tasuki.kv.handoff import Handoffs
@@ -287,7 +288,11 @@ class EngineLoop(threading.Thread):
                     self._compile(command, command.grammar)
             case GrammarReady(request_id, source, grammar):
                 waiting = self._compiling.get(request_id)
-                if waiting is not None and waiting.grammar == source:
+                if waiting is None or waiting.grammar != source:
+                    pass
+                elif isinstance(grammar, GrammarBusyError):
+                    self._end_compiling(waiting, LegEndReason.REFUSED, str(grammar))
+                else:
                     del self._compiling[request_id]
                     self._submit(replace(waiting, spec=replace(waiting.spec, grammar=grammar)))
             case Aborted(session, request_id, choices):
@@ -355,8 +360,12 @@ class EngineLoop(threading.Thread):
         if choices and left:
             self._compiling[spec.request_id] = replace(waiting, spec=replace(spec, choices=left))
             return
-        del self._compiling[spec.request_id]
-        ended = StepResult(ended=[LegEnd(spec.request_id, LegEndReason.ABORTED)])
+        self._end_compiling(waiting, LegEndReason.ABORTED)
+
+    def _end_compiling(self, waiting: Submitted, reason: LegEndReason, message: str = "") -> None:
+        """End a leg that the engine does not have yet."""
+        del self._compiling[waiting.spec.request_id]
+        ended = StepResult(ended=[LegEnd(waiting.spec.request_id, reason, message)])
         self._sessions.publish(self._steps, ended, self._load())
 
     def _abort(self, request_id: str, choices: tuple[int, ...]) -> None:
