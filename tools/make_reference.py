@@ -29,7 +29,9 @@ to the router; what it does not list can be set where those are started by hand.
 
 | variable | meaning |
 |---|---|
-| `TASUKI_CACHE` | Folder of converted models and measured settings [~/.cache/tasuki] |
+| `TASUKI_CACHE` | Models, kernels, settings [`$XDG_CACHE_HOME/tasuki`, else `~/.cache/tasuki`] |
+| `FLASHINFER_WORKSPACE_BASE` | FlashInfer's kernels [in `TASUKI_CACHE`] |
+| `TRITON_CACHE_DIR`, `TORCHINDUCTOR_CACHE_DIR` | Triton's and Inductor's [in `TASUKI_CACHE`] |
 | `TASUKI_CPU_KERNELS` | portable, avx2, avx512, avx512_bf16, amx_bf16 or neon [the quickest] |
 | `TASUKI_LOG` | The router's log filter, for example `info` or `tasuki_router=debug` |
 | `HF_TOKEN`, `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` | As `huggingface_hub` reads them |
@@ -38,7 +40,7 @@ to the router; what it does not list can be set where those are started by hand.
 | `TASUKI_API_KEY` | Key in the commands that `tasuki serve` prints, where keys are required |
 | `OPENAI_API_KEY` | The client's key of `tasuki bench serve` and `tasuki doctor` |
 | `OTEL_*` | As OpenTelemetry reads them: [tracing](tracing.md) |
-| `XDG_RUNTIME_DIR` | Folder of the sockets of `tasuki scale` [/tmp/tasuki-UID] |
+| `XDG_RUNTIME_DIR` | The sockets of `tasuki scale` are in its folder `tasuki` [/tmp/tasuki-UID] |
 | `RAY_ADDRESS` | The cluster of `tasuki serve --on ray` |
 | `CUDA_VISIBLE_DEVICES` | The GPUs that `tasuki serve` may assign to workers |
 | `OMP_NUM_THREADS` | Threads of a worker on a CPU [cores / workers] |

@@ -176,7 +176,10 @@ def demo(
     model: Model = "smollm2-135m",
     prefill: Prefill = None,
     decode: Decode = None,
-    mixed: Mixed = None,
+    mixed: Annotated[
+        int | None,
+        described("Workers that do both [CPU 0; GPUs without a role given: one for each GPU]."),
+    ] = None,
     worker: WorkerConfig,
     question: Annotated[str, described("What to ask.")] = "",
 ) -> None:
