@@ -174,16 +174,20 @@ impl Admission {
         }
     }
 
-    /// Requests that wait, their sequences and prompt tokens, of all models.
+    /// Requests for a model that wait.
+    pub fn waiting_for(&self, model: ModelId) -> usize {
+        self.lines.get(&model).map_or(0, |line| line.queue.len())
+    }
+
+    /// The same of all models, their sequences and their prompt tokens.
     pub fn waiting(&self) -> (usize, u64, u64) {
-        self.lines.values().fold((0, 0, 0), |sums, line| {
-            let queue = &line.queue;
-            (
-                sums.0 + queue.len(),
-                sums.1 + queue.sequences,
-                sums.2 + queue.tokens,
-            )
-        })
+        let mut sums = (0, 0, 0);
+        for Line { queue, .. } in self.lines.values() {
+            sums.0 += queue.len();
+            sums.1 += queue.sequences;
+            sums.2 += queue.tokens;
+        }
+        sums
     }
 
     /// Lets in and refuses what can be now. To be called after every change of the queue and

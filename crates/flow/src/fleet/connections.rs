@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tasuki_core::{Health, WorkerId};
 
-use super::{FleetState, JoinError, NotReady, Silence, WorkerInfo, WorkerState, worker};
+use super::{FleetState, JoinError, NotReady, Silence, WorkerInfo, WorkerState, running_leg};
 use crate::worker_ref::WorkerKey;
 
 /// Readiness waits so long for every worker's first answer: with some of them only,
@@ -138,7 +138,7 @@ impl FleetState {
     fn set_info(&mut self, worker: WorkerId, info: WorkerInfo) {
         let hardware = self.costs.hardware.class(&info.hardware);
         let used = self.workers.values().map(|state| state.view.machine);
-        let host = worker::host(&info.peer.kv_endpoint);
+        let host = running_leg::host(&info.peer.kv_endpoint);
         let machine = self.machines.number(host, used);
         if let Some(state) = self.workers.get_mut(&worker) {
             state.set_info(info);

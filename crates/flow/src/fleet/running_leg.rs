@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tasuki_core::Outstanding;
 
 use super::prefixes::PlacedPrompt;
+use super::report::WorkerInfo;
 use crate::leg::{Handoff, LegKind, LegSpec};
 
 /// Where a worker's bookkeeping of a leg is, from the leg's dispatch to its end.
@@ -79,6 +80,21 @@ pub(super) fn peer(spec: &LegSpec) -> Option<u64> {
         (Some(Handoff::With(peer)), LegKind::Decode) => Some(hash(&peer.engine_id)),
         _ => None,
     }
+}
+
+/// Whether a decode leg's handoff is within one machine; `None`: it has none.
+pub(super) fn handoff(spec: &LegSpec, worker: Option<&WorkerInfo>) -> Option<bool> {
+    match (&spec.handoff, spec.kind, worker) {
+        (Some(Handoff::With(peer)), LegKind::Decode, Some(own)) => {
+            Some(host(&peer.kv_endpoint) == host(&own.peer.kv_endpoint))
+        }
+        _ => None,
+    }
+}
+
+/// The machine in `host:port`, as far as addresses tell.
+pub(super) fn host(endpoint: &str) -> &str {
+    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }
 
 pub(super) fn hash(engine_id: &str) -> u64 {

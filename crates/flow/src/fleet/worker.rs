@@ -11,8 +11,8 @@ use tasuki_core::{
 use super::breaker::{Breakers, Shown};
 use super::prefixes::PlacedPrompt;
 use super::report::{LoadReport, WorkerInfo};
-use super::running_leg::{LegSlot, RunningLeg, hash, peer};
-use crate::leg::{Handoff, LegKind, LegSpec};
+use super::running_leg::{LegSlot, RunningLeg, handoff, hash, peer};
+use crate::leg::{LegKind, LegSpec};
 
 /// One worker of the fleet, connected or not.
 #[derive(Debug)]
@@ -296,7 +296,7 @@ impl WorkerState {
                 + choices * self.view.blocks_for(u64::from(growth)),
             sequences: if decodes { choices as u32 } else { 0 },
             kv_tokens: if decodes { choices * tokens } else { 0 },
-            handoff: self.handoff_of(spec),
+            handoff: handoff(spec, self.info.as_ref()),
             peer: peer(spec),
             number,
             produced: 0,
@@ -334,8 +334,10 @@ impl WorkerState {
     /// With its first, the prompt.
     pub(super) fn on_output(&mut self, slot: LegSlot) -> Option<PlacedPrompt> {
         let mut placed = None;
+        let mut decodes = false;
         if let Some(Some(leg)) = self.legs.get_mut(slot.index as usize) {
             placed = leg.placed.take();
+            decodes = leg.sequences > 0;
             self.is_stale |= placed.is_some();
             leg.prefill_tokens = 0;
             if self.view.capabilities.reports_load {
@@ -343,7 +345,8 @@ impl WorkerState {
                 leg.is_counted = true;
             }
         }
-        if self.breakers.is_trial(slot.number) {
+        // Whether a prompt's KV gets away only its end shows.
+        if decodes && self.breakers.is_trial(slot.number) {
             let hands_over = self.hands_over(slot);
             let shown = if hands_over {
                 Shown::HandsOver
@@ -358,6 +361,9 @@ impl WorkerState {
     /// A leg has ended.
     pub(super) fn remove_leg(&mut self, slot: LegSlot) -> Option<EndedLeg> {
         let leg = self.legs.get_mut(slot.index as usize)?.take()?;
+        if self.breakers.is_trial(slot.number) {
+            self.on_shown(slot, Shown::Nothing); // its end said nothing of this worker
+        }
         self.free_slots.push(slot.index);
         self.is_stale = true;
         let tokens = leg.kv_tokens / u64::from(leg.sequences.max(1));
@@ -366,15 +372,6 @@ impl WorkerState {
             answer: leg.answer(),
             placed: leg.placed,
         })
-    }
-
-    fn handoff_of(&self, spec: &LegSpec) -> Option<bool> {
-        match (&spec.handoff, spec.kind, &self.info) {
-            (Some(Handoff::With(peer)), LegKind::Decode, Some(own)) => {
-                Some(host(&peer.kv_endpoint) == host(&own.peer.kv_endpoint))
-            }
-            _ => None,
-        }
     }
 
     /// Counts what the worker's last report cannot show, from our own legs. False: nothing has
@@ -391,9 +388,4 @@ impl WorkerState {
         self.view.outstanding = outstanding;
         true
     }
-}
-
-/// The machine in `host:port`, as far as addresses tell.
-pub(super) fn host(endpoint: &str) -> &str {
-    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }

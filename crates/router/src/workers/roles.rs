@@ -106,7 +106,8 @@ impl Registry {
     pub(super) fn encode_roles(&self, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
         let state = self.lock();
         let gauge = MetricType::Gauge;
-        let help = "Workers of each role that the load asks for, and the half that limits fewer";
+        let help = "Workers of each role that the load asks for; reason: prefill or decode, by which \
+                    one worker fewer would be too few";
         let mut family = encoder.encode_descriptor("workers_wanted", help, None, gauge)?;
         for follower in &state.roles {
             let Some(wanted) = follower.wanted else {
@@ -143,7 +144,7 @@ impl Registry {
             let labels = [("model", follower.name.as_str())];
             ConstCounter::new(ownership.taken).encode(family.encode_family(&labels)?)?;
         }
-        let help = "Roles that this router changed, and the half that limited the workers";
+        let help = "Roles that this router changed; reason: prefill or decode, by which the workers were too few";
         let mut family = encoder.encode_descriptor("role_changes", help, None, counter)?;
         for (follower, _) in &owned {
             for (&[from, to, reason], &count) in &follower.changes {
@@ -186,9 +187,9 @@ fn held(fleet: &FleetState, model: ModelId) -> impl Iterator<Item = Held<'_>> {
 impl State {
     /// Looks at the roles of a model, and shows that they are ours if they are. True: they are.
     fn look(&mut self, index: usize, now: Duration) -> Option<(Look, bool)> {
-        let waiting = self.admission.waiting().0;
         let follower = self.roles.get_mut(index)?;
         let model = follower.model;
+        let waiting = self.admission.waiting_for(model);
         let look = follower.balancer.look(&self.fleet, waiting, now);
         let mut workers = self.fleet.workers().filter(|one| one.model == Some(model));
         if let Some(info) = workers.find_map(|state| state.info.as_ref())

@@ -4,7 +4,7 @@ mod clocks;
 
 use std::time::Duration;
 
-use tasuki_core::{RequestView, WorkerId};
+use tasuki_core::{ModelId, RequestView, WorkerId};
 
 use self::clocks::{Arrival, H200, World, goodput, poisson};
 use super::*;
@@ -256,6 +256,8 @@ fn a_request_that_left_is_forgotten() {
     let (mut world, entrant) = crowded(AdmissionConfig::default());
     let id = world.admission.enter(entrant, &world.fleet);
     assert_eq!(world.admission.waiting(), (1, 1, 100));
+    assert_eq!(world.admission.waiting_for(ModelId(0)), 1);
+    assert_eq!(world.admission.waiting_for(ModelId(1)), 0);
     world.admission.withdraw(id);
     assert_eq!(world.admission.waiting(), (0, 0, 0));
     assert_eq!(

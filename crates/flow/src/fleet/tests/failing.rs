@@ -3,7 +3,7 @@
 use tasuki_core::FailureKind;
 
 use super::*;
-use crate::leg::{LegEnd, LegEndReason as R};
+use crate::leg::{LegEnd, LegEndReason as R, Ticket};
 
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -178,4 +178,60 @@ fn lost_kv_counts_against_both_sides_but_only_the_one_at_fault_stays_out() {
         leg_ends(&mut fleet, keys[1], &from(2), &lost);
     }
     assert_eq!(view(&fleet, 1).health, Health::Ready);
+}
+
+#[test]
+fn a_prefill_workers_trial_lasts_until_its_kv_is_handed_over() {
+    let (mut fleet, keys) = joined(2);
+    let prefill = spec(LegKind::Prefill, 10);
+    let lost = end(R::Failed, FailureKind::Transport);
+    for _ in 0..3 {
+        leg_ends(&mut fleet, keys[0], &prefill, &lost);
+    }
+    assert_eq!(view(&fleet, 0).health, Health::Failing);
+    fleet.on_report(keys[0], Some(&idle()), at(2));
+    let trial = fleet.on_dispatched(keys[0], &prefill).expect("connected");
+    fleet.on_output(keys[0], trial, 1, 0);
+    assert_eq!(
+        view(&fleet, 0).health,
+        Health::Failing,
+        "a token does not show that KV gets away"
+    );
+    fleet.on_outcome(keys[0], trial, &end(R::HandedOff, FailureKind::Device));
+    fleet.on_ended(keys[0], trial, None);
+    assert_eq!(view(&fleet, 0).health, Health::Ready);
+    let next = fleet.on_dispatched(keys[0], &prefill);
+    assert!(next.is_some());
+    assert_eq!(
+        view(&fleet, 0).health,
+        Health::Ready,
+        "no further leg is a trial"
+    );
+}
+
+#[test]
+fn a_trial_whose_end_says_nothing_of_the_worker_makes_room_for_another() {
+    let (mut fleet, keys) = joined(1);
+    fail(&mut fleet, keys[0], 3);
+    fleet.on_report(keys[0], Some(&idle()), at(2));
+    let from_one_that_left = LegSpec {
+        handoff: Some(Handoff::With(info("engine-9").peer)),
+        ..spec(LegKind::Decode, 10)
+    };
+    let redeemed = LegSpec {
+        handoff: Some(Handoff::Redeem(Ticket(Vec::new()))),
+        ..spec(LegKind::Decode, 10)
+    };
+    for leg in [from_one_that_left, redeemed] {
+        let lost = end(R::KvLost, FailureKind::Transport);
+        leg_ends(&mut fleet, keys[0], &leg, &lost);
+        fleet.recount(keys[0]);
+        assert_eq!(view(&fleet, 0).health, Health::Ready, "{leg:?}");
+    }
+    let trial = fleet.on_dispatched(keys[0], &spec(LegKind::Colocated, 10));
+    fleet.on_report(keys[0], None, at(3));
+    assert_eq!(view(&fleet, 0).health, Health::Failing);
+    fleet.on_ended(keys[0], trial.expect("connected"), None); // aborted: nobody waits for it
+    fleet.recount(keys[0]);
+    assert_eq!(view(&fleet, 0).health, Health::Ready);
 }
