@@ -14,7 +14,7 @@ use super::GrammarError;
 /// For one grammar, and for its turn. Most take milliseconds.
 pub const LIMIT: Duration = Duration::from_secs(2);
 /// What [`super::size`] lets through needs less than a quarter of it.
-const STACK_BYTES: usize = 64 << 20;
+pub const STACK_BYTES: usize = 64 << 20;
 /// Grammars that are compiled at once.
 const THREADS: usize = 4;
 /// Of the library's reason, which may quote much of a grammar.

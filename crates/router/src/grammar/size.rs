@@ -19,6 +19,8 @@ pub const MAX_REGEX_BYTES: usize = 16 << 10;
 pub const MAX_LARK_BYTES: usize = 256 << 10;
 /// Colons in a grammar in Lark: each rule has one, and each level of a schema in it.
 pub const MAX_LARK_RULES: usize = 2048;
+/// Braces that open in a grammar in Lark: templates are used inside each other.
+pub const MAX_LARK_BRACES: usize = 2048;
 /// Alternatives of a choice.
 pub const MAX_CHOICES: usize = 1024;
 
@@ -40,6 +42,8 @@ pub enum SizeError {
     },
     #[error("has {found} rules (colons); the limit is {limit}")]
     Rules { found: usize, limit: usize },
+    #[error("has {found} opening braces; the limit is {limit}")]
+    Braces { found: usize, limit: usize },
 }
 
 /// # Errors
@@ -55,14 +59,19 @@ pub fn check(grammar: &Grammar) -> Result<(), SizeError> {
 /// Of a grammar in Lark that a client wrote.
 ///
 /// # Errors
-/// Too long, or too many rules.
+/// Too long, too many rules, or too many templates in use.
 pub fn check_rules(text: &str) -> Result<(), SizeError> {
     let found = text.matches(':').count();
     let limit = MAX_LARK_RULES;
-    match found > limit {
-        true => Err(SizeError::Rules { found, limit }),
-        false => bytes(text, MAX_LARK_BYTES),
+    if found > limit {
+        return Err(SizeError::Rules { found, limit });
     }
+    let found = text.matches('{').count();
+    let limit = MAX_LARK_BRACES;
+    if found > limit {
+        return Err(SizeError::Braces { found, limit });
+    }
+    bytes(text, MAX_LARK_BYTES)
 }
 
 fn bytes(text: &str, limit: usize) -> Result<(), SizeError> {
@@ -134,12 +143,12 @@ fn find_references<'a>(schema: &'a Value, targets: &mut HashSet<&'a str>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::thread;
 
     use serde_json::json;
 
     use super::*;
-    use crate::grammar::Grammars;
+    use crate::grammar::{compiler, vocabulary};
     use crate::testing::TestModel;
 
     #[test]
@@ -200,7 +209,15 @@ mod tests {
 
     #[test]
     fn the_largest_that_is_let_through_overflows_no_stack() {
-        let grammars = Grammars::new(Arc::clone(&TestModel::new().text));
+        let factory = vocabulary::factory(&TestModel::new().text);
+        let compiled = |grammar: &Grammar| {
+            let compile = || compiler::compile(&factory, grammar);
+            thread::scope(|scope| {
+                let one = thread::Builder::new().stack_size(compiler::STACK_BYTES);
+                let one = one.spawn_scoped(scope, compile).expect("a thread");
+                one.join().expect("no panic")
+            })
+        };
         let rules = (0..MAX_LARK_RULES - 2).map(|at| format!("a{at}: a{}\n", at + 1));
         let rules = format!(
             "start: a0\n{}a{}: \"x\"",
@@ -208,6 +225,10 @@ mod tests {
             MAX_LARK_RULES - 2
         );
         assert_eq!(check_rules(&rules), Ok(()));
+        let templates = format!("start: {}", "a{".repeat(MAX_LARK_BRACES));
+        assert_eq!(check_rules(&templates), Ok(()));
+        let refused = compiled(&Grammar::Lark(templates));
+        assert!(refused.is_err(), "no brace is closed");
         for grammar in [
             Grammar::Lark(rules),
             Grammar::JsonSchema(chain(800, 1)),
@@ -217,12 +238,7 @@ mod tests {
             Grammar::Regex("a?".repeat(MAX_REGEX_BYTES / 8)),
         ] {
             assert_eq!(check(&grammar), Ok(()));
-            assert_eq!(
-                grammars.check(&grammar),
-                Ok(()),
-                "{:.80}",
-                format!("{grammar:?}")
-            );
+            assert_eq!(compiled(&grammar), Ok(()), "{:.80}", format!("{grammar:?}"));
         }
     }
 }
