@@ -49,13 +49,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Files for other purposes: workers, logs, the tokenizer, the runtime.
 const OTHER_FILES: usize = 256;
 
-/// Raises the process's limit of open files as far as `max_connections` needs and the
-/// system allows. Returns how many connections it allows.
+/// Raises the process's limit of open files as far as the system allows: requests to workers of
+/// other engines take some, too. Returns how many of clients' connections it allows.
 pub fn connections_allowed(max_connections: usize) -> usize {
     let reserve = MAX_REFUSALS + OTHER_FILES;
     let files = getrlimit(Resource::Nofile);
     let needed = (max_connections + reserve) as u64;
-    let wanted = files.maximum.map_or(needed, |most| needed.min(most));
+    let wanted = files.maximum.unwrap_or(needed);
     if files.current.is_some_and(|current| current < wanted) {
         let raised = Rlimit {
             current: Some(wanted),

@@ -150,10 +150,12 @@ impl Answering {
     /// Takes note of a part; `None` where nothing of it is for the client.
     fn observe(&mut self, frame: Opaque) -> Option<Opaque> {
         let answer = frame.get::<Answer>()?;
-        self.usage = answer.usage.or(self.usage);
         let Some(resumption) = &mut self.resumption else {
+            self.usage = answer.usage.or(self.usage);
             return Some(frame);
         };
+        let usage = answer.usage.map(|usage| resumption.of_all(usage));
+        self.usage = usage.or(self.usage);
         let Some(bytes) = resumption.take(&answer.bytes) else {
             return Some(frame);
         };

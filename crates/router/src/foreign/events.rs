@@ -11,6 +11,7 @@ use super::request::Usage;
 
 /// Built once: that takes as long as the search of an event.
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""usage":"#));
+static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""abort""#));
 static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""choices":"#));
 
 /// An event that is larger is no event.
@@ -121,6 +122,11 @@ impl<'a> Data<'a> {
             let failed = serde_json::from_slice::<Failed<'_>>(data);
             return Self::Error(failed.map(|failed| failed.error).unwrap_or_default());
         }
+        if ABORT.find(data).is_some()
+            && let Some(error) = aborted(data)
+        {
+            return Self::Error(error);
+        }
         let usage = has_value(data, &USAGE, b"{");
         let usage = usage.then(|| usage_of(data)).flatten();
         let output = match begun {
@@ -141,6 +147,35 @@ pub fn usage_of(json: &[u8]) -> Option<Usage> {
         usage: Option<Usage>,
     }
     serde_json::from_slice::<Counted>(json).ok()?.usage
+}
+
+/// What SGLang's `/generate` streams in place of an answer that it cannot give: a finish with the
+/// status that the answer would have had.
+fn aborted(data: &[u8]) -> Option<ErrorDetail<'_>> {
+    #[derive(Deserialize)]
+    struct Chunk<'a> {
+        #[serde(borrow)]
+        meta_info: Meta<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Meta<'a> {
+        #[serde(borrow)]
+        finish_reason: Abort<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Abort<'a> {
+        #[serde(rename = "type")]
+        kind: &'a str,
+        #[serde(borrow, default)]
+        message: std::borrow::Cow<'a, str>,
+        status_code: u16,
+    }
+    let chunk = serde_json::from_slice::<Chunk<'_>>(data).ok()?;
+    let reason = chunk.meta_info.finish_reason;
+    (reason.kind == "abort").then(|| ErrorDetail {
+        message: reason.message,
+        code: Some(reason.status_code.into()),
+    })
 }
 
 /// Whether a chunk is more than the role of the message.
@@ -226,6 +261,20 @@ mod tests {
         };
         assert_eq!((usage.prompt_tokens, usage.completion_tokens), (7, 2));
         assert_eq!(Data::of(DONE, true), Data::Done);
+        let abort =
+            br#"{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no \"KV\"",
+            "status_code":500}}}"#;
+        let Data::Error(error) = Data::of(abort, false) else {
+            panic!("an error");
+        };
+        assert_eq!((&*error.message, error.status()), ("no \"KV\"", Some(500)));
+        // What a client stops has no status, and a text may say anything.
+        for text in [
+            &br#"{"text":"a","meta_info":{"finish_reason":{"type":"abort","message":""}}}"#[..],
+            br#"{"text":"\"abort\"","meta_info":{"finish_reason":null}}"#,
+        ] {
+            assert_eq!(Data::of(text, true), Data::Token(None));
+        }
         let error = br#"{"error": {"message": "no \"room\"", "type": "x", "code": 500}}"#;
         let Data::Error(error) = Data::of(error, true) else {
             panic!("an error");

@@ -284,20 +284,24 @@ impl Resumption {
             }
         }
         if chunk.has("usage")
-            && let Some(usage) = chunk.read::<Usage>("usage")
+            && let Some(usage) = chunk.read("usage")
             && let Some(mut fields) = chunk.read::<Object>("usage")
         {
-            fields.set(
-                "prompt_tokens",
-                &usage.prompt_tokens.saturating_sub(self.earlier),
-            );
-            fields.set(
-                "completion_tokens",
-                &(usage.completion_tokens + self.earlier),
-            );
+            let usage = self.of_all(usage);
+            fields.set("prompt_tokens", &usage.prompt_tokens);
+            fields.set("completion_tokens", &usage.completion_tokens);
             chunk.set("usage", &fields);
         }
         chunk.to_json()
+    }
+
+    /// What a worker counted, of the whole answer: it took the text so far for prompt.
+    pub fn of_all(&self, usage: Usage) -> Usage {
+        Usage {
+            prompt_tokens: usage.prompt_tokens.saturating_sub(self.earlier),
+            completion_tokens: usage.completion_tokens + self.earlier,
+            ..usage
+        }
     }
 
     /// The request that goes on, if it may.
@@ -350,6 +354,8 @@ impl Resumption {
                     body.set("max_tokens", &left);
                 }
             }
+            // Templates and engines cut white space at either end of a message.
+            Kind::Chat if self.text.trim() != self.text => return None,
             Kind::Chat => {
                 let mut messages: Vec<Box<RawValue>> = client.read("messages")?;
                 let so_far = json!({"role": "assistant", "content": self.text});

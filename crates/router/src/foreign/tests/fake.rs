@@ -23,7 +23,10 @@ pub const MODEL: &str = "theirs";
 
 /// Every answer says the words of this text, one a token, from where the prompt left off.
 pub fn truth(position: usize) -> String {
-    format!(" t{position}")
+    match position {
+        0 => "t0".to_owned(),
+        _ => format!(" t{position}"),
+    }
 }
 
 /// What the workers of a fleet share outside of HTTP, and what they saw.
@@ -84,8 +87,13 @@ pub struct Manner {
     /// Decode computes prompts itself and says nothing.
     pub recomputes: bool,
     pub health: u16,
-    /// Bytes of padding in each chunk.
+    /// Characters of padding in each chunk.
     pub padding: usize,
+    pub pad: &'static str,
+    /// Streams break behind their last event.
+    pub breaks: bool,
+    /// Nobody gets its metrics.
+    pub metrics_hang: bool,
     /// Of data parallelism, where a worker reports them.
     pub ranks: u64,
 }
@@ -102,6 +110,9 @@ impl Default for Manner {
             recomputes: false,
             health: 200,
             padding: 0,
+            pad: ".",
+            breaks: false,
+            metrics_hang: false,
             ranks: 1,
         }
     }
@@ -302,12 +313,13 @@ impl Worker {
             if manner.error_after.is_some_and(|(after, _)| after == at) {
                 break;
             }
-            chunks.push(shape.chunk(start + at, at + 1 == tokens, manner.padding));
+            let pad = manner.pad.repeat(manner.padding);
+            chunks.push(shape.chunk(start + at, at + 1 == tokens, &pad));
         }
         let opening = chunks.len() - tokens.min(chunks.len());
         match manner.error_after {
             Some((_, code)) => {
-                let error = json!({"error": {"message": "planted", "code": code}});
+                let error = shape.error(code);
                 chunks.push(format!("data: {error}\n\n"));
             }
             None if usage => chunks.push(shape.usage(tokens)),
@@ -315,7 +327,9 @@ impl Worker {
         }
         chunks.push("data: [DONE]\n\n".to_owned());
         let worker = Arc::clone(self);
-        let stream = futures::stream::iter(chunks.into_iter().enumerate());
+        let chunks = chunks.into_iter().map(Some);
+        let broken = manner.breaks.then_some(None);
+        let stream = futures::stream::iter(chunks.chain(broken).enumerate());
         let stream = stream.then(move |(at, chunk)| {
             let (worker, _open) = (Arc::clone(&worker), &open);
             async move {
@@ -325,7 +339,7 @@ impl Worker {
                 }
                 worker.written.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
-                Ok::<_, std::convert::Infallible>(chunk)
+                chunk.ok_or(std::io::Error::other("broken"))
             }
         });
         let kind = [(
@@ -353,7 +367,7 @@ fn said_before(path: &str, body: &Object) -> usize {
         }
         _ => body.read::<String>("prompt").unwrap_or_default(),
     };
-    text.matches(" t").count()
+    text.matches(" t").count() + text.matches("t0").count()
 }
 
 fn most_tokens(path: &str, body: &Object) -> usize {

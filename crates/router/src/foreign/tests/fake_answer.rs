@@ -24,9 +24,9 @@ impl Shape {
         }
     }
 
-    pub fn chunk(&self, position: usize, last: bool, padding: usize) -> String {
+    pub fn chunk(&self, position: usize, last: bool, padding: &str) -> String {
         let finish = if last { json!("stop") } else { Value::Null };
-        let text = truth(position) + &".".repeat(padding);
+        let text = truth(position) + padding;
         if self.native {
             let meta = json!({"id": self.id, "input_token_logprobs": [[-1.0, 9, null]]});
             return format!("data: {}\n\n", json!({"text": text, "meta_info": meta}));
@@ -36,6 +36,15 @@ impl Shape {
             false => json!({"index": 0, "text": text, "finish_reason": finish}),
         };
         self.event(&json!([choice]))
+    }
+
+    /// Of an answer that breaks off.
+    pub fn error(&self, code: u16) -> Value {
+        if self.native {
+            let reason = json!({"type": "abort", "message": "planted", "status_code": code});
+            return json!({"text": "", "meta_info": {"id": self.id, "finish_reason": reason}});
+        }
+        json!({"error": {"message": "planted", "code": code}})
     }
 
     pub fn usage(&self, tokens: usize) -> String {

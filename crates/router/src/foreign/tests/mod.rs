@@ -5,12 +5,14 @@ mod connection;
 mod fake;
 mod fake_answer;
 mod sglang;
+mod sglang_faults;
 mod sglang_ranks;
 mod sglang_worker;
 #[cfg(feature = "otel")]
 mod traces;
 mod vllm;
 mod vllm_faults;
+mod vllm_resumed;
 mod vllm_worker;
 
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -48,6 +49,9 @@ async fn models() -> axum::Json<Value> {
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> String {
+    while worker.manner().metrics_hang {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let by_source = "vllm:prompt_tokens_by_source_total";
     format!(
         "vllm:num_requests_running{{engine=\"0\"}} {}\n\

@@ -107,6 +107,13 @@ impl Connections {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.push((connection, Instant::now()));
     }
+
+    /// Closes those that nobody has used for as long as a worker may take to close them itself.
+    pub fn close_idle(&self, now: Instant) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = idle.partition_point(|(_, since)| now.duration_since(*since) >= POOL_IDLE);
+        idle.drain(..old); // the oldest come first
+    }
 }
 
 impl Exchange<'_> {
@@ -259,6 +266,34 @@ mod tests {
         drop(listener);
         let answer = asked(&connections).await;
         assert!(matches!(answer, Err(HttpError::Connect(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn what_nobody_uses_is_closed() {
+        let (listener, connections) = listening().await;
+        let worker = async {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                serve(&mut stream).await;
+                tokio::spawn(async move { stream.read(&mut [0; 1]).await });
+            }
+        };
+        let both = async { tokio::join!(asked(&connections), asked(&connections)) };
+        let (_, (one, other)) = tokio::join!(worker, both);
+        assert!(one.is_ok() && other.is_ok());
+        let kept = || {
+            let idle = connections.idle.lock().unwrap();
+            idle.iter().map(|(_, since)| *since).collect::<Vec<_>>()
+        };
+        connections.close_idle(Instant::now());
+        let [first, last] = kept()[..] else {
+            panic!("two");
+        };
+        assert!(first < last);
+        connections.close_idle(first + POOL_IDLE);
+        assert_eq!(kept(), [last]);
+        connections.close_idle(last + POOL_IDLE);
+        assert_eq!(kept(), []);
     }
 
     #[tokio::test]

@@ -62,12 +62,16 @@ impl Leg<'_> {
         // One look at the clock serves all that is done with a part.
         let mut now = parts.read_at();
         // Only the worker is waited for here: a slow client is waited for below.
-        while let Some(part) = self
-            .before_stalled(&mut stalled, &seen, now, parts.next())
-            .await?
-        {
+        loop {
+            let next = self.before_stalled(&mut stalled, &seen, now, parts.next());
+            let part = match next.await {
+                Ok(None) => break,
+                // The client has all: how the connection ends does not matter.
+                Ok(Some(Err(_))) | Err(_) if seen.is_whole() => break,
+                Ok(Some(part)) => part.map_err(|error| self.broken(&seen, &error))?,
+                Err(stalled) => return Err(stalled),
+            };
             now = parts.read_at();
-            let part = part.map_err(|error| self.broken(&seen, &error))?;
             let part = splitter.push(part);
             let part = part.map_err(|error| Failure::failed(error.to_string()))?;
             let (whole, error) = seen.read(&part);
@@ -189,6 +193,11 @@ struct Seen {
 type ErrorEvent = (Option<u16>, String, Bytes);
 
 impl Seen {
+    /// Whether nothing may follow.
+    fn is_whole(&self) -> bool {
+        self.done && self.begun
+    }
+
     /// Reads whole events; gives back those before an error, and the error.
     fn read<'a>(&mut self, part: &'a Bytes) -> (&'a [u8], Option<ErrorEvent>) {
         for (start, data) in events::located(part) {

@@ -215,6 +215,7 @@ impl Watch {
                 _ = ticks.tick() => {}
                 () = site.doubts.notified() => {}
             }
+            site.connections.close_idle(tokio::time::Instant::now());
             let mut health = std::pin::pin!(self.observe(joined, site, started));
             // A worker that does not answer is suspected while it is asked.
             loop {
@@ -241,8 +242,14 @@ impl Watch {
                 return Ok(());
             }
         }
+        self.report(joined, None, None);
         let ended = site.loads.take_ended();
-        let scrape = self.probe().scrape().await;
+        // Metrics that take long are done without: the worker is well, and must not look silent.
+        let quick = Probe {
+            limit: self.liveness.suspect_after / 2,
+            ..self.probe()
+        };
+        let scrape = quick.scrape().await;
         if let (Some(before), Some(now)) = (started, scrape.started)
             && (now - before).abs() > 1.0
         {
@@ -267,9 +274,14 @@ impl Watch {
                  --kv-transfer-config, and see its log for failed transfers"
             );
         }
+        let exported = scrape.load.map(|load| exported(&load, scrape));
+        self.report(joined, scrape.load, exported);
+    }
+
+    fn report(&self, joined: &Joined, load: Option<LoadReport>, exported: Option<v1::Load>) {
         let report = Report {
-            load: scrape.load,
-            exported: scrape.load.map(|load| exported(&load, scrape)),
+            load,
+            exported,
             cache: None,
             outputs: std::iter::empty::<(String, Output)>(),
             ended: std::iter::empty::<(String, LegEnd)>(),

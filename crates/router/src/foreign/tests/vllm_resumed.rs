@@ -1,0 +1,145 @@
+//! Answers that another vLLM worker goes on with.
+
+use super::vllm::{CHAT, COMPLETIONS, fleet, tuned, words};
+use super::*;
+use crate::access_log::tests::Lines;
+use crate::config::AccessLog;
+
+const GREEDY: &str = r#"{"model":"theirs","prompt":"a","stream":true,"temperature":0,"max_tokens":9,"stream_options":{"include_usage":true}}"#;
+
+#[tokio::test]
+async fn a_greedy_answer_goes_on_with_another_worker() {
+    for (path, body) in [
+        (COMPLETIONS, GREEDY.to_owned()),
+        (
+            CHAT,
+            GREEDY.replace(
+                r#""prompt":"a""#,
+                r#""messages":[{"role":"user","content":"a"}]"#,
+            ),
+        ),
+    ] {
+        let (lines, _guard) = Lines::keep("info", AccessLog::Json);
+        let (router, mut workers, fabric) = fleet(&["", ""]).await;
+        workers.iter().for_each(|worker| {
+            worker.set(|manner| {
+                manner.pause_after = Some(2);
+                manner.tokens = 6;
+            });
+        });
+        let (begun, rest) = read_until(router.send(path, &body).await, "t1").await;
+        let at = workers
+            .iter()
+            .position(|worker| worker.open() == 1)
+            .unwrap();
+        workers[1 - at].set(|manner| manner.pause_after = None);
+        workers[at].kill();
+        let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+        let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+        let (text, chunks) = said(&all);
+        assert_eq!(text, words(6), "{all}");
+        assert!(
+            all.ends_with("data: [DONE]\n\n") && !all.contains("event: error"),
+            "{all}"
+        );
+        assert_eq!(all.matches(r#""role""#).count(), usize::from(path == CHAT));
+        assert!(
+            chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]),
+            "{all}"
+        );
+        let usage = &chunks.last().unwrap()["usage"];
+        let counts = [
+            &usage["prompt_tokens"],
+            &usage["completion_tokens"],
+            &usage["total_tokens"],
+        ];
+        assert_eq!(counts, [7, 6, 13], "{usage}");
+        let line = lines.objects().pop().expect("a line of the log");
+        let logged = ["prompt_tokens", "output_tokens"].map(|name| line[name].clone());
+        assert_eq!(logged, [7, 6], "{line}");
+        let second: Value = serde_json::from_str(&workers[1 - at].bodies()[0]).unwrap();
+        assert_eq!(second["max_tokens"], 7);
+        assert_eq!(router.metric("tasuki_resumed_answers_total"), 1.0);
+        fabric.check();
+    }
+}
+
+#[tokio::test]
+async fn what_a_worker_cannot_go_on_with_is_not_tried() {
+    let with = |field: &str| GREEDY.replace(r#""temperature":0"#, field);
+    for body in [
+        with(r#""temperature":0.5"#),
+        with(r#""seed":1"#),
+        with(r#""temperature":0,"n":2"#),
+        with(r#""temperature":0,"tools":[{}]"#),
+        with(r#""temperature":0,"logprobs":1"#),
+        with(r#""temperature":0,"structured_outputs":{}"#),
+        with(r#""temperature":0,"structural_tag":{}"#),
+        with(r#""temperature":0,"of_a_later_version":1"#),
+    ] {
+        let (router, mut workers, _) = fleet(&["", ""]).await;
+        workers
+            .iter()
+            .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+        let (_, rest) = read_until(router.send(COMPLETIONS, &body).await, "t1").await;
+        let at = workers
+            .iter()
+            .position(|worker| worker.open() == 1)
+            .unwrap();
+        workers[at].kill();
+        let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+        let rest = String::from_utf8(rest.concat()).unwrap();
+        assert_eq!(rest.matches("event: error").count(), 1, "{body}: {rest}");
+        assert!(workers[1 - at].legs().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_chat_is_not_gone_on_with_where_templates_cut_white_space() {
+    let chat = GREEDY.replace(
+        r#""prompt":"a""#,
+        r#""messages":[{"role":"user","content":"a"}]"#,
+    );
+    for (path, body, resumed) in [(CHAT, &chat, 0.0), (COMPLETIONS, &GREEDY.to_owned(), 1.0)] {
+        let (router, mut workers, fabric) = fleet(&["", ""]).await;
+        workers.iter().for_each(|worker| {
+            worker.set(|manner| {
+                manner.pause_after = Some(2);
+                (manner.padding, manner.pad) = (1, "\n");
+            });
+        });
+        let (_, rest) = read_until(router.send(path, body).await, "t1").await;
+        let open = workers.iter().position(|worker| worker.open() == 1);
+        let at = open.unwrap();
+        workers[1 - at].set(|manner| manner.pause_after = None);
+        workers[at].kill();
+        let rest: Vec<Bytes> = soon("the end", rest.collect()).await;
+        let rest = String::from_utf8(rest.concat()).unwrap();
+        assert_eq!(router.metric("tasuki_resumed_answers_total"), resumed);
+        let errors = rest.matches("event: error").count();
+        assert_eq!(errors, usize::from(resumed == 0.0), "{path}: {rest}");
+        fabric.check();
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_stalls_goes_on_with_another_worker() {
+    let (router, workers, fabric) = tuned(&["", ""], |tuning, _| {
+        tuning.liveness.stalled = Some(Duration::from_millis(200));
+    })
+    .await;
+    workers
+        .iter()
+        .for_each(|worker| worker.set(|manner| manner.pause_after = Some(2)));
+    let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+    let at = busy(&workers).await;
+    workers[1 - at].set(|manner| manner.pause_after = None);
+    let rest: Vec<Bytes> = soon("the rest", rest.collect()).await;
+    let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+    assert_eq!(said(&all).0, words(4), "{all}");
+    assert_eq!(router.metric("tasuki_resumed_answers_total"), 1.0);
+    // It is well otherwise, and stays.
+    router.until_up(2).await;
+    until("its request ended", || workers[at].open() == 0).await;
+    fabric.check();
+}
