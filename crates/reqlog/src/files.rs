@@ -70,8 +70,11 @@ impl Files {
         self.bytes + more as u64 > self.keep.bytes
     }
 
-    /// Begins a new file.
+    /// Begins a new file. If it cannot be opened, all others stay as they are.
     pub fn rotate(&mut self) -> io::Result<()> {
+        let new = suffixed(&self.keep.path, "new");
+        let file = options().open(&new)?;
+        file.set_len(0)?;
         for number in (0..self.keep.files).rev() {
             let from = numbered(&self.keep.path, number);
             if number + 1 == self.keep.files {
@@ -80,7 +83,7 @@ impl Files {
                 std::fs::rename(&from, numbered(&self.keep.path, number + 1))?;
             }
         }
-        let file = options().open(&self.keep.path)?;
+        std::fs::rename(&new, &self.keep.path)?;
         // Nobody else knows of the new file yet.
         let _ = file.try_lock();
         self.file = file;
@@ -113,8 +116,12 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     if number == 0 {
         return path.to_owned();
     }
+    suffixed(path, &number.to_string())
+}
+
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{number}"));
+    name.push(format!(".{suffix}"));
     name.into()
 }
 

@@ -170,6 +170,30 @@ fn an_earlier_routers_log_is_kept() {
 }
 
 #[test]
+fn where_no_new_file_can_be_opened_the_old_ones_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = Files::open(keep(folder.path(), 1 << 20, 2)).unwrap();
+    files.append(b"one\n").unwrap();
+    files.rotate().unwrap();
+    files.append(b"two\n").unwrap();
+    let in_the_way = folder.path().join("requests.log.new");
+    fs::create_dir(&in_the_way).unwrap();
+    for _ in 0..3 {
+        assert!(files.rotate().is_err());
+    }
+    files.append(b"three\n").unwrap();
+    let read = |name| fs::read_to_string(folder.path().join(name)).unwrap();
+    assert_eq!(read("requests.log"), "two\nthree\n");
+    assert_eq!(read("requests.log.1"), "one\n");
+    fs::remove_dir(in_the_way).unwrap();
+    files.rotate().unwrap();
+    assert_eq!(
+        (read("requests.log"), read("requests.log.1")),
+        (String::new(), "two\nthree\n".to_owned())
+    );
+}
+
+#[test]
 fn a_worker_that_serves_before_the_fleet_is_looked_at_again_is_told_first() {
     let folder = tempfile::tempdir().unwrap();
     let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 1));
