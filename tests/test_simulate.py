@@ -131,6 +131,25 @@ def test_a_rate_that_no_run_could_refute_is_not_promised(
     assert "prompts of 500 tokens and answers of 50" in capfd.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_design_that_is_taken_is_in_the_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of designs that count as equal the simplest is taken, however many have a higher rate."""
+    output = tmp_path / "plan.json"
+    rates = "step-ms=2.6,sequence-us=21,kv-token-ns=22,prompt-token-us=9.6,prompt-square-ns=0.42"
+    words = ["--gpus", "4", "--lengths", "5000:250", "--slo", "ttft=2s,tpot=25ms", "--rates", rates]
+    words += ["--probe-requests", "200", "--designs", "8", "--no-variations"]
+    assert _native.run_plan([*words, "--output", str(output)]) == 0
+    plan = json.loads(output.read_text())
+    name = plan["best"]["name"]
+    rank = [found["design"] for found in plan["simulated"]].index(plan["best"]["design"])
+    table, _ = capfd.readouterr().out.split("requests: the highest rate")
+    rows = table.splitlines()[1:]
+    assert rank >= 16 and len(rows) == 17
+    assert rows[-1].startswith(f"{name}  ")
+
+
 def test_the_degree_of_a_plan_can_be_given(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

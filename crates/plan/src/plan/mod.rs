@@ -24,7 +24,7 @@ use self::start::decimal;
 use crate::error::SimulateError;
 use crate::replay::{ids, is_given};
 
-/// Designs in the table.
+/// Designs in the table, beside the one that is taken.
 const SHOWN: usize = 16;
 
 /// Runs `tasuki plan` with these arguments; returns the exit code: 1 if there is no plan, or no
@@ -111,7 +111,16 @@ fn text(plan: &Plan, took_s: f64) -> String {
         "{:<38} {:>9} {:>9} {:>9} {:>18} {:>18} {:>6}",
         "design", "step", "estimate", "requests", "TTFT p50/p95 ms", "TPOT p50/p95 ms", "split"
     );
-    for found in plan.simulated.iter().take(SHOWN) {
+    let is_shown =
+        |(rank, found): &(usize, &Found)| *rank < SHOWN || found.design == plan.best.design;
+    let shown: Vec<&Found> = plan
+        .simulated
+        .iter()
+        .enumerate()
+        .filter(is_shown)
+        .map(|(_, found)| found)
+        .collect();
+    for found in &shown {
         row(&mut text, found);
     }
     let _ = writeln!(
@@ -120,10 +129,8 @@ fn text(plan: &Plan, took_s: f64) -> String {
          within {:.0}% count as equal, and the design with the fewest kinds of workers is taken.",
         100.0 * (plan.precision - 1.0)
     );
-    if plan
-        .simulated
+    if shown
         .iter()
-        .take(SHOWN)
         .any(|f| f.design.prefill_max_batched_tokens.is_some())
     {
         text +=
