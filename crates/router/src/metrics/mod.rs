@@ -115,7 +115,8 @@ impl Metrics {
         );
         to.register(
             "retries",
-            "Attempts abandoned or retargeted, by reason and by kind of failure",
+            "Attempts abandoned or retargeted, by reason (worker_lost, failed, kv_lost, returned, \
+             refused, retargeted) and by kind of failure",
             self.retries.clone(),
         );
         to.register(
@@ -125,7 +126,8 @@ impl Metrics {
         );
         to.register(
             "admission_refusals",
-            "Generations turned away before they were placed, by reason",
+            "Generations turned away before they were placed, by reason (too_late, sequences, \
+             tokens, waited)",
             self.refusals.clone(),
         );
         to.register(
@@ -194,7 +196,7 @@ impl Metrics {
         );
         to.register(
             "phase_seconds",
-            "Where the time of a request went, by phase",
+            "Where the time of a request went, by phase as in docs/handoff.md",
             self.phases.clone(),
         );
         to.register_collector(Box::new(WorkerCollector(Arc::clone(workers))));

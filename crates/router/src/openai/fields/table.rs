@@ -170,7 +170,7 @@ pub const FIELDS: &[Field] = &[
     supported(
         "timings",
         Both,
-        "Where the time went, in an answer that is not streamed",
+        "Where the time went, with a whole answer; a stream's last chunk has it beside `usage`",
     ),
     harmless("metadata", Both, "Nothing is stored"),
     harmless("store", Both, "Nothing is stored"),
