@@ -44,7 +44,7 @@ def test_parts_fill_slots_and_cover_every_byte_once(whole: bool, slot_bytes: int
 
 
 class Readers:
-    """An agent without a network; `gone` readers cannot be told or forgotten."""
+    """An agent without a network."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -58,8 +58,6 @@ class Readers:
 
     def forget(self, agent: str) -> None:
         self.forgotten.append(agent)
-        if agent == "gone":
-            raise RuntimeError("it is not known")
 
 
 def test_a_reader_that_is_gone_makes_room_for_another() -> None:

@@ -109,10 +109,7 @@ class StagingServer:
 
     def _forget(self, agent: str) -> None:
         if self._sets.pop(agent, None) is not None:
-            try:
-                self._agent.forget(agent)
-            except Exception as error:  # it is gone
-                log.debug("forgetting %s: %s", agent, describe(error))
+            self._agent.forget(agent)
 
     def _stage(self, agent: str, message: dict[str, Any]) -> None:
         known, lane, stretches = self._sets.get(agent), message["lane"], message["bytes"]
