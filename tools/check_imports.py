@@ -88,7 +88,7 @@ ALLOWED_PACKAGES = {
         "v1",
         "worker",
     },
-    "linkbench": {"bench", "command_line", "kv", "v1"},
+    "linkbench": {"bench", "command_line", "kv", "launch.parent_death", "v1"},
     "plot": set(),
     "v1": {"v1"},
 }

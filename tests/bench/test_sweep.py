@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from bench_fakes import FakeSystem, serve_result
 
+from tasuki.bench import sweep_command
 from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.load import LoadRun
 from tasuki.bench.plan import WARMUP_SEED, Plan, load_seed
 from tasuki.bench.sweep import Sweep
 from tasuki.bench.sweep_file import read_sweep
 from tasuki.bench.sweep_state import SweepState
+from tasuki.models.cache import exclusive
 
 TWO_BY_TWO = {
     "topologies": ["1p1d", "2m"],
@@ -60,6 +62,17 @@ def test_every_target_is_started_once_and_runs_every_load(tmp_path: Path) -> Non
     assert run.options == {"request-rate": 1, "input-tokens": 8, "seed": load_seed("a")}
     assert run.topology is not None
     assert (run.topology["name"], run.topology["prefill"]) == ("1p1d", 1)
+
+
+def test_a_folder_has_one_sweep_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasuki.models.fetch.resolve_model", lambda model: Path(model))
+    monkeypatch.setattr("tasuki.bench.check_loads.check_loads", lambda plan, tokenizer: None)
+    goal: dict[str, Any] = {"find": False, "slo": None}
+    (tmp_path / "sweep.json").write_text("as the other one wrote it")
+    taken = pytest.raises(BenchError, match="another sweep writes to")
+    with exclusive(tmp_path / ".lock", lambda: None), taken:
+        sweep_command._run(None, dict(TWO_BY_TWO), tmp_path, True, False, goal)
+    assert (tmp_path / "sweep.json").read_text() == "as the other one wrote it"
 
 
 def test_a_fresh_target_is_warmed_with_the_first_load_at_once(tmp_path: Path) -> None:

@@ -281,6 +281,20 @@ def test_errors_preemptions_and_full_memory_are_found() -> None:
         assert not found(check, Fleet([worker("w", {**good, "requests": 0.0}, good)])), check
 
 
+def test_preemptions_of_our_workers_are_judged_by_their_routers_requests() -> None:
+    ours = worker(
+        "w",
+        {"preemptions": 0.0, "running": 20.0},
+        {"preemptions": 2.0, "running": 20.0},
+        engine="tasuki",
+    )
+    assert "give the router's address" in unseen("preemptions", Fleet([ours]))
+    for requests, findings in ((500.0, 0), (20.0, 1)):
+        shown = scrapes({"requests": 0.0}, {"requests": requests})
+        fleet = Fleet([ours], routers=[Router("r", "tasuki", scrapes=shown)])
+        assert len(found("preemptions", fleet)) == findings, requests
+
+
 def test_a_worker_that_the_router_lost_is_found() -> None:
     lost = worker("w", {"up": 1.0}, {"up": 0.0}, engine="tasuki")
     assert len(found("workers", Fleet([lost]))) == 1

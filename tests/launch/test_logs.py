@@ -32,6 +32,15 @@ def test_they_stay_after_a_crash() -> None:
     assert logs.path.is_dir()
 
 
+def test_a_folder_has_one_launcher_at_a_time(tmp_path: Path) -> None:
+    wanted = tmp_path / "mine"
+    taken = pytest.raises(LaunchError, match=r"another launcher writes to .*mine")
+    with log_folder(wanted), taken, log_folder(wanted):
+        pass
+    with log_folder(wanted) as again:
+        assert again.path == wanted
+
+
 def test_a_folder_that_was_asked_for_stays(tmp_path: Path) -> None:
     with log_folder(tmp_path / "mine") as logs:
         logs.keep = False

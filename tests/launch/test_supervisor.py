@@ -136,6 +136,34 @@ def test_output_is_kept_by_name(supervisor: Supervisor, tmp_path: Path) -> None:
     assert "out of luck" in (tmp_path / "logs" / "prefill-0.log").read_text()
 
 
+def test_where_no_output_can_be_kept_or_shown_children_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoReader:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    talks = """
+import sys, time
+for number in range(200):
+    print("x" * 1000, flush=True)
+print("ready 127.0.0.1:1", flush=True)
+for number in range(200):
+    print("y" * 1000, flush=True)
+open(sys.argv[-1], "w").close()
+time.sleep(600)
+"""
+    (tmp_path / "mixed-0.log").symlink_to("/dev/full")
+    monkeypatch.setattr(sys, "stderr", NoReader())
+    supervisor = Supervisor(tmp_path, echo=True)
+    supervisor.start([spec("mixed-0", talks, str(tmp_path / "went on"))])
+    try:
+        assert supervisor.await_ready(["mixed-0"], DEADLINE_S) == ["127.0.0.1:1"]
+        eventually((tmp_path / "went on").exists)
+    finally:
+        supervisor.stop(supervisor.names(), grace_s=0.0)
+
+
 def test_output_is_shown_with_the_name_before_each_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tasuki.launch.errors import LaunchError
 from tasuki.launch.workers_file import WorkersFile
 
 
@@ -40,3 +43,13 @@ def test_it_is_replaced_whole(tmp_path: Path) -> None:
         file.put("mixed-0", "b:1")
         assert opened.read().startswith("a:1")  # the old file, complete
     assert addresses(file.path) == ["b:1"]
+
+
+def test_where_it_cannot_be_written_the_old_one_stays(tmp_path: Path) -> None:
+    file = WorkersFile(tmp_path / "workers.txt")
+    file.publish()
+    file.put("mixed-0", "a:1")
+    (tmp_path / "workers.txt.new").symlink_to("/dev/full")
+    with pytest.raises(LaunchError, match=r"No space left on device.*--log-dir DIR"):
+        file.put("mixed-1", "b:1")
+    assert addresses(file.path) == ["a:1"]

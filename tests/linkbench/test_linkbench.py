@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -89,6 +92,27 @@ def test_wrong_bytes_are_an_error_not_a_number(measured: Measured) -> None:
         with pytest.raises(LinkbenchError, match="did not arrive"):
             run._check(Point(4096, 16), blocks)
         words[place] ^= 1 << 40
+
+
+def test_a_source_ends_with_its_reader_however_that_ends() -> None:
+    code = """
+import multiprocessing, signal
+from tasuki.linkbench.source import be_source
+context = multiprocessing.get_context("spawn")
+pipe, theirs = context.Pipe()
+child = context.Process(target=be_source, args=(theirs, "cpu", "tcp"), daemon=True)
+child.start()
+print(child.pid, pipe.recv(), flush=True)
+signal.pause()
+"""
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        source, port = map(int, reader.stdout.readline().split())
+        assert psutil.pid_exists(source) and port > 0
+        reader.terminate()
+    psutil.wait_procs([psutil.Process(source)] if psutil.pid_exists(source) else [], timeout=30)
+    assert not psutil.pid_exists(source)
 
 
 def test_nobody_at_the_address_is_said_with_the_remedy() -> None:

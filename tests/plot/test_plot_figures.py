@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -277,6 +278,14 @@ def test_goodput_of_searches(sweep: Results) -> None:
     assert curve(offered, "3m").y == tuple(r.goodput for r in sweep.runs if r.label == "3m")
     figure = one(sweep, "goodput")
     assert figure.note == "SLO: TTFT ≤ 1,000 ms, TPOT ≤ 30 ms. Whiskers: 95% confidence."
+
+
+def test_a_search_without_an_upper_end_says_so(sweep: Results) -> None:
+    searches = [replace(search, interval=(2.7, math.inf)) for search in sweep.searches]
+    (bars,) = one(replace(sweep, searches=searches), "goodput").panels[0].bars
+    assert bars.labels[0] == "≥ 3"
+    assert "2.7 or more" in bars.hover[0]
+    assert (bars.low[0], bars.high[0]) == pytest.approx((2.7, 3.0))
 
 
 def test_goodput_without_a_search_is_the_best_seen(sweep: Results) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,6 +47,27 @@ def test_without_workers_it_lives_but_is_not_ready(
     assert tokens["count"] == len(tokens["tokens"]) > 0
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
+
+
+def test_it_serves_on_where_nobody_reads_its_log(tiny_model: Path) -> None:
+    words = ["router", "--model", str(tiny_model), "--port", "0", "--readiness-grace-s", "0"]
+    words += ["--worker", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-m", "tasuki", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            assert process.stdout is not None
+            said = iter(process.stdout.readline, b"")
+            _, _, url = next(x for x in said if b"listening on" in x).decode().rpartition(" ")
+            process.stdout.close()
+            body = {"prompt": "x", "max_tokens": 2}
+            for _ in range(3):
+                completions = f"{url.strip()}/v1/completions"
+                answer = httpx.post(completions, json=body, trust_env=False)
+                assert answer.status_code == 503, answer.text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(START_DEADLINE_S) == 0
+        finally:
+            process.kill()
 
 
 def test_metrics_have_a_port_of_their_own_where_clients_come_from_a_network(

@@ -34,6 +34,7 @@ where
     let lines = tracing_subscriber::fmt()
         .with_env_filter(directives)
         .with_writer(writer)
+        .log_internal_errors(false) // by a panic where nobody reads stderr either
         .with_ansi(false);
     Ok(match access {
         AccessLog::Json => lines.event_format(JsonLines::default()).finish().into(),

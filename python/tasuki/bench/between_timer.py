@@ -26,6 +26,7 @@ import grpc
 
 from tasuki.bench.child import end_child, explain, start_child
 from tasuki.bench.errors import RunFailedError
+from tasuki.kv.fleet import DIRECT
 from tasuki.launch.process import describe_exit
 from tasuki.options import arguments
 from tasuki.v1 import worker_pb2 as pb
@@ -195,7 +196,7 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 def _reports(where: str, batch: int, number: int) -> Iterator[Report]:
     """The reports of so many requests, which begin together, until all have ended."""
     outgoing: SimpleQueue[Any] = SimpleQueue()
-    with grpc.insecure_channel(where) as channel:
+    with grpc.insecure_channel(where, options=DIRECT) as channel:
         stub: Any = WorkerStub  # generated without types
         call = stub(channel).Serve(iter(outgoing.get, None), timeout=_ANSWER_S)
         try:

@@ -15,7 +15,7 @@ from tasuki.bench.errors import RunFailedError
 from tasuki.launch.config import Topology
 from tasuki.launch.process import describe_exit
 
-_SERVING = re.compile(rb"^Serving (\S+) at (http://\S+)$", re.M)
+_SERVING = re.compile(rb"^Serving (.+) at (https?://\S+)$", re.M)
 _LOOK_EVERY_S = 0.1
 _END_GRACE_S = 60.0
 _START_MARGIN_S = 60.0
@@ -71,7 +71,7 @@ class Serving:
         end_child(self._process, _END_GRACE_S)
 
     def _await_banner(self, start: int, options: Mapping[str, Any]) -> tuple[str, str]:
-        limit_s = float(options.get("startup-timeout-s", _START_TIMEOUT_S)) + _START_MARGIN_S
+        limit_s = float(options.get("startup-timeout", _START_TIMEOUT_S)) + _START_MARGIN_S
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             ended = self.ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,16 +175,31 @@ def _run(
     goal: dict[str, Any],
 ) -> int:
     from tasuki.bench.check_loads import check_loads
-    from tasuki.bench.estimate import estimate
     from tasuki.bench.sweep_file import read_sweep
     from tasuki.bench.sweep_state import SweepState
-    from tasuki.launch.supervisor import say
+    from tasuki.models.cache import exclusive
     from tasuki.models.fetch import model_path, resolve_model
 
     plan = read_sweep(file, flags, goal)
     tokenizer = model_path(plan.model) if dry_run else resolve_model(plan.model)
     check_loads(plan, tokenizer)
-    state = SweepState(plan, folder, fresh and not dry_run)
+    with ExitStack() as held:
+        if not dry_run:
+            held.enter_context(exclusive(folder / ".lock", lambda: _refuse(folder)))
+        state = SweepState(plan, folder, fresh and not dry_run)
+        return _sweep(plan, state, tokenizer, folder, dry_run)
+
+
+def _refuse(folder: Path) -> None:
+    raise BenchError(f"another sweep writes to {folder}: wait for its end, or choose --output")
+
+
+def _sweep(
+    plan: Plan, state: SweepState, tokenizer: Path | None, folder: Path, dry_run: bool
+) -> int:
+    from tasuki.bench.estimate import estimate
+    from tasuki.launch.supervisor import say
+
     if dry_run:
         for point in plan.all_points():
             print(f"{point.key}: {state.points[point.key].state}")

@@ -14,7 +14,7 @@ import grpc
 
 from tasuki.doctor.http import NoAnswerError
 from tasuki.doctor.picture import Probe, Role, Worker
-from tasuki.kv.fleet import FLEET_NAME
+from tasuki.kv.fleet import DIRECT, FLEET_NAME
 from tasuki.kv.fleet import Fleet as Certificates
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.v1.worker_pb2_grpc import WorkerStub
@@ -34,14 +34,14 @@ def _stream(
     """The messages of a worker, and a queue of ours to it."""
     outgoing: SimpleQueue[Any] = SimpleQueue()
     if certificates is None:
-        channel = grpc.insecure_channel(where)
+        channel = grpc.insecure_channel(where, options=DIRECT)
     else:
         credentials = grpc.ssl_channel_credentials(
             certificates.ca.read_bytes(),
             certificates.key.read_bytes(),
             certificates.cert.read_bytes(),
         )
-        named = [("grpc.ssl_target_name_override", FLEET_NAME)]
+        named = [*DIRECT, ("grpc.ssl_target_name_override", FLEET_NAME)]
         channel = grpc.secure_channel(where, credentials, options=named)
     stub: Any = WorkerStub  # generated without types
     call = stub(channel).Serve(iter(outgoing.get, None), timeout=timeout_s)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FLEET_NAME = "tasuki"
+DIRECT = (("grpc.enable_http_proxy", 0),)
+"""Options of a channel: workers are never behind a proxy."""
 REMEDY = (
     "both sides need --fleet-cert, --fleet-key and --fleet-ca, with certificates that are valid"
     f" now, have the DNS name {FLEET_NAME} and come from the other's --fleet-ca"

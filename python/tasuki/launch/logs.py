@@ -7,12 +7,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
-from tasuki.models.cache import cache_root
+from tasuki.models.cache import cache_root, exclusive
 
 KEPT_FOLDERS = 20
 
@@ -38,17 +38,25 @@ def log_folder(wanted: Path | None) -> Iterator[Logs]:
         wanted: Always kept; None: a new folder in the cache.
 
     Raises:
-        LaunchError: The folder cannot be made.
+        LaunchError: The folder cannot be made, or another launcher has it.
     """
-    try:
-        logs = Logs(_make(wanted))
-    except OSError as error:
-        raise LaunchError(f"cannot write logs: {error}; choose a folder: --log-dir DIR") from error
-    try:
-        yield logs
-    finally:
-        if wanted is None and not logs.keep:
-            shutil.rmtree(logs.path, ignore_errors=True)
+    with ExitStack() as held:
+        try:
+            logs = Logs(_make(wanted))
+            held.enter_context(exclusive(logs.path / ".lock", lambda: _refuse(logs.path)))
+        except OSError as error:
+            raise LaunchError(
+                f"cannot write logs: {error}; choose a folder: --log-dir DIR"
+            ) from error
+        try:
+            yield logs
+        finally:
+            if wanted is None and not logs.keep:
+                shutil.rmtree(logs.path, ignore_errors=True)
+
+
+def _refuse(folder: Path) -> None:
+    raise LaunchError(f"another launcher writes to {folder}; choose another folder: --log-dir DIR")
 
 
 def _make(wanted: Path | None) -> Path:

@@ -7,6 +7,7 @@ thread through a queue and share the process alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -96,20 +97,22 @@ class Child:
 
     def _copy(self) -> None:
         ready = False
-        with self._output, self._io.log_path.open("a", encoding="utf-8") as log:
+        with self._output, self._io.log_path.open("ab", buffering=0) as log:
             self._begun.wait()
             if self._process is not None:
-                log.write(f"--- {self.spec.name} started, {self.where}\n")
-            for raw in self._output:
+                with contextlib.suppress(OSError):
+                    log.write(f"--- {self.spec.name} started, {self.where}\n".encode())
+            for raw in self._output:  # to its end: without a reader the child could not go on
                 line = raw.decode(errors="replace").rstrip("\r\n")
-                log.write(line + "\n")
-                log.flush()
+                with contextlib.suppress(OSError):  # the disk is full
+                    log.write(f"{line}\n".encode())
                 if not ready and line.startswith(self.spec.ready_prefix):
                     ready = True
                     self._io.post(Ready(self, line.removeprefix(self.spec.ready_prefix).strip()))
                     continue
                 self.tail.append(line)
-                self._io.echo(line)
+                with contextlib.suppress(OSError):  # nobody reads what the launcher says
+                    self._io.echo(line)
 
     def _run(self, output: int) -> None:
         """Start it and wait for its end; the kernel ends it with this thread."""
@@ -127,10 +130,13 @@ class Child:
         self._begun.set()
         if pending is not None:
             self.signal(pending)
-        code = process.wait()
-        # What it said last explains the end; a grandchild may hold the pipe open for ever.
-        self._copier.join(_DRAIN_OUTPUT_S)
-        self._io.post(Exited(self, code))
+        code = 1
+        try:
+            code = process.wait()
+        finally:
+            # What it said last explains the end; a grandchild may hold the pipe open for ever.
+            self._copier.join(_DRAIN_OUTPUT_S)
+            self._io.post(Exited(self, code))
 
 
 def describe_exit(code: int) -> str:

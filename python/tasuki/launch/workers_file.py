@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tasuki.launch.errors import LaunchError
+
 
 class WorkersFile:
-    """Owns the file. Main thread only.
+    """Owns the file. Main thread only. Each call may raise `LaunchError`: it cannot be written.
 
     It is empty until `publish`: a router that knows some of the first workers would place
     requests on them alone.
@@ -43,5 +45,11 @@ class WorkersFile:
         public = sorted(self._addresses.items()) if self._is_public else ()
         lines = (f"{address}  # {name}\n" for name, address in public)
         scratch = self.path.with_name(f"{self.path.name}.new")
-        scratch.write_text("".join(lines))
-        scratch.replace(self.path)  # the router never sees half of it
+        try:
+            scratch.write_text("".join(lines))
+            scratch.replace(self.path)  # the router never sees half of it
+        except OSError as error:
+            raise LaunchError(
+                f"the router cannot be told of workers: {error}; make room there, or choose another"
+                " folder: --log-dir DIR"
+            ) from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ import torch
 from tasuki.errors import TasukiError
 from tasuki.kv.measure import Blocks
 from tasuki.kv.net_devices import Network
+from tasuki.launch.parent_death import PARENT_VARIABLE, follow_parent
 from tasuki.linkbench.points import LinkbenchError
 from tasuki.v1 import kv_pb2
 
@@ -168,6 +170,8 @@ def be_source(pipe: Connection, device: str, transport: str) -> None:
         device: Where its memory is.
         transport: As in `create_transport`.
     """
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    follow_parent()  # also where a signal ends it, which asks no daemon process to go
     try:
         source = Source("127.0.0.1", 0, device, transport)
     except TasukiError as error:

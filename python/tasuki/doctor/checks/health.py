@@ -114,10 +114,18 @@ def preemptions(fleet: Fleet) -> Outcome:
         total, gained = scrapes.last("preemptions"), scrapes.gained("preemptions")
         if total is None or gained is None:
             continue
-        outcome.looked_at.append(worker.name)
         ended = scrapes.recent("requests", "requests", _LEAST_REQUESTS)
         running = scrapes.mean("running") or 0.0
         of = ended.value if ended and ended.when.startswith("in ") else max(running, 1.0)
+        if worker.engine == "tasuki":  # only its router counts requests
+            counts = [router.scrapes.gained("requests") for router in fleet.routers]
+            of = max(of, sum(count for count in counts if count is not None))
+            if not fleet.routers:
+                outcome.unseen.append(
+                    f"how many requests {worker.name} has ended: give the router's address too"
+                )
+                continue
+        outcome.looked_at.append(worker.name)
         if gained < max(2.0, _PREEMPTED_SHARE * of):
             continue
         outcome.findings.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from tasuki.plot.figures.common import (
@@ -70,11 +71,20 @@ def _searched(
         tuple(rates),
         tuple(colors[name] for name in names),
         low=tuple(low for low, _ in edges),
-        high=tuple(high for _, high in edges),
-        labels=tuple(number(rate) if rate else "none" for rate in rates),
+        high=tuple(
+            rate if math.isinf(high) else high for rate, (_, high) in zip(rates, edges, strict=True)
+        ),
+        labels=tuple(
+            ("≥ " if math.isinf(high) else "") + number(rate) if rate else "none"
+            for rate, (_, high) in zip(rates, edges, strict=True)
+        ),
         hover=tuple(
-            f"<b>{name}</b><br>{number(rate)} requests/s{unit}"
-            f"<br>between {number(low)} and {number(high)}"
+            f"<b>{name}</b><br>{number(rate)} requests/s{unit}<br>"
+            + (
+                f"{number(low)} or more: no higher rate failed"
+                if math.isinf(high)
+                else f"between {number(low)} and {number(high)}"
+            )
             for name, rate, (low, high) in zip(names, rates, edges, strict=True)
         ),
     )

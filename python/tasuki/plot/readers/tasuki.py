@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,11 @@ def _batch(fields: Fields, label: str) -> BatchTable:
     return BatchTable(fields.path, label, rows, fields.text("model"), _topology(fields))
 
 
+def _open(low: float | None, high: float | None) -> tuple[float, float]:
+    """An interval of which an end may not be known."""
+    return low or 0.0, math.inf if high is None else high
+
+
 def _goodput(fields: Fields, label: str) -> GoodputSearch:
     points = tuple(
         GoodputPoint(
@@ -199,12 +205,12 @@ def _goodput(fields: Fields, label: str) -> GoodputSearch:
         )
         for point in fields.rows("points")
     )
-    interval = [edge for edge in fields.numbers("interval") if edge is not None]
+    interval = fields.numbers("interval")
     return GoodputSearch(
         path=fields.path,
         label=label,
         rate=fields.number("rate"),
-        interval=(interval[0], interval[1]) if len(interval) == 2 else None,
+        interval=_open(*interval) if len(interval) == 2 else None,
         confidence=fields.number("confidence"),
         points=points,
         slo_ms=_slo_ms(fields),
