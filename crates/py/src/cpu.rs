@@ -195,6 +195,7 @@ pub fn greedy(
             tokens.item_count()
         )));
     }
+    contents(&tokens)?; // one after another
     // SAFETY: as many numbers as the buffer has, lent to us to write to.
     let tokens = unsafe { std::slice::from_raw_parts_mut(writable(&tokens)?, rows.len() / width) };
     for (row, token) in rows.chunks_exact(width).zip(tokens) {

@@ -353,9 +353,10 @@ impl Worker {
         sequence.place.end = self.decodes.step;
         sequence.stage = Stage::Waiting;
         sequence.produced = produced;
-        sequence.tokens = sequence.leg.tokens - sequence.leg.resumed + produced;
         // It is computed again as it stands, and samples its next token then.
+        sequence.leg.tokens = sequence.leg.tokens - sequence.leg.resumed + produced;
         sequence.leg.resumed = produced;
+        sequence.tokens = sequence.leg.tokens;
         sequence.computed = 0;
         self.wait(victim);
     }

@@ -233,6 +233,31 @@ fn without_blocks_the_youngest_gives_way_and_is_computed_again() {
 }
 
 #[test]
+fn who_gives_way_again_is_computed_again_as_it_stands() {
+    let limits = Limits {
+        max_model_len: 240,
+        ..Limits {
+            num_blocks: 20,
+            ..limits()
+        }
+    };
+    let mut worker = worker(limits);
+    for _ in 0..3 {
+        worker.submit(leg(16, 200), Time::ZERO);
+    }
+    let all = told(&mut worker);
+    let paused = |seq| {
+        let of = all
+            .iter()
+            .filter(move |(told, _)| *told == Told::Paused(seq));
+        of.count()
+    };
+    assert!((0..3).any(|seq| paused(seq) > 1), "{all:?}");
+    assert_eq!(worker.pool.available(), 20);
+    assert_eq!(worker.counters.output_tokens, 600);
+}
+
+#[test]
 fn prompts_that_begin_alike_are_computed_once() {
     let mut worker = worker(limits());
     let chunks: Arc<[u64]> = [1, 2].into();

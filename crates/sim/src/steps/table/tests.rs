@@ -175,6 +175,21 @@ fn what_disturbed_a_measurement_makes_no_step_free() {
 }
 
 #[test]
+fn what_is_smaller_than_all_that_was_measured_is_not_free() {
+    let prefill = [(2048.0, 0.0, 0.029), (4096.0, 0.0, 0.060)]; // 2 ms less than nothing at 0
+    let table = measured(&prefill, &[(1.0, 100.0, 0.002), (3.0, 100.0, 0.003)]);
+    let step_s = |tokens: f64| {
+        table.step_s(&Work {
+            prompt_tokens: tokens,
+            prompt_squares: tokens * tokens,
+            ..Work::default()
+        })
+    };
+    assert!(step_s(64.0) >= 0.029 * 64.0 / 2048.0 * 0.999);
+    assert!(step_s(2048.0) < 0.030);
+}
+
+#[test]
 fn a_table_without_two_sizes_is_refused() {
     let row = PrefillRow {
         tokens: 1.0,
