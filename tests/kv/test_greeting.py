@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from tasuki.kv.tcp_reader import TcpPeer
+from tasuki.kv.tcp_source import TcpSource
 
 _SHM = """
 import os
@@ -54,3 +59,24 @@ def test_a_source_without_a_free_descriptor_serves_later(source: str) -> None:
     words = [sys.executable, "-c", _NO_DESCRIPTOR.format(source)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout) == (0, "visited\n"), done.stderr
+
+
+def test_where_the_system_gives_no_thread_one_reader_is_turned_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = TcpSource("127.0.0.1", memoryview(bytearray(4096)), 0)
+    start = threading.Thread.start
+    refused = []
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name == "kv-tcp-reader" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    address = ("127.0.0.1", source.port)
+    with socket.create_connection(address, timeout=30) as first:
+        assert first.recv(1) == b"", "it is closed"
+    assert refused and "a reader of KV cannot be served: can't start new thread" in caplog.text
+    TcpPeer("source", address, source.key).end()

@@ -17,8 +17,9 @@ import hmac
 import logging
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,17 @@ def readers(listener: socket.socket) -> Iterator[socket.socket]:
             time.sleep(_PAUSE_S)
             continue
         yield reader
+
+
+def begin(reader: socket.socket, serve: Callable[[socket.socket], None], name: str) -> bool:
+    """Serve a reader on a thread of its own. False: the system gives none; the reader is closed."""
+    try:
+        threading.Thread(target=serve, args=(reader,), name=name, daemon=True).start()
+    except RuntimeError as error:
+        log.warning("a reader of KV cannot be served: %s", error)
+        reader.close()
+        return False
+    return True
 
 
 def admit(reader: socket.socket, key: bytes) -> bytes:

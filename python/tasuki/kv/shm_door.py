@@ -104,13 +104,7 @@ class Door:
 
     def _accept(self) -> None:
         for reader in greeting.readers(self._listener):
-            try:
-                threading.Thread(
-                    target=self._serve, args=(reader,), name="kv-shm-reader", daemon=True
-                ).start()
-            except RuntimeError as error:  # the system gives no thread
-                log.warning("a reader of KV cannot be served: %s", error)
-                reader.close()
+            greeting.begin(reader, self._serve, "kv-shm-reader")
 
     def _serve(self, reader: socket.socket) -> None:
         with reader, contextlib.suppress(OSError):

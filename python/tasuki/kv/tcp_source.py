@@ -66,14 +66,8 @@ class TcpSource:
                 log.warning("%d connections without the key: one more is closed", _STRANGERS)
                 reader.close()
                 continue
-            try:
-                threading.Thread(
-                    target=self._serve, args=(reader,), name="kv-tcp-reader", daemon=True
-                ).start()
-            except RuntimeError as error:  # the system gives no thread
-                log.warning("a reader of KV cannot be served: %s", error)
+            if not greeting.begin(reader, self._serve, "kv-tcp-reader"):
                 self._strangers.release()
-                reader.close()
 
     def _serve(self, reader: socket.socket) -> None:
         with reader, contextlib.suppress(OSError):

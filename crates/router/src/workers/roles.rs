@@ -144,7 +144,8 @@ impl Registry {
             let labels = [("model", follower.name.as_str())];
             ConstCounter::new(ownership.taken).encode(family.encode_family(&labels)?)?;
         }
-        let help = "Roles that this router changed; reason: prefill or decode, by which the workers were too few";
+        let help = "Roles that this router changed; reason: prefill or decode, by which the workers \
+                    were too few";
         let mut family = encoder.encode_descriptor("role_changes", help, None, counter)?;
         for (follower, _) in &owned {
             for (&[from, to, reason], &count) in &follower.changes {

@@ -250,8 +250,8 @@ impl Grid {
     }
 }
 
-/// The value at `x` of a line of at least two points, the first above 0. Beyond the last one it rises as fast as before
-/// it or as on the whole, whichever is faster.
+/// The value at `x` of a line of at least two points. Beyond the last one it rises as fast as before
+/// it or as on the whole, whichever is faster; before the first one it is not below its share of that.
 fn between(line: &[(f64, f64)], x: f64) -> f64 {
     let slope = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| (y1 - y0) / (x1 - x0);
     let last = line.len() - 1;
@@ -262,7 +262,6 @@ fn between(line: &[(f64, f64)], x: f64) -> f64 {
         return line[last].1 + steep.max(slope(line[0], line[last])) * (x - line[last].0);
     }
     let value = line[from].1 + steep * (x - line[from].0);
-    // Nothing smaller was measured: it takes its share of the first point at least.
     match line[0] {
         (x0, y0) if x < x0 => value.max(y0 * x / x0),
         _ => value,

@@ -118,9 +118,10 @@ def preemptions(fleet: Fleet) -> Outcome:
         running = scrapes.mean("running") or 0.0
         of = ended.value if ended and ended.when.startswith("in ") else max(running, 1.0)
         if worker.engine == "tasuki":  # only its router counts requests
-            counts = [router.scrapes.gained("requests") for router in fleet.routers]
-            of = max(of, sum(count for count in counts if count is not None))
-            if not fleet.routers:
+            gains = (router.scrapes.gained("requests") for router in fleet.routers)
+            counts = [count for count in gains if count is not None]
+            of = max(of, sum(counts))
+            if not counts:
                 outcome.unseen.append(
                     f"how many requests {worker.name} has ended: give the router's address too"
                 )
