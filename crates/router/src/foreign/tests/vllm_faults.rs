@@ -225,7 +225,7 @@ async fn an_error_event_of_a_worker_is_a_failure() {
 #[tokio::test]
 async fn a_client_that_reads_slowly_holds_its_worker_back() {
     // The client is slower than a worker may be.
-    let stalled = Duration::from_millis(200);
+    let stalled = Duration::from_secs(2);
     let (router, workers, fabric) = tuned(&[""], |tuning, _| {
         tuning.liveness.stalled = Some(stalled);
         tuning.machine.stalled = Some(stalled);
