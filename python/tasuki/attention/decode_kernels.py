@@ -100,23 +100,24 @@ def lay_out(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_side(values, side):  # type: ignore[no-untyped-def]
-    """The first of two numbers where `side` is 0, the second where it is 1."""
-    which = tl.arange(0, 2)
-    first = tl.sum(tl.where(which == 0, values, 0), axis=0)
-    second = tl.sum(tl.where(which == 1, values, 0), axis=0)
-    return tl.where(side == 0, first, second)
+def _its_programs(begins, row, programs, total):  # type: ignore[no-untyped-def]
+    """The first and the last program that has tiles of a row: that of a tile is the last one whose
+    run begins there or before.
+    """
+    begin, end = tl.load(begins + row), tl.load(begins + row + 1)
+    total = tl.maximum(total, 1)
+    return ((begin + 1) * programs - 1) // total, (end * programs - 1) // total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    complete,
-    its_side,
+    mine,
     query,
+    row,
+    first,
+    last,
+    most,
     head,
-    ends_row,
-    ends_first,
-    ends_last,
     sums,
     weights,
     arrived,
@@ -127,19 +128,17 @@ def _merge(  # type: ignore[no-untyped-def]
     head_dim: tl.constexpr,
     at_once: tl.constexpr,
 ):
-    """Merge the pieces of the first row (side 0), of the last one (1) or of both, if complete.
+    """Merge the pieces, at `most` so many, that programs `first` to `last` left of `row`.
 
-    `query` and `its_side` are [rows]: the query heads of a row, or of both.
+    `mine` and `query` are [rows]: the query heads of a row, or of two rows; then the others, too.
     """
-    mine = (_of_side(complete, its_side) > 0) & (query < share)
-    row = _of_side(ends_row, its_side)
-    first = _of_side(ends_first, its_side)
-    last = _of_side(ends_last, its_side)
     at = tl.arange(0, head_dim)
     top = tl.where(mine, float("-inf"), 0.0)
     weight = tl.where(mine, 0.0, 1.0)
     sum_ = tl.zeros([mine.shape[0], head_dim], tl.float32)
-    for done in range(0, tl.max(tl.where(mine, last - first + 1, 0), axis=0), at_once):
+    each = tl.zeros_like(query)
+    row, first, last = row + each, first + each, last + each
+    for done in range(0, most, at_once):
         program = first[None, :] + done + tl.arange(0, at_once)[:, None]
         mask = mine[None, :] & (program <= last[None, :])
         side = (program == first[None, :]).to(tl.int32)
@@ -290,25 +289,16 @@ def attend(  # type: ignore[no-untyped-def]
     next_second, next_third = next_low, next_high
     if units == 4:
         next_second, next_third = tl.load(record + 3), tl.load(record + 4)
-    # The rows of the first and of the last tile, and whether others have pieces of them; a row
-    # that is both counts as the first.
-    side = tl.arange(0, 2)
-    ends = tl.where(side == 0, begin, tl.maximum(end - 1, begin))
-    ends_row = tl.load(records + ends * fields)
+    # The rows of the first and of the last tile, and who has pieces of them.
+    row_0, row_1 = next_row, tl.load(records + tl.maximum(end - 1, begin) * fields)
     if dependent:
         # Plan and cache are older than the kernel before this one, but for one token.
         _fetch(keys, block_stride, side_stride, records, fields, begin, end,
                head_dim, block_size, unit, tile, ahead)  # fmt: skip
-    row_begin = tl.load(begins + ends_row)
-    row_end = tl.load(begins + ends_row + 1)
+    first_0, last_0 = _its_programs(begins, row_0, programs, total)
+    first_1, last_1 = _its_programs(begins, row_1, programs, total)
     if dependent:
         gdc_wait()
-    divided = (side == 0) & (row_begin < begin)
-    divided |= (side == 1) & (row_begin >= begin) & (row_end > end)
-    divided &= ends < end
-    # The program of a tile is the last one whose run begins there or before.
-    ends_first = ((row_begin + 1) * programs - 1) // tl.maximum(total, 1)
-    ends_last = (row_end * programs - 1) // tl.maximum(total, 1)
     for t in tl.range(begin, end, num_stages=loads):
         row, left, low, high = next_row, next_left, next_low, next_high
         second, third = next_second, next_third
@@ -381,20 +371,32 @@ def attend(  # type: ignore[no-untyped-def]
             odd_sum = tl.zeros([rows, columns], tl.float32)
 
     tl.debug_barrier()  # what every thread left is left before one of them tells
-    counts = arrived + ends_row * kv_heads + head
+    # Its first row, if it began before this program, and its last one, if it goes on after it.
+    pieces_0, pieces_1 = last_0 - first_0, last_1 - first_1  # beside one
+    goes_on = tl.where(first_1 == program, pieces_1, 0)
+    side = tl.arange(0, 2)
+    divided = tl.where(side == 0, program - first_0, goes_on) > 0
+    divided &= begin + tl.zeros_like(side) < end
+    counts = arrived + tl.where(side == 0, row_0, row_1) * kv_heads + head
     before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
-    complete = divided & (before == ends_last - ends_first)
+    whole = (divided & (before == tl.where(side == 0, pieces_0, pieces_1))).to(tl.int32)
+    whole_0 = tl.sum(tl.where(side == 0, whole, 0), axis=0)
+    whole_1 = tl.sum(tl.where(side == 1, whole, 0), axis=0)
     # The row alone decides how it is merged, so that results do not depend on who merges it.
-    is_few = ends_last - ends_first < few_pieces
-    few, many = (complete & is_few).to(tl.int32), (complete & ~is_few).to(tl.int32)
-    for which in tl.static_range(2):
-        if tl.sum(tl.where(side == which, many, 0), axis=0) > 0:
-            its_side = tl.full([merged_rows], which, tl.int32)
-            _merge(many, its_side, tl.arange(0, merged_rows), head, ends_row, ends_first, ends_last,
-                   sums, weights, arrived, result, value_scale,
-                   kv_heads, share, head_dim, many_at_once)  # fmt: skip
-    if tl.max(few, axis=0) > 0:
+    few_0 = tl.where(pieces_0 < few_pieces, whole_0, 0)
+    few_1 = tl.where(pieces_1 < few_pieces, whole_1, 0)
+    of_one = tl.arange(0, merged_rows)
+    if whole_0 > few_0:
+        _merge(of_one < share, of_one, row_0, first_0, last_0, pieces_0 + 1, head, sums, weights,
+               arrived, result, value_scale, kv_heads, share, head_dim, many_at_once)  # fmt: skip
+    if whole_1 > few_1:
+        _merge(of_one < share, of_one, row_1, first_1, last_1, pieces_1 + 1, head, sums, weights,
+               arrived, result, value_scale, kv_heads, share, head_dim, many_at_once)  # fmt: skip
+    if few_0 + few_1 > 0:
         of_both = tl.arange(0, 2 * merged_rows)
-        _merge(few, of_both // merged_rows, of_both % merged_rows, head, ends_row, ends_first,
-               ends_last, sums, weights, arrived, result, value_scale,
-               kv_heads, share, head_dim, 2)  # fmt: skip
+        is_0, of_its = of_both < merged_rows, of_both % merged_rows
+        mine = (tl.where(is_0, few_0, few_1) > 0) & (of_its < share)
+        most = tl.maximum(few_0 * pieces_0, few_1 * pieces_1) + 1
+        _merge(mine, of_its, tl.where(is_0, row_0, row_1), tl.where(is_0, first_0, first_1),
+               tl.where(is_0, last_0, last_1), most, head, sums, weights, arrived, result,
+               value_scale, kv_heads, share, head_dim, 2)  # fmt: skip
