@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from shapes import QWEN3_4B, TINY, write_model
+from shapes import write_model
 from step_bench import Bench, Work
 
 import tasuki
@@ -65,10 +65,12 @@ class Step:
 class Steps:
     """Decode steps of the tree's model, by their number of rows."""
 
-    def __init__(self, device: str, tiny: bool, context_tokens: int, most_rows: int) -> None:
+    def __init__(
+        self, device: str, config: dict[str, Any], context_tokens: int, most_rows: int
+    ) -> None:
         """Load the model, fill its cache with random numbers; the same ones in every tree."""
         self._context_tokens = context_tokens
-        self._model = _model(torch.device(device), tiny)
+        self._model = _model(torch.device(device), config)
         torch.manual_seed(2)
         blocks = most_rows * -(-context_tokens // BLOCK_SIZE)
         self._bench = Bench(self._model, torch.device(device), blocks * BLOCK_SIZE)
@@ -122,14 +124,14 @@ class Steps:
             return self._model.forward(step.batch, step.attention).float().cpu().numpy()
 
 
-def _model(device: torch.device, tiny: bool) -> CausalModel:
+def _model(device: torch.device, config: dict[str, Any]) -> CausalModel:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(1)
     with (
         tempfile.TemporaryDirectory() as folder,
         patch("tasuki.models.loader.DummyTensors", UnevenTensors),
     ):
-        path = write_model(Path(folder), TINY if tiny else QWEN3_4B)
+        path = write_model(Path(folder), config)
         return load_model(path, dtype=dtype, device=device, weights="dummy")
 
 

@@ -5,7 +5,7 @@
     python benchmarks/gpu/revisions.py HEAD mine=. --device cpu --tiny   the same code anywhere
 
 A revision is unpacked into a temporary folder, with the installed extension. Each
-tree is a process that holds a model in the shape of Qwen3-4B with random weights,
+tree is a process that holds a model in the shape of Qwen3-4B, or another, with random weights,
 the same ones in all, and a cache; steps are CUDA graphs, built and timed by the
 tree's own `step_bench.py`. Logits are compared first: `error` is their distance
 from those of cuBLAS with kernels between (the first tree's own is the scale of it),
@@ -32,12 +32,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from shapes import add_shape_option, config_of, result_file
 from tree_process import TreeFailedError, TreeProcess
 
 from tasuki.bench.header import header, own_command, write_result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RESULT = REPOSITORY / "benchmarks" / "results" / "gpu_revisions.json"
 REPLAYS = 8
 
 Array = npt.NDArray[np.float32]
@@ -171,7 +171,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Unpack the trees, start them, compare; gives the result's own fields."""
     settings = {
         "device": args.device,
-        "tiny": args.tiny,
+        "config": config_of(args.shape, args.tiny),
         "context_tokens": args.context,
         "most_rows": max(args.batches),
     }
@@ -209,7 +209,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=24, help="steps in a turn, on CUDA")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    add_shape_option(parser)
+    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     names = [word.partition("=")[0] for word in args.trees]
     if len(set(names)) < len(names):
@@ -219,10 +220,14 @@ def main() -> None:
         for word in own_command()
     ]
     described = header(
-        "gpu_revisions", command=command, label="revisions", topology=None, model="Qwen3-4B shape"
+        "gpu_revisions",
+        command=command,
+        label="revisions",
+        topology=None,
+        model=f"{args.shape} shape",
     )
     result = described | measure(args)
-    write_result(args.output, result)
+    write_result(args.output or result_file("gpu_revisions", args.shape), result)
     print(report(result))
     if result["failed"]:
         raise SystemExit(1)
