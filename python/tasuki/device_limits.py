@@ -61,6 +61,11 @@ class DeviceLimits:
         return self.shared_bytes_per_core // (shared_bytes + _RESERVED_BYTES)
 
     @property
+    def has_tma(self) -> bool:
+        """Whether kernels can copy blocks of memory by a description of them, as from Hopper on."""
+        return self.capability >= (9, 0)
+
+    @property
     def has_fp8(self) -> bool:
         """Whether kernels can convert from and to float8_e4m3fn."""
         return self.capability >= (8, 9) or self.capability == (0, 0)

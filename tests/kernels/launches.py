@@ -125,7 +125,7 @@ def gemms(full: bool) -> None:
     few = FewRows(1e-5, CPU)
     for (hidden, qkv, inner), rows, dtype, biased in itertools.product(
         shapes,
-        (1, 2, 16, 32, 48, 64) if full else (1, 2, 64),
+        (1, 2, 16, 32, 48, 64, 80, 96) if full else (1, 2, 64, 96),
         (BF16, F16) if full else (BF16,),
         (False, True) if full else (False,),
     ):

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from tasuki.models import gemm_tiles, gemms
 from tasuki.models.gemm_tiles import Device, Shape, parts_of, row_groups, tiles_of
-from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
+from tasuki.models.gemms import MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
 
 SIZE, OUT = 1024, 144
@@ -31,11 +31,13 @@ def on_device() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[1, 16], ids=["whole", "divided"])
-def few(request: pytest.FixtureRequest) -> FewRows:
-    """Divides columns into as many parts as leave so many programs."""
+@pytest.fixture(params=["whole", "divided", "in blocks"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FewRows:
+    """Divides columns into as many parts as leave so many programs; copies blocks, or not."""
     few = FewRows(EPS, DEVICE)
-    few._programs = request.param
+    few._programs = 1 if request.param == "whole" else 16
+    few._has_tma = request.param == "in blocks"
+    monkeypatch.setattr(gemm_tiles, "IN_BLOCKS_FROM", 2)
     return few
 
 
@@ -180,10 +182,31 @@ def test_a_kernel_that_does_not_fit_is_done_without(
         assert "102400" in line and "cuBLAS takes over" in line
 
 
+def test_rows_beyond_the_copied_ones_and_apart_are_kept_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In blocks: two groups of rows, of which the second is not full, in a larger tensor; and rows
+    that do not begin at multiples of 16 bytes, which no description of blocks takes.
+    """
+    few, gemm = FewRows(EPS, DEVICE), linear(OUT)
+    few._has_tma, described = True, []
+    monkeypatch.setattr(gemm_tiles, "IN_BLOCKS_FROM", 2)
+    describe = gemms._blocks
+    monkeypatch.setattr(
+        gemms, "_blocks", lambda *args: described.append(describe(*args)) or described[-1]
+    )
+    for apart, blocks in ((16, [32, 16, 64]), (1, [])):
+        described.clear()
+        x = torch.full((64, SIZE + apart), float("nan")).to(HALF)
+        x[:40, :SIZE] = torch.randn(40, SIZE)
+        check(few.plain(gemm, x[:40, :SIZE]), exact(gemm, x[:40, :SIZE]))
+        assert [blocks.block_shape[0] for blocks in described if blocks is not None] == blocks
+
+
 def test_what_is_not_taken(few: FewRows) -> None:
     gemm = linear(OUT)
-    assert few.takes(gemm, MAX_ROWS)
-    assert not few.takes(gemm, MAX_ROWS + 1)
+    assert few.takes(gemm, few.max_rows)
+    assert not few.takes(gemm, few.max_rows + 1)
     assert not few.takes(gemm, 0)
     assert not few.takes(gemm.__call__, 1)
     assert not few.takes(linear(OUT, torch.float32), 2)
@@ -195,7 +218,7 @@ def test_the_last_part_of_the_columns_may_be_smaller(gated: bool) -> None:
     columns = gemm_tiles.COLUMNS_OF_GATED if gated else gemm_tiles.COLUMNS
     size, few = 13 * columns, FewRows(EPS, DEVICE)
     few._programs = 9  # for three tiles
-    assert tiles_of(Shape(17, size, OUT, gated), Device(few._shared_bytes, 9)).split == 3
+    assert tiles_of(Shape(17, size, OUT, gated), Device(few._shared_bytes, 9, False)).split == 3
     weight = (torch.randn(OUT * (1 + gated), size) * size**-0.5).to(HALF)
     x, gemm = torch.randn(17, size).to(HALF), PlainLinear(weight, None)
     if gated:
@@ -220,15 +243,18 @@ def test_row_groups_hold_the_rows_and_waste_little() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared_bytes", "plain", "gated"),
+    ("shared_bytes", "has_tma", "plain", "gated"),
     [
-        (232_448, [6, 6, 6, 6], [4, 4, 4, 4]),  # Hopper
-        (166_912, [6, 6, 5, 5], [4, 4, 4, 4]),  # A100
-        (101_376, [4, 4, 3, 3], [4, 4, 4, 4]),  # Ada, consumer Ampere and Blackwell
+        (232_448, True, [6, 6, 6, 4], [4, 4, 4, 4]),  # Hopper
+        (166_912, False, [6, 6, 5, 5], [4, 4, 4, 4]),  # A100
+        (101_376, False, [4, 4, 3, 3], [4, 4, 4, 4]),  # Ada, consumer Ampere
+        (101_376, True, [4, 4, 3, 3], [4, 4, 4, 4]),  # consumer Blackwell
     ],
 )
-def test_what_is_being_loaded_fits(shared_bytes: int, plain: list[int], gated: list[int]) -> None:
-    device, rows = Device(shared_bytes, 132), (16, 32, 48, 64)
+def test_what_is_being_loaded_fits(
+    shared_bytes: int, has_tma: bool, plain: list[int], gated: list[int]
+) -> None:
+    device, rows = Device(shared_bytes, 132, has_tma), (16, 32, 48, 64)
 
     def stages(gated: bool) -> list[int]:
         return [tiles_of(Shape(n, 2560, 9728, gated), device).stages for n in rows]

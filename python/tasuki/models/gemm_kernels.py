@@ -203,8 +203,11 @@ def _finish(  # type: ignore[no-untyped-def]
 def few_rows(  # type: ignore[no-untyped-def]
     x,
     x_stride,
+    x_blocks,
+    x_2_blocks,
     squares,
     weight,
+    weight_blocks,
     bias,
     result,
     result_stride,
@@ -232,7 +235,9 @@ def few_rows(  # type: ignore[no-untyped-def]
     ahead: tl.constexpr,
 ):
     # Rows are taken in two groups of powers of two, the second of which may be empty.
-    # With `stretches` x is weighted: so many sums of squares each row has.
+    # With `stretches` x is weighted: so many sums of squares each row has. What a step reads is
+    # copied in blocks (TMA) where `weight_blocks` and the rows' describe them.
+    in_blocks: tl.constexpr = weight_blocks is not None
     share: tl.constexpr = (size // columns + split - 1) // split * columns
     held: tl.constexpr = outs * (first + second)
     tile = tl.program_id(0) // split
@@ -273,14 +278,24 @@ def few_rows(  # type: ignore[no-untyped-def]
     if share * split != size:
         span = tl.minimum(share, size - begin)
     for k in tl.range(0, span, columns, num_stages=stages):
-        values = tl.trans(tl.load(x_at + k, mask=(row < rows)[:, None], other=0.0))
-        gate = tl.load(gates + k)
+        if in_blocks:
+            values = tl.trans(x_blocks.load([0, begin + k]))
+            gate = weight_blocks.load([tile * outs, begin + k])
+        else:
+            values = tl.trans(tl.load(x_at + k, mask=(row < rows)[:, None], other=0.0))
+            gate = tl.load(gates + k)
         total = tl.dot(gate, values, total)
         if second:
-            values_2 = tl.trans(tl.load(x_2_at + k, mask=(row_2 < rows)[:, None], other=0.0))
+            if in_blocks:
+                values_2 = tl.trans(x_2_blocks.load([first, begin + k]))
+            else:
+                values_2 = tl.trans(tl.load(x_2_at + k, mask=(row_2 < rows)[:, None], other=0.0))
             total_2 = tl.dot(gate, values_2, total_2)
         if gated:
-            upper = tl.load(ups + k)
+            if in_blocks:
+                upper = weight_blocks.load([out + tile * outs, begin + k])
+            else:
+                upper = tl.load(ups + k)
             up = tl.dot(upper, values, up)
             if second:
                 up_2 = tl.dot(upper, values_2, up_2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OUTS = 64
+IN_BLOCKS_FROM, IN_BLOCKS_TO = 49, 80  # rows of which what a step reads is copied in blocks
 COLUMNS, COLUMNS_OF_GATED = 128, 64
 LEAST_STEPS = 4  # of a part of the columns
 _SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
@@ -27,10 +28,12 @@ class Device:
     Attributes:
         shared_bytes: Of shared memory, of a program.
         programs: That there should be, at least.
+        has_tma: Whether it copies blocks of memory by a description of them, without registers.
     """
 
     shared_bytes: int
     programs: int
+    has_tma: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Tiles:
         stages: Steps whose weights and rows are on their way at a time. Triton keeps them in
             shared memory: as many steps as this, or one fewer before Hopper.
         split: Parts that the columns are divided into.
+        in_blocks: Whether what a step reads is copied in blocks.
     """
 
     outs: int
@@ -51,6 +55,7 @@ class Tiles:
     warps: int
     stages: int
     split: int
+    in_blocks: bool
 
 
 def tiles_of(shape: Shape, device: Device) -> Tiles:
@@ -58,11 +63,12 @@ def tiles_of(shape: Shape, device: Device) -> Tiles:
     columns = COLUMNS_OF_GATED if shape.gated else COLUMNS
     tiles, steps = -(-shape.out // OUTS), shape.size // columns
     split = parts_of(steps, min(device.programs // tiles, steps // LEAST_STEPS))
-    most = 4 if shape.gated else 6
+    in_blocks = device.has_tma and IN_BLOCKS_FROM <= shape.rows <= IN_BLOCKS_TO
+    most = 4 if shape.gated or in_blocks else 6
     stages = stages_of(
         most, columns * 2 * (OUTS * (1 + shape.gated) + held_rows(shape.rows)), device
     )
-    return Tiles(OUTS, columns, 4, stages, split)
+    return Tiles(OUTS, columns, 4, stages, split, in_blocks)
 
 
 def parts_of(steps: int, most: int) -> int:
