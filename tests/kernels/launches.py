@@ -38,7 +38,7 @@ from tasuki.execution import draw_kernel, penalty_kernel
 from tasuki.kv import digest_kernel
 from tasuki.models import fp8_kernels, fp8_linear, kernels, one_row_op
 from tasuki.models.fp8_linear import Fp8Linear
-from tasuki.models.gemms import FewRows
+from tasuki.models.gemms import LIMIT_ROWS, FewRows
 from tasuki.models.layers import PlainLinear
 from tasuki.models.weights import Fp8Weight
 
@@ -132,7 +132,7 @@ def gemms(full: bool) -> None:
         for few._programs in (1, CORES[LIMITS.capability]) if full else (CORES[LIMITS.capability],):
             with label(f"{rows} rows of {hidden}, {dtype}, biased={biased}"):
                 x, norm = rows_of(rows, hidden, dtype), rows_of(1, hidden, dtype)[0]
-                if few.takes(linear(qkv, hidden, dtype), rows):
+                if few.takes(linear(qkv, hidden, dtype), rows, LIMIT_ROWS):
                     few.normed(linear(qkv, hidden, dtype, biased=biased), x, norm)
                     few.plain(linear(hidden, hidden, dtype, biased=biased), x)
                     weighted = few.add(

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from tasuki.models import gemm_tiles, gemms
 from tasuki.models.gemm_tiles import Device, Shape, parts_of, row_groups, tiles_of
-from tasuki.models.gemms import MIN_ROWS_WEIGHTED, FewRows
+from tasuki.models.gemms import MAX_ROWS, MIN_ROWS_WEIGHTED, FewRows
 from tasuki.models.layers import PlainLinear
 
 SIZE, OUT = 1024, 144
@@ -182,10 +182,8 @@ def test_a_kernel_that_does_not_fit_is_done_without(
         assert "102400" in line and "cuBLAS takes over" in line
 
 
-def test_rows_beyond_the_copied_ones_and_apart_are_kept_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In blocks: two groups of rows, of which the second is not full, in a larger tensor; and rows
+def test_blocks_of_a_larger_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of rows, of which the second is not full, in a larger tensor; and rows
     that do not begin at multiples of 16 bytes, which no description of blocks takes.
     """
     few, gemm = FewRows(EPS, DEVICE), linear(OUT)
@@ -205,8 +203,8 @@ def test_rows_beyond_the_copied_ones_and_apart_are_kept_out(
 
 def test_what_is_not_taken(few: FewRows) -> None:
     gemm = linear(OUT)
-    assert few.takes(gemm, few.max_rows)
-    assert not few.takes(gemm, few.max_rows + 1)
+    assert few.takes(gemm, MAX_ROWS)
+    assert not few.takes(gemm, MAX_ROWS + 1)
     assert not few.takes(gemm, 0)
     assert not few.takes(gemm.__call__, 1)
     assert not few.takes(linear(OUT, torch.float32), 2)

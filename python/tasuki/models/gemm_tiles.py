@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OUTS = 64
-IN_BLOCKS_FROM, IN_BLOCKS_TO = 49, 80  # rows of which what a step reads is copied in blocks
+IN_BLOCKS_FROM = 49  # rows; what a step reads is copied in blocks
 COLUMNS, COLUMNS_OF_GATED = 128, 64
 LEAST_STEPS = 4  # of a part of the columns
 _SPARE_BYTES = 1 << 10  # of shared memory, for what a program keeps beside its loads
@@ -63,7 +63,7 @@ def tiles_of(shape: Shape, device: Device) -> Tiles:
     columns = COLUMNS_OF_GATED if shape.gated else COLUMNS
     tiles, steps = -(-shape.out // OUTS), shape.size // columns
     split = parts_of(steps, min(device.programs // tiles, steps // LEAST_STEPS))
-    in_blocks = device.has_tma and IN_BLOCKS_FROM <= shape.rows <= IN_BLOCKS_TO
+    in_blocks = device.has_tma and shape.rows >= IN_BLOCKS_FROM
     most = 4 if shape.gated or in_blocks else 6
     stages = stages_of(
         most, columns * 2 * (OUTS * (1 + shape.gated) + held_rows(shape.rows)), device

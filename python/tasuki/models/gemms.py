@@ -14,9 +14,10 @@ additions, in a CUDA graph (ms; 1.69 is the weights' bytes at the speed of a cop
 Columns were divided by powers of two then, and nothing was prefetched: on an H100 a step of
 one row is 1.4% shorter since, one of 16 rows 2.6%, one of 64 rows 0.4%, and from 96 rows on
 cuBLAS is as fast or faster (benchmarks/RESULTS.md). With more rows what counts is that
-neighbours share what they read, which these kernels cannot. From Hopper on the rows and weights
-of 49 to 80 rows are copied in blocks by a description of them (TMA): with fewer the processor's own
-copies are faster, with more cuBLAS.
+neighbours share what they read, which these kernels cannot. From 49 rows on, on Hopper and after,
+what a step reads is copied in blocks by a description of them (TMA); with fewer rows copies by the
+threads are faster. Of 80 rows the kernels then take less time than cuBLAS in Qwen3-4B's shape, and
+not in Llama-3-8B's.
 
 A tensor core's operand goes there without passing through registers, so that the norm before
 more than one row is a kernel of its own, as in the table above. Or it is begun by the GEMM
@@ -57,7 +58,7 @@ from tasuki.overlap import overlaps
 
 log = logging.getLogger(__name__)
 
-MAX_ROWS = 64  # where nothing is copied in blocks
+MAX_ROWS = 64
 LIMIT_ROWS = 128
 MIN_ROWS_WEIGHTED = 16
 
@@ -84,13 +85,12 @@ class _Surroundings(TypedDict):
 
 
 class FewRows:
-    """GEMMs of up to `max_rows` rows on one device, of one stream at a time.
+    """GEMMs of up to MAX_ROWS rows on one device, of one stream at a time.
 
     Owns the counters by which the programs of a divided GEMM find out who is last;
     they are 0 between kernels.
 
     Attributes:
-        max_rows: Beyond which cuBLAS is as fast or faster.
         refused: Whether the device refused a kernel: none is launched any more.
     """
 
@@ -101,24 +101,19 @@ class FewRows:
         self._dependent = overlaps(device)
         self._shared_bytes = limits.shared_bytes
         self._counters = torch.zeros(_MAX_TILES, dtype=torch.int32, device=device)
-        self.max_rows = gemm_tiles.IN_BLOCKS_TO if limits.has_tma else MAX_ROWS
         self.refused = False
         self._has_tma = limits.has_tma
         self._programs = limits.cores if device.type == "cuda" else 1
 
-    def takes(self, gemm: object, rows: int, most_rows: int = 0) -> TypeGuard[Gemm]:
+    def takes(self, gemm: object, rows: int, most_rows: int = MAX_ROWS) -> TypeGuard[Gemm]:
         """Whether the methods below take a GEMM of so many rows.
 
         Args:
             gemm: A linear layer.
             rows: Of its input.
-            most_rows: Up to `LIMIT_ROWS`; by default `max_rows`.
+            most_rows: Up to `LIMIT_ROWS`; beyond `MAX_ROWS` they are rarely the fastest.
         """
-        if (
-            self.refused
-            or not isinstance(gemm, Gemm)
-            or not 0 < rows <= (most_rows or self.max_rows)
-        ):
+        if self.refused or not isinstance(gemm, Gemm) or not 0 < rows <= most_rows:
             return False
         if isinstance(gemm, Fp8Linear):
             return rows == 1 and gemm.weight.shape[1] % (BLOCK * _BLOCKS_OF_ONE) == 0
@@ -249,9 +244,8 @@ class FewRows:
             return
         assert isinstance(gemm, PlainLinear)
         weight, none = gemm.weight, self._counters  # what is not there, and not read
-        device = Device(
-            self._shared_bytes, self._programs, self._has_tma and _is_aligned(x, weight)
-        )
+        has_tma = self._has_tma and _is_aligned(x, weight)
+        device = Device(self._shared_bytes, self._programs, has_tma)
         tiles = tiles_of(Shape(rows, size, out, gated), device)
         count = triton.cdiv(out, tiles.outs)
         sums = count * tiles.split * tiles.outs * held_rows(rows) * (1 + gated)
