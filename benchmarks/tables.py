@@ -101,6 +101,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "revisions-ahead-h200": revisions("gpu_revisions_ahead_h200"),
     "revisions-ahead-h200-16": revisions("gpu_revisions_ahead_h200_16"),
     "revisions-merge-h200": revisions("gpu_revisions_merge_h200"),
+    "revisions-scalars-h200": revisions("gpu_revisions_scalars_h200"),
+    "revisions-scalars-llama": revisions("gpu_revisions_scalars_h200_llama-3-8b"),
     "revisions-h100": revisions("gpu_revisions_h100"),
     "sampled": sampled,
     "dispatch": dispatch,
