@@ -77,7 +77,7 @@ pub struct ServerArgs {
     pub header: Vec<(HeaderName, HeaderValue)>,
 
     /// Further fields of every request, as a JSON object; they win over ours.
-    #[arg(long, value_name = "JSON", value_parser = fields)]
+    #[arg(long, value_name = "JSON", value_parser = extra_body)]
     pub extra_body: Option<Fields>,
 
     /// Sampling temperature; "server" leaves it to the server.
@@ -199,6 +199,24 @@ fn fields(given: &str) -> Result<Fields, String> {
     })
 }
 
+/// Fields of every request. The client measures one answer per request: tokens of several choices
+/// come in one stream, and would count as those of a single, faster answer.
+fn extra_body(given: &str) -> Result<Fields, String> {
+    let fields = fields(given)?;
+    for name in ["n", "best_of"] {
+        // null is the server's default, which is 1.
+        let value = fields.0.get(name).filter(|value| !value.is_null());
+        if let Some(value) = value.filter(|value| value.as_f64() != Some(1.0)) {
+            return Err(format!(
+                "{name} is {value}, but only 1 can be measured: the tokens of several choices \
+                 would count as those of one answer, so TPOT and ITL would be too low; leave \
+                 {name} out, and raise --num-requests for more load"
+            ));
+        }
+    }
+    Ok(fields)
+}
+
 fn temperature(given: &str) -> Result<Temperature, String> {
     match given {
         "server" => Ok(Temperature(None)),
@@ -213,5 +231,34 @@ fn positive(given: &str) -> Result<f64, String> {
     match given.parse() {
         Ok(seconds) if seconds > 0.0 && seconds <= 604_800.0 => Ok(seconds),
         _ => Err("it must be above 0 and at most 604800 s (a week)".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::extra_body;
+
+    #[test]
+    fn fields_that_ask_for_several_choices_are_refused() {
+        for (given, said) in [
+            (r#"{"n": 2}"#, "n is 2"),
+            (r#"{"n": 0}"#, "n is 0"),
+            (r#"{"n": "2"}"#, "n is \"2\""),
+            (r#"{"top_p": 0.9, "best_of": 3}"#, "best_of is 3"),
+        ] {
+            let error = extra_body(given).unwrap_err();
+            assert!(
+                error.contains(said) && error.contains("only 1") && error.contains("TPOT"),
+                "{error}"
+            );
+        }
+        for given in [
+            r#"{"n": 1, "best_of": 1}"#,
+            r#"{"n": null}"#,
+            r#"{"top_p": 0.9}"#,
+        ] {
+            assert!(extra_body(given).is_ok(), "{given}");
+        }
+        assert!(extra_body("[]").is_err());
     }
 }

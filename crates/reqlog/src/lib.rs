@@ -13,6 +13,7 @@
 
 mod files;
 mod format;
+mod limits;
 mod reader;
 mod sharing;
 mod writer;

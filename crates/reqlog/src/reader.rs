@@ -6,9 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::format::{Fleet, Header, Line, Record, VERSION};
+use crate::limits::{check_fleet, check_record};
 
 /// Tokens of the chunks that [`Request::chunks`] names.
 const CHUNK_TOKENS: u32 = 128;
+
+const FLEET_REMEDY: &str = "correct the value or remove the line";
+/// Later records count the lines between, so none may be removed.
+const RECORD_REMEDY: &str = "correct the value, or replace the line by {} to skip the request";
 
 /// Why a file is no log that can be read.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +34,14 @@ pub enum ReadError {
         "{path} has no request: serve some with --request-log, or name an older file, such as {path}.1"
     )]
     Empty { path: PathBuf },
+    /// `line` is 1-based.
+    #[error("{path}, line {line}: {reason}; {remedy}")]
+    Value {
+        path: PathBuf,
+        line: usize,
+        reason: String,
+        remedy: &'static str,
+    },
 }
 
 /// A request of a log.
@@ -65,14 +78,28 @@ impl Log {
         let first = lines.next().transpose().map_err(fail)?;
         let header = header(path, &first.unwrap_or_default())?;
         let (mut fleets, mut records, mut skipped) = (Vec::new(), Vec::new(), 0);
-        for line in lines {
+        for (number, line) in (2..).zip(lines) {
             let line = line.map_err(fail)?;
+            let refuse = |remedy| {
+                move |reason| ReadError::Value {
+                    path: path.to_owned(),
+                    line: number,
+                    reason,
+                    remedy,
+                }
+            };
             if line.is_empty() {
                 continue;
             }
             match serde_json::from_slice(&line) {
-                Ok(Line::Fleet { fleet }) => fleets.push(fleet),
-                Ok(Line::Record(record)) => records.push(Some(*record)),
+                Ok(Line::Fleet { fleet }) => {
+                    check_fleet(&fleet).map_err(refuse(FLEET_REMEDY))?;
+                    fleets.push(fleet);
+                }
+                Ok(Line::Record(record)) => {
+                    check_record(&record).map_err(refuse(RECORD_REMEDY))?;
+                    records.push(Some(*record));
+                }
                 Err(_) => {
                     // Records after it count it, too.
                     records.push(None);
@@ -136,8 +163,10 @@ fn header(path: &Path, line: &[u8]) -> Result<Header, ReadError> {
 /// Of each record, the names of its chunks as far as any record shares them.
 fn names(records: &[Option<Record>]) -> Vec<Vec<u64>> {
     let shared = |at: usize| {
-        let (back, tokens) = records[at].as_ref()?.shares?;
+        let record = records[at].as_ref()?;
+        let (back, tokens) = record.shares?;
         let holder = at.checked_sub(back as usize)?;
+        let tokens = tokens.min(record.prompt_tokens);
         Some((holder, (tokens / CHUNK_TOKENS) as usize))
     };
     let mut needed: Vec<usize> = vec![0; records.len()];

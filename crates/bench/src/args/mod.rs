@@ -10,4 +10,5 @@ mod values;
 mod workload;
 
 pub use arrival::{ArrivalArgs, ArrivalKind};
+pub(crate) use values::MAX_TOKENS;
 pub use workload::{Answers, WorkloadArgs, WorkloadKind};

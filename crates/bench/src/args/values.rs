@@ -3,7 +3,7 @@
 use tasuki_core::options::within;
 
 /// Tokens that a prompt or an answer may have at most.
-pub(super) const MAX_TOKENS: i64 = 10_000_000;
+pub(crate) const MAX_TOKENS: i64 = 10_000_000;
 /// A week: beyond it, a typing error is likelier than a benchmark.
 const MAX_SECONDS: f64 = 604_800.0;
 /// Requests per second.

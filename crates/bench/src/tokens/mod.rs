@@ -35,6 +35,12 @@ pub struct Segment {
     pub tokens: u32,
 }
 
+/// Tokens of all segments; of more than a `u32` holds, its largest value.
+fn total(segments: &[Segment]) -> u32 {
+    let tokens = segments.iter().map(|segment| segment.tokens);
+    tokens.fold(0, u32::saturating_add)
+}
+
 /// A prompt and the tokens it has, if that is known.
 pub type Counted = (Prompt, Option<u32>);
 
@@ -153,7 +159,7 @@ impl PromptMaker {
     /// those that the server adds included (they are taken off the end).
     #[must_use]
     pub fn prompt(&self, segments: &[Segment]) -> Counted {
-        let count = segments.iter().map(|segment| segment.tokens).sum();
+        let count = total(segments);
         match &self.content {
             Content::Ids { ids, .. } => {
                 let ids = self.draw(segments, count, ids.len()).map(|i| ids[i]);
@@ -199,7 +205,7 @@ impl PromptMaker {
                 let tokens = answer.len() as u32;
                 let stream = !segment.stream;
                 asked.extend([Segment { stream, tokens }, segment]);
-                let count = asked.iter().map(|segment| segment.tokens).sum();
+                let count = total(&asked);
                 (Prompt::Segments(asked), Some(count))
             }
             (asked @ Prompt::Tokens(_), _) => (asked, None),

@@ -234,3 +234,11 @@ fn seeds_give_other_content() {
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
 }
+
+#[test]
+fn the_count_of_a_very_long_conversation_stays_at_its_largest_value() {
+    let maker = PromptMaker::lengths(1);
+    let (asked, _) = maker.prompt(&[segment(1, u32::MAX), segment(2, 7)]);
+    let (_, count) = maker.follow(asked, "answer", segment(3, 7));
+    assert_eq!(count, Some(u32::MAX));
+}

@@ -1,6 +1,6 @@
 //! How long requests are in the mean.
 
-use tasuki_bench::args::WorkloadArgs;
+use tasuki_bench::args::{WorkloadArgs, WorkloadKind};
 use tasuki_reqlog::Record;
 
 use crate::error::SimulateError;
@@ -51,4 +51,22 @@ impl Lengths {
             output: mean(output),
         })
     }
+}
+
+/// Requests that a workload has at most: those of its file. `None`: they are made up, so there is
+/// no limit.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn requests_of_file(workload: &WorkloadArgs) -> Result<Option<u32>, SimulateError> {
+    if workload.workload != WorkloadKind::Trace {
+        return Ok(None);
+    }
+    let whole = WorkloadArgs {
+        num_requests: None,
+        ..workload.clone()
+    };
+    let total = whole.plan_lengths()?.build()?.total();
+    Ok(total.map(|total| u32::try_from(total).unwrap_or(u32::MAX)))
 }

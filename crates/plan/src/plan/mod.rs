@@ -7,6 +7,8 @@ mod planner;
 mod probe;
 mod screen;
 mod start;
+#[cfg(test)]
+mod tests;
 mod variations;
 
 use std::fmt::Write;
@@ -81,7 +83,11 @@ fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), Simulate
 
 fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
     let began = Instant::now();
-    let plan = Planner::new(args)?.plan()?;
+    let mut planner = Planner::new(args)?;
+    if let Some(note) = planner.rate_note() {
+        println!("note: {note}");
+    }
+    let plan = planner.plan()?;
     print!("{}", text(&plan, began.elapsed().as_secs_f64()));
     if let Some(path) = &args.goal.output {
         let content = serde_json::to_string_pretty(&plan).unwrap_or_default();

@@ -9,7 +9,7 @@ use tasuki_core::Role;
 
 use super::args::{GoalArgs, PlanArgs};
 use super::design::{Design, all};
-use super::lengths::Lengths;
+use super::lengths::{Lengths, requests_of_file};
 use super::probe::{Found, Seeing};
 use super::screen::{Limits, estimate};
 use super::start::Start;
@@ -46,6 +46,8 @@ pub struct Planner<'a> {
     pub lengths: Lengths,
     /// As `--itl-target-ms` says, 0 where steps have no bound; `None`: it follows from the objectives.
     step_target_s: Option<f64>,
+    /// Requests of the workload's file. `None`: the workload has no end.
+    pub(super) file_requests: Option<u32>,
     /// In place of the workload.
     pub log: Option<Logged>,
 }
@@ -110,6 +112,7 @@ impl<'a> Planner<'a> {
             Some(log) => Lengths::logged(log),
             None => Lengths::planned(&workload)?,
         };
+        let file_requests = requests_of_file(&workload)?;
         let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
         if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
             let (kind, name) = (price.kind.to_lowercase(), known.name.to_lowercase());
@@ -130,6 +133,7 @@ impl<'a> Planner<'a> {
             model: hardware.values().find_map(|known| known.model.clone()),
             hardware,
             lengths,
+            file_requests,
             step_target_s: args.hardware.itl_target_ms.map(|ms| ms / 1e3),
             log,
         })
@@ -157,7 +161,7 @@ impl<'a> Planner<'a> {
         let best = simplest(&simulated, self.precision()).ok_or(SimulateError::NoSteps)?;
         let colocated = |found: &&Found| found.design.is_colocated();
         let best_colocated = simulated.iter().find(colocated).cloned();
-        let logged = self.log.as_ref().map(Logged::rate);
+        let logged = self.log.as_ref().and_then(Logged::rate);
         let rate = self.goal.request_rate.or(logged);
         // Where nothing meets the objectives, what the lowest rate brings is shown.
         let rate = rate.unwrap_or(match best.rate > 0.0 {

@@ -72,7 +72,7 @@ impl Planner<'_> {
 
     /// Simulates a design at rising rates.
     pub fn probe(&self, design: &Design, estimated: f64) -> Result<Found, SimulateError> {
-        let start = estimated.max(0.01);
+        let start = self.long_enough(estimated.max(0.01));
         let precision = self.precision();
         let mut good: Option<(Seeing, Run)> = None;
         let mut bad: Option<(f64, Option<Seeing>)> = None;
@@ -102,9 +102,9 @@ impl Planner<'_> {
         let at_least = good.is_some() && matches!(bad, Some((_, None)));
         let (rate, at, binds) = match (good, bad) {
             (Some((seen, run)), bad) => {
-                let breaks = bad.map(|(_, seen)| match seen {
+                let breaks = bad.map(|(rate, seen)| match seen {
                     Some(seen) => self.broken(&seen),
-                    None => "higher rates need longer runs: raise --probe-requests",
+                    None => self.lengthen(rate),
                 });
                 (seen.rate, seen, self.binds(design, &run, breaks))
             }
@@ -187,8 +187,8 @@ impl Planner<'_> {
     fn clients(&self, rate: f64) -> Result<Box<dyn Clients + '_>, SimulateError> {
         let requests = self.requests(rate);
         if let Some(log) = &self.log {
-            let most = self.workload.num_requests.unwrap_or(requests) as usize;
-            return Ok(Box::new(LogClients::new(log, most, rate / log.rate())));
+            let speed = rate / log.replay_rate();
+            return Ok(Box::new(LogClients::new(log, requests as usize, speed)));
         }
         let arrival = Arrival {
             process: Process::Poisson { rate },
@@ -196,14 +196,21 @@ impl Planner<'_> {
             ramp_s: 0.0,
         };
         let mut workload = self.workload.clone();
-        workload.num_requests.get_or_insert(requests);
+        workload.num_requests = Some(requests);
         let workload = workload.plan_lengths()?.build()?;
         let seed = self.workload.seed;
         Ok(Box::new(BenchClients::new(workload, arrival, seed, None)))
     }
 
-    /// So many that a queue that grows is seen: it would break the objective within the run.
+    /// Requests of a run: as many as were asked for or are enough, and no more than the file has.
     fn requests(&self, rate: f64) -> u32 {
+        let wanted = self.workload.num_requests;
+        let wanted = wanted.unwrap_or_else(|| self.enough_requests(rate));
+        wanted.min(self.file_requests.unwrap_or(u32::MAX))
+    }
+
+    /// So many that a queue that grows is seen: it would break the objective within the run.
+    fn enough_requests(&self, rate: f64) -> u32 {
         let (ttft_s, e2e_s) = self.longest_s();
         let (run_s, (least, most)) = if self.goal.quick {
             (QUICK_RUN_OF_E2E * e2e_s, QUICK_REQUESTS)
@@ -216,8 +223,36 @@ impl Planner<'_> {
     }
 
     fn is_too_short(&self, rate: f64) -> bool {
-        let requests = self.workload.num_requests.unwrap_or(self.requests(rate));
-        f64::from(requests) < LEAST_OF_E2E * rate * self.longest_s().1
+        f64::from(self.requests(rate)) < LEAST_OF_E2E * rate * self.longest_s().1
+    }
+
+    /// The rate, or the highest one at which as many requests as there are take long enough.
+    fn long_enough(&self, rate: f64) -> f64 {
+        let limits = [self.workload.num_requests, self.file_requests];
+        match limits.into_iter().flatten().min() {
+            Some(most) => rate.min(0.99 * f64::from(most) / (LEAST_OF_E2E * self.longest_s().1)),
+            None => rate,
+        }
+    }
+
+    /// Why the expected rate is not that of the log.
+    pub fn rate_note(&self) -> Option<&'static str> {
+        let untold = self.log.as_ref().is_some_and(|log| log.rate().is_none());
+        (untold && self.goal.request_rate.is_none()).then_some(
+            "all requests of the log came at one time, so it has no request rate; the plan \
+             expects 80% of the best design's rate: give --request-rate or a longer log",
+        )
+    }
+
+    /// What makes a run of this rate longer.
+    fn lengthen(&self, rate: f64) -> &'static str {
+        match (self.workload.num_requests, self.file_requests) {
+            (_, Some(most)) if self.requests(rate) == most => {
+                "higher rates need longer runs: give a trace with more requests"
+            }
+            (Some(_), _) => "higher rates need longer runs: raise --num-requests",
+            (None, _) => "higher rates need longer runs: raise --probe-requests",
+        }
     }
 
     /// Seconds to the first and to the last token of a request that just meets the objectives: those

@@ -91,8 +91,15 @@ impl Logged {
         last_s.max(1e-3) * (1.0 + 1.0 / gaps)
     }
 
-    /// Requests a second.
-    pub fn rate(&self) -> f64 {
+    /// Requests a second: of n requests, n - 1 in the time from the first arrival to the last.
+    /// `None`: all came at one time, or there is one request, so the log does not tell.
+    pub fn rate(&self) -> Option<f64> {
+        let last = self.requests.last()?;
+        (last.record.arrived_s > 0.0).then(|| self.replay_rate())
+    }
+
+    /// Requests a second of a replay that begins again after [`Logged::span_s`].
+    pub fn replay_rate(&self) -> f64 {
         self.requests.len() as f64 / self.span_s()
     }
 
@@ -183,7 +190,11 @@ impl Logged {
                 .iter()
                 .filter_map(|r| Some((r, r.record.handoff?)))
         };
-        let largest = handoffs().max_by_key(|(_, handoff)| handoff.0);
+        // A handoff that moved no bytes does not tell how fast the link is.
+        let moved = |Handoff(bytes, ..): &Handoff| *bytes > 0;
+        let largest = handoffs()
+            .filter(|(_, handoff)| moved(handoff))
+            .max_by_key(|(_, handoff)| handoff.0);
         let bytes = largest.map(|(request, Handoff(bytes, ..))| {
             bytes as f64 / f64::from(request.record.prompt_tokens.max(1))
         });
@@ -197,6 +208,7 @@ impl Logged {
                 });
         let mut rates: Vec<f64> = alone
             .clone()
+            .filter(moved)
             .map(|Handoff(bytes, transfer_ms, _)| 1e3 * bytes as f64 / transfer_ms)
             .collect();
         let mut after: Vec<f64> = alone

@@ -268,4 +268,6 @@ fn told(then: &Deployment, real: &Deployment, speed: f64) -> String {
 }
 
 #[cfg(test)]
+mod odd_values;
+#[cfg(test)]
 mod tests;

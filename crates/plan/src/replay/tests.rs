@@ -27,7 +27,7 @@ const ROLES: [Role; 2] = [Role::Prefill, Role::Decode];
 const BYTES: f64 = 1e5;
 
 /// Every third prompt begins like the first, for 1,024 tokens.
-fn requests() -> Vec<Request> {
+pub(super) fn requests() -> Vec<Request> {
     let request = |index: usize| {
         let tokens = 1_200 + (index * 131 % 900) as u32;
         let name = |chunk: u64| match (index % 3, chunk) {
@@ -47,7 +47,7 @@ fn requests() -> Vec<Request> {
     (0..240).map(request).collect()
 }
 
-fn served(requests: &[Request]) -> Run {
+pub(super) fn served(requests: &[Request]) -> Run {
     let worker = |(role, host)| WorkerConfig {
         role,
         host,
@@ -130,7 +130,7 @@ fn record(outcome: &Outcome) -> Record {
 }
 
 /// The log that a router would have kept of the run.
-fn write_log(folder: &Path, requests: &[Request], run: &Run) -> PathBuf {
+pub(super) fn write_log(folder: &Path, requests: &[Request], run: &Run) -> PathBuf {
     let path = folder.join("requests.log");
     let keep = Keep {
         path: path.clone(),
@@ -161,7 +161,7 @@ fn write_log(folder: &Path, requests: &[Request], run: &Run) -> PathBuf {
     path
 }
 
-fn parse(words: &[&str]) -> (SimulateArgs, ArgMatches) {
+pub(super) fn parse(words: &[&str]) -> (SimulateArgs, ArgMatches) {
     let words = std::iter::once("simulate").chain(words.iter().copied());
     let matches = SimulateArgs::command().try_get_matches_from(words).unwrap();
     (SimulateArgs::from_arg_matches(&matches).unwrap(), matches)
@@ -284,4 +284,49 @@ fn absences_of_workers_are_replayed() {
         .collect();
     let (drain, undrain) = (tasuki_sim::FaultKind::Drain, tasuki_sim::FaultKind::Undrain);
     assert_eq!(told, [(1, 3.0, drain), (1, 7.0, undrain)]);
+}
+
+#[test]
+fn the_rate_of_a_log_is_that_of_its_gaps() {
+    let folder = tempfile::tempdir().unwrap();
+    let rate = |requests: &[Request]| {
+        let path = write_log(folder.path(), requests, &served(requests));
+        Logged::read(&path).unwrap().rate()
+    };
+    let requests = requests();
+    // A request every 50 ms.
+    for count in [2, 3, 10, 240] {
+        let rate = rate(&requests[..count]).unwrap();
+        assert!((rate - 20.0).abs() < 0.1, "{count}: {rate}");
+    }
+    assert_eq!(rate(&requests[..1]), None);
+    let at_once: Vec<Request> = (0..4)
+        .map(|index| Request {
+            due: Time::ZERO,
+            ..requests[index].clone()
+        })
+        .collect();
+    assert_eq!(rate(&at_once), None);
+}
+
+#[test]
+fn handoffs_that_moved_nothing_do_not_say_how_fast_kv_moves() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = &requests()[..20];
+    let path = write_log(folder.path(), requests, &served(requests));
+    let mut log = Logged::read(&path).unwrap();
+    let before = log.source().link.unwrap();
+    for request in &mut log.requests[..18] {
+        request.record.handoff = Some(Handoff(0, 2.0, 2.0));
+    }
+    let bytes_per_s = log.source().link.unwrap().bytes_per_s;
+    assert!(
+        bytes_per_s > 0.5 * before.bytes_per_s,
+        "{bytes_per_s}, {before:?}"
+    );
+    for request in &mut log.requests {
+        request.record.handoff = Some(Handoff(0, 2.0, 2.0));
+    }
+    let source = log.source();
+    assert_eq!((source.link, source.kv_bytes_per_token), (None, None));
 }

@@ -38,6 +38,9 @@ pub struct Limits {
     pub lead_s: f64,
     /// The same for each sequence that decodes.
     pub lead_sequence_s: f64,
+    /// The share of a step with prompts by which the next one is planned earlier still: such steps
+    /// vary, so the engine does not count on all of their time.
+    pub lead_of_prompts: f64,
     /// From a request's arrival at an idle worker to its first step. What comes meanwhile is part of
     /// the next one.
     pub launch_s: f64,
@@ -65,6 +68,7 @@ impl Limits {
             prefix_caching: true,
             lead_s: 1.5e-3,
             lead_sequence_s: 0.0,
+            lead_of_prompts: 0.15,
             launch_s: 1.5e-3,
             receive_s: 1e-4,
             between_s: 0.0,
@@ -80,14 +84,21 @@ impl Limits {
             max_running_requests: 64,
             itl_target_s: Some(0.1),
             lead_s: 0.0,
+            lead_of_prompts: 0.0,
             launch_s: 0.5e-3,
             ..Self::gpu(num_blocks, max_model_len)
         }
     }
 
     /// How long before a step's end the next one is planned: when it begins at the earliest.
-    pub fn planned_before_s(&self, sequences: f64, step_s: f64) -> f64 {
-        (self.lead_s + self.lead_sequence_s * sequences).min(step_s)
+    pub fn planned_before_s(&self, sequences: f64, step_s: f64, prompts: bool) -> f64 {
+        let lead_s = self.lead_s + self.lead_sequence_s * sequences;
+        let early_s = if prompts {
+            self.lead_of_prompts * step_s
+        } else {
+            0.0
+        };
+        (lead_s + early_s).min(step_s)
     }
 
     /// From a step of so many decodes to the next one.

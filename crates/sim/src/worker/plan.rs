@@ -164,8 +164,10 @@ impl Worker {
                 // Blocks that it grew by.
                 let size = self.config.limits.block_size;
                 let computed = self.decodes.computed(&place);
-                let grown = computed.div_ceil(size) - sequence.tokens.div_ceil(size);
-                sequence.blocks += grown;
+                // Those that a flight which has not landed has taken for it are there, too.
+                let steps = self.flight.as_ref().map_or(0, |flight| flight.steps as u32);
+                let held = (computed + steps).div_ceil(size) - sequence.tokens.div_ceil(size);
+                sequence.blocks += held;
                 self.decodes.leave(&place);
                 self.joined.retain(|&known| known != seq);
             }
@@ -237,7 +239,8 @@ impl Worker {
             step_s += self.config.steps.first_longer_s(&flight.work);
         }
         flight.first_s = self.slowness * step_s + flight.between_s;
-        flight.lead_s = limits.planned_before_s(flight.work.sequences, flight.first_s);
+        let prompts = !flight.chunks.is_empty();
+        flight.lead_s = limits.planned_before_s(flight.work.sequences, flight.first_s, prompts);
         if flight.chunks.is_empty() {
             self.fly_far(&mut flight, seen);
         }

@@ -43,6 +43,7 @@ fn limits() -> Limits {
         launch_s: 0.0,
         receive_s: 0.0,
         lead_s: 0.0,
+        lead_of_prompts: 0.0,
         block_size: 16,
         max_batched_tokens: 512,
         ..Limits::gpu(100, 640)
@@ -160,6 +161,46 @@ fn a_prompt_that_comes_too_late_for_a_step_is_part_of_the_one_after_it() {
     let all = told(&mut worker);
     // The step from 70 ms on is planned: another 10 ms, and 10 of its own with the decode beside.
     assert!(all.contains(&(Told::First(third), 100)), "{all:?}");
+}
+
+#[test]
+fn behind_a_step_with_prompts_the_next_one_is_planned_earlier() {
+    let firsts = |lead_of_prompts| {
+        let mut worker = worker(Limits {
+            lead_of_prompts,
+            ..limits()
+        });
+        worker.submit(leg(200, 3), Time::ZERO); // computed from 0 to 20 ms
+        worker.turn(worker.next);
+        let second = worker.submit(leg(200, 1), Time::from_s(0.018));
+        let all = told(&mut worker);
+        let first = all.iter().find(|(told, _)| *told == Told::First(second));
+        first.unwrap().1
+    };
+    // A step of 10 ms and 20 of its own follows at once, or behind one of 10 ms.
+    assert_eq!((firsts(0.05), firsts(0.15)), (50, 60));
+}
+
+#[test]
+fn a_decode_that_is_taken_away_in_a_flight_leaves_no_block_behind() {
+    let mut worker = worker(limits());
+    let first = worker.submit(leg(100, 201), Time::ZERO);
+    worker.submit(leg(100, 301), Time::ZERO);
+    while worker
+        .flight
+        .as_ref()
+        .is_none_or(|flight| flight.steps < 16)
+    {
+        worker.turn(worker.next);
+    }
+    worker.remove(first);
+    worker.wake(worker.next.minus_s(0.1));
+    let all = told(&mut worker);
+    assert!(
+        matches!(all.last(), Some((Told::Finished(1), _))),
+        "{all:?}"
+    );
+    assert_eq!(worker.pool.available(), 100);
 }
 
 #[test]

@@ -37,6 +37,7 @@ fn config(roles: &[Role]) -> Config {
             launch_s: 0.0,
             receive_s: 0.0,
             lead_s: 0.0,
+            lead_of_prompts: 0.0,
             itl_target_s: None,
             ..Limits::gpu(2_000, 4_096)
         },

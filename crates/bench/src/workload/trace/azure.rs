@@ -6,7 +6,7 @@ use std::path::Path;
 use chrono::{DateTime, NaiveDateTime};
 use serde::Deserialize;
 
-use super::Record;
+use super::{Record, check_length, is_time};
 use crate::error::PlanError;
 
 #[derive(Debug, Deserialize)]
@@ -40,13 +40,23 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>, PlanError> {
             let line = error.position().map_or(line, csv::Position::line);
             refuse(line, error.to_string())
         })?;
-        let at_s = seconds(&row.timestamp).ok_or_else(|| {
-            let given = &row.timestamp;
+        let given = &row.timestamp;
+        let at_s = seconds(given).ok_or_else(|| {
             refuse(
                 line,
                 format!("TIMESTAMP {given:?} is not like 2023-11-16 18:17:03.9799600"),
             )
         })?;
+        if !is_time(at_s) {
+            let reason = format!(
+                "TIMESTAMP is {given:?}, but it must be from 1970 to 2286; correct the line or \
+                 remove it"
+            );
+            return Err(refuse(line, reason));
+        }
+        check_length("ContextTokens", row.context_tokens)
+            .and_then(|()| check_length("GeneratedTokens", row.generated_tokens))
+            .map_err(|reason| refuse(line, reason))?;
         records.push(Record {
             at_s,
             input_tokens: row.context_tokens,

@@ -14,10 +14,15 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::Making;
+use crate::args::MAX_TOKENS;
 use crate::error::PlanError;
 use crate::plan::{Planned, Workload};
 use crate::seeds::{Purpose, stream};
 use crate::tokens::Segment;
+
+/// The latest time of a trace, in seconds since 1970: the end of the year 2286. Replays of such
+/// traces have times that a [`Duration`] holds, at any speed.
+const LATEST_S: f64 = 1e10;
 
 /// How a trace is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -60,6 +65,22 @@ struct Record {
     hash_ids: Vec<u64>,
 }
 
+/// Whether a trace may have this time.
+fn is_time(at_s: f64) -> bool {
+    (0.0..=LATEST_S).contains(&at_s)
+}
+
+/// Refuses a length that no request has. `field`: its name in the file.
+fn check_length(field: &str, tokens: u32) -> Result<(), String> {
+    if i64::from(tokens) > MAX_TOKENS {
+        return Err(format!(
+            "{field} is {tokens}, but a request may have {MAX_TOKENS} tokens at most; correct \
+             the line or remove it"
+        ));
+    }
+    Ok(())
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Trace {
@@ -84,6 +105,13 @@ impl Trace {
             TraceFormat::Mooncake => mooncake::read(&settings.file, settings.block_tokens)?,
             TraceFormat::Azure => azure::read(&settings.file)?,
         };
+        if records.is_empty() {
+            return Err(PlanError::Empty {
+                path: settings.file.clone(),
+                within: "at all".to_owned(),
+                remedy: "give a trace with one request a line, or another --trace-format",
+            });
+        }
         records.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
         let origin_s = records.first().map_or(0.0, |first| first.at_s);
         let until_s = settings.until_s.unwrap_or(f64::INFINITY);

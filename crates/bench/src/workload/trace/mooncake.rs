@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::Record;
+use super::{LATEST_S, Record, check_length, is_time};
 use crate::error::PlanError;
 use crate::workload::lines::read_lines;
 
@@ -21,6 +21,17 @@ struct Line {
 /// The records of a file, in its order.
 pub(super) fn read(path: &Path, block_tokens: u32) -> Result<Vec<Record>, PlanError> {
     read_lines(path, |line: Line| {
+        let at_s = line.timestamp / 1e3;
+        if !is_time(at_s) {
+            return Err(format!(
+                "timestamp is {:?}, but it must be from 0 to {:e} ms; give the times in \
+                 milliseconds",
+                line.timestamp,
+                1e3 * LATEST_S
+            ));
+        }
+        check_length("input_length", line.input_length)?;
+        check_length("output_length", line.output_length)?;
         let blocks = line.input_length.div_ceil(block_tokens) as usize;
         let hashes = line.hash_ids.len();
         if hashes != 0 && hashes != blocks {
@@ -31,7 +42,7 @@ pub(super) fn read(path: &Path, block_tokens: u32) -> Result<Vec<Record>, PlanEr
             ));
         }
         Ok(Record {
-            at_s: line.timestamp / 1e3,
+            at_s,
             input_tokens: line.input_length,
             output_tokens: line.output_length,
             hash_ids: line.hash_ids,

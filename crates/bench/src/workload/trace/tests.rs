@@ -145,3 +145,81 @@ fn broken_files_are_named_with_their_line() {
     let error = Trace::read(making(0, 3), &missing, None).unwrap_err();
     assert!(error.to_string().contains("/no/such/trace.csv"), "{error}");
 }
+
+#[test]
+fn times_and_lengths_that_no_request_has_are_refused_with_their_line() {
+    let first = r#"{"timestamp": 0, "input_length": 20, "output_length": 5}"#;
+    let mooncake = |second: &str| {
+        let content = format!("{first}\n{second}\n");
+        let error = try_replay(&content, TraceFormat::Mooncake, |s| s.speed_up = 1e-3).unwrap_err();
+        error.to_string()
+    };
+    for given in ["1e23", "-1.0", "1e300", "-1e23"] {
+        let line = format!(r#"{{"timestamp": {given}, "input_length": 20, "output_length": 5}}"#);
+        let said = mooncake(&line);
+        let value = given.parse::<f64>().unwrap();
+        assert!(
+            said.contains("line 2") && said.contains(&format!("timestamp is {value:?}")),
+            "{said}"
+        );
+        assert!(
+            said.contains("0 to 1e13 ms") && said.contains("milliseconds"),
+            "{said}"
+        );
+    }
+    // JSON has no such numbers.
+    for given in ["NaN", "1e999"] {
+        let line = format!(r#"{{"timestamp": {given}, "input_length": 20, "output_length": 5}}"#);
+        assert!(mooncake(&line).contains("line 2"), "{given}");
+    }
+    for (input, output, name) in [
+        (u32::MAX, 5, "input_length"),
+        (5, u32::MAX, "output_length"),
+    ] {
+        let line =
+            format!(r#"{{"timestamp": 1, "input_length": {input}, "output_length": {output}}}"#);
+        let said = mooncake(&line);
+        let expected = format!("line 2: {name} is 4294967295, but a request may have 10000000");
+        assert!(said.contains(&expected), "{said}");
+    }
+    let azure = |row: &str| {
+        let content = format!("{AZURE}{row}\n");
+        let error = try_replay(&content, TraceFormat::Azure, |_| {}).unwrap_err();
+        error.to_string()
+    };
+    let said = azure("+262142-01-01 00:00:00.0,374,44");
+    assert!(
+        said.contains("line 5: TIMESTAMP is \"+262142-") && said.contains("1970 to 2286"),
+        "{said}"
+    );
+    let said = azure("0001-01-01 00:00:00.0,374,44");
+    assert!(said.contains("line 5: TIMESTAMP is \"0001-"), "{said}");
+    let said = azure("2023-11-16 18:17:04.0,374,4294967295");
+    assert!(
+        said.contains("line 5: GeneratedTokens is 4294967295"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_latest_time_is_replayed_at_the_lowest_speed() {
+    let content = r#"{"timestamp": 0, "input_length": 20, "output_length": 5}
+        {"timestamp": 1e13, "input_length": 20, "output_length": 5}"#;
+    let planned = replay(content, TraceFormat::Mooncake, |s| s.speed_up = 1e-3);
+    assert_eq!(at_ms(&planned), [0, 10_000_000_000_000_000]);
+}
+
+#[test]
+fn a_file_without_a_request_is_refused_by_name() {
+    for (content, format) in [
+        ("", TraceFormat::Mooncake),
+        ("", TraceFormat::Azure),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+            TraceFormat::Azure,
+        ),
+    ] {
+        let said = try_replay(content, format, |_| {}).unwrap_err().to_string();
+        assert!(said.contains("no request at all"), "{said}");
+    }
+}

@@ -1,0 +1,145 @@
+//! Plans of short files: the rate that is found is one that the file can show.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use clap::Parser;
+
+use super::args::PlanArgs;
+use super::planner::{Plan, Planner};
+
+const RATES: &str = "step-ms=6,sequence-us=20,kv-token-ns=30,prompt-step-ms=6,prompt-token-us=20,\
+                     prompt-square-ns=0.2";
+
+/// The plan of these options, and the planner's note.
+fn plan(words: &[&str]) -> (Plan, Option<&'static str>) {
+    let fixed = [
+        "plan",
+        "--slo",
+        "ttft=1s,tpot=30ms",
+        "--gpus",
+        "2",
+        "--quick",
+    ];
+    let rates = ["--rates", RATES];
+    let words = fixed.iter().chain(&rates).chain(words);
+    let args = PlanArgs::try_parse_from(words).unwrap();
+    let mut planner = Planner::new(&args).unwrap();
+    let note = planner.rate_note();
+    (planner.plan().unwrap(), note)
+}
+
+fn trace(folder: &Path, requests: usize) -> String {
+    let mut text = String::new();
+    for index in 0..requests {
+        let at_ms = 50 * index;
+        let line = format!(r#"{{"timestamp":{at_ms},"input_length":1000,"output_length":100}}"#);
+        let _ = writeln!(text, "{line}");
+    }
+    let path = folder.join(format!("{requests}.jsonl"));
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_short_trace_shows_no_higher_rate_than_its_requests_can_fill() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |requests: usize, more: &[&str]| {
+        let file = trace(folder.path(), requests);
+        let words = ["--workload", "trace", "--trace-file", &file];
+        plan(&[&words, more].concat()).0.best
+    };
+    // A request that just meets the objectives takes 1 s + 100 x 30 ms = 4 s. A run must take 0.8
+    // of that: n requests show a rate of n / 3.2 s at most.
+    for requests in [1, 2, 10] {
+        let best = of(requests, &[]);
+        let most = requests as f64 / 3.2;
+        assert!(
+            best.rate > 0.8 * most && best.rate <= most,
+            "{requests}: {}",
+            best.rate
+        );
+        assert!(
+            best.at_least && best.binds.contains("more requests"),
+            "{}",
+            best.binds
+        );
+    }
+    let best = of(10, &["--num-requests", "5"]);
+    assert!(best.rate <= 5.0 / 3.2, "{}", best.rate);
+    assert!(
+        best.binds.contains("raise --num-requests"),
+        "{}",
+        best.binds
+    );
+    let best = of(1_500, &[]);
+    assert!(
+        best.rate > 10.0 && !best.at_least,
+        "{}, {}",
+        best.rate,
+        best.binds
+    );
+}
+
+/// A log whose requests arrive at these times.
+fn log(folder: &Path, times_s: &[f64]) -> String {
+    let mut text = concat!(
+        r#"{"tasuki_request_log":1,"tasuki":"1","began_unix_s":0.0,"router":{"policy":"cost","#,
+        r#""strict_roles":false,"role_preference":0.05,"admission":true}}"#,
+        "\n",
+        r#"{"fleet":{"t":0.0,"workers":[{"id":4,"role":"mixed","ready":true,"machine":1,"#,
+        r#""class":0,"num_blocks":8000,"block_size_tokens":32,"max_model_len_tokens":16384,"#,
+        r#""reports_cache":true}],"classes":[]}}"#,
+        "\n"
+    )
+    .to_owned();
+    for time_s in times_s {
+        let _ = writeln!(
+            text,
+            r#"{{"t":{time_s},"i":1000,"o":100,"f":50.0,"e":900.0}}"#
+        );
+    }
+    let path = folder.join("requests.log");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_log_of_one_time_tells_no_rate_to_expect() {
+    let folder = tempfile::tempdir().unwrap();
+    for times_s in [&[7.0][..], &[7.0, 7.0, 7.0]] {
+        let (plan, note) = plan(&["--from", &log(folder.path(), times_s)]);
+        assert!((plan.expected.rate - 0.8 * plan.best.rate).abs() < 1e-9);
+        assert!(note.is_some_and(|note| note.contains("--request-rate")));
+    }
+    let (plan, note) = plan(&["--from", &log(folder.path(), &[7.0, 7.5])]);
+    assert!(
+        (plan.expected.rate - 2.0).abs() < 1e-6,
+        "{}",
+        plan.expected.rate
+    );
+    assert_eq!(note, None);
+}
+
+#[test]
+fn a_trace_with_its_latest_time_is_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("late.jsonl");
+    let line = |at_ms: &str| {
+        format!(r#"{{"timestamp":{at_ms},"input_length":10,"output_length":10000000}}"#)
+    };
+    fs::write(&path, [line("0"), line("1e13")].join("\n")).unwrap();
+    let words = [
+        "--rates",
+        RATES,
+        "--workload",
+        "trace",
+        "--trace-file",
+        path.to_str().unwrap(),
+        "--trace-speed-up",
+        "0.001",
+    ];
+    // No request fits into a worker.
+    assert_eq!(crate::run_simulate(words.map(str::to_owned).to_vec()), 1);
+}
