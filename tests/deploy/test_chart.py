@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,23 +16,13 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from chart_rendering import CHART, REPOSITORY, helm, render
 
-REPOSITORY = Path(__file__).parents[2]
-CHART = REPOSITORY / "deploy/helm/tasuki"
 GOLDEN = Path(__file__).parent / "golden"
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 NAMES = [path.stem for path in VALUES]
-TOOLS = Path(os.environ.get("TASUKI_CLUSTER_TOOLS", Path.home() / ".cache/tasuki/cluster-tools"))
 
 Object = dict[str, Any]
-
-
-def helm() -> str:
-    found = TOOLS / "helm"
-    program = str(found) if found.exists() else shutil.which("helm")
-    if program is None:
-        pytest.skip(f"no helm on the path or in {TOOLS}: `make cluster-tools` builds one")
-    return program
 
 
 @functools.cache
@@ -71,8 +59,8 @@ def flags(container: Object) -> dict[str, str]:
 
 @pytest.mark.system
 def test_the_golden_files_are_what_the_templates_give(tmp_path: Path) -> None:
-    render = [str(REPOSITORY / "tools/render_chart.sh"), helm(), str(tmp_path)]
-    subprocess.run(render, check=True, timeout=120)
+    command = [str(REPOSITORY / "tools/render_chart.sh"), helm(), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120)
     assert sorted(path.stem for path in GOLDEN.iterdir()) == NAMES
     for name in NAMES:
         rendered = (tmp_path / f"{name}.yaml").read_text()
@@ -262,14 +250,7 @@ def test_the_hosts_of_a_worker_are_pods_of_one_ordinal() -> None:
     ],
 )
 def test_hosts_that_cannot_meet_are_refused(given: str, says: str) -> None:
-    values = ("--kube-version", "1.37.2", "--values", str(VALUES[NAMES.index("hosts")]))
-    done = subprocess.run(
-        [helm(), "template", "demo", str(CHART), *values, "--set", given],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = render("demo", VALUES[NAMES.index("hosts")], "--set", given)
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 

@@ -11,6 +11,7 @@ pods with ordinal N of all of them. Arguments: root; name, values (`pool`) and `
 {{- if $pool.autoscaling.enabled }}
 {{- fail (printf "pools.%s has %d hosts for each worker, which KEDA does not scale together: set autoscaling.enabled to false" $name (int $pool.hosts)) }}
 {{- end }}
+{{- include "tasuki.checkDividedNames" . }}
 ---
 # Names of the pods, by which the hosts of a worker find the first one before any is ready.
 apiVersion: v1
@@ -24,7 +25,7 @@ spec:
   publishNotReadyAddresses: true
   selector:
     {{- include "tasuki.selector" $root | nindent 4 }}
-    tasuki.dev/pool: {{ $name }}
+    tasuki.dev/pool: {{ $name | quote }}
   ports:
     - {name: hosts, port: 7100, targetPort: 7100}
 {{- range $host := until (int $pool.hosts) }}
@@ -36,7 +37,7 @@ metadata:
   labels:
     {{- include "tasuki.labels" $root | nindent 4 }}
     tasuki.dev/component: {{ if $host }}worker-host{{ else }}worker{{ end }}
-    tasuki.dev/pool: {{ $name }}
+    tasuki.dev/pool: {{ $name | quote }}
 spec:
   replicas: {{ $pool.replicas }}
   revisionHistoryLimit: 3
@@ -45,7 +46,7 @@ spec:
   selector:
     matchLabels:
       {{- include "tasuki.selector" $root | nindent 6 }}
-      tasuki.dev/pool: {{ $name }}
+      tasuki.dev/pool: {{ $name | quote }}
       tasuki.dev/host: {{ $host | quote }}
   template:
     {{- include "tasuki.workerTemplate" (dict "root" $root "name" $name "pool" $pool "full" $full "host" $host) | nindent 4 }}

@@ -6,7 +6,7 @@
 {{- /* Labels that select: they never change in the life of a release. */ -}}
 {{- define "tasuki.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "tasuki.labels" -}}

@@ -29,7 +29,7 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .of.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .of.nodeSelector }}
 nodeSelector:
@@ -42,7 +42,7 @@ tolerations:
 {{- with .of.spread }}
 topologySpreadConstraints:
   - maxSkew: 1
-    topologyKey: {{ .topologyKey }}
+    topologyKey: {{ .topologyKey | quote }}
     whenUnsatisfiable: {{ .whenUnsatisfiable }}
     labelSelector:
       matchLabels:
@@ -56,10 +56,10 @@ securityContext:
 {{- define "tasuki.modelMount" -}}
 {{- if .Values.model.volume }}
 - name: model
-  mountPath: {{ .Values.model.mountPath }}
+  mountPath: {{ .Values.model.mountPath | quote }}
   readOnly: true
   {{- with .Values.model.subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -75,7 +75,7 @@ securityContext:
   emptyDir: {}
 {{- with .root.Values.fleet.secretName }}
 - name: fleet
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .of.extraVolumes }}
 {{ toYaml . }}
@@ -113,7 +113,7 @@ securityContext:
 - {name: HF_HOME, value: /cache/huggingface}
 {{- with .Values.model.hubToken.secretName }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $.Values.model.hubToken.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.model.hubToken.key | quote }}}}
 {{- end }}
 {{- end -}}
 

@@ -10,7 +10,7 @@ metadata:
   labels:
     {{- include "tasuki.labels" $root | nindent 4 }}
     tasuki.dev/component: {{ if .host }}worker-host{{ else }}worker{{ end }}
-    tasuki.dev/pool: {{ $name }}
+    tasuki.dev/pool: {{ $name | quote }}
     tasuki.dev/role: {{ $pool.role }}
     {{- if $divided }}
     tasuki.dev/host: {{ .host | quote }}
@@ -28,16 +28,11 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- with $pool.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
-  {{- $selector := printf "%s\ntasuki.dev/pool: %s" (include "tasuki.selector" $root) $name }}
+  {{- $selector := printf "%s\ntasuki.dev/pool: %q" (include "tasuki.selector" $root) $name }}
   {{- include "tasuki.podFields" (dict "root" $root "of" $pool "selector" $selector) | trim | nindent 2 }}
-  {{- $affinity := $pool.affinity }}
-  {{- if $pool.near.topologyKey }}
-  {{- $near := include "tasuki.near" (dict "root" $root "near" $pool.near) | fromYaml }}
-  {{- $affinity = mergeOverwrite (deepCopy $affinity) $near }}
-  {{- end }}
-  {{- with $affinity }}
+  {{- with include "tasuki.affinity" (dict "root" $root "pool" $pool) | fromYaml }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -46,8 +41,8 @@ spec:
       {{- include "tasuki.image" (dict "root" $root "image" $image) | nindent 6 }}
       command: [tasuki, worker]
       args:
-        - --model={{ $root.Values.model.source }}
-        - --served-name={{ $root.Values.model.name }}
+        - {{ printf "--model=%s" $root.Values.model.source | quote }}
+        - {{ printf "--served-name=%s" $root.Values.model.name | quote }}
         - --name=$(POD_NAME)
         - --role={{ $pool.role }}
         - --host=$(POD_IP)
@@ -75,7 +70,7 @@ spec:
         - name: POD_INDEX
           valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
         - name: TASUKI_NODES_KEY
-          valueFrom: {secretKeyRef: {name: {{ $pool.nodesKey.secretName }}, key: {{ $pool.nodesKey.key }}}}
+          valueFrom: {secretKeyRef: {name: {{ $pool.nodesKey.secretName | quote }}, key: {{ $pool.nodesKey.key | quote }}}}
         {{- end }}
         {{- with $pool.extraEnv }}
         {{- toYaml . | nindent 8 }}
@@ -145,7 +140,7 @@ spec:
   volumes:
     {{- include "tasuki.volumes" (dict "root" $root "of" $pool) | trim | nindent 4 }}
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory | quote }}}
 {{- end -}}
 
 {{- /* `--nodes` of a worker: its pods of all hosts, by the names that their Service gives. */ -}}
@@ -158,14 +153,27 @@ spec:
 {{- join "," $nodes -}}
 {{- end -}}
 
+{{- /* A pool's `affinity`, with the term of `near` added to its preferred ones. Helm merges lists by
+replacing them, so they are joined here. Arguments: root, and the values of the `pool`. */ -}}
+{{- define "tasuki.affinity" -}}
+{{- $affinity := deepCopy .pool.affinity -}}
+{{- if .pool.near.topologyKey -}}
+{{- $near := include "tasuki.near" (dict "root" .root "near" .pool.near) | fromYaml -}}
+{{- $podAffinity := $affinity.podAffinity | default dict -}}
+{{- $key := "preferredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $preferred := append (get $podAffinity $key | default list) $near -}}
+{{- $_ := set $podAffinity $key $preferred -}}
+{{- $_ := set $affinity "podAffinity" $podAffinity -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
 {{- define "tasuki.near" -}}
-podAffinity:
-  preferredDuringSchedulingIgnoredDuringExecution:
-    - weight: {{ .near.weight }}
-      podAffinityTerm:
-        topologyKey: {{ .near.topologyKey }}
-        labelSelector:
-          matchLabels:
-            {{- include "tasuki.selector" .root | nindent 12 }}
-            tasuki.dev/component: worker
+weight: {{ .near.weight }}
+podAffinityTerm:
+  topologyKey: {{ .near.topologyKey | quote }}
+  labelSelector:
+    matchLabels:
+      {{- include "tasuki.selector" .root | nindent 6 }}
+      tasuki.dev/component: worker
 {{- end }}
