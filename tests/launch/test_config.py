@@ -157,7 +157,12 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
         ({"router": {"otlp_endpoint": "https://a:4318"}}, "use http://HOST:PORT"),
         ({"router": {"trace_sample_ratio": 0.5}}, "without --otlp-endpoint"),
         ({"port": 70_000}, "--port is 70000"),
-        ({"worker_base_port": 65_535}, "--worker-base-port is 65535: use a value from 0 to 65534"),
+        (
+            {"worker_base_port": 65_535},
+            "--worker-base-port is 65535, 2 workers count up from it: use a value from 1 to 65534,"
+            " or 0 for free ports",
+        ),
+        ({"worker_base_port": -1}, "--worker-base-port is -1, "),
     ],
 )
 def test_bad_settings_are_refused_before_anything_starts(

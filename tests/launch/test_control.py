@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tasuki.cli import app
+from tasuki.launch import machine, serve
+from tasuki.launch.config import ServeConfig
 from tasuki.launch.control import ControlError, ControlServer, send_order
 from tasuki.launch.errors import LaunchError
 
@@ -18,6 +24,12 @@ def obey(role: str, count: int) -> str:
     if role != "decode":
         raise LaunchError(f"{role!r} is no role")
     return f"{role}: {count}"
+
+
+def serving(path: Path | None) -> ControlServer:
+    made = ControlServer(path)
+    made.begin(obey, lambda function: function())
+    return made
 
 
 @pytest.fixture
@@ -29,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[ControlServer]:
-    made = ControlServer(None, obey, lambda function: function())
+    made = serving(None)
     yield made
     made.close()
 
@@ -48,11 +60,11 @@ def test_nobody_else_may_order(server: ControlServer, folder: Path) -> None:
 
 
 def test_who_is_meant_must_be_clear(server: ControlServer, folder: Path) -> None:
-    other = ControlServer(folder / "other.sock", obey, lambda function: function())
+    other = serving(folder / "other.sock")
     with pytest.raises(ControlError, match=r"several .* run: .*other\.sock"):
         send_order(None, "decode", 3)
     with pytest.raises(LaunchError, match="another `tasuki serve` listens at"):
-        ControlServer(other.path, obey, lambda function: function())
+        ControlServer(other.path)
     other.close()
     assert send_order(None, "decode", 3) == "decode: 3"
     server.close()
@@ -68,7 +80,7 @@ def test_a_socket_that_was_left_behind_is_replaced(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     assert path.exists()
-    again = ControlServer(path, obey, lambda function: function())
+    again = serving(path)
     assert send_order(path, "decode", 2) == "decode: 2"
     again.close()
     assert not path.exists()
@@ -82,12 +94,58 @@ def test_an_order_that_ends_the_launcher_is_answered_too(folder: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             function()  # type: ignore[operator]
 
-    ending = ControlServer(folder / "a.sock", stop, call)
+    ending = ControlServer(folder / "a.sock")
+    ending.begin(stop, call)
     with pytest.raises(ControlError, match="the launcher ends"):
         send_order(ending.path, "decode", 2)
     ending.close()
 
 
 def test_a_path_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 110)
+    says = f"--control-socket {path} has {len(str(path))} bytes, the limit is 107: choose a shorter"
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        ControlServer(path)
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        send_order(path, "decode", 2)
+
+
+def test_a_file_that_is_no_socket_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(LaunchError, match=r"notes exists and is no socket: choose another path"):
+        ControlServer(path)
+    assert path.read_text() == "mine"
+    with pytest.raises(LaunchError, match=r"cannot listen at .*; choose a --control-socket"):
+        ControlServer(path / "a.sock")
+
+
+def test_an_order_that_comes_early_waits_for_the_start(folder: Path) -> None:
+    early = ControlServer(folder / "a.sock")
+    with ThreadPoolExecutor(1) as pool:
+        order = pool.submit(send_order, early.path, "decode", 2)
+        with pytest.raises(TimeoutError):
+            order.result(0.2)
+        early.begin(obey, lambda function: function())
+        assert order.result(30) == "decode: 2"
+    early.close()
+    other = ControlServer(early.path)
+    early.close()
+    assert other.path.exists(), "a second close leaves another launcher's socket"
+    other.close()
+
+
+def test_the_socket_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(config: ServeConfig) -> None:
+        pytest.fail("workers are started")
+
+    monkeypatch.setattr(serve, "make_engine", start)
+    path = tmp_path / ("x" * 110)
     with pytest.raises(LaunchError, match="the limit is 107"):
-        ControlServer(tmp_path / ("x" * 110), obey, lambda function: function())
+        serve.serve(ServeConfig(model="m", control_socket=path))
+    runner = CliRunner()
+    monkeypatch.setattr(machine, "choose_topology", start)
+    done = runner.invoke(app, ["serve", "--control-socket", str(path)])
+    assert isinstance(done.exception, LaunchError)

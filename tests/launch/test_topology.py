@@ -37,6 +37,15 @@ def test_given_ports_count_up() -> None:
     assert [words_after(s, "--port") for s in specs] == [["7000"], ["7001"]]
 
 
+def test_base_port_0_gives_every_worker_a_free_port() -> None:
+    config = ServeConfig(model="m", worker_base_port=0)
+    specs = topology.worker_specs(config, MODEL, "float32", MACHINE)
+    assert [words_after(s, "--port") for s in specs] == [["0"], ["0"]]
+    highest = ServeConfig(model="m", worker_base_port=65_534)
+    specs = topology.worker_specs(highest, MODEL, "float32", MACHINE)
+    assert [words_after(s, "--port") for s in specs] == [["65534"], ["65535"]]
+
+
 def test_many_workers_share_half_of_the_memory() -> None:
     config = ServeConfig(model="m", topology=Topology(0, 0, 8))
     specs = topology.worker_specs(config, MODEL, "float32", MACHINE)

@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tasuki.bench.header import write_result
+from tasuki.cli import app
 from tasuki.kv.measure import Blocks
 from tasuki.kv.ways import Way
 from tasuki.linkbench import report, run
@@ -65,13 +67,16 @@ def test_sockets_are_measured_and_shared_memory_is_named() -> None:
 def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path: Path) -> None:
     path = tmp_path / "link.json"
     write_result(path, report.result(measured, SETUP))
-    lines, lost = report.against(path, measured.rows)
+    baseline = report.read_baseline(path, POINTS, SETUP)
+    lines, lost = report.against(baseline, measured)
     assert (len(lines), lost) == (3, False)
-    slower = [replace(row, seconds=tuple(2 * s for s in row.seconds)) for row in measured.rows]
-    lines, lost = report.against(path, slower)
-    assert lost and all("slower than 0.9" in line for line in lines)
+    slow = [replace(row, seconds=tuple(2 * s for s in row.seconds)) for row in measured.rows]
+    lines, lost = report.against(baseline, Measured(slow, way=Way.of("tcp/lo")))
+    assert lost and all("slower than 0.9" in line for line in lines[:3])
+    if measured.way != Way.of("tcp/lo"):
+        assert lines[3:] == [f"way tcp (tcp/lo), was {measured.way}"]
     with pytest.raises(LinkbenchError, match="none of these"):
-        report.against(path, [Row(Point(64, 1), (1.0,), (0.1,))])
+        report.read_baseline(path, [Point(64, 1)], SETUP)
     [figure] = figures(load([Source(path)]), Options(), "links")
     rate, posting = figure.panels
     assert [curve.name for curve in rate.curves][-2:] == ["memcpy", "socket"]
@@ -79,6 +84,26 @@ def test_a_result_is_read_again_compared_and_drawn(measured: Measured, tmp_path:
     saved = json.loads(path.read_text())
     assert saved["way"] == str(measured.way)
     assert [row["descriptors"] for row in saved["rows"]] == [16, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("setup", "says"),
+    [
+        (Setup(transport="shm"), "with transport nixl-ucx, this run uses transport shm"),
+        (Setup(devices=("cpu", "cuda:0")), "devices cpu, cpu, this run uses devices cpu, cuda:0"),
+        (Setup(peer="10.0.0.1:7900"), "with hosts 1, this run uses hosts 2"),
+    ],
+)
+def test_a_run_of_another_kind_is_not_compared(setup: Setup, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "link.json"
+    row = Row(Point(4096, 16), (1.0,), (0.1,))
+    write_result(path, report.result(Measured([row]), Setup(transport="nixl")))
+    assert report.read_baseline(path, [row.point], Setup()).rates == {(65_536, 4096): 65_536.0}
+    with pytest.raises(LinkbenchError, match=f"{says}: repeat it with the same"):
+        report.read_baseline(path, [row.point], setup)
+    done = CliRunner().invoke(app, ["linkbench", "--against", str(path), "--transport", "shm"])
+    assert isinstance(done.exception, LinkbenchError)
+    assert done.stdout == "", "nothing was measured"
 
 
 def test_wrong_bytes_are_an_error_not_a_number(measured: Measured) -> None:

@@ -58,7 +58,10 @@ Repeat = Annotated[
 ]
 Serve = Annotated[
     list[str] | None,
-    described("Option of `tasuki serve` (steps: of the worker); repeatable.", metavar="NAME=VALUE"),
+    described(
+        "Option of `tasuki serve` (steps: of the worker), a flag as NAME=true; repeatable.",
+        metavar="NAME=VALUE",
+    ),
 ]
 Steps = Annotated[
     bool,
@@ -185,12 +188,14 @@ def _start_and_measure(
     table: _Table, topology: str, options: dict[str, Any], say: Callable[[str], None]
 ) -> None:
     """Start a server, measure it, and stop it."""
+    from tasuki.bench.serve_options import with_flags
     from tasuki.bench.serving import Serving
     from tasuki.bench.topologies import Target, parse_topology, topology_name
     from tasuki.launch.gpus import usable_gpus
     from tasuki.models.fetch import resolve_model
 
     parsed = parse_topology(topology)
+    options = with_flags(options, "--serve")
     target = Target(topology_name(parsed), parsed, tuple(options.items()))
     tokenizer = table.tokenizer or resolve_model(options["model"])
     say(f"starting {parsed}")

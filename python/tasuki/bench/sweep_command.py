@@ -53,7 +53,7 @@ Spreads = Annotated[
 ]
 Serve = Annotated[
     list[str] | None,
-    described("Option of `tasuki serve`; repeatable.", metavar="NAME=VALUE"),
+    described("Option of `tasuki serve`, a flag as NAME=true; repeatable.", metavar="NAME=VALUE"),
 ]
 LoadWords = Annotated[
     list[str] | None,

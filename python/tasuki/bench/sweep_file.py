@@ -27,6 +27,7 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
 from tasuki.bench.kinds import each_way
 from tasuki.bench.plan import GOODPUT, HOW_MUCH, Goal, Load, Plan, load_seed, spread
+from tasuki.bench.serve_options import with_flags
 from tasuki.bench.topologies import Target, every_split, parse_topology, topology_name
 from tasuki.bench.yaml12 import Yaml12
 
@@ -155,7 +156,7 @@ def make_plan(sweep: SweepFile, slo: str | None = None) -> Plan:
     Raises:
         BenchError: Parts do not fit together.
     """
-    serve = _options(sweep.serve, "serve", _SERVE_ITSELF)
+    serve = with_flags(_options(sweep.serve, "serve", _SERVE_ITSELF), "serve")
     if sweep.on is not None:
         serve["on"] = sweep.on
     said = {"transport": sweep.transport, "spread": sweep.spread}
@@ -192,7 +193,8 @@ def _targets(sweep: SweepFile, common: Mapping[str, Any]) -> list[Target]:
         one = TopologyEntry(topology=entry) if isinstance(entry, str) else entry
         topology = parse_topology(one.topology)
         name = one.name or topology_name(topology)
-        own = _options(one.serve, f"topology {name}: serve", _SERVE_ITSELF)
+        where = f"topology {name}: serve"
+        own = with_flags(_options(one.serve, where, _SERVE_ITSELF), where)
         targets.append(Target(name, topology, tuple({**common, **own}.items())))
     return targets
 

@@ -30,8 +30,8 @@ class EngineConfig:
             (`step_size.py`). None: steps are bounded in tokens only.
         longest_step_s: Duration of a step that only computes prompts, at most; applies
             with `itl_target_s`.
-        max_running_requests: Sequences (choices count one each) that may
-            generate here at once, own ones and pulled ones each.
+        max_running_requests: Sequences (choices count one each) that may generate here at once:
+            own ones start while fewer do in all, pulled ones come while fewer are pulled.
         growth_headroom_tokens: Room for output that a decode leg's credit
             asks for beyond its prompt, per choice.
         identity: 16 bytes of model, weights and KV format; salts block hashes.

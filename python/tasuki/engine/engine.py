@@ -329,7 +329,9 @@ class Engine:
         if plan is None:
             return None
         for request in plan.returned:
-            self._legs.end(request, LegEndReason.RETURNED, "preempted: no blocks left to grow")
+            blocks = f"all {self.config.num_blocks} blocks of the KV pool are taken"
+            why = f"preempted: {blocks}; a larger --kv-memory or more workers help"
+            self._legs.end(request, LegEndReason.RETURNED, why)
         if not plan.rows:
             self._stalled = not ahead and self._counters.preemptions == preemptions
             return None
@@ -362,8 +364,9 @@ class Engine:
         self._queues.landed(plan)
         self._booking.commit(plan.rows, outcome, now_s)
         if outcome.in_parts:
+            why = f"preempted: a step of {len(plan.rows)} sequences ran out of the device's memory"
             for request in self._scheduler.relieve(plan):
-                self._legs.end(request, LegEndReason.RETURNED, "preempted: out of memory")
+                self._legs.end(request, LegEndReason.RETURNED, why)
         self._stalled = False
         self._counters.prompt_tokens_computed += plan.prefill_tokens
         self._counters.steps += 1

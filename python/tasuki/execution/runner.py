@@ -146,9 +146,8 @@ class ModelRunner:
         """Record CUDA graphs; call once, before the first step, on all ranks.
 
         Args:
-            max_rows: Sequences that may generate at once, own ones and pulled
-                ones each (`EngineConfig.max_running_requests`); decode batches
-                that are larger run without a graph.
+            max_rows: `EngineConfig.max_running_requests`; decode batches that are larger run
+                without a graph.
             max_model_len: Tokens of the longest sequence.
             max_tokens: Of a step with prompts in it, up to which it runs in graphs
                 (mixed_graphs.py); 0: none does.

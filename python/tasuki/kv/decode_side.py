@@ -280,8 +280,8 @@ class DecodeSide:
             self.on_leg_ended(handoff.request_id, now_s)
             return False
         if assignment is None:
-            refused = LegEndReason.REFUSED
-            self._end(handoff, refused, "no room for the request's KV", now_s, keep=True)
+            why = "no room for the request's KV: a larger --kv-memory, or more decode workers help"
+            self._end(handoff, LegEndReason.REFUSED, why, now_s, keep=True)
             return False
         handoff.assigned(assignment, self._peers.block_tokens(handoff.peer))
         self._proof.begin(handoff)

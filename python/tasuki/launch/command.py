@@ -94,7 +94,8 @@ def serve(
     ] = None,
     worker_host: Annotated[str, described("Address the workers bind [127.0.0.1].")] = "127.0.0.1",
     worker_base_port: Annotated[
-        int | None, described("First worker's port; the others count up [free ones].")
+        int | None,
+        described("First worker's port; the others count up; 0: free ones [0]."),
     ] = None,
     router: RouterOptions,
     control_socket: Annotated[
@@ -126,10 +127,13 @@ def serve(
     ] = 600.0,
 ) -> None:
     """Serve a model until Ctrl-C: workers here or on a Ray cluster, and the router."""
+    from tasuki.launch.control import check_socket
     from tasuki.launch.machine import choose_topology, plan_topology
     from tasuki.launch.serve import serve as run
     from tasuki.launch.supervisor import say
 
+    if control_socket is not None:
+        check_socket(control_socket)  # before the plan, which may fetch the model
     by_role = {"prefill": prefill_option, "decode": decode_option, "mixed": mixed_option}
     ranks: tuple[tuple[str, int], ...]
     ranks = (("prefill", tp_prefill), ("decode", tp_decode), ("mixed", tp_mixed))

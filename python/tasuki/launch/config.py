@@ -13,6 +13,7 @@ from tasuki.launch.router_options import RouterOptions
 from tasuki.worker.config import MAX_RANKS, ROLES, WorkerConfig
 
 MAX_WORKERS = 64
+MAX_PORT = 65_535
 # How workers are spread over the nodes of a cluster, as Ray's placement groups have it.
 SPREADS = ("pack", "spread", "strict-spread")
 ALL_ROLES = "all"
@@ -136,7 +137,7 @@ class ServeConfig:
         port: Of the router; None: 8000 if free, else any free one.
         served_names: What requests may call the model; empty: derived from `model`.
         worker_host: Address the workers bind and tell each other.
-        worker_base_port: First worker's port, counting up; None: free ones.
+        worker_base_port: First worker's port, counting up; None or 0: free ones.
         worker: Settings of every worker, as far as all workers have the same. With device
             `cuda:N` the workers have the GPUs from the N-th on.
         role_options: By role, what its workers get in place of these, see `role_options.py`.
@@ -191,6 +192,10 @@ class ServeConfig:
         """Of each worker of a role."""
         return dict(self.tensor_parallel).get(role, 1)
 
+    def worker_port(self, index: int) -> int:
+        """Port of the worker with this index in the topology; 0 lets it choose a free one."""
+        return self.worker_base_port + index if self.worker_base_port else 0
+
     def hosts_of(self, role: str) -> int:
         """Nodes that divide each worker of a role."""
         return dict(self.hosts).get(role, 1)
@@ -207,13 +212,18 @@ class ServeConfig:
                 )
         self._check_hosts()
         self._check_place()
-        last_worker = self.topology.workers - 1
-        for flag, port, more in (
-            ("--port", self.port, 0),
-            ("--worker-base-port", self.worker_base_port, last_worker),
-        ):
-            if port is not None and not 0 <= port <= 65_535 - more:
-                raise LaunchError(f"{flag} is {port}: use a value from 0 to {65_535 - more}")
+        self._check_ports()
+
+    def _check_ports(self) -> None:
+        if self.port is not None and not 0 <= self.port <= MAX_PORT:
+            raise LaunchError(f"--port is {self.port}: use a value from 0 to {MAX_PORT}")
+        base, workers = self.worker_base_port, self.topology.workers
+        last = MAX_PORT - (workers - 1)
+        if base is not None and not 0 <= base <= last:
+            raise LaunchError(
+                f"--worker-base-port is {base}, {workers} workers count up from it: use a value"
+                f" from 1 to {last}, or 0 for free ports"
+            )
 
     def _check_hosts(self) -> None:
         for role, count in self.hosts:

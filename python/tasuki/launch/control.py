@@ -40,24 +40,36 @@ def runtime_folder() -> Path:
 
 
 class ControlServer:
-    """Listens from construction to `close`.
+    """Holds the socket from construction to `close`. Orders wait until `begin`.
 
     Args:
         path: Of the socket; None: one named after this process in `runtime_folder`.
-        obey: Carries out an order.
-        call: Has a function called on the main thread.
+
+    Raises:
+        LaunchError: See `check_socket`, or the socket cannot be made.
     """
 
-    def __init__(
-        self, path: Path | None, obey: Obey, call: Callable[[Callable[[], None]], None]
-    ) -> None:
+    _obey: Obey
+    _call: Callable[[Callable[[], None]], None]
+
+    def __init__(self, path: Path | None) -> None:
         self.path = path or runtime_folder() / f"{os.getpid()}{_SUFFIX}"
-        self._obey, self._call = obey, call
         self._socket = _listen(self.path)
+
+    def begin(self, obey: Obey, call: Callable[[Callable[[], None]], None]) -> None:
+        """Take orders, those that wait first.
+
+        Args:
+            obey: Carries out an order.
+            call: Has a function called on the main thread.
+        """
+        self._obey, self._call = obey, call
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more orders."""
+        """Take no more orders. A second call does nothing."""
+        if self._socket.fileno() < 0:
+            return
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._socket.close()
@@ -109,7 +121,10 @@ def send_order(path: Path | None, role: str, count: int) -> str:
 
     Raises:
         ControlError: There is no such launcher, there are several, or it refuses.
+        LaunchError: The path is too long.
     """
+    if path is not None:
+        _check_length(path)
     path = path or _only_socket(runtime_folder())
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -152,22 +167,42 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _listen(path: Path) -> socket.socket:
-    """A socket at `path`, for this user alone.
-
-    Raises:
-        LaunchError: The path cannot be had.
-    """
+def _check_length(path: Path) -> None:
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise LaunchError(
             f"--control-socket {path} has {len(os.fsencode(path))} bytes, the limit is"
             f" {_MAX_PATH_BYTES}: choose a shorter path"
         )
+
+
+def check_socket(path: Path) -> None:
+    """Refuse a path that `ControlServer` could not have. Creates and removes nothing.
+
+    Raises:
+        LaunchError: The path is too long, something other than a socket is there, or a
+            launcher listens there.
+    """
+    _check_length(path)
+    try:
+        is_other = (path.exists() or path.is_symlink()) and not path.is_socket()
+    except OSError as error:
+        raise LaunchError(f"cannot listen at {path}: {error}; choose a --control-socket") from error
+    if is_other:
+        raise LaunchError(f"--control-socket {path} exists and is no socket: choose another path")
+    if _is_served(path):
+        raise LaunchError(f"another `tasuki serve` listens at {path}: choose another path")
+
+
+def _listen(path: Path) -> socket.socket:
+    """A socket at `path`, for this user alone.
+
+    Raises:
+        LaunchError: See `check_socket`, or the folder or the socket cannot be made.
+    """
+    check_socket(path)
     listening = socket.socket(socket.AF_UNIX)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_served(path):
-            raise LaunchError(f"another `tasuki serve` listens at {path}: choose another path")
         path.unlink(missing_ok=True)  # left by one that was killed
         before = os.umask(0o177)
         try:
@@ -178,7 +213,4 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         raise LaunchError(f"cannot listen at {path}: {error}; choose a --control-socket") from error
-    except LaunchError:
-        listening.close()
-        raise
     return listening

@@ -92,10 +92,9 @@ class RayEngine:
         workers = list(config.topology.members()) if members is None else list(members)
         groups = make_groups(config, workers, self._on_gpus)
         self._places |= self._reserve(groups)
-        base_port = config.worker_base_port if members is None else None
         specs = []
         for index, member in enumerate(workers):
-            port = 0 if base_port is None else base_port + index
+            port = config.worker_port(index) if members is None else 0
             settled = {"dtype": dtype, "device": "cuda" if self._on_gpus else "cpu"}
             words = topology.worker_words(config, self._model_name(model), member, settled, port)
             bundle = self._places[member[0]].bundle

@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -71,11 +71,11 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
     """
     begun_s = time.monotonic()
     _check_features(config)
-    engine = make_engine(config)
-    try:
-        return _serve(config, engine, job, begun_s)
-    finally:
-        engine.close()
+    with (
+        closing(ControlServer(config.control_socket)) as control,
+        closing(make_engine(config)) as engine,
+    ):
+        return _serve(config, engine, control, job, begun_s)
 
 
 def _check_features(config: ServeConfig) -> None:
@@ -95,7 +95,9 @@ def _check_features(config: ServeConfig) -> None:
         config.worker.fleet.check()
 
 
-def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float) -> int:
+def _serve(
+    config: ServeConfig, engine: Engine, control: ControlServer, job: Job | None, begun_s: float
+) -> int:
     model = resolve_model(config.model)
     dtype = _dtype(config, engine, model)
     with log_folder(config.log_dir) as logs:
@@ -118,15 +120,16 @@ def _serve(config: ServeConfig, engine: Engine, job: Job | None, begun_s: float)
                 url = _await_router(config, supervisor)
                 took_s = time.monotonic() - begun_s
                 deployment = _describe(config, model, url, f"{dtype}, ready after {took_s:.1f} s")
-                with _control(config, workers, supervisor):
-                    _begin(deployment, job, supervisor)
-                    code = supervisor.run()
+                control.begin(workers.scale, lambda function: supervisor.post(Call(function)))
+                _begin(deployment, job, supervisor)
+                code = supervisor.run()
                 orderly = True
                 return code
             except StoppedError as stopped:
                 orderly = True
                 return stopped.code or 130
             finally:
+                control.close()
                 engine.interrupt()
                 _end(supervisor, config.router.drain_s if orderly else 0.0)
                 logs.keep = supervisor.died or not orderly
@@ -165,18 +168,6 @@ def _describe(config: ServeConfig, model: Path, url: str, how: str) -> Deploymen
         summary += f"; dashboard: http://127.0.0.1:{config.router.admin_port}/dashboard"
     served = topology.served_names(config, model)[0]
     return Deployment(url, served, summary, config.router.key_variable)
-
-
-@contextmanager
-def _control(config: ServeConfig, workers: WorkerSet, supervisor: Supervisor) -> Iterator[None]:
-    """Obey `tasuki scale` meanwhile."""
-    control = ControlServer(
-        config.control_socket, workers.scale, lambda function: supervisor.post(Call(function))
-    )
-    try:
-        yield
-    finally:
-        control.close()
 
 
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:

@@ -134,7 +134,6 @@ def worker_specs(
     environment = tuple(worker_environment(config, machine).items())
     on_gpus = is_on_gpus(config.worker.device, machine.gpus)
     gpus = assign_gpus(config, machine.gpus, members, taken) if on_gpus else []
-    base_port = config.worker_base_port if members is None else None
     workers = list(config.topology.members()) if members is None else members
     settled: dict[str, Any] = {"dtype": dtype, "device": "cuda" if on_gpus else "cpu"}
     if not on_gpus:  # else each has a GPU's memory to itself
@@ -143,7 +142,7 @@ def worker_specs(
         settled["transport"] = "host-staged"
     specs = []
     for index, member in enumerate(workers):
-        port = 0 if base_port is None else base_port + index
+        port = config.worker_port(index) if members is None else 0
         words = worker_words(config, str(model), member, settled, port)
         assigned = ((VISIBLE, ",".join(gpus[index])),) if on_gpus else ()
         specs.append(

@@ -71,7 +71,8 @@ def linkbench(
         Path | None,
         typer.Option(
             "--against",
-            help="A saved result: exit code 3 if a rate is below 0.9 of it.",
+            help="A saved result of the same transport, devices and number of hosts: exit code 3"
+            " if a rate is below 0.9 of it.",
             show_default=False,
         ),
     ] = None,
@@ -93,6 +94,7 @@ def linkbench(
     from tasuki.linkbench.run import Setup, measure
 
     setup = Setup(peer or "", host, (source_device, reader_device), transport, repeats)
+    before = None if baseline is None else report.read_baseline(baseline, chosen, setup)
     print(report.HEAD)
     measured = measure(chosen, setup, lambda row: print(report.line(row), flush=True))
     print("\n".join(["", "the best of each payload, beside what moves it in one piece:"]))
@@ -103,8 +105,8 @@ def linkbench(
     if save is not None:
         write_result(save, report.result(measured, setup))
         print(f"written: {save}")
-    if baseline is not None:
-        lines, lost = report.against(baseline, measured.rows)
+    if before is not None:
+        lines, lost = report.against(before, measured)
         print("\n".join(["", f"against {baseline}:", *lines]))
         if lost:
             raise typer.Exit(_SLOWER_CODE)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasuki.bench.header import header, read_result
-from tasuki.linkbench.points import LinkbenchError
+from tasuki.kv.backends import ALIASES
+from tasuki.linkbench.points import LinkbenchError, Point
 from tasuki.linkbench.run import Measured, Row, Setup, p99
 
 KIND = "linkbench"
@@ -54,10 +56,8 @@ def result(measured: Measured, setup: Setup) -> dict[str, Any]:
     """What is saved."""
     said = header(KIND, label=KIND, topology=None, model="")
     return said | {
-        "transport": setup.transport,
+        **_conditions(setup),
         "way": None if measured.way is None else str(measured.way),
-        "devices": list(setup.devices),
-        "hosts": 2 if setup.peer else 1,
         "warning": measured.warning,
         "rows": [row.to_json() for row in measured.rows],
         "rivals": [
@@ -67,21 +67,57 @@ def result(measured: Measured, setup: Setup) -> dict[str, Any]:
     }
 
 
-def against(path: Path, rows: Sequence[Row]) -> tuple[list[str], bool]:
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A saved result of the same kind of link.
+
+    Attributes:
+        rates: Bytes per second by payload and block bytes.
+        way: How its reads travelled; None: unknown.
+    """
+
+    rates: Mapping[tuple[int, int], float]
+    way: str | None
+
+
+def read_baseline(path: Path, points: Sequence[Point], setup: Setup) -> Baseline:
+    """A saved result that a run may be compared with. Call it before the run, which takes long.
+
+    Args:
+        path: Of the result.
+        points: That the run measures.
+        setup: Of the run.
+
+    Raises:
+        RunFailedError: The file is no result of this command.
+        LinkbenchError: It was measured by another transport, on other devices or on another
+            number of hosts, or it has none of the points.
+    """
+    saved = read_result(path, KIND)
+    saved["transport"] = _full_name(str(saved.get("transport")))
+    for name, now in _conditions(setup).items():
+        if saved.get(name) != now:
+            raise LinkbenchError(
+                f"--against {path} was measured with {_text(name, saved.get(name))}, this run uses"
+                f" {_text(name, now)}: repeat it with the same, or compare with another file"
+            )
+    rates = {_key(row): float(row["bytes_per_s"]) for row in saved["rows"]}
+    if not any((point.payload_bytes, point.block_bytes) in rates for point in points):
+        raise LinkbenchError(
+            f"--against {path} has none of these payloads and blocks: measure the same ones"
+        )
+    return Baseline(rates, saved.get("way"))
+
+
+def against(baseline: Baseline, measured: Measured) -> tuple[list[str], bool]:
     """Each row beside the same one of a saved result.
 
     Returns:
         Lines, and whether any rate is below `SLOWER` of what it was.
-
-    Raises:
-        RunFailedError: The file is no result of this command.
-        LinkbenchError: It has none of these rows.
     """
-    saved = read_result(path, KIND)
-    before = {_key(row): float(row["bytes_per_s"]) for row in saved["rows"]}
     lines, lost = [], False
-    for row in rows:
-        rate = before.get(_key(row.to_json()))
+    for row in measured.rows:
+        rate = baseline.rates.get(_key(row.to_json()))
         if rate is None:
             continue
         share = row.bytes_per_s / rate
@@ -91,9 +127,28 @@ def against(path: Path, rows: Sequence[Row]) -> tuple[list[str], bool]:
             f"  {row.bytes_per_s / 1e9:.2f} GB/s, was {rate / 1e9:.2f}: {share:.2f}"
             + (f"  slower than {SLOWER} of the baseline" if share < SLOWER else "")
         )
-    if not lines:
-        raise LinkbenchError(f"{path} has none of these payloads and blocks: measure the same ones")
+    way = None if measured.way is None else str(measured.way)
+    if way != baseline.way:
+        lines.append(f"way {way or 'unknown'}, was {baseline.way or 'unknown'}")
     return lines, lost
+
+
+def _conditions(setup: Setup) -> dict[str, Any]:
+    """What two runs must have in common, so that their rates can be compared."""
+    return {
+        "transport": _full_name(setup.transport),
+        "devices": list(setup.devices),
+        "hosts": 2 if setup.peer else 1,
+    }
+
+
+def _full_name(transport: str) -> str:
+    return ALIASES.get(transport, transport)
+
+
+def _text(name: str, value: Any) -> str:
+    """A condition for people, such as `devices cpu, cuda:0`."""
+    return f"{name} {', '.join(value) if isinstance(value, list) else value}"
 
 
 def _key(row: Mapping[str, Any]) -> tuple[int, int]:

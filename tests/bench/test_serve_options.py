@@ -1,0 +1,62 @@
+"""Flags of `tasuki serve` that a sweep or a batch is given as NAME=VALUE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.bench import serving
+from tasuki.bench.arguments import words
+from tasuki.bench.batch_command import batch
+from tasuki.bench.errors import BenchError, RunFailedError
+from tasuki.bench.serve_options import serve_flags, with_flags
+from tasuki.bench.sweep_file import read_sweep
+
+
+def test_flags_are_known_and_options_with_values_are_not() -> None:
+    assert {"strict-roles", "no-admission", "trust-remote-code", "explain"} <= serve_flags()
+    assert not {"max-model-len", "served-model-name", "help"} & serve_flags()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"strict-roles": "true"}, ["--strict-roles"]),
+        ({"strict_roles": "True"}, ["--strict-roles"]),
+        ({"strict-roles": "false", "no-admission": True}, ["--no-admission"]),
+        ({"served-model-name": "true"}, ["--served-model-name", "true"]),
+        ({"max-model-len": "64", "explain": None}, ["--max-model-len", "64"]),
+    ],
+)
+def test_a_flag_is_said_without_a_value(given: dict[str, Any], said: list[str]) -> None:
+    assert words(with_flags(given, "serve")) == said
+
+
+def test_a_sweep_takes_flags_from_the_command_line_and_from_a_file(tmp_path: Path) -> None:
+    loads = [{"name": "chat", "arguments": {"num-requests": 1}}]
+    flags = {"serve": {"strict-roles": "false", "no-admission": "true"}, "loads": loads}
+    plan = read_sweep(None, {**flags, "topologies": ["1p1d"]})
+    said = words(plan.serve_options(plan.targets[0]))
+    assert said == ["--model", "smollm2-135m", "--no-admission"], "roles are strict by default"
+
+    own = {"topology": "1m", "serve": {"strict-roles": "yes"}}
+    with pytest.raises(BenchError, match=r"topology 1m: serve: strict-roles is 'yes': .* true or"):
+        read_sweep(None, {"topologies": [own], "loads": loads})
+
+
+def test_a_batch_starts_its_server_with_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(arguments: list[str], *_: object) -> None:
+        started.extend(arguments)
+        raise RunFailedError("seen")
+
+    monkeypatch.setattr(serving, "start_child", start)
+    monkeypatch.setattr("tasuki.models.fetch.resolve_model", Path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(RunFailedError, match="seen"):
+        batch(model="m", serve=["no-admission=true", "strict-roles=false", "dtype=float32"])
+    assert started[-3:] == ["--no-admission", "--dtype", "float32"]
+    assert "--strict-roles" not in started
