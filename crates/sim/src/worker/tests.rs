@@ -186,20 +186,15 @@ fn a_decode_that_is_taken_away_in_a_flight_leaves_no_block_behind() {
     let mut worker = worker(limits());
     let first = worker.submit(leg(100, 201), Time::ZERO);
     worker.submit(leg(100, 301), Time::ZERO);
-    while worker
-        .flight
-        .as_ref()
-        .is_none_or(|flight| flight.steps < 16)
-    {
+    for _ in 0..4 {
         worker.turn(worker.next);
     }
+    // Of 10 ms each; of those that are left out each one may begin a block.
+    let steps = worker.flight.as_ref().unwrap().steps;
+    assert!(steps > 4, "{steps}");
     worker.remove(first);
-    worker.wake(worker.next.minus_s(0.1));
-    let all = told(&mut worker);
-    assert!(
-        matches!(all.last(), Some((Told::Finished(1), _))),
-        "{all:?}"
-    );
+    worker.wake(worker.next.minus_s(0.03));
+    told(&mut worker);
     assert_eq!(worker.pool.available(), 100);
 }
 
