@@ -101,9 +101,7 @@ def lay_out(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _its_programs(begins, row, programs, total):  # type: ignore[no-untyped-def]
-    """The first and the last program that has tiles of a row: that of a tile is the last one whose
-    run begins there or before.
-    """
+    """The first and the last program of a row: a tile's is the last that begins there or before."""
     begin, end = tl.load(begins + row), tl.load(begins + row + 1)
     total = tl.maximum(total, 1)
     return ((begin + 1) * programs - 1) // total, (end * programs - 1) // total
@@ -373,10 +371,9 @@ def attend(  # type: ignore[no-untyped-def]
     tl.debug_barrier()  # what every thread left is left before one of them tells
     # Its first row, if it began before this program, and its last one, if it goes on after it.
     pieces_0, pieces_1 = last_0 - first_0, last_1 - first_1  # beside one
-    goes_on = tl.where(first_1 == program, pieces_1, 0)
     side = tl.arange(0, 2)
-    divided = tl.where(side == 0, program - first_0, goes_on) > 0
-    divided &= begin + tl.zeros_like(side) < end
+    others = tl.where(side == 0, program - first_0, tl.where(first_1 == program, pieces_1, 0))
+    divided = tl.where(begin < end, others, 0) > 0
     counts = arrived + tl.where(side == 0, row_0, row_1) * kv_heads + head
     before = tl.atomic_add(counts, 1, mask=divided, sem="acq_rel", scope="gpu")
     whole = (divided & (before == tl.where(side == 0, pieces_0, pieces_1))).to(tl.int32)
