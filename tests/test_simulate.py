@@ -127,7 +127,7 @@ def test_a_rate_that_no_run_could_refute_is_not_promised(
     best = json.loads(output.read_text())["best"]
     longest_s = 60 + 50 * 1  # of a request that just meets the objectives
     assert 0 < best["rate"] <= 100 / (0.8 * longest_s)
-    assert "raise --probe-requests" in best["binds"]
+    assert "raise --num-requests" in best["binds"], "what was given limits the run"
     assert "prompts of 500 tokens and answers of 50" in capfd.readouterr().out
 
 

@@ -116,7 +116,7 @@ def test_the_youngest_gives_way_where_decodes_do_not_fit():
     assert len(failed) <= 2, "one step, and with overlap the one after it"
     assert rig.ended["pulled"].reason is LegEndReason.RETURNED, "the router places it again"
     assert rig.ended["pulled"].failure is FailureKind.MEMORY
-    assert "out of memory" in rig.ended["pulled"].message
+    assert "ran out of the device's memory" in rig.ended["pulled"].message
     told = rig.tokens("pulled")
     assert told == tokens[: len(told)]
     assert_all_as_expected(rig, old)
