@@ -121,3 +121,4 @@ def test_legs_that_the_engine_lacks_count_as_those_that_wait() -> None:
     add_waiting(load, legs)
     assert (load.waiting_requests, load.waiting_prefill_tokens) == (4, 10)
     assert (load.waiting_sequences, load.waiting_kv_tokens) == (4, 126)
+    assert load.awaited_sequences == 1

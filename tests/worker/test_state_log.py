@@ -29,6 +29,7 @@ LOAD = EngineLoad(
     running_kv_tokens=0,
     waiting_sequences=0,
     waiting_kv_tokens=0,
+    awaited_sequences=0,
     last_decode=None,
     last_prefill=None,
 )

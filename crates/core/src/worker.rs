@@ -44,6 +44,8 @@ pub struct ReportedLoad {
     pub running_sequences: u32,
     /// That will decode there and do not yet.
     pub waiting_sequences: u32,
+    /// Of these: whose prompt another worker computes, so their KV has not come.
+    pub awaited_sequences: u32,
     /// That the decoding ones attend to.
     pub running_kv_tokens: u64,
     /// That the waiting ones attend to when they begin to decode. `None`: the worker does not
@@ -62,7 +64,9 @@ pub struct Outstanding {
     pub requests: u32,
     /// That will decode there.
     pub sequences: u32,
-    /// That these will attend to. Of a worker that does not report the KV of waiting sequences
+    /// Of these: whose prompt another worker computes, so their KV has not come.
+    pub awaited_sequences: u32,
+    /// That `sequences` will attend to. Of a worker that does not report the KV of waiting sequences
     /// also that of ours among them.
     pub kv_tokens: u64,
     /// Blocks that our requests are going to take but do not hold yet.
@@ -97,6 +101,13 @@ impl WorkerView {
     /// Sequences that decode there, now or soon.
     pub fn sequences(&self) -> u32 {
         self.load.running_sequences + self.load.waiting_sequences + self.outstanding.sequences
+    }
+
+    /// Of [`WorkerView::sequences`]: those that a prompt stalls that is computed there next. They
+    /// decode there, or their prompts come before it; those that await KV from elsewhere do neither.
+    pub fn stalled_sequences(&self) -> u32 {
+        let awaited = self.load.awaited_sequences + self.outstanding.awaited_sequences;
+        self.sequences().saturating_sub(awaited)
     }
 
     /// Requests there, as far as is known.

@@ -152,6 +152,7 @@ impl Random {
             free_blocks: 100 + self.below(15_000) as u32,
             running_sequences: sequences,
             waiting_sequences: self.below(7) as u32,
+            awaited_sequences: self.below(3) as u32,
             running_kv_tokens: u64::from(sequences) * (500 + self.below(900)),
             waiting_kv_tokens: Some(0),
         }

@@ -65,13 +65,17 @@ fn load(seed: u64) -> Vec<Request> {
 
 #[test]
 fn admitted_requests_meet_the_tpot_objective() {
-    for seed in [1, 2, 3] {
+    let (mut all_slow, mut all_served) = (0, 0);
+    for seed in 1..=6 {
         let run = simulate(config(), &mut load(seed).into_iter());
         let served = || run.outcomes.iter().filter(|one| one.failure.is_none());
         let slow = |one: &&Outcome| one.tpot_s().is_some_and(|tpot_s| tpot_s > TPOT_S);
         let (slow, all) = (served().filter(slow).count(), served().count());
         assert!(all < run.outcomes.len(), "it is no overload");
-        assert!(slow * 20 <= all, "{slow} of {all}");
+        assert!(slow * 10 <= all, "{slow} of {all}");
         assert!(all as f64 > 0.75 * RATE * SECONDS, "{all} are served");
+        all_slow += slow;
+        all_served += all;
     }
+    assert!(all_slow * 25 <= all_served, "{all_slow} of {all_served}");
 }

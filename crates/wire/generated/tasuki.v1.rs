@@ -447,6 +447,9 @@ pub struct Load {
     /// earlier output, once for each choice. Unset: not known, from workers built before it.
     #[prost(uint64, optional, tag = "20")]
     pub waiting_kv_tokens: ::core::option::Option<u64>,
+    /// Of `waiting_sequences`: whose KV is not here yet, since another worker computes the prompt.
+    #[prost(uint32, tag = "21")]
+    pub awaited_sequences: u32,
 }
 /// What one step contained and how long it took: a cost model is fitted to many of these.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

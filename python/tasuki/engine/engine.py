@@ -191,7 +191,8 @@ class Engine:
         if len(decoding) < len(sequences):
             prompts += [sequence for sequence in sequences if sequence.stage is not decode]
         will_decode = [prompt for prompt in prompts if prompt.request.leg is not Leg.PREFILL]
-        will_decode += [request.sequences[0] for request in self._budget.inbound.values()]
+        inbound = [request.sequences[0] for request in self._budget.inbound.values()]
+        will_decode += inbound
         kept = sum(request.phase is Phase.PREFILLED for request in self._legs.requests.values())
         return EngineLoad(
             waiting_requests=max(0, len(self._legs.requests) - len(running) - kept),
@@ -207,6 +208,7 @@ class Engine:
             running_kv_tokens=sum(decoding),
             waiting_sequences=sum(len(s.choices) for s in will_decode),
             waiting_kv_tokens=sum(len(s.choices) * len(s.tokens) for s in will_decode),
+            awaited_sequences=sum(len(s.choices) for s in inbound),
             last_decode=self._rates.last_decode,
             last_prefill=self._rates.last_prefill,
             pages_per_block=pages_per_block(self.config.groups),

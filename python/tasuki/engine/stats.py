@@ -71,6 +71,7 @@ class EngineLoad:
     running_kv_tokens: int
     waiting_sequences: int
     waiting_kv_tokens: int
+    awaited_sequences: int
     last_decode: StepSample | None
     last_prefill: StepSample | None
     pages_per_block: float = 1

@@ -201,6 +201,7 @@ def load_to_wire(engine: EngineLoad, counters: EngineCounters, handoffs: Handoff
         running_kv_tokens=engine.running_kv_tokens,
         waiting_sequences=engine.waiting_sequences,
         waiting_kv_tokens=engine.waiting_kv_tokens,
+        awaited_sequences=engine.awaited_sequences,
         last_decode=_sample_to_wire(engine.last_decode),
         last_prefill=_sample_to_wire(engine.last_prefill),
         counters=pb.Counters(
@@ -230,7 +231,9 @@ def add_waiting(load: pb.Load, legs: Iterable[RequestSpec]) -> None:
     for spec in legs:
         tokens, choices = len(spec.prompt_tokens) + len(spec.resumed_tokens), len(spec.choices)
         load.waiting_requests += 1
-        if spec.leg is not Leg.DECODE:
+        if spec.leg is Leg.DECODE:
+            load.awaited_sequences += choices
+        else:
             load.waiting_prefill_tokens += tokens
         if spec.leg is not Leg.PREFILL:
             load.waiting_sequences += choices

@@ -12,12 +12,18 @@ mod step_fit;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 pub use self::fit::LinearFit;
 pub use self::forecast::Forecast;
 pub use self::hardware::{Hardware, HardwareClass, Rates, StepSample};
 pub use self::links::Links;
 pub use self::step_fit::{ChunkFit, StepFit};
 use crate::{RequestView, Role, WorkerView};
+
+/// Prompt work that may be before a request at a worker: enough that the worker never idles, little
+/// enough that the order counts in which the router lets requests in.
+pub const PROMPTS_AHEAD: Duration = Duration::from_millis(500);
 
 /// Sequences that share a step where a worker is so full that blocks are missing.
 const FULL_BATCH: f64 = 16.0;
@@ -54,6 +60,8 @@ pub struct Load {
     pub backlog_tokens: f64,
     /// That decode there, now or soon.
     pub sequences: f64,
+    /// Of these: that a new arrival's prompt would stall.
+    pub stalled_sequences: f64,
     /// That these attend to.
     pub kv_tokens: f64,
     /// Tokens for which there is room.
@@ -66,6 +74,7 @@ impl Load {
         Self {
             backlog_tokens: worker.prefill_backlog_tokens() as f64,
             sequences: f64::from(worker.sequences()),
+            stalled_sequences: f64::from(worker.stalled_sequences()),
             kv_tokens: worker.kv_tokens() as f64,
             spare_tokens: worker.spare_blocks() as f64 * block_tokens,
         }
@@ -118,6 +127,10 @@ pub struct Price {
     /// Waiting for a token's room where none is free. In the steady state a worker frees as
     /// many tokens as it produces.
     room_token_s: f64,
+    /// What a second costs that the request waits for prompts before it. Who has waited in the
+    /// router for room will again, for about as long, where a worker has as much work before it as it
+    /// may have.
+    wait_weight: f64,
     /// What prefill and decode cost more on a worker whose role is another.
     preference_s: [f64; 2],
 }
@@ -144,6 +157,7 @@ impl Price {
             steps,
             prompt_s,
             longer_s,
+            wait_weight: 1.0 + request.waited_s / PROMPTS_AHEAD.as_secs_f64(),
             room_token_s: rates.step_s / FULL_BATCH + rates.sequence_s,
             preference_s: idle_s.map(|idle_s| config.role_preference * idle_s),
         }
@@ -155,8 +169,8 @@ impl Price {
     pub fn prefill_s(&self, load: &Load, cached: u32) -> f64 {
         let own_s = self.prompt_part_s(cached);
         self.rates.prompt_step_s
-            + self.rates.prompt_token_s * load.backlog_tokens
-            + own_s * (1.0 + self.others_weight * load.sequences)
+            + self.wait_weight * self.rates.prompt_token_s * load.backlog_tokens
+            + own_s * (1.0 + self.others_weight * load.stalled_sequences)
             + self.shortage_s(load, self.prompt_tokens)
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tasuki_core::PROMPTS_AHEAD;
+
 /// Objectives and limits of the queue before the workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdmissionConfig {
@@ -11,8 +13,7 @@ pub struct AdmissionConfig {
     pub ttft: Option<Duration>,
     /// Mean time per token after the first; a request that would exceed it waits.
     pub tpot: Option<Duration>,
-    /// Prompt work that may wait in a worker: enough that it never idles, little enough that
-    /// the order of the queue counts.
+    /// Prompt work that may wait in a worker, see [`PROMPTS_AHEAD`].
     pub ahead: Duration,
     /// Sequences that may wait.
     pub max_sequences: u64,
@@ -30,7 +31,7 @@ impl Default for AdmissionConfig {
             off: false,
             ttft: None,
             tpot: None,
-            ahead: Duration::from_millis(500),
+            ahead: PROMPTS_AHEAD,
             max_sequences: 1024,
             max_tokens: 4_000_000,
             max_wait: Duration::from_secs(1800),

@@ -221,7 +221,7 @@ impl Line {
                 return;
             };
             let (id, model) = (first.id, first.entrant.view.model);
-            let forecast = match fleet.forecast(&first.entrant.view) {
+            let forecast = match fleet.forecast(&first.view(now)) {
                 Ok(forecast) => {
                     self.nowhere_since = None;
                     self.prompts.with_prompts(forecast, now)

@@ -37,6 +37,12 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
+    /// As a placement would see it now.
+    pub fn view(&self, now: Duration) -> RequestView {
+        let waited = now.saturating_sub(self.entrant.arrived);
+        self.entrant.view.clone().after(waited)
+    }
+
     pub fn sequences(&self) -> u64 {
         u64::from(self.entrant.view.choices)
     }

@@ -48,6 +48,8 @@ pub struct LoadReport {
     pub running_sequences: u32,
     /// That will decode there and do not yet.
     pub waiting_sequences: u32,
+    /// Of these: whose prompt another worker computes, so their KV has not come.
+    pub awaited_sequences: u32,
     /// That the decoding ones attend to.
     pub running_kv_tokens: u64,
     /// That the waiting ones attend to when they begin to decode, once for each choice. `None`:

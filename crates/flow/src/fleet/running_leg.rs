@@ -53,6 +53,11 @@ impl RunningLeg {
         Some((prompt_tokens, had, has))
     }
 
+    /// It decodes here, and its prompt is computed elsewhere still.
+    fn awaits_kv(&self) -> bool {
+        self.placed.is_some() && self.prefill_tokens == 0
+    }
+
     /// Adds what the worker's last report cannot show of it. `knows_waiting_kv`: the worker
     /// reports the KV of sequences that wait.
     pub fn count(&self, outstanding: &mut Outstanding, knows_waiting_kv: bool) {
@@ -60,6 +65,9 @@ impl RunningLeg {
             outstanding.prefill_tokens += self.prefill_tokens;
             outstanding.requests += 1;
             outstanding.sequences += self.sequences;
+            if self.awaits_kv() {
+                outstanding.awaited_sequences += self.sequences;
+            }
         }
         // Some workers report how many sequences wait, and not their KV.
         if !self.is_counted || (self.placed.is_some() && !knows_waiting_kv) {

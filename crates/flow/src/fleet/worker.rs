@@ -250,6 +250,7 @@ impl WorkerState {
             free_blocks: load.free_blocks,
             running_sequences: load.running_sequences,
             waiting_sequences: load.waiting_sequences,
+            awaited_sequences: load.awaited_sequences,
             running_kv_tokens: load.running_kv_tokens,
             waiting_kv_tokens: load.waiting_kv_tokens,
         };

@@ -47,7 +47,11 @@ impl Machine {
             if !self.is_within_budget(group, now, fleet) {
                 continue;
             }
-            match fleet.place(&self.view(group)) {
+            let view = match self.next_attempt {
+                0 => self.view(group).after(now), // of the time in the queue
+                _ => self.view(group),
+            };
+            match fleet.place(&view) {
                 Ok(placed) => self.launch(group, placed, now),
                 Err(NoPlacement::CannotResume) => {
                     self.end(Some(ServeError::Failed {

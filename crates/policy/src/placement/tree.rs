@@ -25,6 +25,7 @@ impl Entry {
         load: Load {
             backlog_tokens: f64::INFINITY,
             sequences: f64::INFINITY,
+            stalled_sequences: f64::INFINITY,
             kv_tokens: f64::INFINITY,
             spare_tokens: 0.0,
         },
@@ -37,6 +38,7 @@ impl Entry {
 struct Block {
     backlog_tokens: [f64; WIDTH],
     sequences: [f64; WIDTH],
+    stalled_sequences: [f64; WIDTH],
     kv_tokens: [f64; WIDTH],
     spare_tokens: [f64; WIDTH],
     limit_tokens: [u32; WIDTH],
@@ -48,6 +50,7 @@ impl Block {
         Self {
             backlog_tokens: [load.backlog_tokens; WIDTH],
             sequences: [load.sequences; WIDTH],
+            stalled_sequences: [load.stalled_sequences; WIDTH],
             kv_tokens: [load.kv_tokens; WIDTH],
             spare_tokens: [load.spare_tokens; WIDTH],
             limit_tokens: [limit_tokens; WIDTH],
@@ -58,6 +61,7 @@ impl Block {
         Load {
             backlog_tokens: self.backlog_tokens[at],
             sequences: self.sequences[at],
+            stalled_sequences: self.stalled_sequences[at],
             kv_tokens: self.kv_tokens[at],
             spare_tokens: self.spare_tokens[at],
         }
@@ -66,6 +70,7 @@ impl Block {
     fn set(&mut self, at: usize, entry: Entry) {
         self.backlog_tokens[at] = entry.load.backlog_tokens;
         self.sequences[at] = entry.load.sequences;
+        self.stalled_sequences[at] = entry.load.stalled_sequences;
         self.kv_tokens[at] = entry.load.kv_tokens;
         self.spare_tokens[at] = entry.load.spare_tokens;
         self.limit_tokens[at] = entry.limit_tokens;
@@ -77,6 +82,7 @@ impl Block {
             load: Load {
                 backlog_tokens: least(&self.backlog_tokens),
                 sequences: least(&self.sequences),
+                stalled_sequences: least(&self.stalled_sequences),
                 kv_tokens: least(&self.kv_tokens),
                 spare_tokens: self.spare_tokens.iter().copied().fold(0.0, f64::max),
             },

@@ -109,6 +109,7 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
         worker.capacity.max_model_len_tokens = 1_024 << size;
         worker.load = ReportedLoad {
             waiting_sequences: load.0,
+            awaited_sequences: load.0 / 2,
             running_sequences: load.1,
             waiting_prefill_tokens: load.2,
             free_blocks: load.3,
@@ -119,6 +120,7 @@ pub fn any_worker(id: u32) -> impl Strategy<Value = WorkerView> {
         worker.outstanding = Outstanding {
             prefill_tokens: u64::from(rest.0) * 500,
             sequences: rest.1,
+            awaited_sequences: rest.1 / 2,
             promised_blocks: rest.2,
             ..Outstanding::default()
         };

@@ -133,6 +133,7 @@ fn load(load: &v1::Load, applied_submits: u64) -> LoadReport {
         free_blocks: load.free_blocks,
         running_sequences: load.running_sequences,
         waiting_sequences: load.waiting_sequences,
+        awaited_sequences: load.awaited_sequences,
         running_kv_tokens: load.running_kv_tokens,
         waiting_kv_tokens: load.waiting_kv_tokens,
         is_draining: load.draining,

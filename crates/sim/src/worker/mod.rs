@@ -281,6 +281,7 @@ impl Worker {
             free_blocks: self.pool.available(),
             running_sequences: decoding,
             waiting_sequences: self.generating.saturating_sub(decoding),
+            awaited_sequences: inbound.len() as u32,
             running_kv_tokens: self.decodes.kv_tokens().saturating_sub(u64::from(decoding)),
             waiting_kv_tokens: Some(waiting_kv_tokens),
             last_decode: self.samples[0],

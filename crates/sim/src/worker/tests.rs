@@ -337,9 +337,10 @@ fn a_decode_leg_gets_room_or_waits_for_it() {
 #[test]
 fn the_load_has_the_kv_of_what_will_decode() {
     let mut worker = worker(limits());
-    let waiting = |worker: &mut Worker| {
+    let waiting = |worker: &mut Worker, awaited| {
         let load = worker.load(Time::ZERO);
         let kv_tokens = load.waiting_kv_tokens.expect("known");
+        assert_eq!(load.awaited_sequences, awaited);
         (load.waiting_requests, load.waiting_sequences, kv_tokens)
     };
     for (kind, tokens) in [
@@ -353,16 +354,16 @@ fn the_load_has_the_kv_of_what_will_decode() {
         };
         worker.submit(leg, Time::ZERO);
     }
-    assert_eq!(waiting(&mut worker), (3, 2, 670));
+    assert_eq!(waiting(&mut worker, 1), (3, 2, 670));
     // Parts of both prompts are computed, then all.
     worker.turn(worker.next);
-    assert_eq!(waiting(&mut worker), (1, 2, 670));
+    assert_eq!(waiting(&mut worker, 1), (1, 2, 670));
     while worker.load(Time::ZERO).running_sequences == 0 {
         worker.turn(worker.next);
     }
-    assert_eq!(waiting(&mut worker), (1, 1, 70));
+    assert_eq!(waiting(&mut worker, 1), (1, 1, 70));
     worker.remove(2);
-    assert_eq!(waiting(&mut worker), (0, 0, 0));
+    assert_eq!(waiting(&mut worker, 0), (0, 0, 0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 mod chunks;
 mod pace;
 mod short;
+mod waiting;
 
 use super::*;
 use crate::WorkerId;
@@ -278,6 +279,7 @@ fn price(request: &RequestView) -> Price {
 const IDLE: Load = Load {
     backlog_tokens: 0.0,
     sequences: 0.0,
+    stalled_sequences: 0.0,
     kv_tokens: 0.0,
     spare_tokens: 1e6,
 };
@@ -286,7 +288,8 @@ const IDLE: Load = Load {
 fn a_prompt_is_charged_for_the_decodes_that_it_stalls() {
     let price = price(&RequestView::new(4_000, 100));
     let busy = Load {
-        sequences: 60.0,
+        sequences: 90.0,
+        stalled_sequences: 60.0,
         ..IDLE
     };
     let own_s = |load| price.prefill_s(load, 0) - H200.prompt_step_s;
@@ -306,6 +309,7 @@ fn costs_grow_with_every_kind_of_load() {
         let mut load = || Load {
             backlog_tokens: 9_000.0 * draw.next(),
             sequences: 99.0 * draw.next(),
+            stalled_sequences: 99.0 * draw.next(),
             kv_tokens: 1e5 * draw.next(),
             spare_tokens: 1e4 * draw.next(),
         };
@@ -317,6 +321,10 @@ fn costs_grow_with_every_kind_of_load() {
             },
             Load {
                 sequences: less.sequences + added.sequences,
+                ..less
+            },
+            Load {
+                stalled_sequences: less.stalled_sequences + added.stalled_sequences,
                 ..less
             },
             Load {

@@ -126,6 +126,7 @@ impl Clock {
             free_blocks: total_blocks.saturating_sub(held),
             running_sequences: self.decoding.len() as u32,
             waiting_sequences: self.waiting.len() as u32,
+            awaited_sequences: 0,
             running_kv_tokens: self.decoding.iter().map(Leg::kv).sum(),
             waiting_kv_tokens: Some(self.waiting.iter().map(Leg::kv).sum()),
             is_draining: false,

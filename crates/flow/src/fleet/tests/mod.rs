@@ -77,6 +77,7 @@ fn what_we_sent_counts_until_the_worker_counts_it() {
         prefill_tokens: 100,
         requests: 2,
         sequences: 1,
+        awaited_sequences: 1,
         kv_tokens: 33,
         promised_blocks: 14,
         waiting_kv_tokens: 0,

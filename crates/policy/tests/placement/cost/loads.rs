@@ -1,6 +1,7 @@
 //! Loads, links and cached prefixes: which of the workers that could serve a request gets it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tasuki_core::{CostModel, ReportedLoad, RequestView, Role, Warm, WorkerId, WorkerView};
 use tasuki_policy::{Choosing, Policy};
@@ -159,6 +160,35 @@ fn a_heavy_prefill_backlog_sends_the_prefill_elsewhere() {
     let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
     workers[0].load.waiting_prefill_tokens = 1_500;
     assert_eq!(pair(&workers, &RequestView::new(1_000, 200)), (1, 1));
+}
+
+#[test]
+fn a_prompt_does_not_count_to_stall_those_whose_prompts_wait_elsewhere() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
+    workers[0].load.waiting_prefill_tokens = 20_000;
+    workers[1].load.waiting_sequences = 40;
+    workers[1].load.awaited_sequences = 40;
+    let request = RequestView::new(500, 2);
+    assert_eq!(pair(&workers, &request).0, 1);
+    // Those that decode, or whose prompts come before it, are stalled.
+    workers[1].load.awaited_sequences = 0;
+    assert_eq!(pair(&workers, &request).0, 0);
+    workers[1].outstanding.sequences = 9;
+    workers[1].outstanding.awaited_sequences = 9;
+    workers[1].load.waiting_sequences = 0;
+    assert_eq!(pair(&workers, &request).0, 1);
+}
+
+#[test]
+fn who_has_waited_for_a_worker_with_a_backlog_goes_to_one_where_it_stalls_others() {
+    let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
+    workers[0].load.waiting_prefill_tokens = 17_500;
+    workers[1].load.running_sequences = 50;
+    let after = |ms| {
+        let request = RequestView::new(500, 2).after(Duration::from_millis(ms));
+        pair(&workers, &request).0
+    };
+    assert_eq!([0, 9, 2_000].map(after), [0, 0, 1]);
 }
 
 #[test]
