@@ -34,8 +34,8 @@ pub struct RequestView {
     pub chunks: Chunks,
     /// Do not split, if roles allow: handoffs of this request failed before.
     pub keep_whole: bool,
-    /// In the router, for workers with room: see [`RequestView::after`].
-    pub waited_s: f64,
+    /// In the router, for a worker with room: see [`RequestView::after`].
+    pub waited: Duration,
 }
 
 /// Tokens of a prompt that a worker need not compute.
@@ -61,7 +61,7 @@ impl RequestView {
             prefix: 0,
             chunks: Chunks::default(),
             keep_whole: false,
-            waited_s: 0.0,
+            waited: Duration::ZERO,
         }
     }
 
@@ -71,7 +71,7 @@ impl RequestView {
     pub fn after(self, waited: Duration) -> Self {
         let steps = waited.as_nanos() / WAITED_STEP.as_nanos();
         Self {
-            waited_s: steps as f64 * WAITED_STEP.as_secs_f64(),
+            waited: WAITED_STEP * u32::try_from(steps).unwrap_or(u32::MAX),
             ..self
         }
     }

@@ -1,11 +1,15 @@
 //! What a request is expected to see if it is placed now.
 
+use std::time::Duration;
+
 use super::{Load, Price};
 use crate::WorkerView;
 
 /// A request's near future on the workers of one placement.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Forecast {
+    /// How long the request has waited for room, see [`crate::RequestView::after`].
+    pub waited: Duration,
     /// Until the prompts before it are computed.
     pub wait_s: f64,
     /// Computing its own prompt.
@@ -49,6 +53,7 @@ impl Price {
         let missing = |load: &Load, tokens: f64| (tokens - load.spare_tokens).max(0.0);
         let with_growth = self.prompt_tokens + self.growth_tokens;
         Forecast {
+            waited: self.waited,
             wait_s: self.rates.prompt_token_s * here.backlog_tokens,
             prefill_s: self.rates.prompt_step_s + self.prompt_part_s(cached),
             step_s: decode_price

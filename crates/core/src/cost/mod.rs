@@ -127,6 +127,7 @@ pub struct Price {
     /// Waiting for a token's room where none is free. In the steady state a worker frees as
     /// many tokens as it produces.
     room_token_s: f64,
+    waited: Duration,
     /// What a second costs that the request waits for prompts before it. Who has waited in the
     /// router for room will again, for about as long, where a worker has as much work before it as it
     /// may have.
@@ -157,7 +158,8 @@ impl Price {
             steps,
             prompt_s,
             longer_s,
-            wait_weight: 1.0 + request.waited_s / PROMPTS_AHEAD.as_secs_f64(),
+            waited: request.waited,
+            wait_weight: 1.0 + request.waited.as_secs_f64() / PROMPTS_AHEAD.as_secs_f64(),
             room_token_s: rates.step_s / FULL_BATCH + rates.sequence_s,
             preference_s: idle_s.map(|idle_s| config.role_preference * idle_s),
         }

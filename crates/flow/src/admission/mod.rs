@@ -221,7 +221,7 @@ impl Line {
                 return;
             };
             let (id, model) = (first.id, first.entrant.view.model);
-            let forecast = match fleet.forecast(&first.view(now)) {
+            let forecast = match fleet.forecast(&first.view(config, now)) {
                 Ok(forecast) => {
                     self.nowhere_since = None;
                     self.prompts.with_prompts(forecast, now)

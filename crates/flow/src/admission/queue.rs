@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tasuki_core::{Forecast, RequestView};
 
+use super::AdmissionConfig;
+
 /// A waiting request. Numbers count up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntrantId(pub u64);
@@ -37,10 +39,13 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// As a placement would see it now.
-    pub fn view(&self, now: Duration) -> RequestView {
-        let waited = now.saturating_sub(self.entrant.arrived);
-        self.entrant.view.clone().after(waited)
+    /// As a placement would see it now. Without admission no request waits.
+    pub fn view(&self, config: &AdmissionConfig, now: Duration) -> RequestView {
+        let view = self.entrant.view.clone();
+        match config.off {
+            true => view,
+            false => view.after(now.saturating_sub(self.entrant.arrived)),
+        }
     }
 
     pub fn sequences(&self) -> u64 {

@@ -48,7 +48,7 @@ impl Machine {
                 continue;
             }
             let view = match self.next_attempt {
-                0 => self.view(group).after(now), // of the time in the queue
+                0 => self.view(group).after(self.waited),
                 _ => self.view(group),
             };
             match fleet.place(&view) {

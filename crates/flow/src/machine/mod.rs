@@ -65,6 +65,8 @@ pub struct Machine {
     prompt_scored: bool,
     timings: Timings,
     second_token: Option<Duration>,
+    /// For room, before its first placement.
+    waited: Duration,
     over: bool,
     effects: VecDeque<Effect>,
 }
@@ -99,14 +101,18 @@ impl Machine {
             prompt_scored: false,
             timings: Timings::default(),
             second_token: None,
+            waited: Duration::ZERO,
             over: false,
             effects: VecDeque::new(),
         }
     }
 
     /// Places the request for the first time. If no worker can take it, it fails at once.
-    pub fn start(&mut self, now: Duration, fleet: &mut dyn Fleet) {
+    ///
+    /// `waited`: for room, as its forecast has it ([`tasuki_core::Forecast`]).
+    pub fn start(&mut self, waited: Duration, now: Duration, fleet: &mut dyn Fleet) {
         fleet.on_request();
+        self.waited = waited;
         self.place_waiting(now, fleet);
         self.settle(now);
     }

@@ -152,7 +152,9 @@ impl World {
             _worker: worker,
         };
         world.receive(valid().remove(2));
-        world.machine.start(Duration::ZERO, &mut &*world.registry);
+        world
+            .machine
+            .start(Duration::ZERO, Duration::ZERO, &mut &*world.registry);
         world.perform();
         world
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
@@ -131,7 +131,7 @@ pub async fn drive(
         recording.admitted(now);
     }
     task.checked = Some(Checked::new(&registry, model, forecast, now));
-    task.start();
+    task.start(forecast.waited);
     drop(turn);
     let mut others = Others::new(client, cancel, changes, inbox);
     poll_fn(|context| task.poll(&mut others, context)).await;
@@ -196,13 +196,14 @@ impl RequestTask {
         input
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, waited: Duration) {
         if let Some(legs) = &mut self.legs {
             legs.place();
         }
         let now = Instant::now();
         let since = now.saturating_duration_since(self.received);
-        self.machine.start(since, &mut &*self.shared.registry);
+        self.machine
+            .start(waited, since, &mut &*self.shared.registry);
         self.perform_effects(now);
     }
 

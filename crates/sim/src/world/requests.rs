@@ -196,7 +196,8 @@ impl World<'_> {
         self.with_machine(place, |live, fleet| {
             live.outcome.admitted = Some(now);
             live.forecast = Some((forecast, now));
-            live.machine.start(now.since(live.received), fleet);
+            let since = now.since(live.received);
+            live.machine.start(forecast.waited, since, fleet);
         });
     }
 

@@ -1,9 +1,10 @@
 //! What a request does that waits for one worker while another has time.
 
 use super::*;
-use crate::FleetState;
 use crate::fleet::LoadReport;
 use crate::testing::info;
+use crate::{Effect, FleetState, Generation, Machine, MachineConfig, SamplingParams};
+use tasuki_core::Chunks;
 use tasuki_policy::PolicyConfig;
 
 #[test]
@@ -26,25 +27,42 @@ fn no_request_waits_long_for_a_worker_while_another_has_time_for_its_prompt() {
         fleet.on_report(key, Some(&load), Duration::ZERO);
         fleet.recount(key);
     }
+    let generation = Generation {
+        model: ModelId(0),
+        request_id: "r".to_owned(),
+        prompt: (0..200).collect(),
+        n: 1,
+        sampling: SamplingParams {
+            max_tokens: 20,
+            ..SamplingParams::default()
+        },
+        cache_salt: String::new(),
+        tenant: "a".into(),
+        priority: 0,
+        opaque: None,
+    };
+    let mut machine = Machine::new(generation, Chunks::default(), MachineConfig::default());
+    let mut admission = Admission::new(AdmissionConfig::default());
     let entrant = Entrant {
-        view: RequestView::new(200, 20),
+        view: machine.request(),
         tenant: "a".into(),
         priority: 0,
         arrived: Duration::from_secs(1),
     };
-    let view = entrant.view.clone();
-    let mut admission = Admission::new(AdmissionConfig::default());
     let id = admission.enter(entrant, &fleet);
     for waited_s in [0.0, 0.5] {
         let now = Duration::from_secs_f64(1.0 + waited_s);
         assert_eq!(admission.settle(now, &fleet), [], "after {waited_s} s");
     }
     let verdicts = admission.settle(Duration::from_secs(6), &fleet);
-    assert!(
-        matches!(verdicts[..], [(let_in, Verdict::Admitted(_))] if let_in == id),
-        "{verdicts:?}"
-    );
-    // Its machine places it as it was let in.
-    let placed = fleet.place(&view.after(Duration::from_secs(5)));
-    assert_eq!(placed.expect("a worker").prefill.key.worker, WorkerId(1));
+    let [(let_in, Verdict::Admitted(forecast))] = verdicts[..] else {
+        panic!("{verdicts:?}");
+    };
+    assert_eq!((let_in, forecast.waited), (id, Duration::from_secs(5)));
+    // It is placed as it was let in.
+    machine.start(forecast.waited, Duration::from_secs(5), &mut fleet);
+    let Some(Effect::Dispatch { leg, .. }) = machine.next_effect() else {
+        panic!("it is not placed");
+    };
+    assert_eq!(leg.worker.worker, WorkerId(1));
 }

@@ -92,7 +92,9 @@ impl Request {
             error: None,
             dispatched: 0,
         };
-        request.machine.start(request.now, &mut request.fleet);
+        request
+            .machine
+            .start(Duration::ZERO, request.now, &mut request.fleet);
         request.take_effects();
         request
     }

@@ -94,7 +94,9 @@ impl Request {
             fleet: Two::default(),
             effects: Vec::new(),
         };
-        request.machine.start(Duration::ZERO, &mut request.fleet);
+        request
+            .machine
+            .start(Duration::ZERO, Duration::ZERO, &mut request.fleet);
         request.take();
         request
     }

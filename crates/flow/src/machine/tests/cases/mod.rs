@@ -117,7 +117,8 @@ impl Case {
             now: Duration::ZERO,
             effects: Vec::new(),
         };
-        case.machine.start(case.now, &mut case.script);
+        case.machine
+            .start(Duration::ZERO, case.now, &mut case.script);
         case.take_effects();
         case
     }
