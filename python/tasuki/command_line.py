@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import signal
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +45,15 @@ def parse_host_port(text: str) -> str:
             f" {_MAX_PORT}"
         )
     return text.strip()
+
+
+def end_like_interrupted() -> None:
+    """SIGTERM raises KeyboardInterrupt from now on, as Ctrl-C does. Main thread."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def described(help_text: str, *flags: str, **more: Any) -> Any:

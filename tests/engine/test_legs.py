@@ -9,6 +9,7 @@ from engine_fakes import VOCAB, Rig, expected, make_rig, spec
 from engine_relay import Relay
 
 from tasuki.engine.api import (
+    Assignment,
     FinishReason,
     FirstToken,
     Leg,
@@ -19,7 +20,7 @@ from tasuki.engine.api import (
 from tasuki.engine.errors import UnknownRequestError
 
 
-def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> None:
+def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> Assignment:
     """Run a DECODE leg's handoff: blocks filled as a transfer would."""
     source = make_rig()
     source.engine.submit(
@@ -43,6 +44,7 @@ def pulled(rig: Rig, request: RequestSpec, tokens: dict[int, int]) -> None:
         rig.pool[part.blocks[index]].copy_(source.pool[announced[index]])
     first = [FirstToken(choice, token, False) for choice, token in tokens.items()]
     rig.engine.start_decode(request.request_id, first, LegTimings(transfer_s=1.5))
+    return assignment
 
 
 @pytest.mark.parametrize("prompt", [8, 11])
@@ -114,8 +116,7 @@ def test_pulled_blocks_serve_the_next_request_here():
     rig.drain()
     again = spec("b", [*range(16), 9], leg=Leg.DECODE, max_tokens=3)
     rig.engine.submit(again)
-    assert rig.engine.prefix_hint("b") == 16
-    pulled(rig, again, {0: expected(again, 0, 64)[0][0]})
+    assert pulled(rig, again, {0: expected(again, 0, 64)[0][0]}).prefix_tokens == 16
     rig.drain()
     assert rig.tokens("b") == expected(again, 0, 64)[0]
 
@@ -167,7 +168,8 @@ def test_what_was_pulled_and_not_accepted_leaves_nothing_behind():
     assert rig.pool[prefix].equal(kept), "the prefix is valid, and shared"
     rig.drain()
     rig.engine.submit(spec("again", [*shared, 9], leg=Leg.DECODE))
-    assert rig.engine.prefix_hint("again") == 8
+    assignment = rig.engine.assign("again")
+    assert assignment is not None and assignment.prefix_tokens == 8
 
 
 def test_a_lost_pull_leaves_blocks_that_others_hold_alone_after_a_flush():
@@ -296,7 +298,6 @@ def test_youngest_pulled_request_goes_back_when_blocks_run_out():
 def test_handoff_calls_for_unknown_legs():
     rig = make_rig()
     assert not rig.engine.may_credit("x")
-    assert rig.engine.prefix_hint("x") == 0
     rig.engine.admit("x")
     rig.engine.end_prefill_leg("x", LegEndReason.ABORTED)
     rig.engine.end_decode_leg("x", LegEndReason.ABORTED)

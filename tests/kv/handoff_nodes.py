@@ -197,9 +197,6 @@ class DecodeNode(Node):
         self.credits[request_id] = total
         return True
 
-    def prefix_hint(self, request_id: str) -> int:
-        return self.world.requests[request_id].prefix_tokens // self.size * self.size
-
     def assign(self, request_id: str) -> Assignment | None:
         request = self.world.requests[request_id]
         self.credits.pop(request_id, None)
@@ -210,7 +207,7 @@ class DecodeNode(Node):
         if len(blocks) < self.blocks_of(request_id):
             return None
         blocks = blocks[: self.blocks_of(request_id)]
-        prefix = self.prefix_hint(request_id)
+        prefix = request.prefix_tokens // self.size * self.size
         for number, block in enumerate(blocks):
             self.owner[block] = request_id
             for slot in range(self.size):

@@ -71,7 +71,7 @@ def test_work_refused_by_one_decode_worker_is_kept_for_one_of_another_size(rig: 
     full.engine.assign = lambda request_id: None  # type: ignore[method-assign]
     rig.place(request, prefill, full)
     rig.pump(lambda: "r.0" in full.ended and "r.0" in prefill.outputs)
-    assert prefill.handoffs.retarget("r.0", free.engine_id, free.endpoint)
+    assert prefill.handoffs.retarget("r.0", free.engine_id)
     free.submit(request, Leg.DECODE, prefill)
     rig.pump(lambda: "r.0" in free.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, free)

@@ -29,7 +29,6 @@ class Side:
         self.counters = HandoffCounters()
         host = SimpleNamespace(
             may_credit=lambda request_id: True,
-            prefix_hint=lambda request_id: 0,
             assign=lambda request_id: Assignment(1, len(BLOCKS), 0, [GroupBlocks(0, 0, BLOCKS)]),
             start_decode=self._start_decode,
             end_decode_leg=self._end_decode_leg,

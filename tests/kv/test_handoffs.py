@@ -314,12 +314,12 @@ def test_work_refused_by_one_decode_worker_is_kept_for_another(rig: Rig) -> None
     assert full.ended["r.0"].reason is LegEndReason.REFUSED
     assert full.ended["r.0"].failure is FailureKind.OVERLOAD
     rig.pump(lambda: "r.0" in prefill.outputs)
-    assert prefill.handoffs.retarget("r.0", free.engine_id, free.endpoint)
+    assert prefill.handoffs.retarget("r.0", free.engine_id)
     free.submit(request, Leg.DECODE, prefill)
     rig.pump(lambda: "r.0" in free.ended and "r.0" in prefill.ended)
     assert_decoded(request, prefill, free)
     assert prefill.engine.counters().prompt_tokens_computed == 20
-    assert not prefill.handoffs.retarget("r.0", full.engine_id, full.endpoint)
+    assert not prefill.handoffs.retarget("r.0", full.engine_id)
     rig.pump_until_idle()
 
 

@@ -12,8 +12,7 @@ from tasuki.kv.wire import (
     batch_from_decode,
     batch_from_prefill,
     first_tokens_from_wire,
-    parts_from_decode,
-    parts_from_prefill,
+    parts_of,
     prefilled_flaw,
     prefilled_to_wire,
     reply_flaw,
@@ -42,10 +41,10 @@ def test_a_batch_brings_its_messages_in_order() -> None:
     wants = [kv_pb2.FromDecode(want=kv_pb2.Want(request_id=f"r.{n}", seq=n)) for n in range(3)]
     for count in (1, 2):
         sent = batch_from_prefill(replies[:count]).SerializeToString()
-        assert list(parts_from_prefill(kv_pb2.FromPrefill.FromString(sent))) == replies[:count]
+        assert list(parts_of(kv_pb2.FromPrefill.FromString(sent))) == replies[:count]
     for count in (1, 3):
         asked = batch_from_decode(wants[:count]).SerializeToString()
-        assert list(parts_from_decode(kv_pb2.FromDecode.FromString(asked))) == wants[:count]
+        assert list(parts_of(kv_pb2.FromDecode.FromString(asked))) == wants[:count]
 
 
 def announce(first: int, end: int, *parts: tuple[int, int, int]) -> kv_pb2.Announce:

@@ -28,7 +28,7 @@ from whole_worker import (
 )
 
 from tasuki.kv.identity import PROTOCOL_VERSION
-from tasuki.kv.wire import parts_from_decode
+from tasuki.kv.wire import parts_of
 from tasuki.v1 import kv_pb2
 from tasuki.v1 import worker_pb2 as pb
 
@@ -232,7 +232,7 @@ async def hostile_decode_worker(system: System, seed: int) -> None:
         expected_engine_id=system.prefill.engine_id,
     )
     renewal = kv_pb2.Renewal(request_id=name, scheduled=True, announced_tokens=4)
-    want = kv_pb2.FromDecode(want=kv_pb2.Want(request_id=name, prefix_tokens=4, seq=1))
+    want = kv_pb2.FromDecode(want=kv_pb2.Want(request_id=name, seq=1))
     renew = kv_pb2.FromDecode(renew=kv_pb2.Renew(seq=2, renewals=[renewal]))
     release = kv_pb2.FromDecode(release=kv_pb2.Release(request_ids=[name]))
     batch = kv_pb2.FromDecode(batch=kv_pb2.FromDecodeBatch(messages=[want, renew, release]))
@@ -296,7 +296,7 @@ class HostilePrefillWorkers:
         hello, script = self.scripts[first.hello.expected_engine_id]
         yield hello
         async for message in messages:
-            for part in parts_from_decode(message):
+            for part in parts_of(message):
                 if part.HasField("want"):
                     for data in script(part.want.seq):
                         yield data

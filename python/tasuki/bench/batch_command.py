@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +14,7 @@ import typer
 from tasuki.bench.batch import COLUMNS, BatchPoint, batch_points
 from tasuki.bench.errors import BenchError
 from tasuki.bench.pairs import split_pair
-from tasuki.command_line import described
+from tasuki.command_line import described, end_like_interrupted
 
 _INTERRUPTED = 130
 
@@ -117,7 +115,7 @@ def batch(
     said: dict[str, Any] = {
         name: sizes(text, name) for name, text in grid.items() if text is not None
     }
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_like_interrupted()
     try:
         if steps:
             if url is not None:
@@ -231,7 +229,3 @@ def _measure(table: _Table, url: str, model: str | None, say: Callable[[str], No
     write_result(table.path, content)
     print(as_text(COLUMNS, [row.cells() for row in rows]))
     say(f"written to {table.path}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

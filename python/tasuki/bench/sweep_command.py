@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.pairs import split_pair
-from tasuki.command_line import described
+from tasuki.command_line import described, end_like_interrupted
 
 if TYPE_CHECKING:
     from tasuki.bench.plan import Plan
@@ -208,7 +206,7 @@ def _sweep(
     say(f"results in {folder}")
     if dry_run or tokenizer is None:
         return 0
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_like_interrupted()
     try:
         failed = _measure(plan, state, tokenizer, say)
     except KeyboardInterrupt:
@@ -275,7 +273,3 @@ def parse_load(said: str) -> dict[str, Any]:
         else:
             arguments[option] = value
     return {"name": name, "arguments": arguments}
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -273,9 +273,6 @@ class KvHost(Protocol):
         True reserves the room (until assign or the leg's end).
         """
 
-    def prefix_hint(self, request_id: str) -> int:
-        """Tokens of a DECODE leg's prompt that are cached here, at this moment."""
-
     def assign(self, request_id: str) -> Assignment | None:
         """Blocks for a DECODE leg's prompt; None when there is no room (nothing is held)."""
 

@@ -173,10 +173,6 @@ class Inbound:
             request.denied = False
         return True
 
-    def prefix_hint(self, request: Request) -> int:
-        """Tokens of the leg's context that are cached at this moment."""
-        return self._match(request)[0].end * self._config.block_size
-
     def assign(self, request: Request) -> Assignment | None:
         """Give a parked leg the blocks of its context, or None when there is no room."""
         config, sequence, tokens = self._config, request.sequences[0], request.num_context_tokens

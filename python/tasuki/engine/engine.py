@@ -256,11 +256,6 @@ class Engine:
         self._stalled = False  # what was kept free for it beyond its credit is free again
         return True
 
-    def prefix_hint(self, request_id: str) -> int:
-        """Tokens of a DECODE leg's context that are cached here, at this moment."""
-        request = self._legs.requests.get(request_id)
-        return 0 if request is None else self._inbound.prefix_hint(request)
-
     def assign(self, request_id: str) -> Assignment | None:
         """Blocks for a parked DECODE leg's context; None when there is no room.
 

@@ -45,7 +45,6 @@ class DecodeHandoff:
         waited_s: since a worker first got a leg of the request, when this one was submitted.
         greeted_s: when that was taken in, if the handoff had to wait for it.
         credited_s: when credit was given and the want sent; None: waits for room.
-        prefix_hint: tokens that were cached here when credit was given.
         scheduled: the prefill worker schedules it (heard, or implied).
         prefilled_s: when prefill's end was heard, whenever it was taken in.
         peer_block_tokens: in a block of the prefill worker's; known once blocks are assigned.
@@ -68,7 +67,6 @@ class DecodeHandoff:
     greeted_s: float = NEVER_S
     waited_s: float = 0.0
     credited_s: float | None = None
-    prefix_hint: int = 0
     scheduled: bool = False
     peer_block_tokens: int = 0
     announced: int = 0

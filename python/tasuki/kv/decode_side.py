@@ -259,7 +259,6 @@ class DecodeSide:
                 if not self._host.may_credit(handoff.request_id):
                     return
                 handoff.credited_s = now_s
-                handoff.prefix_hint = self._host.prefix_hint(handoff.request_id)
                 self._peers.want(handoff, now_s)
             self._waiting.popleft()
 

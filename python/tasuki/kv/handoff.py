@@ -187,7 +187,7 @@ class Handoffs:
             self._finish_turn()
             return known
 
-    def retarget(self, request_id: str, engine_id: str, endpoint: str = "") -> bool:
+    def retarget(self, request_id: str, engine_id: str) -> bool:
         """Hand a PREFILL leg over to another decode worker, which dials us.
 
         Returns:

@@ -34,8 +34,7 @@ from tasuki.kv.grpc_streams import (
 from tasuki.kv.wire import (
     batch_from_decode,
     batch_from_prefill,
-    parts_from_decode,
-    parts_from_prefill,
+    parts_of,
     reply_flaw,
 )
 from tasuki.v1 import kv_pb2
@@ -204,7 +203,7 @@ class DialledLink:
         writer = background.start(_write(call, self._outbox), f"kv writer to {self._peer}")
         try:
             async for message in replies:
-                for part in parts_from_prefill(message):
+                for part in parts_of(message):
                     self._on_event(FromPrefillEngine(self._peer, part))
         finally:
             writer.cancel()
@@ -338,7 +337,7 @@ class HandoffServicer(KvServicer):
     ) -> None:
         try:
             async for message in messages:
-                for part in parts_from_decode(message):
+                for part in parts_of(message):
                     self._on_event(FromDecodeEngine(peer, part))
         finally:
             outbox.close()

@@ -158,7 +158,6 @@ class PrefillPeers:
             return  # connecting says it
         want = pb.Want(
             request_id=handoff.request_id,
-            prefix_tokens=handoff.prefix_hint,
             seq=self._ask(known, [handoff], now_s),
         )
         self._say(handoff.peer, pb.FromDecode(want=want))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from tasuki.engine.api import Announced, FirstToken, Prefilled, TokenLogprob
 from tasuki.kv.config import LEASE_RANGE_S
 from tasuki.v1 import kv_pb2, worker_pb2
+
+_Message = TypeVar("_Message", kv_pb2.FromDecode, kv_pb2.FromPrefill)
 
 
 def prefilled_to_wire(
@@ -87,12 +90,7 @@ def batch_from_decode(messages: Sequence[kv_pb2.FromDecode]) -> kv_pb2.FromDecod
     return kv_pb2.FromDecode(batch=kv_pb2.FromDecodeBatch(messages=messages))
 
 
-def parts_from_prefill(message: kv_pb2.FromPrefill) -> Sequence[kv_pb2.FromPrefill]:
-    """What a message brings, in order."""
-    return message.batch.messages if message.HasField("batch") else [message]
-
-
-def parts_from_decode(message: kv_pb2.FromDecode) -> Sequence[kv_pb2.FromDecode]:
+def parts_of(message: _Message) -> Sequence[_Message]:
     """What a message brings, in order."""
     return message.batch.messages if message.HasField("batch") else [message]
 

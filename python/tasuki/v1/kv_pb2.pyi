@@ -142,14 +142,12 @@ class Group(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Want(_message.Message):
-    __slots__ = ("request_id", "prefix_tokens", "seq")
+    __slots__ = ("request_id", "seq")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    prefix_tokens: int
     seq: int
-    def __init__(self, request_id: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class Scheduled(_message.Message):
     __slots__ = ("request_id",)

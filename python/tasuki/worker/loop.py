@@ -305,7 +305,7 @@ class EngineLoop(threading.Thread):
                     self._compiling[request_id] = replace(
                         waiting, peer_engine_id=peer_engine_id, peer_endpoint=peer_endpoint
                     )
-                elif not self._handoffs.retarget(request_id, peer_engine_id, peer_endpoint):
+                elif not self._handoffs.retarget(request_id, peer_engine_id):
                     message = "nothing is left here to hand over: prefill again"
                     session.send(failed_leg(request_id, message))
             case RoleSet(session, setting):
