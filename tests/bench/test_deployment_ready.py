@@ -23,9 +23,13 @@ def says(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     def start(
         arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None
     ) -> subprocess.Popen[bytes]:
-        code = f"import time; print({line!r}, flush=True); time.sleep(600)"
+        # As `tasuki serve` it heeds SIGINT, also where its parent ignores it.
+        code = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        code += f"print({line!r}, flush=True); time.sleep(600)"
         with log.open("ab") as output:
-            return subprocess.Popen([sys.executable, "-c", code], stdout=output)
+            return subprocess.Popen(
+                [sys.executable, "-c", code], stdout=output, start_new_session=True
+            )
 
     monkeypatch.setattr(tasuki.bench.serving, "start_child", start)
 
