@@ -64,9 +64,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulator-accuracy": simulator_accuracy,
     "simulator-accuracy-cpu": simulator_accuracy_cpu,
     "open-loops": open_loops(
-        "plan_regret_2xh200_w1", "plan_regret_2xh200_chat", "open_loop_2xh100"
+        "plan_regret_2xh200_w1",
+        "plan_regret_2xh200_answers",
+        "plan_regret_2xh200_chat",
+        "open_loop_2xh100",
     ),
     "open-loop-errors-w1": open_loop_errors("plan_regret_2xh200_w1"),
+    "open-loop-errors-answers": open_loop_errors("plan_regret_2xh200_answers"),
     "open-loop-errors-w2": open_loop_errors("plan_regret_2xh100_w2"),
     "open-loop-errors": open_loop_errors("plan_regret_2xh200_chat"),
     "published-shapes": published_shapes,
@@ -76,6 +80,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan-regret-chat": plan_regret("plan_regret_2xh200_chat"),
     "plan-regret-w2-h100": plan_regret("plan_regret_2xh100_w2"),
     "plan-regret-w1": plan_regret("plan_regret_2xh200_w1"),
+    "plan-regret-answers": plan_regret("plan_regret_2xh200_answers"),
     "roles-follow": roles,
     "roles-paces": roles_paces,
     "roles-served": roles_served("roles_follow_served"),
@@ -91,7 +96,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "clients": clients,
     "clients-on-server": clients_on_server,
     "speculation": speculation,
-    "served": served("serve_split_strict", "serve_two_mixed", "serve_w1_w2"),
+    "served": served(
+        "serve_split_strict", "serve_split_strict_w1", "serve_two_mixed", "serve_w1_w2"
+    ),
     "role-names": role_names,
     "served-h100": served("serve_roles_h100", "serve_roles_h100_w2"),
     "peers": peers,

@@ -67,22 +67,22 @@ def test_decode_leg_goes_on_from_the_second_token(prompt: int):
 
 
 def test_the_load_has_the_kv_of_all_that_will_decode_here():
-    """Once for each choice, from the submit until it decodes; a PREFILL leg's never."""
+    """Once for each choice, from the submit until it decodes; a PREFILL leg's never.
+
+    `awaited`: those whose prompts are computed elsewhere.
+    """
     rig = make_rig(max_batched_tokens=16)
 
-    def waiting() -> tuple[int, int]:
+    def waiting(awaited: int = 0) -> tuple[int, int]:
         load = rig.engine.load()
-        assert load.awaited_sequences == (0 if pulls else 2), "prompts elsewhere"
+        assert load.awaited_sequences == awaited
         return load.waiting_sequences, load.waiting_kv_tokens
-
-    pulls: list[str] = []
 
     pull = spec("pull", range(8), leg=Leg.DECODE, choices=(0, 3), max_tokens=6)
     rig.engine.submit(pull)
     rig.engine.submit(spec("hand over", range(30), leg=Leg.PREFILL))
-    assert waiting() == (2, 16)
+    assert waiting(awaited=2) == (2, 16)
     pulled(rig, pull, {choice: expected(pull, choice, 64)[0][0] for choice in (0, 3)})
-    pulls.append("pull")
     assert waiting() == (0, 0)
     assert (rig.engine.load().running_sequences, rig.engine.load().running_kv_tokens) == (2, 16)
     own = spec("own", [9] * 20, choices=(0, 1, 2))

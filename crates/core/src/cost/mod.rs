@@ -62,7 +62,7 @@ pub struct Load {
     pub sequences: f64,
     /// Of these: that a new arrival's prompt would stall.
     pub stalled_sequences: f64,
-    /// That these attend to.
+    /// That its sequences attend to.
     pub kv_tokens: f64,
     /// Tokens for which there is room.
     pub spare_tokens: f64,
