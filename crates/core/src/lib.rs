@@ -9,6 +9,7 @@ pub mod chunks;
 pub mod cost;
 pub mod failure;
 pub mod ids;
+pub mod mix;
 pub mod options;
 pub mod request;
 pub mod worker;
@@ -22,5 +23,6 @@ pub use cost::{
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
+pub use mix::mix;
 pub use request::{RequestView, Warm};
 pub use worker::{Capacity, Health, Outstanding, ReportedLoad, WorkerView};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tasuki_core::{
     Capabilities, ChunkScheme, Chunks, HardwareClass, Identity, KvDomain, ModelId, RequestView,
-    Role, WorkerId,
+    Role, WorkerId, mix,
 };
 use tasuki_flow::fleet::{CacheEvents, WorkerInfo};
 use tasuki_flow::{Fleet, FleetState, Peer};
@@ -133,12 +133,4 @@ fn resident_bytes() -> u64 {
         .nth(1)
         .and_then(|pages| pages.parse().ok());
     pages.unwrap_or(0u64) * 4_096
-}
-
-/// Numbers that leave no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
-    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

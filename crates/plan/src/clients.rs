@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tasuki_bench::arrivals::{Arrival, Schedule};
 use tasuki_bench::plan::{Planned, Prompt, Workload};
 use tasuki_bench::tokens::Segment;
+use tasuki_core::mix;
 use tasuki_sim::{Clients, Request, Time};
 
 /// Tokens of a chunk, as workers of 16 and of 32 tokens a block name them.
@@ -113,14 +114,6 @@ fn chunks(segments: &[Segment]) -> Arc<[u64]> {
         }
     }
     names.into()
-}
-
-/// Leaves no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
-    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

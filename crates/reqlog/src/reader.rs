@@ -5,6 +5,8 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tasuki_core::mix;
+
 use crate::format::{Fleet, Header, Line, Record, VERSION};
 use crate::limits::{check_fleet, check_record};
 
@@ -187,12 +189,4 @@ fn names(records: &[Option<Record>]) -> Vec<Vec<u64>> {
         names.push(own);
     }
     names
-}
-
-/// Leaves no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
-    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

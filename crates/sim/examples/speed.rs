@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use tasuki_core::{Rates, Role};
+use tasuki_core::{Rates, Role, mix};
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Config, Limits, Request, Run, Time, WorkerConfig, simulate};
 
@@ -77,14 +77,6 @@ fn cpu_s() -> f64 {
         .next()
         .and_then(|word| word.parse::<f64>().ok());
     ns.map_or(f64::NAN, |ns| ns / 1e9)
-}
-
-/// Numbers that leave no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
-    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 fn poisson(requests: usize, rate: f64) -> impl Iterator<Item = Request> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tasuki_core::mix;
 use tasuki_sim::{Clients, Request, Time};
 
 use super::logged::Logged;
@@ -68,12 +69,4 @@ impl Clients for LogClients<'_> {
             )
         })
     }
-}
-
-/// Leaves no pattern (splitmix64's).
-fn mix(value: u64) -> u64 {
-    let x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use tasuki_core::{CostModel, RequestView, WorkerId};
+use tasuki_core::{CostModel, RequestView, WorkerId, mix};
 
 use super::Placement;
 use crate::{Cost, Other, Why};
@@ -56,14 +56,6 @@ impl Tie {
     pub fn precedes(&self, (cost_s, id): (f64, WorkerId), other: &Offer) -> bool {
         cost_s < other.cost_s || (cost_s == other.cost_s && self.order(id) < other.order)
     }
-}
-
-/// A bijection that leaves no pattern (splitmix64's).
-pub fn mix(value: u64) -> u64 {
-    let mut x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 /// What handoffs of one request add.

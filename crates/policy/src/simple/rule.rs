@@ -1,10 +1,10 @@
 //! How one of several workers of the right role is chosen.
 
-use tasuki_core::{RequestView, WorkerId};
+use tasuki_core::{RequestView, WorkerId, mix};
 
 use crate::placement::able::Able;
 use crate::placement::index::Member;
-use crate::placement::pairs::{Tie, mix};
+use crate::placement::pairs::Tie;
 
 /// A rule by which a worker is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

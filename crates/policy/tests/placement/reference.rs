@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use tasuki_core::{
-    HandoffKind, Health, Load, ModelId, RequestView, Role, RoleUse, WorkerId, WorkerView,
+    HandoffKind, Health, Load, ModelId, RequestView, Role, RoleUse, WorkerId, WorkerView, mix,
 };
 use tasuki_policy::{Choosing, NoPlacement, Placement};
 
@@ -287,12 +287,4 @@ fn compare(one: Offer, other: Offer, how: Choosing<'_>) -> Ordering {
     let order = |id: WorkerId| mix(u64::from(id.0) ^ mix(how.tie));
     let costs = one.0.total_cmp(&other.0);
     costs.then_with(|| order(one.1).cmp(&order(other.1)))
-}
-
-/// Splitmix64's.
-fn mix(value: u64) -> u64 {
-    let mut x = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
