@@ -18,8 +18,8 @@ pub use block_hash::{BlockHash, BlockHasher, block_hashes};
 pub use capabilities::{Capabilities, FirstToken, HandoffKind, Payload, Positions, RoleUse};
 pub use chunks::{ChunkScheme, Chunks};
 pub use cost::{
-    ChunkFit, CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, PROMPTS_AHEAD,
-    Price, Rates, StepFit, StepSample,
+    ChunkFit, CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates,
+    StepFit, StepSample,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};

@@ -1,7 +1,5 @@
 //! A request as a placement decision sees it.
 
-use std::time::Duration;
-
 use crate::{Chunks, Identity, ModelId, WorkerId};
 
 /// By which prompts that begin alike are known.
@@ -34,8 +32,8 @@ pub struct RequestView {
     pub chunks: Chunks,
     /// Do not split, if roles allow: handoffs of this request failed before.
     pub keep_whole: bool,
-    /// In the router, for a worker with room: see [`RequestView::after`].
-    pub waited: Duration,
+    /// In the router, for a worker with room.
+    pub waited: bool,
 }
 
 /// Tokens of a prompt that a worker need not compute.
@@ -61,18 +59,7 @@ impl RequestView {
             prefix: 0,
             chunks: Chunks::default(),
             keep_whole: false,
-            waited: Duration::ZERO,
-        }
-    }
-
-    /// The same request after it has waited for room: the worker that it waits for is busy, so it
-    /// counts what is before it there for more. In steps of [`WAITED_STEP`], since so little makes
-    /// no difference.
-    pub fn after(self, waited: Duration) -> Self {
-        let steps = waited.as_nanos() / WAITED_STEP.as_nanos();
-        Self {
-            waited: WAITED_STEP * u32::try_from(steps).unwrap_or(u32::MAX),
-            ..self
+            waited: false,
         }
     }
 
@@ -102,9 +89,6 @@ impl RequestView {
         warm.map_or(0, |warm| warm.tokens.min(self.prompt_tokens))
     }
 }
-
-/// See [`RequestView::after`].
-const WAITED_STEP: Duration = Duration::from_millis(10);
 
 const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 

@@ -1,15 +1,13 @@
 //! What a request is expected to see if it is placed now.
 
-use std::time::Duration;
-
 use super::{Load, Price};
 use crate::WorkerView;
 
 /// A request's near future on the workers of one placement.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Forecast {
-    /// How long the request has waited for room, see [`crate::RequestView::after`].
-    pub waited: Duration,
+    /// The request has waited in the router for room.
+    pub waited: bool,
     /// Until the prompts before it are computed.
     pub wait_s: f64,
     /// Computing its own prompt.

@@ -12,8 +12,6 @@ mod step_fit;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
 pub use self::fit::LinearFit;
 pub use self::forecast::Forecast;
 pub use self::hardware::{Hardware, HardwareClass, Rates, StepSample};
@@ -21,9 +19,10 @@ pub use self::links::Links;
 pub use self::step_fit::{ChunkFit, StepFit};
 use crate::{RequestView, Role, WorkerView};
 
-/// Prompt work that may be before a request at a worker: enough that the worker never idles, little
-/// enough that the order counts in which the router lets requests in.
-pub const PROMPTS_AHEAD: Duration = Duration::from_millis(500);
+/// What prompts before a request cost more if it has waited in the router for room. The workers that
+/// it waited for are busy, so one that has time for its prompt is the better choice where costs are
+/// about equal. Much more would send long prompts to where others decode, and delay their tokens.
+const WAITED_WEIGHT: f64 = 1.2;
 
 /// Sequences that share a step where a worker is so full that blocks are missing.
 const FULL_BATCH: f64 = 16.0;
@@ -127,10 +126,8 @@ pub struct Price {
     /// Waiting for a token's room where none is free. In the steady state a worker frees as
     /// many tokens as it produces.
     room_token_s: f64,
-    waited: Duration,
-    /// What a second costs that the request waits for prompts before it. Who has waited in the
-    /// router for room will again, for about as long, where a worker has as much work before it as it
-    /// may have.
+    waited: bool,
+    /// What a second costs that the request waits for prompts before it.
     wait_weight: f64,
     /// What prefill and decode cost more on a worker whose role is another.
     preference_s: [f64; 2],
@@ -159,7 +156,7 @@ impl Price {
             prompt_s,
             longer_s,
             waited: request.waited,
-            wait_weight: 1.0 + request.waited.as_secs_f64() / PROMPTS_AHEAD.as_secs_f64(),
+            wait_weight: if request.waited { WAITED_WEIGHT } else { 1.0 },
             room_token_s: rates.step_s / FULL_BATCH + rates.sequence_s,
             preference_s: idle_s.map(|idle_s| config.role_preference * idle_s),
         }

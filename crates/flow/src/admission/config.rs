@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tasuki_core::PROMPTS_AHEAD;
-
 /// Objectives and limits of the queue before the workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdmissionConfig {
@@ -13,7 +11,8 @@ pub struct AdmissionConfig {
     pub ttft: Option<Duration>,
     /// Mean time per token after the first; a request that would exceed it waits.
     pub tpot: Option<Duration>,
-    /// Prompt work that may wait in a worker, see [`PROMPTS_AHEAD`].
+    /// Prompt work that may wait in a worker: enough that it never idles, little enough that the
+    /// order counts in which requests are let in.
     pub ahead: Duration,
     /// Sequences that may wait.
     pub max_sequences: u64,
@@ -31,7 +30,7 @@ impl Default for AdmissionConfig {
             off: false,
             ttft: None,
             tpot: None,
-            ahead: PROMPTS_AHEAD,
+            ahead: Duration::from_millis(500),
             max_sequences: 1024,
             max_tokens: 4_000_000,
             max_wait: Duration::from_secs(1800),

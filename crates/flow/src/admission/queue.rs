@@ -12,6 +12,9 @@ use tasuki_core::{Forecast, RequestView};
 
 use super::AdmissionConfig;
 
+/// Who was in the queue for less came to a worker with room.
+const WAITED: Duration = Duration::from_millis(10);
+
 /// A waiting request. Numbers count up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntrantId(pub u64);
@@ -44,7 +47,10 @@ impl Waiting {
         let view = self.entrant.view.clone();
         match config.off {
             true => view,
-            false => view.after(now.saturating_sub(self.entrant.arrived)),
+            false => RequestView {
+                waited: now.saturating_sub(self.entrant.arrived) >= WAITED,
+                ..view
+            },
         }
     }
 

@@ -47,9 +47,9 @@ impl Machine {
             if !self.is_within_budget(group, now, fleet) {
                 continue;
             }
-            let view = match self.next_attempt {
-                0 => self.view(group).after(self.waited),
-                _ => self.view(group),
+            let view = RequestView {
+                waited: self.waited && self.next_attempt == 0,
+                ..self.view(group)
             };
             match fleet.place(&view) {
                 Ok(placed) => self.launch(group, placed, now),

@@ -65,8 +65,8 @@ pub struct Machine {
     prompt_scored: bool,
     timings: Timings,
     second_token: Option<Duration>,
-    /// For room, before its first placement.
-    waited: Duration,
+    /// In the router for room, before its first placement.
+    waited: bool,
     over: bool,
     effects: VecDeque<Effect>,
 }
@@ -101,7 +101,7 @@ impl Machine {
             prompt_scored: false,
             timings: Timings::default(),
             second_token: None,
-            waited: Duration::ZERO,
+            waited: false,
             over: false,
             effects: VecDeque::new(),
         }
@@ -110,7 +110,7 @@ impl Machine {
     /// Places the request for the first time. If no worker can take it, it fails at once.
     ///
     /// `waited`: for room, as its forecast has it ([`tasuki_core::Forecast`]).
-    pub fn start(&mut self, waited: Duration, now: Duration, fleet: &mut dyn Fleet) {
+    pub fn start(&mut self, waited: bool, now: Duration, fleet: &mut dyn Fleet) {
         fleet.on_request();
         self.waited = waited;
         self.place_waiting(now, fleet);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tasuki_core::Chunks;
 use tasuki_flow::admission::{Entrant, Refusal};
@@ -196,7 +196,7 @@ impl RequestTask {
         input
     }
 
-    fn start(&mut self, waited: Duration) {
+    fn start(&mut self, waited: bool) {
         if let Some(legs) = &mut self.legs {
             legs.place();
         }

@@ -96,7 +96,7 @@ impl Request {
         };
         request
             .machine
-            .start(Duration::ZERO, Duration::ZERO, &mut request.fleet);
+            .start(false, Duration::ZERO, &mut request.fleet);
         request.take();
         request
     }

@@ -1,7 +1,6 @@
 //! Loads, links and cached prefixes: which of the workers that could serve a request gets it.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use tasuki_core::{CostModel, ReportedLoad, RequestView, Role, Warm, WorkerId, WorkerView};
 use tasuki_policy::{Choosing, Policy};
@@ -182,13 +181,13 @@ fn a_prompt_does_not_count_to_stall_those_whose_prompts_wait_elsewhere() {
 #[test]
 fn who_has_waited_for_a_worker_with_a_backlog_goes_to_one_where_it_stalls_others() {
     let mut workers = [worker(0, Role::Mixed), worker(1, Role::Mixed)];
-    workers[0].load.waiting_prefill_tokens = 17_500;
+    workers[0].load.waiting_prefill_tokens = 23_500;
     workers[1].load.running_sequences = 50;
-    let after = |ms| {
-        let request = RequestView::new(500, 2).after(Duration::from_millis(ms));
-        pair(&workers, &request).0
+    let after = |waited| {
+        let new = RequestView::new(500, 2);
+        pair(&workers, &RequestView { waited, ..new }).0
     };
-    assert_eq!([0, 9, 2_000].map(after), [0, 0, 1]);
+    assert_eq!([false, true].map(after), [0, 1]);
 }
 
 #[test]
