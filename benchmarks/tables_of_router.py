@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from table_parts import load, number, rows, source
 
 
@@ -47,43 +49,48 @@ def fuzz() -> str:
     return source("fuzz") + rows(("target", "cases", "first seed", "s", "peak memory, MB"), lines)
 
 
-def router_vs_peers() -> str:
-    """The router and peers before the same HTTP workers."""
-    result = load("router_vs_peers")
-    named: dict[tuple[str, str], dict[tuple[str, ...], dict[str, float]]] = {}
-    for row in result["medians"]:
-        key = (row["what"], *(str(row[name]) for name in ("prompt", "clients") if name in row))
-        named.setdefault((row["router"], row["engine"]), {})[key] = row
-    direct = named.pop(("direct", "vllm"))["latency",]
-    costs = [("cost", size, at_once) for size in ("1.5 KB", "16 KB") for at_once in ("32", "128")]
-    lines = []
-    for (name, engine), found in named.items():
-        added = [found["latency",][key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
-        highest = found.get(("memory",), {}).get("highest_mb")
-        paced = found.get(("paced",), {}).get("requests_per_cpu_s")  # not in files of before
-        lines.append(
-            [
-                name,
-                engine,
-                *(number(found[cost]["requests_per_cpu_s"], 0) for cost in costs),
-                number(paced, 0),
-                *(number(value, 2) for value in added),
-                number(highest, 0),
-            ]
+def router_vs_peers(name: str) -> Callable[[], str]:
+    """The router and peers before the same HTTP workers, by the file of that name."""
+
+    def table() -> str:
+        result = load(name)
+        named: dict[tuple[str, str], dict[tuple[str, ...], dict[str, float]]] = {}
+        for row in result["medians"]:
+            key = (row["what"], *(str(row[part]) for part in ("prompt", "clients") if part in row))
+            named.setdefault((row["router"], row["engine"]), {})[key] = row
+        direct = named.pop(("direct", "vllm"))["latency",]
+        sizes = ("1.5 KB", "16 KB")
+        costs = [("cost", size, at_once) for size in sizes for at_once in ("32", "128")]
+        lines = []
+        for (program, engine), found in named.items():
+            added = [found["latency",][key] - direct[key] for key in ("ttft_p50_ms", "ttft_p99_ms")]
+            highest = found.get(("memory",), {}).get("highest_mb")
+            paced = found.get(("paced",), {}).get("requests_per_cpu_s")  # not in files of before
+            lines.append(
+                [
+                    program,
+                    engine,
+                    *(number(found[cost]["requests_per_cpu_s"], 0) for cost in costs),
+                    number(paced, 0),
+                    *(number(value, 2) for value in added),
+                    number(highest, 0),
+                ]
+            )
+        heads = (
+            "router",
+            "workers",
+            "requests per CPU-second, 1.5 KB, 32 clients",
+            "128",
+            "16 KB, 32",
+            "128",
+            "1.5 KB, 128, paced",
+            f"added TTFT p50 ms at {result['rate']:.0f}/s",
+            "p99",
+            f"MB, {result['streams']:,} streams",
         )
-    heads = (
-        "router",
-        "workers",
-        "requests per CPU-second, 1.5 KB, 32 clients",
-        "128",
-        "16 KB, 32",
-        "128",
-        "1.5 KB, 128, paced",
-        f"added TTFT p50 ms at {result['rate']:.0f}/s",
-        "p99",
-        f"MB, {result['streams']:,} streams",
-    )
-    return source("router_vs_peers") + rows(heads, lines)
+        return source(name) + rows(heads, lines)
+
+    return table
 
 
 def placement() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import subprocess
@@ -132,9 +133,10 @@ def test_hub_ids(name: str, is_id: bool) -> None:
     [
         (False, ConnectionError("no route\nto host"), ["cannot be reached", "no route", "--model"]),
         (True, ConnectionError("offline"), ["owner/model", "HF_HUB_OFFLINE is set"]),
+        (False, OSError(errno.ENOSPC, "none"), ["owner/model", "No space left", "HF_HUB_CACHE"]),
     ],
 )
-def test_a_hub_out_of_reach_is_one_line_that_says_what_helps(
+def test_a_failure_of_the_hub_is_one_line_that_says_what_helps(
     monkeypatch: pytest.MonkeyPatch, offline: bool, failure: Exception, words: list[str]
 ) -> None:
     def fail(*_: object, **__: object) -> str:

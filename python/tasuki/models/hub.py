@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tasuki.models.fetch_errors import FetchError, say
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 _UNWANTED = ["*/*", "consolidated*", "*.gguf", "training_args*", "README*"]
+_NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR}
 
 
 def is_hub_id(name: str) -> bool:
@@ -28,8 +31,8 @@ def fetch(name: str) -> Path:
         Its folder there.
 
     Raises:
-        FetchError: The hub cannot be reached, refuses, or has no such model, or
-            the model has no safetensors.
+        FetchError: The hub cannot be reached, refuses, or has no such model, its cache
+            cannot be written, or the model has no safetensors.
     """
     match = _ID.fullmatch(name)
     if match is None:
@@ -62,6 +65,11 @@ def _explain(name: str, error: Exception) -> str:
         return f"{name}: the hub has no such revision"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"{name}: the hub has no such model, or it is private and HF_TOKEN is not set"
+    if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
+        return (
+            f"{name} cannot be written to the hub's cache {constants.HF_HUB_CACHE}: "
+            f"{os.strerror(error.errno)}; make room there, or set HF_HUB_CACHE to another folder"
+        )
     if constants.HF_HUB_OFFLINE:
         return f"{name} is not in the hub's cache, and HF_HUB_OFFLINE is set: unset it, or fetch it"
     first_line = (str(error).strip() or repr(error)).splitlines()[0]
