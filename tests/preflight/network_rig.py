@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ def two_hosts() -> Iterator[Hosts]:
             run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "cable")
             run("ip", "-n", namespace, "link", "set", "cable", "up")
             run("ip", "-n", namespace, "link", "set", "lo", "up")
+        for namespace in (hosts.peer, hosts.reader):
+            _await_cable(namespace)
         yield hosts
     finally:
         hosts.end()
@@ -107,8 +110,18 @@ def two_hosts() -> Iterator[Hosts]:
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
 
 
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S)
+def run(*words: str) -> str:
+    """What a program prints; it must succeed."""
+    done = subprocess.run(words, check=True, capture_output=True, timeout=DEADLINE_S, text=True)
+    return done.stdout
+
+
+def _await_cable(namespace: str) -> None:
+    """Until the interface runs: the kernel tells later than it is set up, and UCX leaves it out."""
+    until_s = time.monotonic() + DEADLINE_S
+    while "state UP" not in run("ip", "-n", namespace, "-o", "link", "show", "dev", "cable"):
+        assert time.monotonic() < until_s, f"the interface of {namespace} does not start"
+        time.sleep(0.02)
 
 
 def _inside(

@@ -23,6 +23,7 @@ mod fuzz_tests;
 mod gate;
 mod grammar;
 mod health_generate;
+mod heartbeat;
 mod log;
 mod metrics;
 mod models;

@@ -25,11 +25,10 @@ use crate::api_keys::CallerPermit;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::Permit;
+use crate::heartbeat::{HEARTBEAT, Pending};
 use crate::openai;
 use crate::serve::api::{Arrival, Event, Generating, Generation, ServeError, Timings};
 use crate::woken::Woken;
-
-const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
 /// A request under way. Dropped: its workers' connections close.
 pub struct Answering {
@@ -231,7 +230,7 @@ impl AnswerBody {
     pub fn new(answering: Answering, first: Option<Next>, heartbeat: Duration) -> Self {
         let mut parts = Parts {
             answering,
-            next: first.map_or(Pending::Late, Pending::There),
+            next: Pending::new(first),
             sending: None,
             ended: false,
             heartbeat,
@@ -265,15 +264,9 @@ impl Body for AnswerBody {
     }
 }
 
-enum Pending {
-    There(Next),
-    Late,
-    Awaited,
-}
-
 struct Parts {
     answering: Answering,
-    next: Pending,
+    next: Pending<Next>,
     /// Its room is given back when the next one is asked for.
     sending: Option<Opaque>,
     ended: bool,
@@ -289,7 +282,7 @@ impl Parts {
             return Poll::Ready((None, false));
         }
         let mut settled = false;
-        let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
+        let next = match self.next.take() {
             Pending::There(next) => Some(next),
             Pending::Late => None,
             Pending::Awaited => match self.answering.poll_next(context) {

@@ -29,6 +29,7 @@ use crate::api_keys::CallerPermit;
 use crate::error::ApiError;
 use crate::event_body::EventBody;
 use crate::gate::Permit;
+use crate::heartbeat::Pending;
 use crate::openai::request::delivery::Delivery;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -145,7 +146,7 @@ fn events<W: Wording>(
 ) -> impl Stream<Item = Bytes> + Send {
     let state = EventStream {
         running,
-        next: first.map_or(Pending::Late, Pending::There),
+        next: Pending::new(first),
         opened: false,
         ended: false,
         quiet: Alarm::new(),
@@ -158,18 +159,9 @@ fn events<W: Wording>(
     })
 }
 
-/// What a stream begins with.
-enum Pending {
-    There(Next),
-    /// The first output is late: its place is taken by a comment.
-    Late,
-    /// Nothing: the next output is to be waited for.
-    Awaited,
-}
-
 struct EventStream<W> {
     running: RunningAnswer<W>,
-    next: Pending,
+    next: Pending<Next>,
     /// What comes before the first output was sent.
     opened: bool,
     ended: bool,
@@ -186,7 +178,7 @@ impl<W: Wording> EventStream<W> {
             return None;
         }
         while self.written.is_empty() {
-            let next = match std::mem::replace(&mut self.next, Pending::Awaited) {
+            let next = match self.next.take() {
                 Pending::There(next) => Some(next),
                 Pending::Late => None,
                 Pending::Awaited => {

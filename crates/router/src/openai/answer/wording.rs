@@ -13,6 +13,7 @@ use super::choice::Piece;
 use super::outputs::Output;
 use super::usage::{Usage, timings_json};
 use crate::error::ApiError;
+use crate::heartbeat::HEARTBEAT;
 use crate::serve::api::Finish;
 
 /// The form of one endpoint's answers.
@@ -42,8 +43,6 @@ pub struct Events(BytesMut);
 
 /// Room for a few tokens' events.
 const BUFFER_BYTES: usize = 1 << 10;
-
-const HEARTBEAT: &[u8] = b": the request is still being processed\n\n";
 
 impl Default for Events {
     fn default() -> Self {
@@ -82,7 +81,6 @@ impl Events {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
     }
 
-    /// A comment, which clients ignore: proxies see that the connection is alive.
     pub fn heartbeat(&mut self) {
         self.0.extend_from_slice(HEARTBEAT);
     }
