@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,17 @@ def test_what_is_not_there_is_refused_with_what_is() -> None:
 def test_a_backend_whose_libraries_are_missing_is_refused_at_start() -> None:
     with pytest.raises(TransportError, match=r"backend LIBFABRIC does not start here .*UCX"):
         create_transport("nixl-libfabric")
+
+
+@pytest.mark.system
+def test_what_ucx_says_of_its_failure_is_told() -> None:
+    make = "from tasuki.kv.nixl_agent import Agent; Agent()"  # settings are a process's
+    own = {**os.environ, "UCX_TLS": "rc_x"}
+    command = [sys.executable, "-c", make]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "UCX does not start here" in last
+    assert "no usable transports/devices (asked rc_x on network:lo" in last
 
 
 def test_transfers_use_the_network_that_the_worker_is_bound_to() -> None:

@@ -377,7 +377,8 @@ def _create_backend(agent: Any, backend: str) -> None:
         agent.create_backend(backend, agent.get_plugin_params(backend))
     except Exception as error:
         others = ", ".join(sorted(set(plugins) - {backend})) or "none"
+        told = ucx_log.said() if backend == "UCX" else []
+        why = "; ".join([describe(error), *told])
         raise TransportError(
-            f"NIXL's backend {backend} does not start here ({describe(error)}):"
-            f" try another: {others}"
+            f"NIXL's backend {backend} does not start here ({why}): try another: {others}"
         ) from error

@@ -59,18 +59,28 @@ class UcxLog:
         A read is described before the call returns that begins it.
         """
         with self._lock:
-            self._libc.fflush(None)  # UCX's stream has a buffer
-            data = b""
-            while piece := os.pread(self._fd, 1 << 16, self._at):
-                self._at += len(piece)
-                data += piece
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            os.ftruncate(self._fd, 0)  # UCX goes on behind what was read
-            for line in lines:
-                self._on_line(line.decode(errors="replace"))
+            self._take()
             return list(self._ways[agent[:_NAME_LENGTH]])
 
-    def _on_line(self, line: str) -> None:
+    def said(self) -> list[str]:
+        """What is new beside tables."""
+        with self._lock:
+            return self._take()
+
+    def _take(self) -> list[str]:
+        """Read what is new; the lines that are of no table, which are logged."""
+        self._libc.fflush(None)  # UCX's stream has a buffer
+        data = b""
+        while piece := os.pread(self._fd, 1 << 16, self._at):
+            self._at += len(piece)
+            data += piece
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        os.ftruncate(self._fd, 0)  # UCX goes on behind what was read
+        texts = [self._text_of(line.decode(errors="replace")) for line in lines]
+        return [text for text in texts if text]
+
+    def _text_of(self, line: str) -> str:
+        """A line that is of no table; of one: nothing."""
         text = _PREFIX.sub("", line)
         cells = [cell.strip() for cell in _CELLS.findall(text)][:-1]
         if len(cells) == 1 and "cfg#" in cells[0]:
@@ -82,7 +92,10 @@ class UcxLog:
             if way not in self._ways[self._agent]:
                 self._ways[self._agent].append(way)
         elif text and not text.startswith(("|", "+")):
-            log.warning("%s", re.sub(r"\s+", " ", text))
+            text = re.sub(r"\s+", " ", text)
+            log.warning("%s", text)
+            return text
+        return ""
 
 
 _log: UcxLog | None = None
@@ -106,3 +119,8 @@ def capture(own: Mapping[str, str]) -> dict[str, str]:
 def ways(agent: str) -> list[Way]:
     """See `UcxLog.ways`; empty where the operator directs UCX's output."""
     return [] if _log is None else _log.ways(agent)
+
+
+def said() -> list[str]:
+    """See `UcxLog.said`; nothing where the operator directs UCX's output."""
+    return [] if _log is None else _log.said()
