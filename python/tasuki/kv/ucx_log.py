@@ -63,7 +63,7 @@ class UcxLog:
             return list(self._ways[agent[:_NAME_LENGTH]])
 
     def said(self) -> list[str]:
-        """What is new beside tables."""
+        """What UCX wrote since the last look, without tables."""
         with self._lock:
             return self._take()
 
@@ -76,11 +76,11 @@ class UcxLog:
             data += piece
         *lines, self._rest = (self._rest + data).split(b"\n")
         os.ftruncate(self._fd, 0)  # UCX goes on behind what was read
-        texts = [self._text_of(line.decode(errors="replace")) for line in lines]
+        texts = [self._on_line(line.decode(errors="replace")) for line in lines]
         return [text for text in texts if text]
 
-    def _text_of(self, line: str) -> str:
-        """A line that is of no table; of one: nothing."""
+    def _on_line(self, line: str) -> str:
+        """Take note of a line; what it says, if it is of no table."""
         text = _PREFIX.sub("", line)
         cells = [cell.strip() for cell in _CELLS.findall(text)][:-1]
         if len(cells) == 1 and "cfg#" in cells[0]:

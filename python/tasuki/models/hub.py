@@ -68,7 +68,7 @@ def _explain(name: str, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:
         return (
             f"{name} cannot be written to the hub's cache {constants.HF_HUB_CACHE}: "
-            f"{os.strerror(error.errno)}; make room there, or set HF_HUB_CACHE to another folder"
+            f"{os.strerror(error.errno)}; set HF_HUB_CACHE to a writable folder with room"
         )
     if constants.HF_HUB_OFFLINE:
         return f"{name} is not in the hub's cache, and HF_HUB_OFFLINE is set: unset it, or fetch it"
