@@ -20,6 +20,7 @@ simulator ranks the candidates (Spearman).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -31,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,9 @@ Seen = dict[str, float]  # goodput and attainment
 def climb(at: Callable[[int], Seen | None], start: int) -> int:
     """The number whose goodput is highest: down to where nearly all is in time, up to a fall.
 
+    A fall counts where no longer nearly all is in time: before, fewer requests were sent than the
+    rate says.
+
     Args:
         at: None: nothing more is measured.
         start: Where to begin.
@@ -91,8 +96,8 @@ def climb(at: Callable[[int], Seen | None], start: int) -> int:
     number = start
     while (found := ask(number)) and found["attainment"] < ENOUGH and number > start - FAR:
         number -= 1 if found["attainment"] > SOME else LEAP
-    while (found := ask(number)) and (above := ask(number + 1)):
-        if above["goodput"] <= found["goodput"]:
+    while number < start + FAR and (found := ask(number)) and (above := ask(number + 1)):
+        if above["goodput"] <= found["goodput"] and above["attainment"] < ENOUGH:
             break
         number += 1
     return max(seen, key=lambda each: seen[each]["goodput"], default=start)
@@ -118,15 +123,15 @@ class Campaign:
         self.plans: list[dict[str, Any]] = []
         self.runs: list[Row] = []
         self.failures: list[str] = []
-        self.measured: list[str] = []  # designs whose measurement ended before the limit
+        self.measured: list[str] = []  # designs that lack nothing
+        self._first: dict[str, float] = {}  # rates that the others are told from, by load
         self._resumed = json.loads(options.resume.read_text()) if options.resume else None
         if self._resumed:
             known = {run["load"] for run in self._resumed["runs"]}
             if known != set(self.loads):
                 raise SystemExit(f"{options.resume} has the loads {sorted(known)}: name these")
-            self.measured = self._resumed["measured"]
-            self.runs = [run for run in self._resumed["runs"] if run["design"] in self.measured]
-        self._first: dict[str, float] = {}  # rates that the others are told from, by load
+            self.runs = self._resumed["runs"]
+            self._first = {run["load"]: run["rate"] for run in self.runs}
         # Where the planner is, and the simulated best of a design, by load and objectives.
         self._planned: dict[tuple[str, str], int] = {}
         self._expected: dict[tuple[str, str, str], int] = {}
@@ -190,10 +195,10 @@ class Campaign:
             self._expected[design.name, load, name] = climb(at, start)
 
     def measure(self, design: Design, steps: Path, gpus: str | None) -> None:
-        """Start a design, and send each load at the rates around its best ones.
+        """Send a design each load at the rates around its best ones: those that are not known.
 
         Args:
-            design: The candidate.
+            design: The candidate; started for the first of them.
             steps: For the simulator, which gets the same.
             gpus: As `CUDA_VISIBLE_DEVICES` names them.
 
@@ -203,30 +208,43 @@ class Campaign:
         log = self._scratch / f"{design.name.replace(' ', '-').replace('/', '-')}.log"
         said = {"model": self._model, **self._serve, **design.serve}
         seen = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-        server = Serving(design.topology, said, log, seen)
-        try:
-            for load in self.loads:
-                bench(server.url, {**self._sent(load, -6), "duration-s": 3})
-                self._climb_all(server.url, design, steps, load)
-            if not self.is_over:
-                self.measured.append(design.name)
-        finally:
-            server.stop()
+        with ExitStack() as stack:
 
-    def _climb_all(self, url: str, design: Design, steps: Path, load: str) -> None:
-        """A load at the rates that each pair of objectives asks for."""
-        rows: dict[int, Row] = {}
+            @functools.cache
+            def url() -> str:
+                server = Serving(design.topology, said, log, seen)
+                stack.callback(server.stop)
+                for load in self.loads:
+                    bench(server.url, {**self._sent(load, -6), "duration-s": 3})
+                return server.url
+
+            known = [self._climb_all(url, design, steps, load) for load in self.loads]
+            if all(known):
+                self.measured.append(design.name)
+
+    def _climb_all(self, url: Callable[[], str], design: Design, steps: Path, load: str) -> bool:
+        """A load at the rates that each pair of objectives asks for; whether all are known now."""
+        first = self._first[load]
+        rows = {
+            round(math.log(run["rate"] / first, APART)): run
+            for run in self.runs
+            if (run["load"], run["design"]) == (load, design.name)
+        }
+        complete = True
         for name in self.objectives:
 
             def at(number: int, name: str = name) -> Seen | None:
+                nonlocal complete
                 if number not in rows:
                     if self.is_over:
+                        complete = False
                         return None
-                    rows[number] = self._one(url, design, steps, load, number)
+                    rows[number] = self._one(url(), design, steps, load, number)
                 return dict(rows[number]["measured"][name])
 
             expected = self._expected.get((design.name, load, name))
             climb(at, self._planned[load, name] if expected is None else expected)
+        return complete
 
     def _sent(self, load: str, number: int) -> dict[str, Any]:
         rate = self._first[load] * APART**number
@@ -319,8 +337,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
         named = {*options.only, *(plan["recommended"] for plan in campaign.plans)}
         candidates = [design for design in candidates if design.name in named]
     with ThreadPoolExecutor(usable_cores()) as threads:
-        lacking = [design for design in candidates if design.name not in campaign.measured]
-        simulated = [design for design in lacking if design.is_simulated]
+        simulated = [design for design in candidates if design.is_simulated]
         list(threads.map(lambda design: campaign.expect(design, steps), simulated))
     shares: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     for number in range(options.fleets):
@@ -331,8 +348,7 @@ def run_all(campaign: Campaign, candidates: list[Design], options: argparse.Name
     def measure(design: Design) -> None:
         share = shares.get()
         try:
-            if design in lacking and not campaign.is_over:
-                campaign.measure(design, steps, share)
+            campaign.measure(design, steps, share)
         finally:
             shares.put(share)
 

@@ -57,6 +57,24 @@ def test_more_load_may_still_bring_more(climb: Climb) -> None:
     assert climb(Fleet(most=0, fall=0.02).at, 0) > 0
 
 
+def test_fewer_requests_than_the_rate_says_are_no_fall(climb: Climb) -> None:
+    """A short run's arrivals differ from its rate; what shows an overload is who is late."""
+    fleet = Fleet(most=4, fall=1.0)
+
+    def at(number: int) -> Seen | None:
+        seen = fleet.at(number)
+        assert seen is not None
+        return seen | {"goodput": seen["goodput"] * (0.8 if number == 2 else 1.0)}
+
+    assert climb(at, 1) == 4
+
+
+def test_a_fleet_that_nothing_is_too_much_for_ends_the_search(climb: Climb) -> None:
+    fleet = Fleet(most=1_000, fall=1.0)
+    climb(fleet.at, 0)
+    assert len(fleet.asked) < 50
+
+
 def test_what_was_seen_counts_where_the_time_is_over(climb: Climb) -> None:
     assert climb(Fleet(most=5, fall=1.0, runs=3).at, 0) == 2
     assert climb(Fleet(most=5, fall=1.0, runs=0).at, 4) == 4
