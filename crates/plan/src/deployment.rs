@@ -46,17 +46,21 @@ pub fn policy(router: &RouterArgs, strict_roles: bool) -> PolicyConfig {
         strict_roles,
         cost: CostConfig {
             role_preference: router.role_preference,
+            tpot_s: target_s(router.tpot_target_ms),
             ..CostConfig::default()
         },
         seed: 0,
     }
 }
 
+fn target_s(ms: Option<f64>) -> Option<f64> {
+    ms.map(|ms| ms.max(0.0) / 1e3)
+}
+
 fn roles(router: &RouterArgs) -> Roles {
     if router.roles == RolesName::Fixed {
         return Roles::Fixed;
     }
-    let target_s = |ms: Option<f64>| ms.map(|ms| ms.max(0.0) / 1e3);
     Roles::Follow(RolesConfig {
         objectives: Objectives {
             ttft_s: target_s(router.ttft_target_ms),
@@ -67,7 +71,7 @@ fn roles(router: &RouterArgs) -> Roles {
 }
 
 fn admission(router: &RouterArgs) -> AdmissionConfig {
-    let target = |ms: Option<f64>| ms.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
+    let target = |ms| target_s(ms).map(Duration::from_secs_f64);
     AdmissionConfig {
         off: router.no_admission,
         ttft: target(router.ttft_target_ms),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tasuki_core::{Rates, Role};
+use tasuki_core::{CostConfig, Rates, Role};
 use tasuki_flow::AdmissionConfig;
 use tasuki_flow::roles::{Objectives, RolesConfig};
 use tasuki_policy::{PolicyConfig, PolicyKind, Rule};
@@ -188,6 +188,10 @@ impl Scenario {
                     _ => PolicyKind::Cost,
                 },
                 strict_roles: case.strict,
+                cost: CostConfig {
+                    tpot_s: objectives.tpot_s,
+                    ..CostConfig::default()
+                },
                 ..PolicyConfig::default()
             },
             prompt_threshold: threshold,

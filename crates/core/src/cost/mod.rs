@@ -39,6 +39,8 @@ pub struct CostConfig {
     /// What a half of a request costs more on a worker of another role, as a share of its
     /// time on that worker if it is idle.
     pub role_preference: f64,
+    /// Objective of the time per output token. `None`: every second that sequences wait counts.
+    pub tpot_s: Option<f64>,
 }
 
 impl Default for CostConfig {
@@ -48,6 +50,7 @@ impl Default for CostConfig {
             headroom_tokens: 64,
             others_weight: 1.0,
             role_preference: 0.05,
+            tpot_s: None,
         }
     }
 }
@@ -115,6 +118,7 @@ impl CostModel {
 pub struct Price {
     rates: Rates,
     others_weight: f64,
+    tpot_s: Option<f64>,
     prompt_tokens: f64,
     growth_tokens: f64,
     /// Decode steps that are expected.
@@ -150,6 +154,7 @@ impl Price {
         Self {
             rates,
             others_weight: config.others_weight,
+            tpot_s: config.tpot_s,
             prompt_tokens,
             growth_tokens: growth * choices,
             steps,
@@ -169,7 +174,7 @@ impl Price {
         let own_s = self.prompt_part_s(cached);
         self.rates.prompt_step_s
             + self.wait_weight * self.rates.prompt_token_s * load.backlog_tokens
-            + own_s * (1.0 + self.others_weight * load.stalled_sequences)
+            + own_s * (1.0 + self.stall_weight(load) * load.stalled_sequences)
             + self.shortage_s(load, self.prompt_tokens)
     }
 
@@ -205,6 +210,16 @@ impl Price {
         } else {
             self.preference_s[1]
         }
+    }
+
+    /// What a second counts that sequences wait for a prompt. The shorter their steps are than the
+    /// objective, the less it matters.
+    #[inline]
+    fn stall_weight(&self, load: &Load) -> f64 {
+        let share = self.tpot_s.map_or(1.0, |tpot_s| {
+            self.rates.decode_s(load.sequences, load.kv_tokens) / tpot_s
+        });
+        self.others_weight * share.min(1.0).powi(2)
     }
 
     /// Computing what of the prompt is not cached; the last token always is computed.

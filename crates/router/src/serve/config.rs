@@ -70,6 +70,10 @@ pub struct Tuning {
 
 impl From<&Config> for Tuning {
     fn from(config: &Config) -> Self {
+        let objectives = Objectives {
+            ttft_s: config.admission.ttft.map(|ttft| ttft.as_secs_f64()),
+            tpot_s: config.admission.tpot.map(|tpot| tpot.as_secs_f64()),
+        };
         Self {
             worker_drain: config.worker_drain,
             machine: MachineConfig {
@@ -83,6 +87,7 @@ impl From<&Config> for Tuning {
                 strict_roles: config.strict_roles,
                 cost: CostConfig {
                     role_preference: config.role_preference,
+                    tpot_s: objectives.tpot_s,
                     ..CostConfig::default()
                 },
                 seed: rand::random(),
@@ -91,10 +96,7 @@ impl From<&Config> for Tuning {
             roles: RolesSettings {
                 mode: config.roles,
                 config: RolesConfig {
-                    objectives: Objectives {
-                        ttft_s: config.admission.ttft.map(|ttft| ttft.as_secs_f64()),
-                        tpot_s: config.admission.tpot.map(|tpot| tpot.as_secs_f64()),
-                    },
+                    objectives,
                     ..RolesConfig::default()
                 },
             },

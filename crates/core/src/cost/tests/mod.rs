@@ -377,6 +377,34 @@ fn missing_room_costs_time() {
 }
 
 #[test]
+fn a_stall_matters_less_the_shorter_steps_are_than_the_objective() {
+    let request = RequestView::new(4_000, 100);
+    let busy = Load {
+        sequences: 60.0,
+        stalled_sequences: 60.0,
+        kv_tokens: 60_000.0,
+        ..IDLE
+    };
+    let stall_s = |tpot_s| {
+        let config = CostConfig {
+            tpot_s,
+            ..CostConfig::default()
+        };
+        let price = Price::new(config, H200, &request);
+        price.prefill_s(&busy, 0) - price.prefill_s(&IDLE, 0)
+    };
+    let step_s = H200.decode_s(60.0, 60_000.0);
+    let whole_s = stall_s(None);
+    assert!(near(whole_s, 60.0 * H200.prompt_s(4_000.0, 0.0), 1e-9));
+    assert!(near(stall_s(Some(2.0 * step_s)), whole_s / 4.0, 1e-9));
+    assert!(near(stall_s(Some(step_s)), whole_s, 1e-9));
+    assert!(
+        near(stall_s(Some(step_s / 2.0)), whole_s, 1e-9),
+        "beyond it, as without an objective"
+    );
+}
+
+#[test]
 fn roles_cost_a_share_of_an_idle_workers_time() {
     let price = price(&RequestView::new(1_000, 200));
     for role in [Role::Prefill, Role::Decode, Role::Mixed] {
