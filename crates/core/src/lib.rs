@@ -19,7 +19,7 @@ pub use capabilities::{Capabilities, FirstToken, HandoffKind, Payload, Positions
 pub use chunks::{ChunkScheme, Chunks};
 pub use cost::{
     ChunkFit, CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates,
-    StepFit, StepSample,
+    StepFit, StepSample, stall_weight,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};
