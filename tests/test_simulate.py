@@ -10,6 +10,7 @@ import yaml
 
 from tasuki import _native
 from tasuki.cli import app
+from tasuki.models.fetch import FetchError
 from tasuki.plot.load import Source, load
 
 
@@ -162,6 +163,27 @@ def test_the_degree_of_a_plan_can_be_given(
     assert f"tasuki serve --model {tmp_path} --mixed 1 --tp-mixed 2" in capfd.readouterr().out
     assert _native.run_plan([*words, "4"]) == 1
     assert "--tensor-parallel is 4: use at most --gpus (2)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("form", [["--model", "owner/model"], ["--model=owner/model"]])
+def test_a_models_name_stands_for_the_folder_with_its_config(
+    form: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    config = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32}
+    config |= {"vocab_size": 151_936, "intermediate_size": 9728, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    words = ["--gpu", "h200", *form, *LOAD]
+    assert main(["simulate", "--mixed", "1", *words]) == 0
+    assert "60" in capfd.readouterr().out
+    plan = ["plan", "--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--quick", "--no-variations"]
+    assert main([*plan, "--gpu", "h200", *form, *LOAD[:2]]) == 0
+    assert "start it: tasuki serve --model owner/model" in capfd.readouterr().out
+    with pytest.raises(FetchError, match="no model 'smollm3'"):
+        app(["simulate", "--mixed", "1", "--gpu", "h200", "--model", "smollm3"])
 
 
 def test_plan_alone_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ def simulate(context: typer.Context) -> None:
     """Run a workload before a deployment in simulated time, and report as `bench serve` does."""
     from tasuki import _native
 
-    raise typer.Exit(_native.run_simulate(list(context.args)))
+    raise typer.Exit(_native.run_simulate(_with_model_config(context.args)))
 
 
 @app.command(
@@ -96,7 +96,7 @@ def plan(context: typer.Context) -> None:
     """Say which topology serves a workload best within objectives, by simulation."""
     from tasuki import _native
 
-    code = _native.run_plan(list(context.args))
+    code = _native.run_plan(_with_model_config(context.args))
     picture, result = _value(context.args, "--plot"), _value(context.args, "--output", "-o")
     if code == 0 and picture and result:
         from tasuki.plot.command import draw
@@ -104,6 +104,20 @@ def plan(context: typer.Context) -> None:
 
         draw("plan", [result], Options(), Path(picture))
     raise typer.Exit(code)
+
+
+def _with_model_config(words: list[str]) -> list[str]:
+    """The arguments, and where the config.json is of a model that has a name.
+
+    Raises:
+        FetchError: There is no such model.
+    """
+    name = _value(words, "--model")
+    if name is None or Path(name).expanduser().is_dir():
+        return list(words)
+    from tasuki.models.fetch import config_folder
+
+    return [*words, "--model-config", str(config_folder(name))]
 
 
 def _value(words: list[str], *names: str) -> str | None:

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from tasuki.models import cache, default_model, hub
-from tasuki.models.fetch import FetchError, list_models, model_path, resolve_model
+from tasuki.models.fetch import (
+    FetchError,
+    config_folder,
+    list_models,
+    model_path,
+    resolve_model,
+)
 from tasuki.models.gguf_convert import tensors_digest
 
 
@@ -150,6 +156,27 @@ def test_a_failure_of_the_hub_is_one_line_that_says_what_helps(
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def test_of_a_hubs_model_the_config_alone_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What plans and simulates needs no more; a model without one is refused."""
+    asked: list[object] = []
+
+    def download(repo: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.append((repo, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(FetchError, match=r"owner/model has no config\.json"):
+        config_folder("owner/model")
+    (tmp_path / "config.json").write_text("{}")
+    assert config_folder("owner/model") == tmp_path
+    assert asked == [("owner/model", ["config.json"])] * 2
+    assert config_folder(str(tmp_path)) == tmp_path.resolve()
+    with pytest.raises(FetchError, match="no model 'smollm3'"):
+        config_folder("smollm3")
 
 
 def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

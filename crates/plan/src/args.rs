@@ -88,9 +88,13 @@ pub struct HardwareArgs {
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
 
-    /// With --gpu: the model's folder; its config.json is read.
-    #[arg(long, value_name = "PATH", requires = "gpu")]
-    pub model: Option<PathBuf>,
+    /// With --gpu: the model, a folder, hub id or smollm2-135m; its config.json is read.
+    #[arg(long, value_name = "MODEL", requires = "gpu")]
+    pub model: Option<String>,
+
+    /// The folder with the model's config.json, where --model is none.
+    #[arg(long, value_name = "PATH", requires = "model", hide = true)]
+    pub model_config: Option<PathBuf>,
 
     /// With --gpu: memory of one [default: the data sheet's].
     #[arg(long, value_name = "GB", value_parser = above_zero, requires = "gpu")]

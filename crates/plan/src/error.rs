@@ -29,7 +29,9 @@ pub enum SimulateError {
     NoSteps,
     #[error("--gpu is {given}; known are {known}; others can be given with --rates")]
     UnknownGpu { given: String, known: String },
-    #[error("--gpu needs --model FOLDER, whose config.json says what a step computes")]
+    #[error(
+        "--gpu needs --model: a folder, hub id or smollm2-135m, whose config.json says what a step computes"
+    )]
     NoModel,
     #[error(
         "the model's weights are {weights_gb:.0} GB, {gpus} x {gpu} leave no room for KV beside \

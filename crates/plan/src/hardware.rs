@@ -1,5 +1,6 @@
 //! From the options to workers: how long their steps take, and how much they hold.
 
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -341,7 +342,8 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
             .map_or(device.memory_bytes, |gb| gb * 1e9),
         ..device
     };
-    let folder = args.model.as_ref().ok_or(SimulateError::NoModel)?;
+    let model = args.model.as_ref().ok_or(SimulateError::NoModel)?;
+    let folder = args.model_config.as_deref().unwrap_or(Path::new(model));
     let roofline = Roofline {
         device,
         shape: read_shape(folder)?,
@@ -366,7 +368,7 @@ fn source(args: &HardwareArgs) -> Result<Source, SimulateError> {
              off by a half: `tasuki bench batch --steps` on the real one measures them",
             device.name
         ),
-        model: Some(folder.display().to_string()),
+        model: Some(model.clone()),
         cpu: false,
         block_size: Some(block_size),
         num_blocks: Some(blocks),

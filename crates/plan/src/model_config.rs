@@ -55,7 +55,7 @@ pub fn read_shape(folder: &Path) -> Result<ModelShape, SimulateError> {
     };
     let text = std::fs::read_to_string(&path).map_err(|error| {
         fail(format!(
-            "{error}; --model is the folder of a model, such as `tasuki model path NAME` prints"
+            "{error}; --model is a folder with a config.json, a hub id or smollm2-135m"
         ))
     })?;
     let config: ModelConfig =

@@ -13,7 +13,14 @@ from tasuki.models.fetch_errors import FetchError
 
 DEFAULT_MODEL = default_model.ALIASES[0]
 
-__all__ = ["DEFAULT_MODEL", "FetchError", "list_models", "model_path", "resolve_model"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "FetchError",
+    "config_folder",
+    "list_models",
+    "model_path",
+    "resolve_model",
+]
 
 
 def resolve_model(name: str) -> Path:
@@ -36,6 +43,20 @@ def resolve_model(name: str) -> Path:
         f"no model {name!r}: give {DEFAULT_MODEL!r}, a folder that holds a config.json, "
         "or a hub id owner/model"
     )
+
+
+def config_folder(name: str) -> Path:
+    """A folder with the model's `config.json`; of a model of the hub nothing else is fetched.
+
+    Args:
+        name: As of `resolve_model`.
+
+    Raises:
+        FetchError: There is no such model, or it could not be had.
+    """
+    if model_path(name) is None and hub.is_hub_id(name):
+        return hub.fetch_config(name)
+    return resolve_model(name)
 
 
 def model_path(name: str) -> Path | None:

@@ -34,6 +34,27 @@ def fetch(name: str) -> Path:
         FetchError: The hub cannot be reached, refuses, or has no such model, its cache
             cannot be written, or the model has no safetensors.
     """
+    folder = _snapshot(name, _WANTED)
+    if not any(folder.glob("*.safetensors")):
+        raise FetchError(f"{name} has no *.safetensors file: choose a model that has")
+    say(f"ready: {folder}")
+    return folder
+
+
+def fetch_config(name: str) -> Path:
+    """A folder of the hub's cache with the `config.json` of `owner/model[@revision]`.
+
+    Raises:
+        FetchError: As `fetch`, or there is no such file.
+    """
+    folder = _snapshot(name, ["config.json"])
+    if not (folder / "config.json").is_file():
+        raise FetchError(f"{name} has no config.json: choose a model that has")
+    return folder
+
+
+def _snapshot(name: str, wanted: list[str]) -> Path:
+    """The cached folder of a model's snapshot, with the files wanted."""
     match = _ID.fullmatch(name)
     if match is None:
         raise FetchError(f"{name!r} is not a hub id of the form owner/model[@revision]")
@@ -44,16 +65,12 @@ def fetch(name: str) -> Path:
         got = snapshot_download(
             match["repo"],
             revision=match["revision"],
-            allow_patterns=_WANTED,
+            allow_patterns=wanted,
             ignore_patterns=_UNWANTED,
         )
     except Exception as error:
         raise FetchError(_explain(name, error)) from error
-    folder = Path(got)
-    if not any(folder.glob("*.safetensors")):
-        raise FetchError(f"{name} has no *.safetensors file: choose a model that has")
-    say(f"ready: {folder}")
-    return folder
+    return Path(got)
 
 
 def _explain(name: str, error: Exception) -> str:
