@@ -19,7 +19,7 @@ pub use capabilities::{Capabilities, FirstToken, HandoffKind, Payload, Positions
 pub use chunks::{ChunkScheme, Chunks};
 pub use cost::{
     ChunkFit, CostConfig, CostModel, Forecast, Hardware, HardwareClass, Links, Load, Price, Rates,
-    StepFit, StepSample, stall_weight,
+    StepFit, StepSample,
 };
 pub use failure::{FailureKind, Retry};
 pub use ids::{Identity, KvDomain, ModelId, Role, WorkerId};

@@ -113,13 +113,6 @@ impl CostModel {
     }
 }
 
-/// What a second counts that sequences wait for a prompt, by their steps and the objective of the
-/// time per token: the shorter steps are than it, the less it matters.
-#[inline]
-pub fn stall_weight(step_s: f64, tpot_s: Option<f64>) -> f64 {
-    tpot_s.map_or(1.0, |tpot_s| (step_s / tpot_s).min(1.0).powi(2))
-}
-
 /// What one request costs on workers of one hardware class, by their load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Price {
@@ -219,10 +212,14 @@ impl Price {
         }
     }
 
+    /// What a second counts that sequences wait for a prompt. The shorter their steps are than the
+    /// objective, the less it matters.
     #[inline]
     fn stall_weight(&self, load: &Load) -> f64 {
-        let step_s = self.rates.decode_s(load.sequences, load.kv_tokens);
-        self.others_weight * stall_weight(step_s, self.tpot_s)
+        let share = self.tpot_s.map_or(1.0, |tpot_s| {
+            self.rates.decode_s(load.sequences, load.kv_tokens) / tpot_s
+        });
+        self.others_weight * share.min(1.0).powi(2)
     }
 
     /// Computing what of the prompt is not cached; the last token always is computed.

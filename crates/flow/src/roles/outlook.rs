@@ -16,7 +16,7 @@
 //! Above it a queue grows. Both are counted in seconds of requests over the horizon, so there is
 //! one currency.
 
-use tasuki_core::{Rates, stall_weight};
+use tasuki_core::Rates;
 
 use super::demand::Lengths;
 use crate::admission::P95;
@@ -175,8 +175,9 @@ impl Task {
         let (prompt_s, alone_s) = (self.prompt_s(), self.prompt_alone_s());
         let on_mixed = 1.0 - on_prefill;
         // A mixed worker gets prompts once the queue at the others costs as much as its decodes.
+        // With a TPOT objective it gets them sooner; to count that here changed no outcome for the better.
         let queue_s = if on_mixed > 0.0 && p > 0.0 {
-            batch * prompt_s * stall_weight(step_s, self.objectives.tpot_s)
+            batch * prompt_s
         } else {
             f64::INFINITY
         };
