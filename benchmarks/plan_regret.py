@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from best_rate import APART, Seen, climb
 from candidates import (
     CPU_GRID,
     CPU_LOADS,
@@ -65,42 +66,10 @@ from tasuki.launch.topology import threads_per_rank
 from tasuki.models.fetch import resolve_model
 
 RESULT = ROOT / "benchmarks" / "results" / "plan_regret.json"
-APART = 1.12  # a rate and the next one
-ENOUGH = 1 / APART  # of the requests in time: a lower rate has no higher goodput
-SOME = 0.1  # fewer in time: the rate is far too high
-LEAP, FAR = 4, 32  # numbers of rates
 SETTLES = 0.3  # of a run: its first part does not count
 SEED = 100  # of the planner's rate; each rate has its own prompts, so that none is cached
 FOLDERS = re.compile(r"/(?:[\w.-]+/)+")  # of a machine: no result tells them
 Row = dict[str, Any]
-Seen = dict[str, float]  # goodput and attainment
-
-
-def climb(at: Callable[[int], Seen | None], start: int) -> int:
-    """The number whose goodput is highest: down to where nearly all is in time, up to a fall.
-
-    A fall counts where no longer nearly all is in time: before, fewer requests were sent than the
-    rate says.
-
-    Args:
-        at: None: nothing more is measured.
-        start: Where to begin.
-    """
-    seen: dict[int, Seen] = {}
-
-    def ask(number: int) -> Seen | None:
-        if number not in seen and (found := at(number)) is not None:
-            seen[number] = found
-        return seen.get(number)
-
-    number = start
-    while (found := ask(number)) and found["attainment"] < ENOUGH and number > start - FAR:
-        number -= 1 if found["attainment"] > SOME else LEAP
-    while number < start + FAR and (found := ask(number)) and (above := ask(number + 1)):
-        if above["goodput"] <= found["goodput"] and above["attainment"] < ENOUGH:
-            break
-        number += 1
-    return max(seen, key=lambda each: seen[each]["goodput"], default=start)
 
 
 class Campaign:

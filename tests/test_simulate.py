@@ -58,6 +58,20 @@ def test_roles_follow_the_load_and_more_requests_are_answered(
     assert completed["follow"] > completed["fixed"]
 
 
+def test_prompts_wait_less_where_tokens_have_time_by_the_objective(tmp_path: Path) -> None:
+    words = ["--prefill", "1", "--decode", "1", "--no-admission", "--itl-target-ms", "40"]
+    words += ["--rates", RATES, "--lengths", "2000:200", "--num-requests", "300"]
+    ttft_ms = {}
+    for target in ([], ["--tpot-target-ms", "60"]):
+        output = tmp_path / "run.json"
+        words_all = [*words, "--request-rate", "16", *target, "--output", str(output)]
+        assert _native.run_simulate(words_all) == 0
+        metrics = json.loads(output.read_text())["metrics"]
+        assert metrics["completed"] == 300 and metrics["tpot_ms"]["p95"] < 60
+        ttft_ms[bool(target)] = metrics["ttft_ms"]["mean"]
+    assert ttft_ms[True] < 0.95 * ttft_ms[False]
+
+
 def test_plot_reads_what_simulate_writes(tmp_path: Path) -> None:
     output = tmp_path / "run.json"
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--output", str(output)]) == 0

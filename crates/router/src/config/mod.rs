@@ -168,7 +168,7 @@ pub struct RouterArgs {
     pub ttft_target_ms: Option<f64>,
 
     /// Mean time per token after the first that requests should keep to: one that would make
-    /// it longer waits. Prompts go to workers whose tokens have time by it. Not given: no objective.
+    /// it longer waits. Prompts rather go to workers whose decode steps are far below it. Not given: no objective.
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub tpot_target_ms: Option<f64>,
 

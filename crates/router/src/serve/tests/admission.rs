@@ -157,3 +157,11 @@ async fn without_admission_all_wait_in_the_worker() {
     }
     assert_eq!(waiting(&service), 0);
 }
+
+#[test]
+fn placement_knows_the_objective() {
+    let mut config = Config::default();
+    assert_eq!(Tuning::from(&config).policy.cost.tpot_s, None);
+    config.admission.tpot = Some(Duration::from_millis(9));
+    assert_eq!(Tuning::from(&config).policy.cost.tpot_s, Some(0.009));
+}

@@ -16,7 +16,7 @@ Climb = Callable[[Callable[[int], Seen | None], int], int]
 @pytest.fixture
 def climb(monkeypatch: pytest.MonkeyPatch) -> Climb:
     monkeypatch.syspath_prepend(CHECKOUT / "benchmarks")
-    found: Climb = importlib.import_module("plan_regret").climb
+    found: Climb = importlib.import_module("best_rate").climb
     return found
 
 
@@ -69,7 +69,7 @@ def test_fewer_requests_than_the_rate_says_are_no_fall(climb: Climb) -> None:
     assert climb(at, 1) == 4
 
 
-def test_a_fleet_that_nothing_is_too_much_for_ends_the_search(climb: Climb) -> None:
+def test_a_fleet_that_is_never_overloaded_ends_the_search(climb: Climb) -> None:
     fleet = Fleet(most=1_000, fall=1.0)
     climb(fleet.at, 0)
     assert len(fleet.asked) < 50
