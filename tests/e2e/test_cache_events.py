@@ -55,10 +55,11 @@ def teach(client: Client) -> None:
     """Lets a router learn what prompts cost, by lengths that differ.
 
     By one length alone, or where a chunk of few tokens took as long by chance, a prompt's tokens
-    may count as free, and then nothing is saved where they are cached.
+    may count as free, and then nothing is saved where they are cached. So nothing of them is.
     """
-    for tokens in (100, 1600, 700):
-        client.complete([3] * tokens, max_tokens=2)
+    for token, tokens in enumerate((100, 1600, 8, 700, 400, 8, 1200, 8), start=5):
+        answer = client.complete([token] * tokens, max_tokens=2)
+        assert cached(answer) == 0
 
 
 @contextmanager

@@ -123,7 +123,7 @@ impl Rates {
 
 /// A prior may be wrong by this factor; all is learnt within a few samples.
 const DOUBT: f64 = 10.0;
-/// Smaller chunks say little about the prefill rate.
+/// Beside decodes smaller chunks say little about the prefill rate. Alone they say what a step takes.
 const LEAST_CHUNK_TOKENS: u32 = 16;
 
 /// The fitted models of one class.
@@ -156,7 +156,7 @@ impl HardwareFit {
         if tokens == 0 && sample.sequences > 0 {
             self.step.learn(decode, sample.duration_s);
         }
-        if tokens >= LEAST_CHUNK_TOKENS {
+        if tokens >= LEAST_CHUNK_TOKENS || tokens > 0 && sample.sequences == 0 {
             let (alone, decode_s) = match sample.sequences {
                 0 => (1.0, 0.0),
                 _ => (0.0, self.step.at(&decode)),
