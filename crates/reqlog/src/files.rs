@@ -70,6 +70,17 @@ impl Files {
         self.bytes + more as u64 > self.keep.bytes
     }
 
+    /// Whether nothing is in the file yet.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Writes to another file in its place; gives back the one before.
+    #[cfg(test)]
+    pub fn swap(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+
     /// Begins a new file. If it cannot be opened, all others stay as they are.
     pub fn rotate(&mut self) -> io::Result<()> {
         let new = suffixed(&self.keep.path, "new");

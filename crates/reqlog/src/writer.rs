@@ -92,20 +92,7 @@ impl RequestLog {
             began_unix_s: (1e3 * unix.unwrap_or_default().as_secs_f64()).round() / 1e3,
             router,
         };
-        let mut writer = Writer {
-            files,
-            inbox,
-            hooks: Arc::clone(&hooks),
-            header,
-            began,
-            told: Fleet::default(),
-            sharing: Sharing::default(),
-            records: 0,
-            lines: Vec::new(),
-            pending: 0,
-            failing: false,
-        };
-        writer.put_header();
+        let writer = Writer::new(files, inbox, Arc::clone(&hooks), header, began);
         let thread = thread::Builder::new().name("request-log".to_owned());
         let spawned = thread.spawn(move || writer.run());
         spawned.map_err(|source| OpenError::File { path, source })?;
@@ -172,9 +159,36 @@ struct Writer {
     /// Records in `lines`.
     pending: u32,
     failing: bool,
+    /// When a new file is tried again, where none could be begun.
+    rotate_at: Option<Instant>,
 }
 
 impl Writer {
+    fn new(
+        files: Files,
+        inbox: Receiver<Message>,
+        hooks: Arc<Hooks>,
+        header: Header,
+        began: Instant,
+    ) -> Self {
+        let mut writer = Self {
+            files,
+            inbox,
+            hooks,
+            header,
+            began,
+            told: Fleet::default(),
+            sharing: Sharing::default(),
+            records: 0,
+            lines: Vec::new(),
+            pending: 0,
+            failing: false,
+            rotate_at: None,
+        };
+        writer.put_header();
+        writer
+    }
+
     fn run(mut self) {
         let mut look = Instant::now();
         loop {
@@ -215,7 +229,8 @@ impl Writer {
 
     fn put(&mut self, ended: Ended) {
         let Ended { mut record, chunks } = ended;
-        if self.records > 0 && self.files.is_full(self.lines.len() + LONGEST) {
+        let is_due = self.rotate_at.is_none_or(|at| Instant::now() >= at);
+        if self.records > 0 && is_due && self.files.is_full(self.lines.len() + LONGEST) {
             self.rotate();
         }
         if let Some((scheme, names)) = chunks.all().next() {
@@ -272,9 +287,12 @@ impl Writer {
     fn rotate(&mut self) {
         self.append();
         if let Err(error) = self.files.rotate() {
-            tracing::warn!(%error, "the request log cannot begin a new file");
+            if self.rotate_at.replace(Instant::now() + LOOK).is_none() {
+                tracing::warn!(%error, "the request log cannot begin a new file");
+            }
             return;
         }
+        self.rotate_at = None;
         self.sharing.clear();
         self.records = 0;
         self.put_header();
@@ -301,6 +319,9 @@ impl Writer {
         }
         self.lines.clear();
         self.pending = 0;
+        if self.files.is_empty() {
+            self.put_header(); // it was in the lines that are lost
+        }
     }
 }
 

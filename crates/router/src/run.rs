@@ -50,8 +50,9 @@ enum StartError {
     Traces(#[from] TraceError),
     #[error(transparent)]
     RequestLog(#[from] OpenError),
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address} ({source}): choose another {option}")]
     Bind {
+        option: &'static str,
         address: String,
         source: std::io::Error,
     },
@@ -108,7 +109,7 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         source,
     })?;
     let keys = api_keys(&args)?;
-    let listener = bind(&args.host, args.port).await?;
+    let listener = bind("--host or --port", &args.host, args.port).await?;
     let tls = Tls::load(&args.tls)?;
     let transport = WorkerTransport::load(&args.fleet)?;
     if let Some(tls) = &tls {
@@ -117,11 +118,11 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let url = url(scheme, &args.host, listener.local_addr()?);
     let admin = match args.admin_port {
-        Some(port) => Some(bind(ADMIN_HOST, port).await?),
+        Some(port) => Some(bind("--admin-port", ADMIN_HOST, port).await?),
         None => None,
     };
     let metrics = match &args.metrics_listen {
-        Some(listen) => Some(bind(&listen.host, listen.port).await?),
+        Some(listen) => Some(bind("--metrics-listen", &listen.host, listen.port).await?),
         None => None,
     };
     let service = serve::Service::start(serve::Config {
@@ -210,9 +211,10 @@ fn api_keys(args: &RouterArgs) -> Result<Option<Arc<ApiKeys>>, KeysError> {
     Ok(Some(keys))
 }
 
-async fn bind(host: &str, port: u16) -> Result<TcpListener, StartError> {
+async fn bind(option: &'static str, host: &str, port: u16) -> Result<TcpListener, StartError> {
     let listener = TcpListener::bind((host, port)).await;
     listener.map_err(|source| StartError::Bind {
+        option,
         address: format!("{host}:{port}"),
         source,
     })

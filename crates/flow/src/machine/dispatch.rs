@@ -315,7 +315,8 @@ impl Machine {
         reason: NoPlacement,
         now: Duration,
     ) {
-        let accepted = self.next_attempt > 0;
+        let resumes = self.opaque.as_ref().is_some_and(|opaque| opaque.resumes);
+        let accepted = self.next_attempt > 0 || resumes;
         let give_up = since + self.config.recover;
         if !accepted || now >= give_up {
             self.end(Some(ServeError::Unavailable {

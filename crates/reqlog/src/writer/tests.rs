@@ -150,6 +150,35 @@ fn files_are_rotated_and_each_stands_alone() {
 }
 
 #[test]
+fn a_file_whose_first_lines_could_not_be_written_is_a_log_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 3));
+    let header = Header {
+        tasuki_request_log: VERSION,
+        tasuki: String::new(),
+        began_unix_s: 0.0,
+        router: router(),
+    };
+    let (_sender, inbox) = sync_channel(1);
+    let files = Files::open(keep.clone()).unwrap();
+    let hooks = Arc::new(hooks(&dropped));
+    let mut writer = Writer::new(files, inbox, hooks, header, Instant::now());
+    let read_only = fs::File::open(&keep.path).unwrap();
+    let good = writer.files.swap(read_only);
+    for number in 0..2 {
+        writer.put(ended(number, 0));
+        writer.append();
+    }
+    assert_eq!(dropped.load(Ordering::SeqCst), 2);
+    writer.files.swap(good);
+    writer.put(ended(2, 0));
+    writer.append();
+    let read = Log::read(&keep.path).unwrap();
+    assert_eq!((read.requests.len(), read.skipped), (1, 0));
+    assert_eq!(read.fleet().unwrap().workers, fleet().workers);
+}
+
+#[test]
 fn an_earlier_routers_log_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (dropped, keep) = (Arc::default(), keep(folder.path(), 1 << 20, 2));

@@ -147,7 +147,8 @@ pub struct RouterArgs {
     pub max_concurrent_requests: u32,
 
     /// Largest answer that is not streamed, estimated from choices, tokens and logprobs; 400
-    /// beyond. It limits echoed prompts with their logprobs in streams too.
+    /// beyond. It limits echoed prompts with their logprobs in streams too, and streams of /generate, whose
+    /// events each have all so far.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20,
           value_parser = clap::value_parser!(u32).range(1 << 16..=128 << 20))]
     pub max_answer_bytes: u32,

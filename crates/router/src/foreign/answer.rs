@@ -133,7 +133,7 @@ impl Answering {
                 self.failed(Ending::Refused(answer))
             }
             Some(Event::Failed(error)) => {
-                if self.resume() {
+                if matches!(error, ServeError::Failed { .. }) && self.resume() {
                     return None;
                 }
                 self.failed(Ending::Error(error.into()))
@@ -155,8 +155,14 @@ impl Answering {
         };
         let usage = answer.usage.map(|usage| resumption.of_all(usage));
         self.usage = usage.or(self.usage);
-        let Some(bytes) = resumption.take(&answer.bytes) else {
-            return Some(frame);
+        let went_on = resumption.goes_on();
+        let taken = resumption.take(&answer.bytes);
+        if resumption.goes_on() && !went_on {
+            self.app.generator.count_resumed();
+        }
+        let bytes = match taken {
+            Some(bytes) => bytes,
+            None => return Some(frame),
         };
         (!bytes.is_empty()).then(|| {
             Opaque::new(Answer {
@@ -180,9 +186,8 @@ impl Answering {
         tracing::warn!(
             request_id = next.request_id,
             tokens = self.tokens,
-            "the worker was lost in the middle of its answer: another one goes on with the text"
+            "the worker was lost in the middle of its answer: it is to go on with another one"
         );
-        self.app.generator.count_resumed();
         let arrival = Arrival {
             received: Instant::now(),
             trace: self.log.trace.clone(),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::object::Object;
+use crate::error::ApiError;
 
 /// Bytes of text that are taken for a token.
 const BYTES_PER_TOKEN: usize = 4;
@@ -16,6 +17,8 @@ const COMPLETION_TOKENS: u32 = 16;
 const GENERATE_TOKENS: u32 = 128;
 /// A request that asks for more sequences is refused by the gate in any case.
 const MOST_SEQUENCES: u32 = 1 << 20;
+/// Characters of a value that an error repeats.
+const MOST_SHOWN: usize = 64;
 
 /// Of one request.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,38 +34,93 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    pub fn of(path: &str, body: &Object) -> Self {
+    /// # Errors
+    /// `Invalid`: a number that says how much work this is has a form that engines may read
+    /// otherwise than the router.
+    pub fn of(path: &str, body: &Object) -> Result<Self, ApiError> {
         let mut prompts = Prompts::default();
         let (prompt, n, max_tokens) = match path {
             "/generate" => {
-                let sampling: Object = body.read("sampling_params").unwrap_or_default();
                 prompts.take(body.get("text").or(body.get("input_ids")));
-                let max_tokens = sampling.read("max_new_tokens").unwrap_or(GENERATE_TOKENS);
-                (&mut prompts, sampling.read("n"), max_tokens)
+                let sampling = sampling_params(body)?;
+                let most = |name| -> Result<Option<u32>, ApiError> {
+                    let given = sampling.iter().map(|sampling| number(sampling, name));
+                    Ok(given
+                        .collect::<Result<Vec<_>, _>>()?
+                        .into_iter()
+                        .flatten()
+                        .max())
+                };
+                let max_tokens = most("max_new_tokens")?.unwrap_or(GENERATE_TOKENS);
+                (&mut prompts, most("n")?, max_tokens)
             }
             "/v1/completions" => {
                 prompts.take(body.get("prompt"));
-                let max_tokens = body.read("max_tokens").unwrap_or(COMPLETION_TOKENS);
-                (&mut prompts, body.read("n"), max_tokens)
+                let max_tokens = number(body, "max_tokens")?.unwrap_or(COMPLETION_TOKENS);
+                (&mut prompts, number(body, "n")?, max_tokens)
             }
             _ => {
                 prompts.take_messages(body);
-                let newer = body.read("max_completion_tokens");
-                let max_tokens = newer.or(body.read("max_tokens")).unwrap_or(CHAT_TOKENS);
-                (&mut prompts, body.read("n"), max_tokens)
+                let newer = number(body, "max_completion_tokens")?;
+                let max_tokens = newer.or(number(body, "max_tokens")?);
+                let max_tokens = max_tokens.unwrap_or(CHAT_TOKENS);
+                (&mut prompts, number(body, "n")?, max_tokens)
             }
         };
         let n: u32 = n.unwrap_or(1).max(1);
         let count = prompt.count.max(1);
         let each = prompt.tokens.len().div_ceil(count as usize).max(1);
         prompt.tokens.resize(each, 0);
-        Self {
+        Ok(Self {
             prompt: std::mem::take(&mut prompt.tokens),
             sequences: count.saturating_mul(n).min(MOST_SEQUENCES),
             is_batch: prompt.is_list || n > 1,
             max_tokens: max_tokens.max(1),
-        }
+        })
     }
+}
+
+/// A whole number; `None`: it is not given. Engines take others, such as `2.0` and `"2"`, and would
+/// do more than the router counts.
+fn number(body: &Object, name: &str) -> Result<Option<u32>, ApiError> {
+    read(
+        body,
+        name,
+        "a whole number from 0 to 4294967295, without quotes",
+    )
+}
+
+/// A switch; false if it is not given.
+///
+/// # Errors
+/// `Invalid`: it is neither true nor false.
+pub fn switch(body: &Object, name: &str) -> Result<bool, ApiError> {
+    Ok(read(body, name, "true or false, without quotes")?.unwrap_or(false))
+}
+
+/// Of `/generate`: one object, or one for each prompt.
+fn sampling_params(body: &Object) -> Result<Vec<Object>, ApiError> {
+    let name = "sampling_params";
+    if let Some(list) = body.read(name) {
+        return Ok(list);
+    }
+    let one: Option<Object> = read(body, name, "an object, or a list of one for each prompt")?;
+    Ok(one.into_iter().collect())
+}
+
+fn read<'a, T: Deserialize<'a>>(
+    body: &'a Object,
+    name: &str,
+    form: &str,
+) -> Result<Option<T>, ApiError> {
+    let Some(value) = body.get(name).filter(|_| body.has(name)) else {
+        return Ok(None);
+    };
+    let read = serde_json::from_str(value.get());
+    read.map(Some).map_err(|_| {
+        let given: String = value.get().chars().take(MOST_SHOWN).collect();
+        ApiError::invalid(name, format!("{name} is {given}; it must be {form}."))
+    })
 }
 
 #[derive(Default)]
@@ -161,7 +219,15 @@ impl Prompts {
 mod tests {
     use super::*;
 
+    const CHAT: &str = "/v1/chat/completions";
+    const COMPLETIONS: &str = "/v1/completions";
+    const GENERATE: &str = "/generate";
+
     fn of(path: &str, body: &str) -> Estimate {
+        tried(path, body).expect("a request that can be read")
+    }
+
+    fn tried(path: &str, body: &str) -> Result<Estimate, ApiError> {
         Estimate::of(path, &serde_json::from_str(body).expect("an object"))
     }
 
@@ -177,25 +243,61 @@ mod tests {
 
     #[test]
     fn every_form_of_a_request_has_an_estimate() {
-        let chat = "/v1/chat/completions";
         let text = r#"{"messages":[{"role":"user","content":"12345678"}]}"#;
-        assert_eq!(shape(chat, text), (2, 1, false, 256));
+        assert_eq!(shape(CHAT, text), (2, 1, false, 256));
         let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"1234"},
             {"type":"image_url","image_url":{"url":"data:..."}}]}],"n":3,"max_tokens":5,
             "max_completion_tokens":7}"#;
-        assert_eq!(shape(chat, parts), (1, 3, true, 7));
-        let completions = "/v1/completions";
+        assert_eq!(shape(CHAT, parts), (1, 3, true, 7));
         assert_eq!(
-            shape(completions, r#"{"prompt":[5,6,7]}"#),
+            shape(COMPLETIONS, r#"{"prompt":[5,6,7]}"#),
             (3, 1, false, 16)
         );
         let texts = r#"{"prompt":["12345678","1234"],"n":2,"max_tokens":9}"#;
-        assert_eq!(shape(completions, texts), (2, 4, true, 9));
-        assert_eq!(shape(completions, r#"{"prompt":["12"]}"#), (1, 1, true, 16));
+        assert_eq!(shape(COMPLETIONS, texts), (2, 4, true, 9));
+        assert_eq!(shape(COMPLETIONS, r#"{"prompt":["12"]}"#), (1, 1, true, 16));
         let ids = r#"{"input_ids":[[1,2],[3,4]],"sampling_params":{"max_new_tokens":3,"n":2}}"#;
-        assert_eq!(shape("/generate", ids), (2, 4, true, 3));
-        assert_eq!(shape("/generate", "{}"), (1, 1, false, 128));
-        assert_eq!(shape(chat, r#"{"messages":7}"#), (1, 1, false, 256));
+        assert_eq!(shape(GENERATE, ids), (2, 4, true, 3));
+        let each = r#"{"text":["1234","5678"],"sampling_params":[{"n":3},{"max_new_tokens":9}]}"#;
+        assert_eq!(shape(GENERATE, each), (1, 6, true, 9));
+        assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
+        let nothing = r#"{"n":null,"max_tokens":null}"#;
+        assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));
+        assert_eq!(shape(CHAT, r#"{"messages":7}"#), (1, 1, false, 256));
+    }
+
+    #[test]
+    fn what_engines_may_read_otherwise_is_refused_by_name() {
+        let params = |params: &str| format!(r#"{{"sampling_params":{params}}}"#);
+        for (path, body, said) in [
+            (
+                COMPLETIONS,
+                r#"{"n":2.0}"#.to_owned(),
+                "n is 2.0; it must be a whole number",
+            ),
+            (COMPLETIONS, r#"{"n":"2"}"#.to_owned(), r#"n is "2"; "#),
+            (CHAT, r#"{"n":-1}"#.to_owned(), "n is -1; "),
+            (
+                CHAT,
+                r#"{"max_tokens":1e3}"#.to_owned(),
+                "max_tokens is 1e3; ",
+            ),
+            (
+                CHAT,
+                r#"{"max_completion_tokens":[7]}"#.to_owned(),
+                "max_completion_tokens is [7]; ",
+            ),
+            (GENERATE, params(r#"{"n":"2"}"#), r#"n is "2"; "#),
+            (GENERATE, params(r#"[{},{"n":2.0}]"#), "n is 2.0; "),
+            (
+                GENERATE,
+                params("7"),
+                "sampling_params is 7; it must be an object, or a list",
+            ),
+        ] {
+            let error = tried(path, &body).expect_err(&body).to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

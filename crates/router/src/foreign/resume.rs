@@ -20,6 +20,9 @@ use super::template::Template;
 /// A request that loses its workers again and again is likely the cause.
 const MOST_RESUMPTIONS: u32 = 3;
 
+/// Marks of reasoning in a text.
+const THINK: [&str; 2] = ["<think>", "</think>"];
+
 /// What a worker that begins anew keeps to as the first one did. Fields that are neither here nor
 /// below may ask for what it cannot keep to: an answer with one of them does not go on.
 const WITH: [&str; 43] = [
@@ -117,7 +120,7 @@ pub struct Resumption {
     attempts: u32,
     /// Tokens of earlier workers, once there are any: their text is in the prompt now.
     earlier: u64,
-    /// The new worker's answer has begun.
+    /// The present worker's answer has begun.
     begun: bool,
     /// Something came that is not text alone.
     spoilt: bool,
@@ -304,9 +307,18 @@ impl Resumption {
         }
     }
 
-    /// The request that goes on, if it may.
+    /// Whether another worker's output has come since the last loss.
+    pub fn goes_on(&self) -> bool {
+        self.attempts > 0 && self.begun
+    }
+
+    /// The request that goes on, if it may: not where the last worker brought nothing.
     pub fn next(&mut self, first: &Generation) -> Option<Generation> {
-        if self.spoilt || self.finished || self.attempts >= MOST_RESUMPTIONS || self.tokens == 0 {
+        if self.spoilt || self.finished || self.attempts >= MOST_RESUMPTIONS || !self.begun {
+            return None;
+        }
+        // Reasoning that no parser took out: templates cut it from a message, or add marks of their own.
+        if self.kind == Kind::Chat && THINK.iter().any(|mark| self.text.contains(mark)) {
             return None;
         }
         let opaque = first.opaque.as_ref()?;
@@ -326,7 +338,9 @@ impl Resumption {
         };
         let mut next = first.clone();
         next.request_id = format!("{}-{}", first.request_id, self.attempts);
-        next.opaque.as_mut()?.content = Opaque::new(request);
+        let opaque = next.opaque.as_mut()?;
+        opaque.content = Opaque::new(request);
+        opaque.resumes = true;
         Some(next)
     }
 

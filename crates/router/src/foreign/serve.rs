@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::answer::{AnswerBody, Answering, Next};
-use super::estimate::Estimate;
+use super::estimate::{self, Estimate};
 use super::object::Object;
 use super::request::{Answer, ForeignRequest, Shared, WINDOW_BYTES};
 use super::resume::Resumption;
@@ -82,14 +82,14 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
         let message = format!("{place} is set by the router; leave it out.");
         return Err(ApiError::invalid(&place, message));
     }
-    let estimate = Estimate::of(incoming.path, &incoming.body);
-    let generation = generation(&app, &incoming, estimate)?;
+    let estimate = Estimate::of(incoming.path, &incoming.body)?;
+    let stream = estimate::switch(&incoming.body, "stream")?;
+    let generation = generation(&app, &incoming, estimate, stream)?;
     let sequences = generation
         .opaque
         .as_ref()
         .map_or(1, |opaque| opaque.sequences);
     let permit = app.gate.enter(sequences as usize)?;
-    let stream = incoming.body.read("stream").unwrap_or(false);
     let id = generation.request_id.clone();
     let names = incoming.model.names.into_iter();
     let arrival = Arrival {
@@ -131,7 +131,12 @@ pub async fn serve(app: Arc<App>, incoming: Incoming) -> Result<Response, ApiErr
     Ok(access_log::logged(Ok(response)))
 }
 
-fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Generation, ApiError> {
+fn generation(
+    app: &App,
+    incoming: &Incoming,
+    estimate: Estimate,
+    stream: bool,
+) -> Result<Generation, ApiError> {
     let Incoming { body, parts, .. } = incoming;
     let user: Option<String> = body.read("user");
     let tenant = match &app.settings.tenant_header {
@@ -156,7 +161,7 @@ fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Gene
     let request = ForeignRequest {
         path: incoming.path,
         headers,
-        stream: body.read("stream").unwrap_or(false),
+        stream,
         body: body.clone(),
         rooms: estimate.is_batch.then_some(estimate.sequences),
         window: Arc::new(Semaphore::new(WINDOW_BYTES)),
@@ -178,6 +183,7 @@ fn generation(app: &App, incoming: &Incoming, estimate: Estimate) -> Result<Gene
             content: Opaque::new(request),
             sequences: estimate.sequences,
             bound_to: incoming.bound_to,
+            resumes: false,
         }),
     })
 }

@@ -95,17 +95,23 @@ async fn what_a_worker_cannot_go_on_with_is_not_tried() {
 }
 
 #[tokio::test]
-async fn a_chat_is_not_gone_on_with_where_templates_cut_white_space() {
+async fn a_chat_is_not_gone_on_with_where_templates_cut_its_text() {
     let chat = GREEDY.replace(
         r#""prompt":"a""#,
         r#""messages":[{"role":"user","content":"a"}]"#,
     );
-    for (path, body, resumed) in [(CHAT, &chat, 0.0), (COMPLETIONS, &GREEDY.to_owned(), 1.0)] {
+    let completion = GREEDY.to_owned();
+    for (path, body, pad, resumed) in [
+        (CHAT, &chat, "\n", 0.0),
+        (CHAT, &chat, "</think>", 0.0),
+        (CHAT, &chat, ".", 1.0),
+        (COMPLETIONS, &completion, "\n", 1.0),
+    ] {
         let (router, mut workers, fabric) = fleet(&["", ""]).await;
         workers.iter().for_each(|worker| {
             worker.set(|manner| {
                 manner.pause_after = Some(2);
-                (manner.padding, manner.pad) = (1, "\n");
+                (manner.padding, manner.pad) = (1, pad);
             });
         });
         let (_, rest) = read_until(router.send(path, body).await, "t1").await;
@@ -142,4 +148,34 @@ async fn a_stream_that_stalls_goes_on_with_another_worker() {
     router.until_up(2).await;
     until("its request ended", || workers[at].open() == 0).await;
     fabric.check();
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_a_worker_that_can_go_on_with_it() {
+    for comes in [true, false] {
+        let (router, mut workers, fabric) = tuned(&["", ""], |tuning, _| {
+            tuning.machine.recover = Duration::from_secs(if comes { 60 } else { 1 });
+        })
+        .await;
+        workers[1].set(|manner| manner.health = 503);
+        router.until_up(1).await;
+        workers[0].set(|manner| manner.pause_after = Some(2));
+        let (begun, rest) = read_until(router.send(COMPLETIONS, GREEDY).await, "t1").await;
+        workers[0].kill();
+        let rest = tokio::spawn(rest.collect::<Vec<Bytes>>());
+        router.until_up(0).await;
+        if comes {
+            workers[1].set(|manner| manner.health = 200);
+        }
+        let rest = soon("the end", rest).await.unwrap();
+        let all = begun + std::str::from_utf8(&rest.concat()).unwrap();
+        let text = if comes { words(4) } else { words(2) };
+        assert_eq!(said(&all).0, text, "{all}");
+        assert_eq!(all.matches("event: error").count(), usize::from(!comes));
+        let resumed = router.metric("tasuki_resumed_answers_total");
+        assert_eq!(resumed, f64::from(comes));
+        // The first worker's part, and one try to go on.
+        assert_eq!(router.metric("tasuki_requests_total{"), 2.0);
+        fabric.check();
+    }
 }

@@ -1,8 +1,8 @@
 //! How large an answer can become, as far as the request tells: a body of some kilobytes
 //! must not ask for gigabytes.
 //!
-//! An answer that is not streamed is in memory as a whole. Of a stream only what a choice
-//! begins with counts, the echoed prompt.
+//! An answer that is not streamed is in memory as a whole. So is one of whose stream each event has
+//! all so far. Of other streams only what a choice begins with counts, the echoed prompt.
 
 use super::outputs::Job;
 use super::wording::Wording;
@@ -19,15 +19,12 @@ const ID_BYTES: usize = 7;
 /// `Invalid` when the answer may have more than `limit` bytes.
 pub fn check<W: Wording>(prepared: &Prepared<W>, limit: usize) -> Result<(), ApiError> {
     let delivery = &prepared.delivery;
+    let in_parts = comes_in_parts::<W>(delivery);
     let jobs = prepared.jobs.iter();
     let bytes: usize = jobs
         .map(|job| {
-            let copies = if delivery.stream {
-                1
-            } else {
-                delivery.n as usize
-            };
-            let output = if delivery.stream || job.muted {
+            let copies = if in_parts { 1 } else { delivery.n as usize };
+            let output = if in_parts || job.muted {
                 0
             } else {
                 let tokens = job.generation.sampling.max_tokens as usize;
@@ -48,7 +45,7 @@ pub fn check<W: Wording>(prepared: &Prepared<W>, limit: usize) -> Result<(), Api
     } else {
         ""
     };
-    let remedy = if delivery.stream {
+    let remedy = if delivery.stream || W::CUMULATIVE {
         ""
     } else {
         ", or for a stream"
@@ -77,11 +74,16 @@ pub fn tokens_that_fit<W: Wording>(
     logprobs: Option<u32>,
     limit: usize,
 ) -> u32 {
-    if delivery.stream {
+    if comes_in_parts::<W>(delivery) {
         return u32::MAX;
     }
     let token = output_token_bytes::<W>(delivery, logprobs) * delivery.n as usize;
     u32::try_from(limit / token).unwrap_or(u32::MAX).max(1)
+}
+
+/// Whether no more of an answer is in memory than what is new.
+fn comes_in_parts<W: Wording>(delivery: &Delivery) -> bool {
+    delivery.stream && !W::CUMULATIVE
 }
 
 fn output_token_bytes<W: Wording>(delivery: &Delivery, logprobs: Option<u32>) -> usize {

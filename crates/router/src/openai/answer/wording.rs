@@ -21,6 +21,8 @@ pub trait Wording: Send + 'static {
     const ID_PREFIX: &'static str;
     /// JSON of one alternative of one token, about.
     const LOGPROB_BYTES: usize;
+    /// Each event of a stream has all of its choice so far.
+    const CUMULATIVE: bool = false;
 
     /// What a stream begins with, before its first output.
     fn open(&mut self, _run: &Run, _events: &mut Events) {}

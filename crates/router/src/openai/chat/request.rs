@@ -126,11 +126,18 @@ impl ChatRequest {
 
 /// Refuses calls that no grammar can make.
 fn check_calls(common: &Common, parsers: &Parsers, calls: &BoundCalls) -> Result<(), ApiError> {
-    if calls.must_call && !parsers.knows_calls() {
+    if let (Some(field), false) = (&calls.asked_by, parsers.knows_calls()) {
+        let remedy = match calls.must_call {
+            true => "Use \"auto\" or \"none\".",
+            false => "Leave it out.",
+        };
         return Err(ApiError::invalid(
-            "tool_choice",
-            "tool_choice asks for a call, but how the model writes calls is not known: its chat \
-             template shows none of the forms that --tool-parser has. Use \"auto\" or \"none\".",
+            field,
+            format!(
+                "{field} asks something of calls, but how the model writes calls is not known: its \
+                 chat template shows none of the forms that --tool-parser has, or that is \"none\". \
+                 {remedy}"
+            ),
         ));
     }
     if let (true, Some(constraint)) = (calls.must_call, &common.constraint) {

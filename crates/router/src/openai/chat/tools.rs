@@ -41,6 +41,8 @@ pub struct BoundCalls {
     pub must_call: bool,
     /// More than one call.
     pub parallel: bool,
+    /// The field that asks for something of calls; `None`: only an answer without calls is bound.
+    pub asked_by: Option<String>,
 }
 
 impl ToolChoice {
@@ -103,7 +105,13 @@ impl BoundCalls {
             Tool::of(&place, tool, must_call || is_strict(tool))
         });
         let mut tools = tools.collect::<Result<Vec<_>, _>>()?;
-        if !must_call && parallel && !has_constraint && !given.iter().any(is_strict) {
+        let strict = given.iter().position(is_strict);
+        let asked_by = match (must_call, parallel) {
+            (true, _) => Some("tool_choice".to_owned()),
+            (false, false) => Some("parallel_tool_calls".to_owned()),
+            (false, true) => strict.map(|at| format!("tools[{at}]{function}.strict")),
+        };
+        if asked_by.is_none() && !has_constraint {
             return Ok(None);
         }
         if let ToolChoice::Named(name) = &choice {
@@ -121,6 +129,7 @@ impl BoundCalls {
             parallel: parallel && !matches!(choice, ToolChoice::Named(_)),
             tools,
             must_call,
+            asked_by,
         }))
     }
 }

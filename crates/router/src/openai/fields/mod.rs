@@ -142,9 +142,12 @@ fn elsewhere(name: &str) -> Option<&'static str> {
 }
 
 fn nearest(endpoint: Endpoint, name: &str) -> Option<&'static str> {
-    let distance = |field: &Field| strsim::osa_distance(field.name, name);
-    let near = of(endpoint).min_by_key(|field| distance(field))?;
-    (distance(near) <= SLIP).then_some(near.name)
+    // Names are no further apart than this; a name of megabytes is compared with none.
+    let longer = |field: &&Field| field.name.len().abs_diff(name.len());
+    let distance = |field: &&Field| strsim::osa_distance(field.name, name);
+    let alike = of(endpoint).filter(|field| longer(field) <= SLIP);
+    let near = alike.min_by_key(distance)?;
+    (distance(&near) <= SLIP).then_some(near.name)
 }
 
 fn refused(name: &str, message: String) -> ApiError {

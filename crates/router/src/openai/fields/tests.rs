@@ -116,6 +116,14 @@ fn an_unknown_field_is_refused_with_the_likeliest_name() {
         said,
         "quite_another is not a field; docs/api.md lists those that there are."
     );
+    // Were it compared with each name, that would take minutes.
+    let long = "a".repeat(8 << 20);
+    let said = chat(json!({ long: 5 }));
+    let rest = said.strip_prefix(&"a".repeat(64)).expect("its beginning");
+    assert_eq!(
+        rest,
+        " is not a field; docs/api.md lists those that there are."
+    );
     assert_eq!(
         chat(json!({"prompt": "x"})),
         "prompt is a field of /v1/completions."

@@ -89,6 +89,7 @@ impl GenerateWording {
 impl Wording for GenerateWording {
     const ID_PREFIX: &'static str = "gen-";
     const LOGPROB_BYTES: usize = 48;
+    const CUMULATIVE: bool = true;
 
     /// A choice's last event waits for the end of all, which has the number of cached tokens.
     fn output(&mut self, run: &Run, output: Output, events: &mut Events) {

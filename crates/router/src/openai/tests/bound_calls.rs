@@ -44,6 +44,10 @@ async fn calls_that_no_grammar_can_make_are_refused() {
     let hermes = served();
     let unknown = Served::new("{{ messages[0].content }}", |_| {});
     let llama = Served::new(TEMPLATE, |s| s.tool_parser = ToolParser::Llama3);
+    let unread = Served::new(TEMPLATE, |s| s.tool_parser = ToolParser::None);
+    let once = json!({"parallel_tool_calls": false});
+    let strict = json!({"tools": [{"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "strict": true}}]});
     let required = json!({"tool_choice": "required"});
     let json_object = json!({"response_format": {"type": "json_object"}});
     let not = json!({"tools": [{"type": "function", "function": {"name": "f",
@@ -51,6 +55,13 @@ async fn calls_that_no_grammar_can_make_are_refused() {
     let nope = json!({"tool_choice": {"type": "function", "function": {"name": "nope"}}});
     for (served, body, param, says) in [
         (&unknown, tools(&required), "tool_choice", "--tool-parser"),
+        (&unread, tools(&once), "parallel_tool_calls", "Leave it out"),
+        (
+            &unread,
+            chat(&strict),
+            "tools[1].function.strict",
+            "--tool-parser",
+        ),
         (
             &hermes,
             tools(&with(required.clone(), &json_object)),

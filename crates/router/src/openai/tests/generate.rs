@@ -46,6 +46,22 @@ async fn without_parameters_128_tokens_or_what_fits_are_generated() {
 }
 
 #[tokio::test]
+async fn a_stream_whose_events_would_become_too_large_is_refused() {
+    let (generator, app) = saying("ab");
+    for stream in [false, true] {
+        let sampling = json!({"max_new_tokens": 60, "n": 20});
+        let body = json!({"text": "say", "stream": stream, "return_logprob": true,
+                          "top_logprobs_num": 20, "sampling_params": sampling});
+        let answer = post(&app, PATH, body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+        let said = answer.text;
+        assert!(said.contains("20 choices of up to 60 tokens"), "{said}");
+        assert!(!said.contains("for a stream"), "{said}");
+    }
+    assert!(generator.seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn an_event_has_the_whole_text_so_far() {
     let (_, app) = saying("abc");
     let body = json!({"text": "say", "stream": true, "sampling_params": {"max_new_tokens": 3}});

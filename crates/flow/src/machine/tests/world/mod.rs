@@ -56,6 +56,7 @@ impl World {
             content: Opaque::new("a request"),
             sequences: 1,
             bound_to: None,
+            resumes: false,
         });
         let request = Generation {
             model: ModelId::default(),
