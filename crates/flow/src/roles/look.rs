@@ -5,13 +5,10 @@ use tasuki_core::{Role, WorkerId};
 use super::ahead::Ahead;
 use super::demand::Lengths;
 use super::outlook::{Task, Topology};
-use super::owner::OWNER_PREFIX;
+use super::owner;
 use super::scale::Wanted;
 use super::search::{Better, best};
 use crate::fleet::WorkerState;
-
-/// The owner of a role that a worker was started with.
-const STARTED: &str = "start";
 
 /// The workers of one moment and what is asked of them.
 #[derive(Debug, Clone)]
@@ -217,8 +214,7 @@ impl Look {
     }
 }
 
-/// Whether an operator set the role: it stays until the worker starts again.
+/// Whether an operator set the role.
 pub(super) fn is_pinned(state: &WorkerState) -> bool {
-    let owner = state.info.as_ref().map_or("", |info| &info.role_owner);
-    !(owner.is_empty() || owner == STARTED || owner.starts_with(OWNER_PREFIX))
+    owner::is_pinned(state.info.as_ref().map_or("", |info| &info.role_owner))
 }

@@ -12,10 +12,17 @@ use tasuki_core::{Role, WorkerId};
 
 /// Begins the name of an owner that follows the load; an operator's setting has another one.
 pub const OWNER_PREFIX: &str = "follow:";
+/// Owner of a role that a worker started with.
+const STARTED: &str = "start";
 /// How often the owner shows that it is there.
 const CLAIM_EVERY: Duration = Duration::from_secs(2);
 /// An owner that was silent for so long is succeeded.
 const SILENT_AFTER: Duration = Duration::from_secs(7);
+
+/// Whether an operator set a role: it stays until the worker starts again.
+pub fn is_pinned(owner: &str) -> bool {
+    !(owner.is_empty() || owner == STARTED || owner.starts_with(OWNER_PREFIX))
+}
 
 /// A worker's role, and who set it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +91,9 @@ impl Ownership {
         let mut first: Option<Held<'a>> = None;
         for one in held {
             highest = highest.max(one.epoch);
-            first.get_or_insert(one);
+            if !is_pinned(one.owner) {
+                first.get_or_insert(one);
+            }
             let later = |known: Held<'_>| (one.epoch, one.owner) > (known.epoch, known.owner);
             if one.owner.starts_with(OWNER_PREFIX) && latest.is_none_or(later) {
                 latest = Some(one);

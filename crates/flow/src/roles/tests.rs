@@ -381,9 +381,18 @@ fn of_two_that_begin_at_once_one_prevails() {
 #[test]
 fn an_operators_epoch_counts_but_does_not_own() {
     let mut a = Ownership::new("a", at(0.0));
-    let mut roles: Roles = vec![("router admin".to_owned(), 40), ("start".to_owned(), 0)];
-    assert!(matches!(step(&mut a, &mut roles, at(0.0)), Claim::Set(..)));
+    let pinned = ("router admin".to_owned(), 40);
+    let mut roles: Roles = vec![pinned.clone(), ("start".to_owned(), 0)];
+    let claim = step(&mut a, &mut roles, at(0.0));
+    assert_eq!(claim, Claim::Set(WorkerId(1), Role::Mixed));
     assert_eq!(a.next_epoch(), 41);
     step(&mut a, &mut roles, at(0.3));
     assert!(a.owns());
+    // The operator sets the owner's role too: nobody takes it back.
+    roles[1] = ("router admin".to_owned(), 50);
+    for tick in 0..200 {
+        let claim = step(&mut a, &mut roles, at(1.0 + 0.25 * f64::from(tick)));
+        assert_eq!(claim, Claim::Follow);
+    }
+    assert_eq!(roles[0], pinned);
 }
