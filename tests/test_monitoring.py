@@ -43,7 +43,7 @@ def unknown(queries: list[str]) -> set[str]:
 def strange_labels(query: str, shown: str) -> set[str]:
     """Labels that the query or its legend has, and its metrics or its groups have not."""
     series = exported()
-    known = set.union(*(series[name] for name in re.findall(r"tasuki_\w+", query)))
+    known = set().union(*(series[name] for name in re.findall(r"tasuki_\w+", query)))
     selected = {
         part.split("=")[0].rstrip("!~ ")
         for selector in _SELECTORS.findall(query)

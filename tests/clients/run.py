@@ -26,7 +26,10 @@ from tasuki.launch.config import Topology
 
 HERE = Path(__file__).parent
 INSTALLED = HERE.parents[1] / "target" / "clients"
-REFUSALS = r'tasuki_http_errors_total{path="/v1/(chat/completions|responses)",code="503"}'
+REFUSALS = (
+    r'tasuki_http_errors_total{path="/v1/(chat/completions|responses)",code="503"'
+    r',reason="[a-z_]*"}'
+)
 COMMANDS = {
     "langchain-openai": [
         str(INSTALLED / "venv/bin/python"),

@@ -88,8 +88,11 @@ pub struct Timings {
     /// From the first to the second token at the router, what neither of these is: messages
     /// between the workers, and from them to the router.
     pub messages: Duration,
-    /// Second token to last.
+    /// Second token to last, in the attempts that reported it.
     pub decode: Duration,
+    /// Of a request that was placed again: what no other phase has, such as attempts that were lost
+    /// and waits for a worker. Messages are part of it.
+    pub recovery: Duration,
     pub total: Duration,
     pub transfer_bytes: u64,
     /// Runs of adjacent blocks that were read.

@@ -157,7 +157,10 @@ async fn observe_errors(State(app): State<Arc<App>>, request: Request, next: Nex
     let status = response.status();
     if status.is_client_error() || status.is_server_error() {
         let path = path.as_ref().map_or("other", MatchedPath::as_str);
-        app.generator.count_http_error(path, status.as_u16());
+        let error = response.extensions().get::<ApiError>().map(ApiError::body);
+        let reason = error.and_then(|body| body.error.code).unwrap_or_default();
+        app.generator
+            .count_http_error(path, status.as_u16(), reason);
         if !PROBES.contains(&path) {
             access_log::refused(&response, path, started);
         }

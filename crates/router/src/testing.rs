@@ -129,7 +129,7 @@ pub struct FakeGenerator {
     pub readiness: Result<(), Unready>,
     /// Models without a worker.
     pub down: Vec<ModelId>,
-    pub http_errors: Mutex<Vec<(String, u16)>>,
+    pub http_errors: Mutex<Vec<(String, u16, String)>>,
     pub last_decoded: Mutex<Option<Instant>>,
 }
 
@@ -249,9 +249,9 @@ impl Generator for FakeGenerator {
         "# EOF\n".to_owned()
     }
 
-    fn count_http_error(&self, path: &str, status: u16) {
+    fn count_http_error(&self, path: &str, status: u16, reason: &str) {
         let mut counted = self.http_errors.lock().unwrap();
-        counted.push((path.to_owned(), status));
+        counted.push((path.to_owned(), status, reason.to_owned()));
     }
 }
 

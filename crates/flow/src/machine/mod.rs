@@ -275,7 +275,7 @@ impl Machine {
             .retain(|group| !matches!(group.state, GroupState::Ended));
         if self.groups.is_empty() {
             self.timings.total = now;
-            timing::add_messages(&mut self.timings, self.second_token);
+            timing::add_rest(&mut self.timings, self.second_token);
             let timings = std::mem::take(&mut self.timings);
             self.emit(Event::Done(Box::new(timings)));
             self.over = true;

@@ -68,9 +68,17 @@ pub fn add_prefill(timings: &mut Timings, leg: &LegTimings, before_submit: Durat
     }
 }
 
-/// What is known at the end: the messages between the first two tokens.
-pub fn add_messages(timings: &mut Timings, second_token: Option<Duration>) {
-    if let Some(second_token) = second_token {
+/// What is known at the end: the messages between the first two tokens, or of a request that was
+/// placed again the time that no phase has.
+pub fn add_rest(timings: &mut Timings, second_token: Option<Duration>) {
+    if timings.replacements > 0 {
+        timings.recovery = timings
+            .total
+            .saturating_sub(timings.first_token)
+            .saturating_sub(timings.transfer_exposed)
+            .saturating_sub(timings.first_decode)
+            .saturating_sub(timings.decode);
+    } else if let Some(second_token) = second_token {
         timings.messages = second_token
             .saturating_sub(timings.first_token)
             .saturating_sub(timings.transfer_exposed)
@@ -141,11 +149,11 @@ mod tests {
             first_decode: ms(12),
             ..Default::default()
         };
-        add_messages(&mut timings, None);
+        add_rest(&mut timings, None);
         assert_eq!(timings.messages, Duration::ZERO);
-        add_messages(&mut timings, Some(ms(56)));
+        add_rest(&mut timings, Some(ms(56)));
         assert_eq!(timings.messages, ms(3));
-        add_messages(&mut timings, Some(ms(50))); // clocks do not run alike
+        add_rest(&mut timings, Some(ms(50))); // clocks do not run alike
         assert_eq!(timings.messages, Duration::ZERO);
     }
 
@@ -184,5 +192,25 @@ mod tests {
         assert_eq!(timings.decode, Duration::from_secs(4));
         assert_eq!(timings.transfer, Duration::from_millis(500));
         assert_eq!(timings.transfer_bytes, 300);
+    }
+
+    #[test]
+    fn what_no_phase_has_of_a_request_that_was_placed_again_is_recovery() {
+        let ms = Duration::from_millis;
+        let mut timings = Timings {
+            first_token: ms(40),
+            transfer_exposed: ms(1),
+            first_decode: ms(5),
+            decode: ms(100),
+            total: ms(846),
+            replacements: 1,
+            ..Default::default()
+        };
+        add_rest(&mut timings, Some(ms(56)));
+        assert_eq!((timings.recovery, timings.messages), (ms(700), ms(0)));
+        timings.replacements = 0;
+        timings.recovery = ms(0);
+        add_rest(&mut timings, Some(ms(56)));
+        assert_eq!((timings.recovery, timings.messages), (ms(0), ms(10)));
     }
 }

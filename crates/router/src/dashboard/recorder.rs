@@ -52,6 +52,8 @@ pub struct Phases {
     pub transfer: f64,
     pub first_decode: f64,
     pub decode: f64,
+    /// Of a request that was placed again.
+    pub recovery: f64,
     pub first_token: f64,
     pub prefill_worker: String,
     pub decode_worker: String,
@@ -68,6 +70,7 @@ impl From<&Timings> for Phases {
             transfer: timings.transfer_exposed.as_secs_f64(),
             first_decode: timings.first_decode.as_secs_f64(),
             decode: timings.decode.as_secs_f64(),
+            recovery: timings.recovery.as_secs_f64(),
             first_token: timings.first_token.as_secs_f64(),
             prefill_worker: timings.prefill_worker.clone(),
             decode_worker: timings.decode_worker.clone(),

@@ -23,7 +23,17 @@ type Label = [(&'static str, &'static str); 1];
 /// By one label.
 pub type Counters = Family<Label, Counter>;
 /// Path and status of an answer.
-type Answered = [(&'static str, String); 2];
+type Answered = [(&'static str, String); 3];
+
+/// Paths of requests that workers serve, and the reasons why none does: watched by alerts.
+const GENERATING: [&str; 4] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/generate",
+];
+const UNSERVED: [&str; 3] = ["no_worker", "too_many_requests", "overloaded"];
+
 type Histograms = Family<Label, Histogram, fn() -> Histogram>;
 
 /// Every metric of the serving layer.
@@ -99,6 +109,11 @@ impl Metrics {
             let labels = [("kind", kind.as_str())];
             self.failures.get_or_create(&labels).inc_by(0);
         }
+        for path in GENERATING {
+            for reason in UNSERVED {
+                self.http_errors_of(path, 503, reason);
+            }
+        }
     }
 
     fn register(&self, workers: &Arc<workers::Registry>) {
@@ -132,7 +147,8 @@ impl Metrics {
         );
         to.register(
             "http_errors",
-            "Answers with an error status, by path and status",
+            "Answers with an error status, by path, status, and the error's code in the answer as \
+             reason, which is empty where it has none",
             self.http_errors.clone(),
         );
         to.register(
@@ -147,7 +163,7 @@ impl Metrics {
         );
         to.register(
             "transfer_bytes",
-            "KV bytes moved for requests",
+            "KV bytes moved for requests that ended well",
             self.transfer_bytes.clone(),
         );
         to.register(
@@ -191,12 +207,12 @@ impl Metrics {
         );
         to.register(
             "request_duration_seconds",
-            "From a request's arrival to its end",
+            "From the arrival of a request that ended well to its end",
             self.total.clone(),
         );
         to.register(
             "phase_seconds",
-            "Where the time of a request went, by phase as in docs/handoff.md",
+            "Where the time of a request that ended well went, by phase as in docs/handoff.md",
             self.phases.clone(),
         );
         to.register_collector(Box::new(WorkerCollector(Arc::clone(workers))));
@@ -229,9 +245,18 @@ impl Metrics {
     }
 
     /// Counts an answer with an error status; `path` is one of those that are served.
-    pub fn http_error(&self, path: &str, status: u16) {
-        let labels = [("path", path.to_owned()), ("code", status.to_string())];
-        self.http_errors.get_or_create(&labels).inc();
+    /// `reason`: the error's code in the answer, or empty.
+    pub fn http_error(&self, path: &str, status: u16, reason: &str) {
+        self.http_errors_of(path, status, reason).inc();
+    }
+
+    fn http_errors_of(&self, path: &str, status: u16, reason: &str) -> Counter {
+        let labels = [
+            ("path", path.to_owned()),
+            ("code", status.to_string()),
+            ("reason", reason.to_owned()),
+        ];
+        self.http_errors.get_or_create(&labels).clone()
     }
 
     /// Counts a finished request's phases; those that did not occur are left out.
@@ -241,7 +266,8 @@ impl Metrics {
         let moved = timings.transfer_bytes > 0;
         // A worker that was lost has not reported its times.
         let reported = !timings.prefill.is_zero();
-        let phases: [(&str, Duration, bool); 9] = [
+        let placed_again = timings.replacements > 0;
+        let phases: [(&str, Duration, bool); 10] = [
             ("queue", timings.queue, reported),
             ("prefill", timings.prefill, reported),
             ("first_token", timings.first_token, true),
@@ -253,8 +279,9 @@ impl Metrics {
                 timings.first_decode,
                 !timings.first_decode.is_zero(),
             ),
-            ("messages", timings.messages, moved),
+            ("messages", timings.messages, moved && !placed_again),
             ("decode", timings.decode, !timings.decode.is_zero()),
+            ("recovery", timings.recovery, placed_again),
         ];
         for (phase, time, _) in phases.into_iter().filter(|(.., occurred)| *occurred) {
             self.phases
@@ -308,6 +335,8 @@ mod tests {
             "tasuki_requests_total{outcome=\"failed\"}",
             "tasuki_requests_total{outcome=\"unavailable\"}",
             "tasuki_failures_total{kind=\"device\"}",
+            "tasuki_http_errors_total{path=\"/generate\",code=\"503\",reason=\"no_worker\"}",
+            "tasuki_http_errors_total{path=\"/v1/completions\",code=\"503\",reason=\"too_many_requests\"}",
         ] {
             assert!(text.contains(&format!("{series} 0\n")), "{series}: {text}");
         }

@@ -42,8 +42,9 @@ pub trait Generator: Send + Sync + 'static {
     /// The metrics in Prometheus' text format.
     fn metrics_text(&self) -> String;
 
-    /// Counts an answer with an error status among the metrics.
-    fn count_http_error(&self, path: &str, status: u16);
+    /// Counts an answer with an error status among the metrics. `reason`: the error's code in the
+    /// answer, or empty.
+    fn count_http_error(&self, path: &str, status: u16, reason: &str);
 }
 
 impl Generator for Service {
@@ -83,7 +84,7 @@ impl Generator for Service {
         Service::metrics_text(self)
     }
 
-    fn count_http_error(&self, path: &str, status: u16) {
-        Service::count_http_error(self, path, status);
+    fn count_http_error(&self, path: &str, status: u16, reason: &str) {
+        Service::count_http_error(self, path, status, reason);
     }
 }

@@ -318,7 +318,12 @@ impl RequestTask {
     }
 
     fn emit(&mut self, event: Event, now: Instant) {
+        let had_begun = self.meter.has_begun();
         self.meter.observe(&event, now);
+        // What is known if the client leaves.
+        if self.meter.has_begun() && !had_begun && (access_log::is_on() || self.legs.is_some()) {
+            self.account.write(self.machine.timings());
+        }
         if let Some(checked) = &mut self.checked {
             checked.observe(&event, now);
         }

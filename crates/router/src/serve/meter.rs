@@ -60,6 +60,11 @@ impl Meter {
         }
     }
 
+    /// Whether the client has got a token.
+    pub fn has_begun(&self) -> bool {
+        self.seen_first
+    }
+
     /// The client lost its request, for it read too slowly.
     pub fn too_slow(&mut self) {
         self.outcome = Outcome::TooSlow;

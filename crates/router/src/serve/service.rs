@@ -311,9 +311,10 @@ impl Service {
         &self.inner.shared.registry
     }
 
-    /// Counts an answer with an error status, from the router or from a worker.
-    pub fn count_http_error(&self, path: &str, status: u16) {
-        self.inner.shared.metrics.http_error(path, status);
+    /// Counts an answer with an error status, from the router or from a worker. `reason`: the
+    /// error's code in the answer, or empty.
+    pub fn count_http_error(&self, path: &str, status: u16, reason: &str) {
+        self.inner.shared.metrics.http_error(path, status, reason);
     }
 
     /// All metrics, in the OpenMetrics text format.

@@ -253,7 +253,13 @@ impl WorkerCollector {
 fn labels(worker: &WorkerState) -> Labels {
     [
         ("worker", worker.view.id.to_string()),
-        ("role", worker.view.role.to_string()),
+        (
+            "role",
+            worker
+                .info
+                .as_ref()
+                .map_or_else(String::new, |_| worker.view.role.to_string()),
+        ),
         (
             "model",
             worker

@@ -14,6 +14,7 @@ const PHASES = [
   ["transfer", "transfer", "waits for KV on its way to the decode worker"],
   ["first_decode", "first decode", "until the second token"],
   ["decode", "decode", "from the second token to the last"],
+  ["recovery", "recovery", "attempts that were lost, and the waits between them"],
   ["rest", "messages", "messages between processes, and what no phase has"],
 ];
 

@@ -298,3 +298,18 @@ async fn the_access_log_has_a_line_for_each_request() {
         objects[0]
     );
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_has_its_first_token_in_the_access_log() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Json);
+    let (router, workers, _fabric) = fleet(&[""]).await;
+    workers[0].set(|manner| manner.pause_after = Some(2));
+    let body = r#"{"model":"theirs","messages":[],"stream":true}"#;
+    let (_, rest) = read_until(router.send(CHAT, body).await, "t1").await;
+    drop(rest);
+    until("its line", || !lines.objects().is_empty()).await;
+    let line = lines.objects().remove(0);
+    assert_eq!(line["outcome"], "disconnected");
+    let [first, elapsed] = ["first_token_ms", "elapsed_ms"].map(|name| line[name].as_f64());
+    assert!(first > Some(0.0) && first <= elapsed, "{line}");
+}

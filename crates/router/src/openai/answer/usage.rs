@@ -33,7 +33,7 @@ impl Usage {
 }
 
 /// The phases of [`Timings`] under the names that clients see.
-fn phases(timings: &Timings) -> [(&'static str, Duration); 12] {
+fn phases(timings: &Timings) -> [(&'static str, Duration); 13] {
     [
         ("queue", timings.queue),
         ("prefill", timings.prefill),
@@ -46,6 +46,7 @@ fn phases(timings: &Timings) -> [(&'static str, Duration); 12] {
         ("first_decode", timings.first_decode),
         ("messages", timings.messages),
         ("decode", timings.decode),
+        ("recovery", timings.recovery),
         ("total", timings.total),
     ]
 }
@@ -106,6 +107,7 @@ pub fn merge(all: Vec<Timings>) -> Timings {
                 first_decode: a.first_decode.max(b.first_decode),
                 messages: a.messages.max(b.messages),
                 decode: a.decode.max(b.decode),
+                recovery: a.recovery.max(b.recovery),
                 total: a.total.max(b.total),
                 transfer_bytes: a.transfer_bytes + b.transfer_bytes,
                 transfer_descriptors: a.transfer_descriptors + b.transfer_descriptors,

@@ -214,13 +214,13 @@ async fn a_handlers_panic_is_an_answer() {
     assert_eq!(answer.json()["error"]["type"], "server_error");
     assert_eq!(
         generator.http_errors.lock().unwrap()[0],
-        (PATH.to_owned(), 500)
+        (PATH.to_owned(), 500, String::new())
     );
     assert!(app.gate.wait_empty(Duration::from_secs(20)).await);
 }
 
 #[tokio::test]
-async fn errors_are_counted_by_path_and_status() {
+async fn errors_are_counted_by_path_status_and_reason() {
     let (generator, app) = saying("x");
     post(&app, PATH, json!({"prompt": "x", "n": 0})).await;
     post(&app, PATH, json!({"prompt": "x"})).await;
@@ -231,15 +231,15 @@ async fn errors_are_counted_by_path_and_status() {
     post(&app, "/v1/chat/completions", json!({})).await;
     let counted = generator.http_errors.lock().unwrap().clone();
     let expected = [
-        (PATH, 400),
-        (PATH, 405),
-        ("other", 404),
-        ("/v1/models/{*name}", 404),
-        ("/v1/chat/completions", 503),
+        (PATH, 400, ""),
+        (PATH, 405, ""),
+        ("other", 404, ""),
+        ("/v1/models/{*name}", 404, "model_not_found"),
+        ("/v1/chat/completions", 503, "shutting_down"),
     ];
     assert_eq!(
         counted,
-        expected.map(|(path, code)| (path.to_owned(), code))
+        expected.map(|(path, code, reason)| (path.to_owned(), code, reason.to_owned()))
     );
 }
 

@@ -34,7 +34,13 @@ async fn a_lost_decode_worker_is_made_good_by_the_other() {
     left.ended(&again.request_id, R::LegEndFinished, LegTimings::default());
     let received = read_all(generating).await;
     assert_eq!(received.tokens, [1, 2, 3, 4]);
-    assert_eq!(received.end.expect("done").replacements, 1);
+    let timings = received.end.expect("done");
+    assert_eq!(timings.replacements, 1);
+    // The workers reported no times: all but the first token is recovery.
+    assert!(!timings.recovery.is_zero(), "{timings:?}");
+    assert_eq!(timings.first_token + timings.recovery, timings.total);
+    let recovery = "tasuki_phase_seconds_count{phase=\"recovery\"} 1";
+    assert!(service.metrics_text().contains(recovery));
     let retry = "tasuki_retries_total{reason=\"worker_lost\",kind=\"device\"} 1";
     assert!(service.metrics_text().contains(retry));
 }

@@ -55,7 +55,7 @@ async fn the_page_is_made_of_the_metrics() {
     let metrics = service.metrics();
     metrics.retried("returned", FailureKind::Memory);
     metrics.refused("too_late");
-    metrics.http_error("/v1/models", 404);
+    metrics.http_error("/v1/models", 404, "");
     metrics.failed(FailureKind::Client);
     for dropped in [&metrics.trace_spans_dropped, &metrics.request_log_dropped] {
         dropped.get_or_create(&[("reason", "queue_full")]).inc();
