@@ -136,6 +136,25 @@ def test_a_request_that_gives_way_here_is_computed_again():
     assert_all_as_expected(rig, made)
 
 
+@pytest.mark.parametrize("overlap", [False, True], indirect=True)
+def test_a_request_with_more_choices_than_fitted_starts_once_nothing_generates(overlap: bool):
+    rig = make_rig(num_blocks=128, max_batched_tokens=64)
+    decodes = iter([False])
+    failed = starve(rig, lambda batch: batch.num_decodes < 4 or next(decodes, True))
+    four = {"choices": (0, 1, 2, 3), "temperature": 1.0}
+    rig.engine.submit(spec("before", [1] * 9, max_tokens=12, **four))  # type: ignore[arg-type]
+    rig.drain()
+    assert failed == [4]
+    after = [
+        spec("four", [2] * 9, max_tokens=5, **four),  # type: ignore[arg-type]
+        spec("one", [3] * 9, max_tokens=5),
+    ]
+    for request in after:
+        rig.engine.submit(request)
+    rig.drain()
+    assert_all_as_expected(rig, after)
+
+
 def test_a_worker_on_which_nothing_fits_ends():
     rig = make_rig()
     starve(rig, lambda batch: False)

@@ -263,8 +263,10 @@ class Scheduler:
         now_s: float,
     ) -> None:
         """Start prefills, oldest first, while tokens and blocks last."""
-        most = self._relief.rows(self._queues.steps, self._config.max_running_requests)
-        slots = most - self._queues.num_generating
+        generating, most = self._queues.num_generating, self._config.max_running_requests
+        if generating:  # only launched steps end the relief: an idle worker cannot wait for it
+            most = self._relief.rows(self._queues.steps, most)
+        slots = most - generating
         headroom = self._queues.num_decoding * len(self._config.groups)
         for sequence in self._queues.waiting.copy():
             if shares.left <= 0:
