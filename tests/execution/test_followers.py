@@ -10,12 +10,15 @@ import pytest
 import torch
 from engine_fakes import VOCAB, HashModel, NoAttention, Rig, expected, spec
 
+from tasuki.attention.batch import Batch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.errors import OutOfStepError
+from tasuki.engine.grammar_masks import StepMasks
 from tasuki.execution.collective import ALONE, Alone
 from tasuki.execution.executor import Executor
 from tasuki.execution.runner import ModelRunner
+from tasuki.execution.sampler import Prepared, Sampled, Sampler
 from tasuki.execution.step_arrays import StepHeader
 
 CONFIG = EngineConfig(
@@ -112,4 +115,28 @@ def test_what_fails_after_the_others_were_told_ends_the_engine() -> None:
     rig, _, _ = make_rig(Broken)
     rig.engine.submit(spec("a", range(5), max_tokens=3))
     with pytest.raises(OutOfStepError, match=r"must be started anew: OSError"):
+        rig.drain()
+
+
+@pytest.mark.parametrize(
+    "first_error", [torch.OutOfMemoryError("out of memory"), RuntimeError("broken")]
+)
+def test_what_fails_while_a_step_is_computed_again_ends_the_engine(
+    first_error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By halves after running out of memory, row by row after any other error."""
+    rig, _, _ = make_rig()
+
+    def fail_after_the_others_were_told(batch: Batch, attention: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def fail_once(sampler: Sampler, prepared: Prepared, masks: StepMasks | None = None) -> Sampled:
+        monkeypatch.undo()
+        monkeypatch.setattr(rig.model, "forward", fail_after_the_others_were_told)
+        raise first_error
+
+    monkeypatch.setattr(Sampler, "draw", fail_once)
+    for name in ("a", "b"):
+        rig.engine.submit(spec(name, range(5), max_tokens=3))
+    with pytest.raises(OutOfStepError, match=r"must be started anew: .*out of memory"):
         rig.drain()

@@ -100,7 +100,7 @@ class IsolatingRunner:
             outcome = self._outcome(flight.work, flight.masks)
         else:
             if isinstance(flight.error, OutOfStepError):
-                raise flight.error  # the ranks cannot compute anything together any more
+                raise flight.error
             rows = [row for row in flight.plan.rows if not row.void]
             if isinstance(flight.error, DeviceMemoryError):
                 log.warning("out of memory: computed in parts: %s", flight.error)
@@ -139,11 +139,17 @@ class IsolatingRunner:
             )
 
     def _one_by_one(self, rows: Sequence[Row]) -> StepOutcome:
-        """Each row in a step of its own; the plan's copies came first and are made already."""
+        """Each row in a step of its own; the plan's copies came first and are made already.
+
+        Raises:
+            OutOfStepError: The ranks cannot compute anything together any more.
+        """
         result = StepOutcome([], [])
         for row in rows:
             try:
                 _add(result, self._run([row]))
+            except OutOfStepError:
+                raise
             except Exception as error:
                 result.raised[row.sequence] = error
         return result
@@ -153,6 +159,7 @@ class IsolatingRunner:
 
         Raises:
             DeviceMemoryError: Not even one row of one token fits.
+            OutOfStepError: The ranks cannot compute anything together any more.
         """
         result = StepOutcome([], [], in_parts=True)
         parts = _halves(rows) or [rows]
@@ -165,6 +172,8 @@ class IsolatingRunner:
                     raise
                 parts = smaller + parts
                 continue
+            except OutOfStepError:
+                raise
             except Exception:
                 log.exception("a part of a step raised")
                 outcome = self._one_by_one(part)
