@@ -10,12 +10,20 @@ from typing import Any
 
 import pytest
 
-from tasuki.engine.api import Leg, RequestSpec, SamplingParams, StepResult
+from tasuki.engine.api import (
+    Leg,
+    Output,
+    RequestSpec,
+    SamplingParams,
+    StepResult,
+    TokenLogprob,
+)
 from tasuki.engine.errors import GrammarError
 from tasuki.engine.grammar import Grammar, GrammarSource
 from tasuki.engine.prefix_cache import PrefixCache
 from tasuki.engine.stats import EngineCounters
 from tasuki.v1 import worker_pb2 as pb
+from tasuki.worker import sessions as sessions_module
 from tasuki.worker.convert import role_at_start
 from tasuki.worker.grammar_pool import GrammarPool
 from tasuki.worker.loop import (
@@ -79,6 +87,9 @@ class Handoffs:
         self.aborted.append(request_id)
 
     def on_started(self, request_ids: Sequence[str]) -> None:
+        pass
+
+    def on_step(self, result: StepResult) -> None:
         pass
 
     def poll(self, now_s: float) -> None:
@@ -156,6 +167,29 @@ def test_a_defect_is_reported_and_ends_the_thread() -> None:
     finally:
         event_loop.close()
     assert [str(failure) for failure in failures] == ["the device is gone"]
+
+
+def test_a_leg_whose_output_fits_into_no_message_is_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions_module, "_MOST_SCORES_BYTES", 10)
+
+    class Scoring(Engine):
+        def step(self, *, wait: bool) -> StepResult:
+            scores = [TokenLogprob(3, -1.0, 1, ())] * 20
+            return StepResult(outputs=[Output("r", 0, 0, [5], prompt_logprobs=scores)])
+
+    engine = Scoring()
+    engine.work = True
+    event_loop = asyncio.new_event_loop()
+    try:
+        session = Session(event_loop)
+        spec = RequestSpec("r", Leg.COLOCATED, [1], SamplingParams(seed=1, max_tokens=9))
+        handoffs, failures = run(engine, Opened(session), Submitted(session, spec, "", "", 0.0))
+    finally:
+        event_loop.close()
+    assert not failures
+    assert handoffs.aborted == ["r"]
 
 
 def messages(session: Session) -> list[pb.WorkerMessage]:

@@ -232,7 +232,8 @@ class EngineLoop(threading.Thread):
         self._note_change()
         self._pass_cache_changes()
         if result.outputs or result.ended:
-            self._sessions.publish(self._steps, result, self._load())
+            for request_id in self._sessions.publish(self._steps, result, self._load()):
+                self._abort(request_id, ())
 
     def _note_change(self) -> None:
         """The load is another one: routers get it soon."""

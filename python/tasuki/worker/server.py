@@ -41,7 +41,7 @@ from tasuki.worker.loop import (
     RoleSet,
     Submitted,
 )
-from tasuki.worker.sessions import Session
+from tasuki.worker.sessions import MESSAGE_BYTES, Session
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
 )
 

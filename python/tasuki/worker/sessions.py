@@ -12,10 +12,12 @@ A change overtakes what was held before it.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
-from tasuki.engine.api import Output, StepResult
+from tasuki.engine.api import LegEnd, LegEndReason, Output, StepResult
+from tasuki.engine.errors import FailureKind
 from tasuki.v1 import worker_pb2 as pb
 from tasuki.worker.convert import failed_leg, leg_end_to_wire, output_to_wire
 
@@ -25,6 +27,12 @@ MOST_PENDING = 1 << 16
 """Changes that wait for a router: with more, a reset is shorter."""
 MOST_A_REPORT = 1_024
 """Chunks in one report: 8 bytes each."""
+MESSAGE_BYTES = 64 << 20
+"""gRPC's limit for a message between router and worker; a larger one breaks the stream."""
+_MOST_SCORES_BYTES = MESSAGE_BYTES - (4 << 20)
+"""Of an output with log-probabilities of its prompt: the message holds more than that."""
+_SPLIT_BYTES = 4 << 20
+"""With more in outputs of that kind, a step's report takes several messages."""
 
 
 class CacheFeed:
@@ -144,22 +152,41 @@ class Sessions:
         session.send(_in_use(request_id))
         return False
 
-    def publish(self, step: int, result: StepResult, load: pb.Load) -> None:
+    def publish(self, step: int, result: StepResult, load: pb.Load) -> list[str]:
         """Send each router its part of a step: first and second tokens before the others.
 
         What comes last in a report reaches its client last, a hundred answers later.
+
+        Returns:
+            Requests that end here because an output does not fit into a message: the engine may
+            still compute them.
         """
-        reports: dict[Session, pb.StepReport] = {}
+        reports: defaultdict[Session, _Report] = defaultdict(lambda: _Report(step, load))
+        refused = []
         for output in sorted(result.outputs, key=_position):
             if (session := self._owner.get(output.request_id)) is not None:
-                _report(reports, session, step, load).outputs.append(output_to_wire(output))
+                report = reports[session]
+                wire = output_to_wire(output)
+                size = wire.ByteSize() if output.prompt_logprobs else 0
+                if size <= _MOST_SCORES_BYTES:
+                    report.add(wire, size)
+                else:
+                    refused.append(output.request_id)
+                    report.end(_too_large(output.request_id, size))
+                    self._release(output.request_id)
         for ended in result.ended:
-            session = self._owner.pop(ended.request_id, None)
-            if session is not None:
-                self._open[session].discard(ended.request_id)
-                _report(reports, session, step, load).ended.append(leg_end_to_wire(ended))
+            if (session := self._release(ended.request_id)) is not None:
+                reports[session].end(ended)
         for session, report in reports.items():
-            self._send(session, report)
+            for message in report.messages:
+                self._send(session, message)
+        return refused
+
+    def _release(self, request_id: str) -> Session | None:
+        """Forget a request that has ended; returns its stream."""
+        if (session := self._owner.pop(request_id, None)) is not None:
+            self._open[session].discard(request_id)
+        return session
 
     def load_changed(self) -> None:
         """What routers know of the load is out of date."""
@@ -223,7 +250,32 @@ def _in_use(request_id: str) -> pb.WorkerMessage:
     return failed_leg(request_id, f"the request id {request_id} is in use by another router")
 
 
-def _report(
-    reports: dict[Session, pb.StepReport], session: Session, step: int, load: pb.Load
-) -> pb.StepReport:
-    return reports.setdefault(session, pb.StepReport(step=step, load=load))
+def _too_large(request_id: str, size: int) -> LegEnd:
+    message = (
+        f"the log-probabilities of the prompt take {size} bytes, a message to the router may have"
+        f" {_MOST_SCORES_BYTES}: ask for fewer logprobs, or echo a shorter prompt"
+    )
+    return LegEnd(request_id, LegEndReason.FAILED, message, failure=FailureKind.CLIENT)
+
+
+class _Report:
+    """One router's part of a step, in messages that are sent one after another.
+
+    Only the first has the load.
+    """
+
+    def __init__(self, step: int, load: pb.Load) -> None:
+        self.messages = [pb.StepReport(step=step, load=load)]
+        self._bytes = 0
+
+    def add(self, output: pb.Output, size: int) -> None:
+        """Append an output that takes `size` bytes; 0: so few that they do not count."""
+        if self._bytes and self._bytes + size > _SPLIT_BYTES:
+            self.messages.append(pb.StepReport(step=self.messages[0].step))
+            self._bytes = 0
+        self._bytes += size
+        self.messages[-1].outputs.append(output)
+
+    def end(self, ended: LegEnd) -> None:
+        """Append the end of a leg, whose outputs came before."""
+        self.messages[-1].ended.append(leg_end_to_wire(ended))
