@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
@@ -28,14 +30,20 @@ class Bench:
         self.arrivals = 0
         self.rates = StepRates()
 
-    def add(self, tokens: int, leg: Leg = Leg.COLOCATED, waited_s: float = 0.0) -> SequenceState:
+    def add(
+        self,
+        tokens: int,
+        leg: Leg = Leg.COLOCATED,
+        waited_s: float = 0.0,
+        prompt_logprobs: int | None = None,
+    ) -> SequenceState:
         self.arrivals += 1
         first = self.arrivals * 1000
         spec = RequestSpec(
             f"r{self.arrivals}",
             leg,
             range(first, first + tokens),
-            SamplingParams(seed=0, max_tokens=1000),
+            SamplingParams(seed=0, max_tokens=1000, prompt_logprobs=prompt_logprobs),
             waited_s=waited_s,
         )
         request = Request(spec, self.arrivals, b"", 0.0)
@@ -249,3 +257,29 @@ def test_what_a_copy_reads_is_nobody_elses_until_it_has_landed():
     assert bench.pool.references(shared) == 1
     bench.land(plan)
     assert bench.pool.references(shared) == 0
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, 128), (100, 200)])
+def test_scored_prompts_share_the_logits_that_memory_was_measured_with(most: int, rows: int):
+    bench = Bench(
+        num_blocks=1024, max_model_len=512, max_batched_tokens=1024, max_running_requests=most
+    )
+    scored = [bench.add(300, Leg.PREFILL, prompt_logprobs=20) for _ in range(3)]
+    plain = bench.add(400, Leg.PREFILL)
+    for done in (rows, 2 * rows):
+        plan = bench.step()
+        assert sum(row.tokens for row in plan.rows if row.sequence is not plain) == rows
+        assert sum(sequence.computed for sequence in scored) == done
+    assert plain.computed >= 400, "other prompts do not wait for them"
+
+
+def test_a_scored_prompt_goes_on_beside_any_number_of_decodes():
+    bench = Bench(num_blocks=1024, max_model_len=512, max_batched_tokens=512)
+    for _ in range(bench.config.max_running_requests):
+        bench.add(1)
+    bench.step()
+    for _ in range(bench.config.max_running_requests):
+        bench.queues.start_decode(bench.queues.fork(bench.queues.running[0], 0))
+    scored = bench.add(300, Leg.PREFILL, prompt_logprobs=20)
+    bench.step()
+    assert scored.computed == bench.config.block_size

@@ -65,7 +65,7 @@ def test_the_largest_step_runs_on_the_model(
     def make_pool(blocks: int) -> torch.Tensor:
         return torch.zeros(blocks, spec.num_kv_heads, spec.num_layers, 2, 16, spec.head_dim)
 
-    limits = Limits(block_size=16, max_batched_tokens=5_000, max_running_requests=8)
+    limits = Limits(block_size=16, max_batched_tokens=5_000, max_running_requests=80)
     joined, sampled = [], []
     sample = Sampler.sample
 
@@ -83,25 +83,25 @@ def test_the_largest_step_runs_on_the_model(
         return part
 
     assert _largest_step(model, Recording, make_pool, limits, whole) == 500
-    assert joined == [(16, spec.vocab_size)]
-    assert sampled == [16], "own sequences and pulled ones"
+    assert joined == [(160, spec.vocab_size)]
+    assert sampled == [160], "own sequences and pulled ones"
     assert [sum(batch.query_lens) for batch in seen] == [5_000]
     assert max(seen[0].context_lens) == spec.max_position
 
 
 @pytest.mark.parametrize(
     ("tokens", "longest", "lengths"),
-    [(100, 4096, [100]), (100, 40, [40, 40, 20]), (80, 40, [40, 40])],
+    [(200, 4096, [200]), (100, 40, [40, 40, 20]), (80, 40, [40, 40])],
 )
 def test_the_step_is_full(tokens: int, longest: int, lengths: list[int]) -> None:
-    limits = Limits(block_size=16, max_batched_tokens=tokens, max_running_requests=30)
+    limits = Limits(block_size=16, max_batched_tokens=tokens, max_running_requests=80)
     assert _lengths(tokens, longest) == lengths
     tables = [-(-length // 16) for length in lengths]
     batch = _batch(lengths, tables, limits, torch.device("cpu"))
     assert len(batch.tokens) == len(batch.positions) == tokens
     assert len(batch.slots.unique()) == tokens
     assert int(batch.slots.max()) < 16 * sum(tables)
-    assert batch.logits_rows.tolist() == list(range(tokens - min(60, tokens), tokens))
+    assert batch.logits_rows.tolist() == list(range(tokens - min(160, tokens), tokens))
     for row, (length, blocks) in enumerate(zip(lengths, tables, strict=True)):
         begin = sum(lengths[:row])
         slots = batch.slots[begin : begin + length]

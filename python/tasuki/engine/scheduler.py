@@ -32,17 +32,12 @@ from tasuki.engine.plan import Row, StepPlan
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Request, SequenceState, Stage
 from tasuki.engine.stats import EngineCounters, StepRates
-from tasuki.engine.step_size import Relief, Shares, step_tokens
-
-# Every position of these chunks needs logits over the whole vocabulary.
-_LOGPROB_CHUNK_TOKENS = 128
+from tasuki.engine.step_size import Relief, Shares, scored_tokens, step_tokens
 
 
-def _most_tokens(sequence: SequenceState) -> int:
-    """Tokens of one chunk."""
-    if sequence.request.prompt_logprobs is not None:
-        return _LOGPROB_CHUNK_TOKENS
-    return len(sequence.tokens)
+def _is_scored(sequence: SequenceState) -> bool:
+    """Whether every prompt token needs logits over the whole vocabulary."""
+    return sequence.request.prompt_logprobs is not None
 
 
 class Scheduler:
@@ -97,7 +92,8 @@ class Scheduler:
         if lengths := self._prompt_lengths():
             tokens = step_tokens(self._config, rates, decodes, plan.kv_tokens, sum(lengths))
             wanted = max(tokens - decodes, self._config.block_size)
-            shares = Shares(self._relief.prompt_tokens(self._queues.steps, wanted), lengths)
+            wanted = self._relief.prompt_tokens(self._queues.steps, wanted)
+            shares = Shares(wanted, lengths, scored_tokens(self._config, decodes))
             self._plan_prompts(shares, chunks, plan, now_s, admit=not preempted)
             if shares.left:
                 shares.lift()
@@ -271,8 +267,8 @@ class Scheduler:
         for sequence in self._queues.waiting.copy():
             if shares.left <= 0:
                 return
-            if not shares.offer(len(sequence.tokens)):
-                continue  # the long ones have had their half of this step
+            if not shares.offer(len(sequence.tokens), scored=_is_scored(sequence)):
+                continue  # the long or the scored ones have had their part of this step
             request = sequence.request
             total = self._config.pages_for(len(sequence.tokens))
             if request.leg is Leg.PREFILL:
@@ -315,16 +311,15 @@ class Scheduler:
 
     def _chunk(self, sequence: SequenceState, shares: Shares, chunks: list[Row]) -> None:
         """Plan the next chunk of a prefill, unless its last one is in flight."""
-        length = len(sequence.tokens) - sequence.computed
-        tokens = min(shares.offer(length), _most_tokens(sequence))
-        if tokens:
-            shares.take(length, tokens)
+        length, scored = len(sequence.tokens) - sequence.computed, _is_scored(sequence)
+        if tokens := shares.offer(length, scored=scored):
+            shares.take(length, tokens, scored=scored)
             chunks.append(Row(sequence, tokens, sequence.computed, sequence.epoch))
 
     def _extend_chunks(self, shares: Shares, chunks: list[Row]) -> None:
         """Give what is left of the budget to chunks that were cut short, shortest first."""
         for row in sorted(chunks, key=lambda row: len(row.sequence.tokens) - row.end):
-            rest = min(len(row.sequence.tokens), row.start + _most_tokens(row.sequence)) - row.end
-            more = min(rest, shares.left)
+            rest, scored = len(row.sequence.tokens) - row.end, _is_scored(row.sequence)
+            more = shares.offer(rest, scored=scored)
+            shares.take(rest, more, scored=scored)
             row.tokens += more
-            shares.left -= more

@@ -22,6 +22,9 @@ budget together. What the short ones do not need is given out afterwards (`lift`
 about the same length are computed one after the other: to alternate would delay the first one
 and speed up none.
 
+Prompts whose log-probabilities are wanted need logits of every token. They share what a step's
+memory is measured with and its decodes leave (`scored_tokens`).
+
 After a step that ran out of memory the next ones are smaller (`Relief`).
 
 Rates come in, nothing is measured here. No torch. The simulator has a copy of the first two rules,
@@ -44,6 +47,7 @@ _KNEE_SHARE = 1.25  # of a decode step: the time that prompts get up to the knee
 _UNMEASURED_TOKENS = 256  # of the first chunk
 _OVERHEAD_SHARE = 0.5  # of a chunk's overhead: the time that its tokens get at least
 _BUCKET_TOKENS = 64  # steps of a multiple fill the buckets of CUDA graphs
+_LEAST_LOGITS = 128  # rows of a step that there is memory for
 _RELIEF_STEPS = 100  # that are smaller; then a full one is tried again
 
 
@@ -87,30 +91,44 @@ def step_tokens(
     return max(min(tokens, most), decodes)
 
 
+def most_logits(max_running_requests: int) -> int:
+    """Rows of logits that a step's memory is measured with: own sequences' and pulled ones'."""
+    return max(2 * max_running_requests, _LEAST_LOGITS)
+
+
+def scored_tokens(config: EngineConfig, decodes: int) -> int:
+    """Tokens of scored prompts that a step may compute beside its decodes: at least a block."""
+    return max(most_logits(config.max_running_requests) - decodes, config.block_size)
+
+
 class Shares:
     """The prompt tokens of one step.
 
     Args:
         budget: Tokens to divide; at least 1.
         lengths: Tokens that each prompt has left, in any order; positive.
+        scored: Tokens that prompts may have whose log-probabilities are wanted.
 
     Attributes:
         left: Tokens not given out yet.
     """
 
-    def __init__(self, budget: int, lengths: Iterable[int]) -> None:
+    def __init__(self, budget: int, lengths: Iterable[int], scored: int = 0) -> None:
         self.left = budget
+        self._scored_left = scored
         self._half = self._long_left = max(1, budget // 2)
         self._shortest = min(lengths, default=0)
 
-    def offer(self, length: int) -> int:
+    def offer(self, length: int, *, scored: bool = False) -> int:
         """Tokens that a prompt with `length` tokens left may take now."""
         most = min(self.left, self._long_left) if self._is_long(length) else self.left
-        return min(length, most)
+        return min(length, most, self._scored_left) if scored else min(length, most)
 
-    def take(self, length: int, tokens: int) -> None:
+    def take(self, length: int, tokens: int, *, scored: bool = False) -> None:
         """A prompt with `length` tokens left takes so many of those it was offered."""
         self.left -= tokens
+        if scored:
+            self._scored_left -= tokens
         if self._is_long(length):
             self._long_left -= tokens
 

@@ -21,6 +21,7 @@ from tasuki.attention.batch import Batch
 from tasuki.engine.api import Leg, RequestSpec, SamplingParams
 from tasuki.engine.plan import Draw
 from tasuki.engine.request import Request
+from tasuki.engine.step_size import most_logits
 from tasuki.execution.sampler import Sampler
 from tasuki.models.attending import cache_groups
 from tasuki.models.base import CausalModel
@@ -98,16 +99,11 @@ def _largest_step(
     attention.plan(batch)
     logits = whole(model.forward(batch, attention))
     if logits.shape[-1] == model.spec.vocab_size:  # the first rank's; only it samples
-        draws = _costly_draws(_most_draws(limits))
+        draws = _costly_draws(most_logits(limits.max_running_requests))
         rows = [index % len(logits) for index in range(len(draws))]
         Sampler(logits.device).sample(logits, rows, draws)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def _most_draws(limits: Limits) -> int:
-    """Tokens that a step may draw: of own sequences and of pulled ones."""
-    return 2 * limits.max_running_requests
 
 
 def _costly_draws(count: int) -> list[Draw]:
@@ -153,7 +149,7 @@ def _batch(
         slots.append(first * limits.block_size + torch.arange(length))
         first += blocks
     total = sum(lengths)
-    wanted = min(total, _most_draws(limits))
+    wanted = min(total, most_logits(limits.max_running_requests))
     places = torch.cat(slots).to(device), rows.to(device)
     return Batch(
         tokens=torch.zeros(total, dtype=torch.int64, device=device),
