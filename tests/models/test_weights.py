@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,17 @@ def test_a_weight_without_its_scales_is_refused(tmp_path: Path) -> None:
     del tensors[f"{name}_scale_inv"]
     save_file(tensors, file)
     with pytest.raises(ModelError, match=r"up_proj.weight is float8_e4m3fn: fp8 is supported for"):
+        load_model(tmp_path, dtype=F32)
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, 0.0, -0.01])
+def test_a_scale_that_is_no_positive_number_is_refused(tmp_path: Path, scale: float) -> None:
+    save_blocks("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    tensors[name][0, 0] = scale
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"1 of 1 scales in {name} are NaN.*fetch the model"):
         load_model(tmp_path, dtype=F32)
 
 

@@ -120,7 +120,8 @@ class Checkpoint:
         """Read a weight in fp8 with its blocks' scales; None: it is not kept so.
 
         Raises:
-            ModelError: A shape differs from what config.json implies, or the dtype.
+            ModelError: A shape differs from what config.json implies, or the dtype; or a scale
+                is not a positive number.
         """
         if name + _SCALES not in self._file_of:
             return None
@@ -134,7 +135,13 @@ class Checkpoint:
                 f" {tuple(scales.shape)}, config.json implies {shape} float8_e4m3fn with {blocks}"
             )
         self._progress()
-        scales = scales.to(device=self._device, dtype=torch.float32)
+        scales = scales.float()
+        if bad := int((~_is_scale(scales)).sum()):
+            raise ModelError(
+                f"{self._folder}: {bad} of {scales.numel()} scales in {name}{_SCALES} are NaN,"
+                f" infinite, zero or negative: fetch the model again"
+            )
+        scales = scales.to(self._device)
         return Fp8Weight(values.to(self._device), scales, BLOCK, BLOCK, self._dtype)
 
     def scalar(self, name: str) -> float:
@@ -148,6 +155,11 @@ class Checkpoint:
             self._said_at = now
             done = f"{self._read}/{len(self._file_of)} tensors"
             print(f"model: loading {self._folder.name}: {done}", file=sys.stderr, flush=True)
+
+
+def _is_scale(numbers: torch.Tensor) -> torch.Tensor:
+    """Whether each number can be a scale: finite and above zero."""
+    return numbers.isfinite() & (numbers > 0)
 
 
 def _files(folder: Path) -> list[str]:
