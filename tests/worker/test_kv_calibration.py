@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tasuki.execution.collective import ALONE
 from tasuki.models.base import CausalModel
 from tasuki.models.errors import ModelError
 from tasuki.models.loader import load_model
-from tasuki.worker.kv_calibration import scales_for
+from tasuki.worker.kv_calibration import scales_for, stored_scales
 
 F32, CPU = torch.float32, torch.device("cpu")
 PROMPT = list(range(3, 63))
@@ -80,3 +81,24 @@ def test_scales_of_the_folder_are_taken(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(ModelError, match=r"1 of 6 scales .* missing \(layer 1, v_scale\)"):
         scales_for(model, tmp_path, F32, CPU, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("stored", "what"),
+    [
+        ([math.nan], "nan"),
+        ([math.inf], "inf"),
+        ([0.0], "0"),
+        ([-1.0], "-1"),
+        ([1.0, 2.0], "2 numbers"),
+        ([], "0 numbers"),
+    ],
+)
+def test_scales_of_the_folder_that_are_no_positive_number_are_refused(
+    tmp_path: Path, stored: list[float], what: str
+) -> None:
+    name = "model.layers.0.self_attn.k_proj.k_scale"
+    tensors = {name: torch.tensor(stored), name.replace("k_scale", "v_scale"): torch.tensor([0.5])}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"k_scale is {what}, must .* --kv-dtype auto"):
+        stored_scales(tmp_path, 1)

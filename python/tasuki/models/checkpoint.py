@@ -144,9 +144,20 @@ class Checkpoint:
         scales = scales.to(self._device)
         return Fp8Weight(values.to(self._device), scales, BLOCK, BLOCK, self._dtype)
 
-    def scalar(self, name: str) -> float:
-        """Read a tensor of one number."""
-        return float(self._handles[self._file_of[name]].get_tensor(name).float())
+    def kv_scale(self, name: str) -> float:
+        """Read a scale of the KV cache.
+
+        Raises:
+            ModelError: It is not one positive number.
+        """
+        stored = self._handles[self._file_of[name]].get_tensor(name).float()
+        if stored.numel() != 1 or not bool(_is_scale(stored).all()):
+            value = f"{float(stored):g}" if stored.numel() == 1 else f"{stored.numel()} numbers"
+            raise ModelError(
+                f"{self._folder}: {name} is {value}, must be one number above 0: use"
+                f" --kv-dtype auto, or fetch the model again"
+            )
+        return float(stored)
 
     def _progress(self) -> None:
         self._read += 1

@@ -83,7 +83,7 @@ def scales_for(
         collective: Joins the ranks; all of them call this.
 
     Raises:
-        ModelError: The folder has scales of some layers only.
+        ModelError: The folder has scales of some layers only, or one is not a positive number.
     """
     stored = None if folder is None else stored_scales(folder, model.spec.num_layers)
     if stored is not None:
@@ -102,13 +102,14 @@ def stored_scales(folder: Path, layers: int) -> KvScales | None:
     """The scales in a folder, rounded up to powers of two; None: it has none.
 
     Raises:
-        ModelError: It has some, but not for the keys and values of all layers.
+        ModelError: It has some, but not for the keys and values of all layers; or one is not a
+            positive number.
     """
     checkpoint = Checkpoint(folder, torch.float32, torch.device("cpu"))
     found: dict[tuple[int, str], float] = {}
     for name in checkpoint.names:
         if match := STORED.fullmatch(name):
-            found[int(match[1]), match[2]] = checkpoint.scalar(name)
+            found[int(match[1]), match[2]] = checkpoint.kv_scale(name)
     if not found:
         return None
     missing = [(i, side) for i in range(layers) for side in "kv" if (i, side) not in found]
