@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,48 @@ def test_broken_folders(tmp_path: Path, text: str | None, named: str) -> None:
         read_spec(tmp_path)
 
 
+MISTRAL = {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 4}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_key_value_heads": 4,
+    "use_sliding_window": True,
+    "sliding_window": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(({"rms_norm_eps": value}, "rms_norm_eps is") for value in (None, math.nan, -1, "x", [])),
+        *(({"rope_theta": value}, "rope_theta is") for value in (math.nan, -1.0, math.inf, [1])),
+        *(({"rope_scaling": value}, "rope_scaling is") for value in ("linear", 4, [1, 2])),
+        *(
+            ({"rope_scaling": {"type": "linear", "factor": value}}, "factor is")
+            for value in ("x", -2.0, math.nan)
+        ),
+        *(
+            ({"max_position_embeddings": value}, "max_position_embeddings is")
+            for value in ("abc", -1, 1.5, math.nan, True)
+        ),
+        *(
+            ({**of, "sliding_window": value}, "sliding_window is")
+            for of in (MISTRAL, QWEN2)
+            for value in (0, -1, 1.5, "8", math.inf)
+        ),
+        ({**QWEN2, "layer_types": ["sliding_attention"]}, "layer_types is .*, must be a list of 4"),
+        ({**QWEN2, "max_window_layers": "x"}, "not supported between"),
+        ({"architectures": 5}, "architectures is 5"),
+        ({"architectures": {"a": 1}}, "architectures is"),
+    ],
+    ids=str,
+)
+def test_odd_values_are_refused_with_the_file(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"config.json.*{said}"):
+        read_spec(folder(tmp_path, **changes))
+
+
 MOE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -257,6 +300,12 @@ def test_layers_with_experts_and_without(tmp_path: Path) -> None:
 def test_more_experts_for_a_token_than_there_are_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="num_experts_per_tok is 9, the model has 8 experts"):
         read_spec(folder(tmp_path, **MOE | {"num_experts_per_tok": 9}))
+
+
+@pytest.mark.parametrize("value", ["ab", 5])
+def test_layers_without_experts_must_be_a_list(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ModelError, match=r"config.json.*mlp_only_layers is"):
+        read_spec(folder(tmp_path, **MOE, mlp_only_layers=value))
 
 
 def test_windows_of_every_layer_beside_experts_take_the_other_path(tmp_path: Path) -> None:

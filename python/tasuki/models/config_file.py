@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,22 @@ def architecture_of(config: Mapping[str, Any], folder: Path) -> str:
         ModelError: config.json names none, or several.
     """
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ModelError(f"{folder}/config.json: architectures is {names!r}, must be a list")
     if len(names) != 1:
         raise ModelError(f"{folder}/config.json names {len(names)} architectures, must be 1")
     return str(names[0])
+
+
+def positive(name: str, value: Any) -> float:
+    """The number that config.json has under a name.
+
+    Raises:
+        ValueError: It is not a finite number above 0.
+    """
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}, must be a number above 0")
+    return float(value)
 
 
 def read_eos(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

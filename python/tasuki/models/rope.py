@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tasuki.models.config_file import positive
 from tasuki.models.errors import UnsupportedModelError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -61,32 +62,40 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeSpec:
     Raises:
         UnsupportedModelError: The kind is not one of KINDS, or only a part of
             the head is rotated.
+        ValueError: A parameter is not a number, or not one above 0.
     """
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"rope_scaling is {parameters!r}, must be an object")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in KINDS:
         raise UnsupportedModelError(f"rope type {kind!r} is not one of {', '.join(KINDS)}")
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModelError(f"partial_rotary_factor {partial} is not 1")
-    original = int(
-        config.get("original_max_position_embeddings")
-        or parameters.get("original_max_position_embeddings")
-        or max_position
-    )
-    attention_factor = parameters.get("attention_factor")
+
+    def number(name: str, default: float) -> float:
+        value = parameters.get(name)
+        return positive(name, value) if value else default
+
+    context = positive("max_position_embeddings", max_position)
+    original = config.get("original_max_position_embeddings")
+    if not original:
+        original = number("original_max_position_embeddings", context)
+    original = int(positive("original_max_position_embeddings", original))
+    theta = positive("rope_theta", config.get("rope_theta") or 10000.0)
     return RopeSpec(
         kind=kind,
-        theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        factor=float(parameters.get("factor") or max_position / original),
+        theta=number("rope_theta", theta),
+        factor=number("factor", context / original),
         original_max_position=max_position if kind == "dynamic" else original,
-        low_freq_factor=float(parameters.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(parameters.get("high_freq_factor") or 4.0),
-        attention_factor=None if attention_factor is None else float(attention_factor),
-        beta_fast=float(parameters.get("beta_fast") or 32.0),
-        beta_slow=float(parameters.get("beta_slow") or 1.0),
-        mscale=float(parameters.get("mscale") or 0.0),
-        mscale_all_dim=float(parameters.get("mscale_all_dim") or 0.0),
+        low_freq_factor=number("low_freq_factor", 1.0),
+        high_freq_factor=number("high_freq_factor", 4.0),
+        attention_factor=number("attention_factor", 0.0) or None,
+        beta_fast=number("beta_fast", 32.0),
+        beta_slow=number("beta_slow", 1.0),
+        mscale=number("mscale", 0.0),
+        mscale_all_dim=number("mscale_all_dim", 0.0),
         truncate=bool(parameters.get("truncate", True)),
     )
 

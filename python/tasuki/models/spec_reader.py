@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasuki.models.config_file import architecture_of, read_config, read_eos
-from tasuki.models.errors import ModelError, UnsupportedModelError
+from tasuki.models.config_file import architecture_of, positive, read_config, read_eos
+from tasuki.models.errors import ModelError, UnsupportedModelError, first_line
 from tasuki.models.families import FAMILIES, Family
 from tasuki.models.rope import context_tokens, read_rope
 from tasuki.models.spec import ExpertsSpec, ModelSpec
@@ -29,12 +29,21 @@ def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec
             architectures that transformers itself does not know.
 
     Raises:
-        ModelError: No such folder, or no readable config.json in it.
+        ModelError: No such folder, or no readable config.json in it, or one with a value that
+            cannot be.
         UnsupportedModelError: The architecture or one of its features is not
             supported; named.
     """
     folder = Path(path)
-    config = read_config(folder)
+    try:
+        return _read_spec(folder, read_config(folder), trust_remote_code)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(
+            f"{folder}/config.json cannot be used, {first_line(error)}: fetch the model again"
+        ) from error
+
+
+def _read_spec(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> ModelSpec:
     architecture = architecture_of(config, folder)
     family = FAMILIES.get(architecture)
     native = family is not None and _why_not_native(family, config) is None
@@ -73,7 +82,7 @@ def _why_not_native(family: Family, config: Mapping[str, Any]) -> str | None:
     if family.experts and config.get("use_sliding_window"):
         return "use_sliding_window"
     try:
-        rope = read_rope(config, int(config.get("max_position_embeddings") or 2048))
+        rope = read_rope(config, config.get("max_position_embeddings") or 2048)
     except UnsupportedModelError as error:
         return str(error)
     return None if rope.kind in family.ropes else f"rope type {rope.kind}"
@@ -86,7 +95,7 @@ def _family_spec(
         value = config.get(name)
         if value is None:
             value = default
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ModelError(f"{folder}/config.json: {name} is {value}, must be a positive integer")
         return value
 
@@ -111,13 +120,13 @@ def _family_spec(
         intermediate_size=size("intermediate_size"),
         vocab_size=size("vocab_size"),
         max_position=context_tokens(rope, max_position),
-        sliding_windows=_windows(family, config, layers),
+        sliding_windows=_windows(family, config, layers, size),
         rope=rope,
         qk_norm=family.qk_norm,
         attention_bias=bias or family.qkv_bias,
         output_bias=bias and family.output_bias,
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=positive("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
         eos_token_ids=read_eos(folder, config),
         experts=_experts(config, layers, size) if family.experts else None,
         fp8_blocks=bool(config.get("quantization_config")),
@@ -132,7 +141,10 @@ def _experts(config: Mapping[str, Any], layers: int, size: Callable[..., int]) -
             f"num_experts_per_tok is {per_token}, the model has {count} experts: lower it"
         )
     every = size("decoder_sparse_step", 1)
-    dense = {i for i in range(layers) if (i + 1) % every} | set(config.get("mlp_only_layers") or ())
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list):
+        raise ValueError(f"mlp_only_layers is {named!r}, must be a list")
+    dense = {i for i in range(layers) if (i + 1) % every} | set(named)
     return ExpertsSpec(
         count=count,
         per_token=per_token,
@@ -142,16 +154,20 @@ def _experts(config: Mapping[str, Any], layers: int, size: Callable[..., int]) -
     )
 
 
-def _windows(family: Family, config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window")
-    if family.windows == "none" or window is None:
+def _windows(
+    family: Family, config: Mapping[str, Any], layers: int, size: Callable[..., int]
+) -> tuple[int | None, ...]:
+    if family.windows == "none" or config.get("sliding_window") is None:
         return (None,) * layers
     if family.windows == "all":
-        return (int(window),) * layers
+        return (size("sliding_window"),) * layers
     if not config.get("use_sliding_window"):
         return (None,) * layers
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28)
         types = ["sliding_attention" if i >= first else "" for i in range(layers)]
-    return tuple(int(window) if t == "sliding_attention" else None for t in types)
+    if not isinstance(types, list) or len(types) != layers:
+        raise ValueError(f"layer_types is {types!r}, must be a list of {layers}")
+    window = size("sliding_window")
+    return tuple(window if t == "sliding_attention" else None for t in types)
