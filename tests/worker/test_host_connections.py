@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import pytest
 from support.waiting import free_port
 
+from tasuki.worker import hosts
 from tasuki.worker.config import KEY_VARIABLE
 from tasuki.worker.hosts import (
     END_ORDER,
@@ -76,6 +77,39 @@ def test_without_the_key_nothing_is_read(meeting: Meeting, port: int) -> None:
     assert ours.recv() == "hello"
 
 
+def test_connections_that_say_nothing_end_and_are_few_at_a_time(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting(Meeting):
+        at_once = most = 0
+        counts = threading.Lock()
+
+        def _admitted(self, connection: Connection) -> Hello | None:
+            with self.counts:
+                self.at_once += 1
+                self.most = max(self.most, self.at_once)
+            try:
+                return super()._admitted(connection)
+            finally:
+                with self.counts:
+                    self.at_once -= 1
+
+    monkeypatch.setattr(hosts, "_STRANGERS", 2)
+    monkeypatch.setattr(hosts, "_GREETING_S", 0.2)
+    meeting = Counting(HOST, port, KEY)
+    with contextlib.ExitStack() as held:
+        held.callback(meeting.close)
+        strangers = [held.enter_context(socket.create_connection((HOST, port))) for _ in range(6)]
+        ours, theirs = meet(meeting, port, 1)
+        for stranger in strangers:
+            stranger.settimeout(10)
+            while stranger.recv(4096):  # a challenge, and the end
+                pass
+        assert meeting.most <= 2
+        threading.Timer(0.3, theirs.send, ["late"]).start()
+        assert ours.recv() == "late", "with the key it may be silent"
+
+
 def test_a_first_host_without_the_key_is_refused(port: int) -> None:
     with FakeMeeting(port), pytest.raises(HostsError, match="has another key"):
         connect(HOST, port, KEY, Hello("orders", 1))
@@ -107,14 +141,14 @@ class FakeMeeting:
 
 def test_a_host_that_is_told_to_end_tells_the_first_one(meeting: Meeting, port: int) -> None:
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    hosts = [connect(HOST, port, KEY, Hello("alive", number)) for number in (1, 2)]
+    others = [connect(HOST, port, KEY, Hello("alive", number)) for number in (1, 2)]
     meeting.watch((1, 2), lambda: orders.put("end"))
-    assert [host.recv() for host in hosts] == [SERVES, SERVES]
-    hosts[1].send(END_ORDER)
+    assert [host.recv() for host in others] == [SERVES, SERVES]
+    others[1].send(END_ORDER)
     assert orders.get(timeout=30) == "end"
-    assert not hosts[1].poll(0.05), "its connection stays: a host ends with it"
-    hosts[0].close()  # its ranks tell of that
-    hosts[1].close()
+    assert not others[1].poll(0.05), "its connection stays: a host ends with it"
+    others[0].close()  # its ranks tell of that
+    others[1].close()
     assert orders.empty()
 
 

@@ -14,7 +14,9 @@ What NCCL and gloo send between ranks is as private as the network between the h
 A host that is told to end tells the first one, which drains the worker and then ends it on all.
 
 Threads: one accepts, one for each connection until it is handed over, one for each other host
-once the worker serves, two for each relayed connection.
+once the worker serves, two for each relayed connection. A connection that has not proved that it
+has the key ends after `_GREETING_S`, and only `_STRANGERS` of them are accepted at a time; others
+wait in the kernel.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import logging
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -44,6 +47,9 @@ _RETRY_S = 0.5
 _MEET_S = 600.0  # for the slowest host to start
 # A host that vanishes without a word is noticed after about this time.
 _LOST_S = 10
+_GREETING_S = 10.0  # that a connection without proof of the key says nothing
+_STRANGERS = 64  # such connections at a time
+_TIMEVAL = struct.Struct("ll")  # of the kernel: seconds and microseconds
 
 
 class HostsError(TasukiError):
@@ -83,6 +89,7 @@ class Meeting:
         self.store_port = 0
         self._arrived: dict[Hello, queue.SimpleQueue[Connection]] = defaultdict(queue.SimpleQueue)
         self._lock = threading.Lock()  # guards `_arrived`
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._watched: list[Connection] = []  # a host ends when its connection is closed
         try:
             self._socket = socket.create_server((host, port))
@@ -133,6 +140,7 @@ class Meeting:
 
     def _accept(self) -> None:
         while True:
+            self._strangers.acquire()
             try:
                 accepted, _ = self._socket.accept()
             except OSError:
@@ -140,18 +148,29 @@ class Meeting:
             threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
 
     def _greet(self, accepted: socket.socket) -> None:
-        connection = _connection(accepted)
         try:
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            hello = connection.recv()
-        except (AuthenticationError, EOFError, OSError):
+            connection = _connection(accepted)
+            hello = self._admitted(connection)
+        finally:
+            self._strangers.release()
+        if hello is None:
             connection.close()  # the one that came says why, in its own log
-            return
-        if hello.kind == "store":
+        elif hello.kind == "store":
             relay(connection, socket.create_connection(("127.0.0.1", self.store_port)))
         else:
             self._queue(hello).put(connection)
+
+    def _admitted(self, connection: Connection) -> Hello | None:
+        """What a connection is for, once it has proved that it has the key; None: it has not."""
+        try:
+            _limit_silence(connection, _GREETING_S)
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello: Hello = connection.recv()
+            _limit_silence(connection, 0.0)
+        except (AuthenticationError, EOFError, OSError):
+            return None
+        return hello
 
 
 def _hear(host: Connection, number: int, on_end_order: Callable[[], object]) -> None:
@@ -251,6 +270,13 @@ def _connection(made: socket.socket) -> Connection:
         made.setsockopt(socket.IPPROTO_TCP, option, value)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return Connection(made.detach())
+
+
+def _limit_silence(connection: Connection, seconds: float) -> None:
+    """Let reading fail when nothing comes for so long; 0: wait without end."""
+    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def split_first(node: str) -> tuple[str, int]:
