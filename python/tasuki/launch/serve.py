@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import signal
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tasuki.launch.errors import LaunchError
 from tasuki.launch.logs import log_folder
 from tasuki.launch.machine import router_port
 from tasuki.launch.place import make_engine
-from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, say
+from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, say, tell
 from tasuki.launch.worker_set import WorkerSet
 from tasuki.launch.workers_file import WorkersFile
 from tasuki.models.fetch import resolve_model
@@ -173,7 +174,7 @@ def _describe(config: ServeConfig, model: Path, url: str, how: str) -> Deploymen
 def _begin(deployment: Deployment, job: Job | None, supervisor: Supervisor) -> None:
     if job is None:
         text = banner(deployment.url, deployment.model, deployment.summary, deployment.key_variable)
-        print(text, flush=True)
+        tell(text, sys.stdout)
         return
     work = job
 

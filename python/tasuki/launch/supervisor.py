@@ -5,6 +5,7 @@ Everything here runs on the main thread; news arrive through one queue.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tasuki.errors import ERROR_PREFIX
 from tasuki.launch.backoff import Backoff, BackoffPolicy
@@ -67,7 +69,20 @@ class _Member:
 
 def say(message: str) -> None:
     """One line of the launcher's own news, on stderr."""
-    print(f"tasuki: {message}", file=sys.stderr, flush=True)
+    tell(f"tasuki: {message}", sys.stderr)
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Print a text. An error of the stream is ignored: workers and router run without a reader."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        # The reader is gone for good. Without this the exit status would be that of a failed flush.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+    except OSError:
+        pass  # the disk is full, for now
 
 
 def last_words(tail: Iterable[str]) -> list[str]:
