@@ -52,6 +52,23 @@ def test_impossible_topologies_are_refused_with_the_value(counts: tuple[int, int
     assert str(sum(counts)) in str(refused.value) or "-1" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        (Topology(1, 0), r"\(1 prefill\) has no decode worker: give --decode or --mixed"),
+        (Topology(0, 2), r"\(2 decode\) has no prefill worker: give --prefill or --mixed"),
+    ],
+)
+def test_strict_roles_require_workers_for_both_halves(topology: Topology, says: str) -> None:
+    strict = RouterOptions(strict_roles=True)
+    with pytest.raises(TopologyError, match=says):
+        ServeConfig(model="m", topology=topology, router=strict)
+    follows = replace(strict, roles="follow")  # the router may give a worker the other role
+    assert ServeConfig(model="m", topology=topology, router=follows)
+    assert ServeConfig(model="m", topology=topology)
+    assert ServeConfig(model="m", topology=replace(topology, mixed=1), router=strict)
+
+
 @pytest.mark.parametrize("ranks", [0, 65])
 def test_ranks_out_of_range_are_refused_by_name(ranks: int) -> None:
     with pytest.raises(TopologyError, match=f"--tp-decode is {ranks}: use a value from 1 to 64"):

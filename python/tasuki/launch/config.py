@@ -210,6 +210,7 @@ class ServeConfig:
                 raise LaunchError(
                     f"--{role}-option is given, and there is no {role} worker: give --{role} too"
                 )
+        self._check_strict_roles()
         self._check_hosts()
         self._check_place()
         self._check_ports()
@@ -224,6 +225,17 @@ class ServeConfig:
                 f"--worker-base-port is {base}, {workers} workers count up from it: use a value"
                 f" from 1 to {last}, or 0 for free ports"
             )
+
+    def _check_strict_roles(self) -> None:
+        workers = self.topology
+        if not self.router.strict_roles or self.router.roles == "follow" or workers.mixed:
+            return
+        for role in ("prefill", "decode"):
+            if not getattr(workers, role):
+                raise TopologyError(
+                    f"roles are strict, and the topology ({workers}) has no {role} worker: give"
+                    f" --{role} or --mixed"
+                )
 
     def _check_hosts(self) -> None:
         for role, count in self.hosts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import ssl
 import sys
@@ -157,9 +158,7 @@ def _await_router(config: ServeConfig, supervisor: Supervisor) -> str:
     """Wait until the router serves; gives its URL."""
     (url,) = supervisor.await_ready([_ROUTER], config.startup_timeout_s)
     url = _reachable(url)
-    supervisor.await_condition(
-        lambda: _is_ready(url), f"the router at {url} is ready", _HEALTH_TIMEOUT_S
-    )
+    supervisor.await_condition(lambda: _why_not_ready(url), _HEALTH_TIMEOUT_S)
     return url
 
 
@@ -233,13 +232,26 @@ def _connection(parts: SplitResult) -> http.client.HTTPConnection:
     return http.client.HTTPSConnection(host, parts.port, timeout=2.0, context=unverified)
 
 
-def _is_ready(url: str) -> bool:
+def _why_not_ready(url: str) -> str:
+    """Why the router is not ready, in its own words; empty: it is."""
     parts = urlsplit(url)
     connection = _connection(parts)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        answer = connection.getresponse()
+        if answer.status == 200:
+            return ""
+        why = f"/ready answers {answer.status}: {_message(answer.read())}"
+    except (OSError, http.client.HTTPException) as error:
+        why = f"/ready does not answer: {error}"
     finally:
         connection.close()
+    return f"the router at {url} is not ready ({why})"
+
+
+def _message(body: bytes) -> str:
+    """The message of an error that the router answers."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()

@@ -168,12 +168,17 @@ class Supervisor:
             self._take(timeout_s=0.5, required=required)
         return [self._members[n].address for n in names]
 
-    def await_condition(self, holds: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Poll `holds` until it does; a child's end or a `Stop` ends it as in `await_ready`."""
+    def await_condition(self, missing: Callable[[], str], timeout_s: float) -> None:
+        """Poll until nothing is missing; a child's end or a `Stop` ends it as in `await_ready`.
+
+        Args:
+            missing: What is missing, for the error; empty: nothing.
+            timeout_s: Until it is an error.
+        """
         begun_s = time.monotonic()
-        while not holds():
+        while what := missing():
             if time.monotonic() - begun_s > timeout_s:
-                raise LaunchError(f"{what}: not so after {timeout_s:g} s; see {self._log_dir}")
+                raise LaunchError(f"{what}, after {timeout_s:g} s; see {self._log_dir}")
             self._take(timeout_s=0.05)
 
     def run(self) -> int:
