@@ -20,12 +20,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from tasuki import background
-from tasuki.errors import TasukiError
 from tasuki.kv.clock import machine
 from tasuki.kv.config import DIGESTS
 from tasuki.kv.handoff import HandoffConfig, Handoffs
 from tasuki.v1.kv_pb2_grpc import add_KvServicer_to_server
 from tasuki.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from tasuki.worker.address import BindError, check_address
 from tasuki.worker.build import Built, build
 from tasuki.worker.checked import check_first
 from tasuki.worker.config import WorkerConfig, join_host_port
@@ -42,10 +42,6 @@ from tasuki.worker.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 _GRACE_S = 1.0  # for streams to end after the engine has stopped
-
-
-class BindError(TasukiError):
-    """The port cannot be had."""
 
 
 def run(config: WorkerConfig) -> int:
@@ -65,6 +61,7 @@ def run(config: WorkerConfig) -> int:
         check_first(config)
     if config.rank:
         return run_host(config.nodes, config.rank, config.tensor_parallel, nodes_key())
+    check_address(config.host, config.port)
     keep_compiled()
     failures = Failures()
     failures.catch_threads()
@@ -169,10 +166,11 @@ def _bind(server: grpc.aio.Server, config: WorkerConfig) -> int:
             port = server.add_insecure_port(address)
         else:
             port = config.fleet.listen(server, address)
-    except RuntimeError as error:
-        raise BindError(f"cannot listen on {address}: choose another --port ({error})") from error
+    except RuntimeError:
+        port = 0
     if port == 0:
-        raise BindError(f"cannot listen on {address}: choose another --port")
+        check_address(config.host, config.port)  # its error has the cause
+        raise BindError(f"cannot listen on {address}: choose another --port or --host")
     return port
 
 
