@@ -156,6 +156,7 @@ def test_a_bad_option_of_a_role_is_named(text: str, message: str) -> None:
         ),
         ({"role_options": {"decode": {"max_batched_tokens": 0}}}, "max-batched-tokens is 0"),
         ({"router": {"policy": "random"}}, "--policy is 'random'"),
+        ({"router": {"roles": "foo"}}, "--roles is 'foo': use one of fixed, follow"),
         ({"on": "ray", "hosts": (("decode", 2),)}, "--hosts-decode is 2, --tp-decode is 1"),
         ({"on": "ray", "hosts": (("mixed", 0),)}, "--hosts-mixed is 0"),
         (

@@ -47,7 +47,7 @@ def test_an_address_has_a_host_and_a_port() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("--max-model-len", "0"),
+        ("--max-model-len", "1"),
         ("--max-model-len", "-5"),
         ("--max-concurrent-requests", "0"),
         ("--max-connections", "0"),

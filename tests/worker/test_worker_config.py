@@ -24,7 +24,7 @@ from tasuki.worker.config import ROLES, ConfigError, WorkerConfig
         ({"all_reduce": "fused"}, "all-reduce is 'fused': use one of auto, nccl, symmetric"),
         ({"gpu_memory_utilization": 0.0}, "gpu-memory-utilization is 0.0: use a value from 0.01"),
         ({"gpu_memory_utilization": 1.5}, "gpu-memory-utilization is 1.5"),
-        ({"max_model_len": 0}, "max-model-len is 0"),
+        ({"max_model_len": 1}, "max-model-len is 1: use a value from 2"),
         ({"block_size": 0}, "block-size is 0"),
         ({"itl_target_ms": -1.0}, "itl-target-ms is -1.0: use a value from 0.0 to 60000.0"),
         ({"lease_s": 0.05}, "lease-s is 0.05: use a value from 0.1 to 3600.0"),

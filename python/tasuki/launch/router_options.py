@@ -43,7 +43,11 @@ class RouterOptions:
         ),
     )
     strict_roles: bool = option(False, "Never let a worker do another role's work.")
-    roles: str | None = option(None, "fixed, or follow: workers' roles follow the load [fixed].")
+    roles: str | None = option(
+        None,
+        "fixed, or follow: workers' roles follow the load [fixed].",
+        choices=("fixed", "follow"),
+    )
     role_preference: float | None = _number(
         "How much a role counts: what a request costs more on a worker of another role, as a"
         " share of its time on that worker if it is idle [0.05]; 0: roles do not matter.",

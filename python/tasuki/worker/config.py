@@ -161,7 +161,7 @@ class WorkerConfig:
     max_model_len: int | None = option(
         None,
         "Longest request, prompt and output, in tokens [the lesser of model and pool].",
-        bounds=(1, None),
+        bounds=(2, None),
         range_in_help=True,
     )
     block_size: int | None = option(
