@@ -71,7 +71,7 @@ def router(context: typer.Context) -> None:
     """Run the router in front of workers (`tasuki router --help` lists its options)."""
     from tasuki import _native
 
-    raise typer.Exit(_native.run_router(list(context.args)))
+    raise typer.Exit(_native.run_router(_with_model_folders(context.args)))
 
 
 app.command("scale")(scale)
@@ -104,6 +104,36 @@ def plan(context: typer.Context) -> None:
 
         draw("plan", [result], Options(), Path(picture))
     raise typer.Exit(code)
+
+
+def _with_model_folders(words: list[str]) -> list[str]:
+    """The router's arguments, with folders in place of the names of models.
+
+    Raises:
+        FetchError: There is no such model.
+    """
+    found: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "--model":
+            word = _model_folder(word)
+        elif word.startswith("--model="):
+            word = f"--model={_model_folder(word.removeprefix('--model='))}"
+        found.append(word)
+    return found
+
+
+def _model_folder(given: str) -> str:
+    """A value of the router's --model, PATH or NAME=PATH, with a folder as its path.
+
+    A folder of the hub's cache is named by its commit, so a hub id becomes the model's name.
+    """
+    name, _, path = given.partition("=") if "=" in given else ("", "", given)
+    if given.startswith(("/", ".")) or path.startswith(("/", ".")) or Path(path).is_dir():
+        return given
+    from tasuki.models.fetch import resolve_model
+
+    name = name or (path.partition("@")[0] if "/" in path else "")
+    return f"{name}={resolve_model(path)}" if name else str(resolve_model(path))
 
 
 def _with_model_config(words: list[str]) -> list[str]:
