@@ -101,6 +101,25 @@ def test_an_order_that_ends_the_launcher_is_answered_too(folder: Path) -> None:
     ending.close()
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["resets", "closes"])
+def test_a_launcher_that_ends_in_the_middle_is_told_as_that(folder: Path, reads: bool) -> None:
+    folder.mkdir()
+    path = folder / "a.sock"
+
+    def end(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        connection.recv(4096 if reads else 1)  # to close without reading all resets the connection
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor(1) as pool:
+        listening.bind(str(path))
+        listening.listen()
+        ended = pool.submit(end, listening)
+        with pytest.raises(ControlError, match=r"^`tasuki serve` ended before that was done$"):
+            send_order(path, "decode", 2)
+        ended.result(30)
+
+
 def test_a_path_has_a_limit(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 110)
     says = f"--control-socket {path} has {len(str(path))} bytes, the limit is 107: choose a shorter"

@@ -129,14 +129,17 @@ def send_order(path: Path | None, role: str, count: int) -> str:
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(str(path))
-            connection.sendall(json.dumps({"role": role, "count": count}).encode() + b"\n")
-            with connection.makefile("rb") as lines:
-                line = lines.readline()
         except OSError as error:
             raise ControlError(
                 f"no `tasuki serve` answers at {path} ({error.strerror}): start it, or correct"
                 " --control-socket"
             ) from error
+        try:
+            connection.sendall(json.dumps({"role": role, "count": count}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                line = lines.readline()
+        except OSError:
+            line = b""  # it ended, and reset the connection
     if not line:
         raise ControlError("`tasuki serve` ended before that was done")
     answer = json.loads(line)
