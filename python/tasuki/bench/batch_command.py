@@ -99,7 +99,7 @@ def batch(
     result: Result = None,
 ) -> None:
     """Time one batch at a time: latency, TTFT and rates for each batch x input x output."""
-    from tasuki.bench.header import write_result
+    from tasuki.bench.header import check_writable, write_result
     from tasuki.launch.supervisor import say
 
     if repeat is not None and not 1 <= repeat <= 1000:
@@ -122,8 +122,9 @@ def batch(
                 raise BenchError("--steps measures in this process: leave out --url")
             if repeat is not None:
                 said["repeat"] = repeat
-            content = _steps(model or "smollm2-135m", topology, options, said)
             path = result or Path("steps.json")
+            check_writable(path)
+            content = _steps(model or "smollm2-135m", topology, options, said)
             write_result(path, content)
             say(f"written to {path}")
             return
@@ -133,6 +134,7 @@ def batch(
             sizes(batches, "batch"), sizes(inputs, "input-tokens"), sizes(outputs, "output-tokens")
         )
         table = _Table(points, repeat or 3, tokenizer, result or Path("batch.json"))
+        check_writable(table.path)
         if url is not None:
             _measure(table, url, model, say)
         else:
@@ -226,6 +228,6 @@ def _measure(table: _Table, url: str, model: str | None, say: Callable[[str], No
         log=table.path.with_suffix(".log"),
     )
     content, rows = run_batches(table.points, table.repeat, target, measure, say)
-    write_result(table.path, content)
     print(as_text(COLUMNS, [row.cells() for row in rows]))
+    write_result(table.path, content)
     say(f"written to {table.path}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import importlib.metadata
 import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasuki.bench import provenance
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import BenchError, RunFailedError
 from tasuki.bench.provenance import own_command
 
-__all__ = ["SCHEMA", "header", "own_command", "read_result", "write_result"]
+__all__ = ["SCHEMA", "check_writable", "header", "own_command", "read_result", "write_result"]
 
 SCHEMA = "tasuki.bench/1"
 
@@ -51,14 +54,45 @@ def header(
     }
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a path before a measurement whose result `write_result` could not write there.
+
+    Makes its folder.
+
+    Raises:
+        BenchError: It cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".tasuki-"):
+            pass
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write whole or not at all, with a digest of the content as its last field."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write whole or not at all, with a digest of the content as its last field.
+
+    Raises:
+        BenchError: It cannot be written.
+    """
     content = json.loads(json.dumps(dict(result)))  # as a reader will see it
     content[provenance.DIGEST] = provenance.digest(content)
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> BenchError:
+    return BenchError(
+        f"cannot write the result to {path} ({error.strerror}): choose a path that can be written"
+    )
 
 
 def read_result(path: Path, kind: str) -> dict[str, Any]:

@@ -89,12 +89,14 @@ def linkbench(
     chosen = points(
         payload or [1 << 20, 16 << 20, 128 << 20], block or [16 << 10, 64 << 10, 1 << 20]
     )
-    from tasuki.bench.header import write_result
+    from tasuki.bench.header import check_writable, write_result
     from tasuki.linkbench import report
     from tasuki.linkbench.run import Setup, measure
 
     setup = Setup(peer or "", host, (source_device, reader_device), transport, repeats)
     before = None if baseline is None else report.read_baseline(baseline, chosen, setup)
+    if save is not None:
+        check_writable(save)
     print(report.HEAD)
     measured = measure(chosen, setup, lambda row: print(report.line(row), flush=True))
     print("\n".join(["", "the best of each payload, beside what moves it in one piece:"]))
