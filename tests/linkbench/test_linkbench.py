@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from support.waiting import until
 from typer.testing import CliRunner
 
 from tasuki.bench.header import write_result
@@ -21,6 +23,7 @@ from tasuki.kv.ways import Way
 from tasuki.linkbench import report, run
 from tasuki.linkbench.points import LinkbenchError, Point
 from tasuki.linkbench.run import Measured, Row, Setup, faster
+from tasuki.linkbench.source import Source as KvSource
 from tasuki.linkbench.source import SourceClient
 from tasuki.plot.figures.registry import figures
 from tasuki.plot.load import Source, load
@@ -143,6 +146,25 @@ signal.pause()
 def test_nobody_at_the_address_is_said_with_the_remedy() -> None:
     with pytest.raises(LinkbenchError, match=r"tasuki linkbench --listen 127\.0\.0\.1:1"):
         SourceClient("127.0.0.1:1", timeout_s=5.0)
+
+
+@pytest.mark.parametrize("side", [[], ["--listen", "127.0.0.1:0"]])
+def test_an_unknown_transport_is_refused_by_name(side: list[str]) -> None:
+    done = CliRunner().invoke(app, ["linkbench", "--transport", "foo", *side])
+    assert isinstance(done.exception, LinkbenchError)
+    assert str(done.exception).startswith("--transport is 'foo': use one of nixl-ucx, host-staged,")
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_source_without_memory_says_why_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    source = KvSource("127.0.0.1", 0, "cpu", "no such transport")
+    threading.Thread(target=source.serve, daemon=True).start()
+    client = SourceClient(f"127.0.0.1:{source.port}")
+    with pytest.raises(LinkbenchError, match="the source has ended: its own words say why"):
+        client.pool(4096)
+    client.close()
+    said = until(lambda: capfd.readouterr().err, "its words")
+    assert said.startswith("tasuki: error: ") and "Traceback" not in said, said
 
 
 def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tasuki.command_line import parse_bytes, parse_host_port
-from tasuki.kv.backends import DEFAULT
+from tasuki.kv.backends import DEFAULT, names
 
 _SLOWER_CODE = 3
 
@@ -78,7 +78,10 @@ def linkbench(
     ] = None,
 ) -> None:
     """Measure how quickly KV moves between two processes, by the transport that workers use."""
-    from tasuki.linkbench.points import points
+    from tasuki.linkbench.points import LinkbenchError, points
+
+    if transport not in names():
+        raise LinkbenchError(f"--transport is {transport!r}: use one of {', '.join(names())}")
     from tasuki.linkbench.source import Source
 
     if listen:

@@ -15,13 +15,14 @@ import json
 import os
 import socket
 import struct
+import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from tasuki.errors import TasukiError
+from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.kv.measure import Blocks
 from tasuki.kv.net_devices import Network
 from tasuki.launch.parent_death import PARENT_VARIABLE, follow_parent
@@ -86,7 +87,14 @@ class Source:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError), connection.makefile("rb") as lines:
+        try:
+            with contextlib.suppress(OSError):
+                self._answer(connection)
+        except TasukiError as error:
+            print(f"{ERROR_PREFIX}{error}", file=sys.stderr, flush=True)
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for line in lines:
                 asked: dict[str, Any] = json.loads(line)
