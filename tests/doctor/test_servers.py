@@ -330,8 +330,13 @@ def test_a_fleet_of_which_nothing_answers_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://a:1", "vllm://a:1?role=both", "a", "http://", "http://a:99999"]
+    "text",
+    [
+        *("ftp://a:1", "vllm://a:1?role=both", "a", "http://", "http://a:99999"),
+        *("vllm://[::1:1", "[::1:1", "http://[a]:1"),
+    ],
 )
 def test_what_is_no_address_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(DoctorError, match="give http://HOST:PORT"):
+    with pytest.raises(DoctorError, match="give http://HOST:PORT") as error:
         Address.of(text)
+    assert error.value.exit_code == 2

@@ -43,8 +43,8 @@ class Address:
         Raises:
             DoctorError: It is no address.
         """
-        parts = urlsplit(text if "://" in text else f"tasuki://{text}")
         try:
+            parts = urlsplit(text if "://" in text else f"tasuki://{text}")
             port, host = parts.port, parts.hostname
         except ValueError as error:
             raise DoctorError(f"{text!r} is no address ({error}): give {_EXAMPLES}") from error
