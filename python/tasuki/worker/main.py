@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import logging
 import os
@@ -47,8 +48,10 @@ _GRACE_S = 1.0  # for streams to end after the engine has stopped
 def run(config: WorkerConfig) -> int:
     """Serve until SIGTERM or SIGINT, and then until what runs has ended (`shutdown.py`).
 
+    A worker's process exits from here: with 0 after a signal, with 1 after a failure (failures.py).
+
     Returns:
-        0, after a signal. After a failure (failures.py) the process exits from here, with 1.
+        The exit code of a host other than the first.
 
     Raises:
         TasukiError: The worker cannot start: settings, model, memory, transport or port.
@@ -67,10 +70,12 @@ def run(config: WorkerConfig) -> int:
     failures.catch_threads()
     built = build(config, phases, failures.put)
     code = asyncio.run(_serve(config, built, phases, failures))
-    if code or built.ranks is not None:
-        logging.shutdown()
-        os._exit(code)  # a hung device or a collective that a rank has left may hold a thread
-    return code
+    # Nothing depends on Python's own end, which takes a second or two with torch. After a failure a
+    # hung device, or a collective that a rank has left, may hold a thread for ever.
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 async def _serve(config: WorkerConfig, built: Built, phases: Phases, failures: Failures) -> int:
