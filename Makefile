@@ -21,9 +21,9 @@ SIDE_BY_SIDE := $(MAKE) --jobs=3
 GPU_STAMP := $(if $(wildcard /dev/nvidiactl),$(STAMPS)/gpu)
 define ANNOUNCEMENT
 setup: will get, where they are not in a cache of this machine:
-setup:   Python packages   3.2 GB  (PyTorch with its CUDA libraries; 5 GB in .venv)
+setup:   Python packages   3.2 GB  (PyTorch with its CUDA libraries; 6 GB in .venv)
 setup:   Rust crates        39 MB
-setup:   default model      93 MB  (not for --model; 270 MB in ~/.cache/tasuki)
+setup:   default model      93 MB  (not for --model; 273 MB in ~/.cache/tasuki)
 endef
 export ANNOUNCEMENT
 GENERATE := $(BIN)/python -m grpc_tools.protoc -I proto \
