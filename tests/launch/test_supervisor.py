@@ -15,7 +15,7 @@ import pytest
 
 from tasuki.launch.backoff import BackoffPolicy
 from tasuki.launch.errors import LaunchError
-from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, last_words
+from tasuki.launch.supervisor import Call, Stop, StoppedError, Supervisor, last_words, tell
 from tasuki.launch.topology import ProcessSpec
 
 pytestmark = pytest.mark.system
@@ -162,6 +162,21 @@ time.sleep(600)
         eventually((tmp_path / "went on").exists)
     finally:
         supervisor.stop(supervisor.names(), grace_s=0.0)
+
+
+def test_what_the_launcher_says_may_have_no_reader_or_no_room() -> None:
+    read, write = os.pipe()
+    with open(write, "w") as unread:
+        os.close(read)
+        for _ in range(3):
+            tell("x" * 10_000, unread)
+        assert os.readlink(f"/proc/self/fd/{unread.fileno()}") == os.devnull
+    with open("/dev/full", "w") as full:
+        tell("x", full)
+        assert os.readlink(f"/proc/self/fd/{full.fileno()}") == "/dev/full"
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, full.fileno())  # so that it can be closed
+        os.close(nothing)
 
 
 def test_output_is_shown_with_the_name_before_each_line(
