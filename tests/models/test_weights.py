@@ -161,8 +161,8 @@ def test_a_weight_without_its_scales_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, dtype=F32)
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, 0.0, -0.01])
-def test_a_scale_that_is_no_positive_number_is_refused(tmp_path: Path, scale: float) -> None:
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -0.01])
+def test_a_scale_that_cannot_be_is_refused(tmp_path: Path, scale: float) -> None:
     save_blocks("llama", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight_scale_inv"

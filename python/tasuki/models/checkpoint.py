@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable
@@ -136,10 +137,10 @@ class Checkpoint:
             )
         self._progress()
         scales = scales.float()
-        if bad := int((~_is_scale(scales)).sum()):
+        if bad := int((~scales.isfinite() | (scales < 0)).sum()):  # 0: a block of zeros
             raise ModelError(
                 f"{self._folder}: {bad} of {scales.numel()} scales in {name}{_SCALES} are NaN,"
-                f" infinite, zero or negative: fetch the model again"
+                f" infinite or negative: fetch the model again"
             )
         scales = scales.to(self._device)
         return Fp8Weight(values.to(self._device), scales, BLOCK, BLOCK, self._dtype)
@@ -151,7 +152,7 @@ class Checkpoint:
             ModelError: It is not one positive number.
         """
         stored = self._handles[self._file_of[name]].get_tensor(name).float()
-        if stored.numel() != 1 or not bool(_is_scale(stored).all()):
+        if stored.numel() != 1 or not 0 < float(stored) < math.inf:
             value = f"{float(stored):g}" if stored.numel() == 1 else f"{stored.numel()} numbers"
             raise ModelError(
                 f"{self._folder}: {name} is {value}, must be one number above 0: use"
@@ -166,11 +167,6 @@ class Checkpoint:
             self._said_at = now
             done = f"{self._read}/{len(self._file_of)} tensors"
             print(f"model: loading {self._folder.name}: {done}", file=sys.stderr, flush=True)
-
-
-def _is_scale(numbers: torch.Tensor) -> torch.Tensor:
-    """Whether each number can be a scale: finite and above zero."""
-    return numbers.isfinite() & (numbers > 0)
 
 
 def _files(folder: Path) -> list[str]:

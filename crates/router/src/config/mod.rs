@@ -36,7 +36,8 @@ pub struct RouterArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
 
-    /// Folder of a model (tokenizer, chat template, config), and its name; several are allowed.
+    /// Folder of a model (tokenizer, chat template, config), and its name; several are allowed. A
+    /// hub id or smollm2-135m is fetched.
     /// A worker serves the model of the name that it was given (--served-name); where there is
     /// one model, every worker does. Default of the name: the folder's. vLLM and SGLang workers
     /// need none: they bring their models.
