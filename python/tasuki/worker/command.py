@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.command_line import described, with_options
+from tasuki.command_line import described, end_at_sigterm, with_options
 from tasuki.worker.config import WorkerConfig
 
 
@@ -18,6 +18,7 @@ def worker(
     config: WorkerConfig,
 ) -> None:
     """Run one worker: tokens in, tokens out, for routers that connect to it."""
+    end_at_sigterm()  # until the worker serves: `Shutdown` and `run_host` replace it
     from tasuki.models.fetch import resolve_model
 
     host = config.host

@@ -1,0 +1,72 @@
+"""SIGTERM to the first process of a container while it loads: it ends.
+
+The kernel discards a signal for process 1 of a PID namespace unless it has a handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.processes import environment
+
+pytestmark = pytest.mark.system
+
+DEADLINE_S = 30.0
+# --mount-proc: a process finds itself in /proc by its number in the namespace.
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.fixture
+def silent_hub() -> Iterator[socket.socket]:
+    """A hub of models that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(DEADLINE_S)
+        yield hub
+
+
+@contextlib.contextmanager
+def first_process(*arguments: str, cache: Path, hub: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`tasuki` as process 1 of a PID namespace; gives the process outside that waits for it."""
+    try:
+        subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=DEADLINE_S)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no PID namespace can be made here: {error}")
+    command = [*UNSHARE, sys.executable, "-m", "tasuki", *arguments]
+    own = environment(
+        TASUKI_CACHE=str(cache),
+        XDG_RUNTIME_DIR=str(cache),
+        HF_HOME=str(cache),
+        HF_HUB_OFFLINE="0",
+        HF_ENDPOINT=hub,
+    )
+    process = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("worker", "--role", "mixed"), 143), (("serve", "--mixed", "1", "--port", "0"), 130)],
+    ids=["worker", "serve"],
+)
+def test_it_ends_while_the_model_is_fetched(
+    arguments: tuple[str, ...], code: int, silent_hub: socket.socket, tmp_path: Path
+) -> None:
+    words = (*arguments, "--model", "owner/model", "--device", "cpu")
+    hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
+    with first_process(*words, cache=tmp_path, hub=hub) as outside:
+        connection, _ = silent_hub.accept()
+        with connection:
+            (inside,) = psutil.Process(outside.pid).children()
+            inside.terminate()
+            assert outside.wait(DEADLINE_S) == code
