@@ -23,9 +23,11 @@ def helm() -> str:
     return program
 
 
-def render(release: str, values: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Render the chart with a file of values; `more` are arguments of Helm."""
-    command = [helm(), "template", release, str(CHART), "--kube-version", "1.37.2"]
+def render(
+    release: str, values: Path, *more: str, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
+    """Render a chart with a file of values; `more` are arguments of Helm."""
+    command = [helm(), "template", release, str(chart), "--kube-version", "1.37.2"]
     return subprocess.run(
         [*command, "--values", str(values), *more],
         capture_output=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,36 @@ def test_pools_scale_by_the_measure_of_their_role() -> None:
     for deployment in of_kind("autoscaling", "Deployment"):
         is_scaled = deployment["metadata"]["name"] in queries
         assert ("replicas" in deployment["spec"]) != is_scaled, "an upgrade would undo scaling"
+
+
+def test_no_data_and_an_unknown_speed_are_not_no_load() -> None:
+    for scaled in of_kind("autoscaling", "ScaledObject"):
+        for trigger in scaled["spec"]["triggers"]:
+            given = trigger["metadata"]
+            assert given["ignoreNullValues"] == "false", "KEDA reads an empty result as 0 otherwise"
+            assert "vector(" not in given["query"]
+            if "tokens_per_second" in given["query"]:
+                queue, _, rest = given["query"].partition(" / ")
+                assert rest.endswith(f"> 0) or ({queue} == 0)"), "0 at rest, else nothing"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("monitored", "warned"), [("false", True), ("true", False)])
+def test_scaling_without_a_pod_monitor_is_warned_of(
+    monitored: str, warned: bool, tmp_path: Path
+) -> None:
+    # `helm template` shows no notes: this copy of the chart has them in an object.
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    (chart / "templates/NOTES.txt").rename(chart / "notes.txt")
+    shown = chart / "templates/shown.yaml"
+    shown.write_text('kind: Notes\ntext: {{ tpl (.Files.Get "notes.txt") . | quote }}\n')
+    values = VALUES[NAMES.index("autoscaling")]
+    more = ("--show-only", "templates/shown.yaml", "--set", f"podMonitor.enabled={monitored}")
+    done = render("demo", values, *more, chart=chart)
+    assert done.returncode == 0, done.stderr
+    text = yaml.safe_load(done.stdout)["text"]
+    assert ("WARNING: KEDA scales both, decode, prefill by metrics" in text) == warned, text
 
 
 def test_what_gpus_need_is_plain_values() -> None:
