@@ -18,10 +18,12 @@ import jsonschema
 import pytest
 import yaml
 from chart_rendering import CHART, REPOSITORY, helm, render
+from fake_cluster import fake_cluster
 
 GOLDEN = Path(__file__).parent / "golden"
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 NAMES = [path.stem for path in VALUES]
+UNSCALED = "worker.autoscaling.enabled=false"
 
 Object = dict[str, Any]
 
@@ -204,9 +206,31 @@ def test_pools_scale_by_the_measure_of_their_role() -> None:
         "demo-tasuki-decode": [blocks],
         "demo-tasuki-both": [queue, blocks],
     }
-    for deployment in of_kind("autoscaling", "Deployment"):
-        is_scaled = deployment["metadata"]["name"] in queries
-        assert ("replicas" in deployment["spec"]) != is_scaled, "an upgrade would undo scaling"
+
+
+def replicas(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Of each Deployment of a render."""
+    assert done.returncode == 0, done.stderr
+    documents = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
+    made = [each for each in documents if each and each["kind"] == "Deployment"]
+    return {each["metadata"]["name"]: each["spec"]["replicas"] for each in made}
+
+
+@pytest.mark.system
+def test_an_upgrade_keeps_the_replicas_of_scaled_pools() -> None:
+    values = VALUES[NAMES.index("autoscaling")]
+    more = ("--set", "pools.prefill.replicas=3")
+    first = {"demo-tasuki-both": 1, "demo-tasuki-decode": 2, "demo-tasuki-prefill": 3}
+    routers = {"demo-tasuki-router": 2}
+    assert replicas(render("demo", values, *more)) == {**first, **routers}
+
+    running = {"demo-tasuki-decode": 8, "demo-tasuki-prefill": 1, "demo-tasuki-router": 9}
+    with fake_cluster(running) as url:
+        at = ("--dry-run=server", "--kube-apiserver", url)
+        scaled = replicas(render("demo", values, *more, *at))
+        fixed = replicas(render("demo", values, *more, *at, "--set", UNSCALED))
+    assert scaled == {**first, **running, **routers}
+    assert fixed == {**first, **routers, "demo-tasuki-decode": 1}
 
 
 def test_no_data_and_an_unknown_speed_are_not_no_load() -> None:

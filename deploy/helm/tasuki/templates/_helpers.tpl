@@ -29,3 +29,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "tasuki.isHub" -}}
 {{- if not (hasPrefix "/" .Values.model.source) -}}yes{{- end -}}
 {{- end -}}
+
+{{- /* Replicas of a pool that is not divided. KEDA sets those of a scaled pool, so an upgrade keeps the
+number that runs: without a number the API server would put 1. Arguments: root; values (`pool`) and
+`full` name of the pool. */ -}}
+{{- define "tasuki.replicas" -}}
+{{- if .pool.autoscaling.enabled -}}
+{{- $running := lookup "apps/v1" "Deployment" .root.Release.Namespace .full -}}
+{{- if $running -}}
+{{ $running.spec.replicas }}
+{{- else -}}
+{{ max (int .pool.replicas) (int .pool.autoscaling.minReplicas) }}
+{{- end -}}
+{{- else -}}
+{{ .pool.replicas }}
+{{- end -}}
+{{- end -}}
