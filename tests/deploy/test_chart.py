@@ -161,7 +161,9 @@ def test_selectors_find_the_pods(name: str) -> None:
     for workload in workloads(name):
         assert found(workload["spec"]["selector"]["matchLabels"]) == 1
     for budget in of_kind(name, "PodDisruptionBudget"):
-        assert found(budget["spec"]["selector"]["matchLabels"]) == 1
+        pool = budget["spec"]["selector"]["matchLabels"].get("tasuki.dev/pool")
+        hosts = sum(each.get("tasuki.dev/pool") == pool for each in labels) if pool else 1
+        assert found(budget["spec"]["selector"]["matchLabels"]) == hosts
     for service in of_kind(name, "Service"):
         if service["metadata"]["name"].endswith("-hosts"):
             assert found(service["spec"]["selector"]) > 1
@@ -294,6 +296,17 @@ def test_the_hosts_of_a_worker_are_pods_of_one_ordinal() -> None:
         variables = [each["name"] for each in container["env"]]
         assert {"POD_INDEX", "TASUKI_NODES_KEY"} <= set(variables)
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+def test_one_worker_over_several_hosts_goes_at_a_time() -> None:
+    name = "demo-tasuki-prefill"
+    budgets = of_kind("hosts", "PodDisruptionBudget")
+    (budget,) = [b for b in budgets if b["metadata"]["name"].startswith(name)]
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert "minAvailable" not in budget["spec"]
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    for workload in of_kind("hosts", "StatefulSet"):
+        assert wanted <= workload["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.system
