@@ -322,6 +322,15 @@ def test_hosts_that_cannot_meet_are_refused(given: str, says: str) -> None:
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
+def test_the_router_fetches_with_its_own_settings() -> None:
+    (pod,) = [pod for component, pod in pods("hub") if component == "router"]
+    (fetches,), (serves,) = pod["initContainers"], pod["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in serves["env"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in fetches["env"]
+    assert fetches["resources"] == serves["resources"]
+    assert fetches["resources"]["limits"], "a namespace with a quota refuses a pod without"
+
+
 def test_certificates_close_the_way_for_plain_probes() -> None:
     for component, pod in pods("secrets"):
         said = flags(pod["containers"][0])
