@@ -298,6 +298,14 @@ def test_the_hosts_of_a_worker_are_pods_of_one_ordinal() -> None:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_version_of_the_chart_restarts_no_pod(name: str) -> None:
+    stays = {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
+    for workload in workloads(name):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert {label for label in labels if not label.startswith("tasuki.dev/")} == stays
+
+
 def test_one_worker_over_several_hosts_goes_at_a_time() -> None:
     name = "demo-tasuki-prefill"
     budgets = of_kind("hosts", "PodDisruptionBudget")

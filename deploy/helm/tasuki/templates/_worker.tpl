@@ -8,7 +8,8 @@ of a worker over several hosts its number, else 0. */ -}}
 {{- $image := mergeOverwrite (deepCopy $root.Values.images.worker) ($pool.image | default dict) -}}
 metadata:
   labels:
-    {{- include "tasuki.labels" $root | nindent 4 }}
+    {{- /* No version: a label that changes would restart all pods. */}}
+    {{- include "tasuki.selector" $root | nindent 4 }}
     tasuki.dev/component: {{ if .host }}worker-host{{ else }}worker{{ end }}
     tasuki.dev/pool: {{ $name | quote }}
     tasuki.dev/role: {{ $pool.role }}
