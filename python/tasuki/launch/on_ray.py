@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,14 @@ from tasuki.launch.errors import LaunchError
 from tasuki.launch.forking import Process, spawn
 from tasuki.launch.placement import (
     STRATEGIES,
+    Bundle,
     Group,
     Node,
     is_too_much,
     make_groups,
     no_room,
     passed_on,
+    without,
 )
 from tasuki.launch.ray_child import CALLS_AT_ONCE, RayChild
 from tasuki.launch.ray_process import Place, RayProcess
@@ -62,6 +66,7 @@ class RayEngine:
         """
         self._config = config
         self._places: dict[str, Place] = {}
+        self._freed: list[Place] = []  # of workers that have ended, in groups that others use
         # The hosts of a worker prove with it that they belong together.
         self._nodes_key = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
         self._interrupted = False
@@ -90,8 +95,7 @@ class RayEngine:
         """See `Engine`."""
         config = self._config
         workers = list(config.topology.members()) if members is None else list(members)
-        groups = make_groups(config, workers, self._on_gpus)
-        self._places |= self._reserve(groups)
+        self._places |= self._find_places(make_groups(config, workers, self._on_gpus))
         specs = []
         for index, member in enumerate(workers):
             port = config.worker_port(index) if members is None else 0
@@ -143,12 +147,13 @@ class RayEngine:
     def release(self, names: Collection[str]) -> None:
         """See `Engine`."""
         for name in names:
-            place = self._places.pop(name, None)
-            if place is None:
-                continue
-            left = [p for p in self._places.values() if p.group.id == place.group.id]
-            if not left:  # a placement group is given back whole
-                remove_placement_group(place.group)
+            if (place := self._places.pop(name, None)) is not None:
+                self._freed.append(place)
+        used = {place.group.id for place in self._places.values()}
+        unused = {p.group.id: p.group for p in self._freed if p.group.id not in used}
+        self._freed = [place for place in self._freed if place.group.id in used]
+        for group in unused.values():  # a placement group is given back whole
+            remove_placement_group(group)
 
     def interrupt(self) -> None:
         """See `Engine`."""
@@ -168,6 +173,36 @@ class RayEngine:
         if placement_group_table(place.group)["state"] == "CREATED":
             return "its Ray actor starts"
         return f"it waits for a place: {no_room([place.asked], _nodes())}"
+
+    def _find_places(self, groups: Sequence[Group]) -> dict[str, Place]:
+        """Places for groups of workers: freed ones first, since Ray keeps them for this deployment.
+
+        Raises:
+            LaunchError: There is no room; the freed places stay so then.
+        """
+        reused: dict[str, Place] = {}
+        freed = list(self._freed)
+        for group in groups:
+            for bundle, hosts in Counter(group.bundles).items():
+                found = next((p for p in freed if self._suits(p, group, bundle, hosts)), None)
+                if found is not None:
+                    freed.remove(found)
+                    reused[bundle.name] = replace(found, bundle=bundle)
+        rest = [without(group, reused) for group in groups]
+        reserved = self._reserve([group for group in rest if group.bundles])
+        self._freed = freed
+        return reused | reserved
+
+    def _suits(self, place: Place, group: Group, bundle: Bundle, hosts: int) -> bool:
+        """Whether a worker may have a freed place: an equal one, spread with the same workers."""
+        former, role = (name.rpartition("-")[0] for name in (place.bundle.name, bundle.name))
+        spread_of = self._config.topology.spread_of
+        return (
+            spread_of(former) == spread_of(role)
+            and place.spread == group.spread
+            and place.bundle.resources() == bundle.resources()
+            and len(place.indices) == hosts
+        )
 
     def _reserve(self, groups: Sequence[Group]) -> dict[str, Place]:
         """Places for groups of workers.
@@ -208,7 +243,8 @@ class RayEngine:
 
     def _await(self, made: Sequence[PlacementGroup], groups: Sequence[Group]) -> None:
         begun_s = told_s = time.monotonic()
-        deployment = [*(place.asked for place in self._places.values()), *groups]
+        held = [place.asked for place in (*self._places.values(), *self._freed)]
+        deployment = [*held, *groups]
         while waiting := [g for g in made if not g.wait(0)]:
             states = [placement_group_table(group) for group in waiting]
             nodes = _nodes()

@@ -7,7 +7,7 @@ that are spread together are a *group*.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasuki.launch.config import ServeConfig
@@ -83,6 +83,11 @@ def make_groups(config: ServeConfig, members: Iterable[Member], on_gpus: bool) -
             group, how = name, DIVIDED
         groups.setdefault((group, how), []).extend([bundle] * hosts)
     return [Group(how, tuple(bundles)) for (_, how), bundles in groups.items()]
+
+
+def without(group: Group, names: Collection[str]) -> Group:
+    """The group without the bundles of these workers; it may have none then."""
+    return Group(group.spread, tuple(b for b in group.bundles if b.name not in names))
 
 
 def no_room(groups: Sequence[Group], nodes: Sequence[Node], beside: int = 0) -> str:

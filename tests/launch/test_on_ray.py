@@ -1,0 +1,100 @@
+"""The places of workers on a Ray cluster that is a fake: its placement groups are always there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: there is no wheel for this Python")
+from tasuki.launch import on_ray
+from tasuki.launch.config import ServeConfig, Topology
+from tasuki.launch.errors import LaunchError
+from tasuki.launch.placement import Node
+
+MODEL = Path("/models/m")
+
+
+class FakeGroup:
+    """A placement group."""
+
+    def __init__(self, cluster: FakeCluster, bundles: list[dict[str, float]]) -> None:
+        self.id = object()
+        self.cluster, self.bundles = cluster, bundles
+
+    def wait(self, timeout_s: float) -> bool:
+        del timeout_s
+        return self.cluster.free_cpus() >= 0
+
+
+class FakeCluster:
+    """One node; groups are held from when they are made."""
+
+    def __init__(self, cpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cpus = cpus
+        self.groups: list[FakeGroup] = []
+        monkeypatch.setattr(on_ray, "_join", lambda on: None)
+        monkeypatch.setattr(on_ray, "_nodes", lambda: [Node("10.0.0.1", cpus, 0)])
+        monkeypatch.setattr(on_ray, "placement_group", self.make)
+        monkeypatch.setattr(on_ray, "remove_placement_group", self.groups.remove)
+        monkeypatch.setattr(on_ray, "placement_group_table", lambda group: {})
+
+    def make(self, bundles: list[dict[str, float]], **_: Any) -> FakeGroup:
+        self.groups.append(FakeGroup(self, bundles))
+        return self.groups[-1]
+
+    def free_cpus(self) -> float:
+        held = sum(bundle["CPU"] for group in self.groups for bundle in group.bundles)
+        return self.cpus - held
+
+
+def engine(topology: Topology, **more: Any) -> on_ray.RayEngine:
+    config = ServeConfig(model="m", on="ray", topology=topology, startup_timeout_s=0.0, **more)
+    return on_ray.RayEngine(config)
+
+
+def names(specs: tuple[Any, ...]) -> list[str]:
+    return [spec.name for spec in specs]
+
+
+def test_a_worker_that_joins_has_the_place_of_one_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = FakeCluster(4, monkeypatch)
+    made = engine(Topology(1, 3))
+    made.place(MODEL, "float32", None)
+    for _ in range(2):
+        made.release(["decode-1", "decode-2"])
+        assert cluster.free_cpus() == 0, "Ray takes no bundle back from a group"
+        back = made.place(MODEL, "float32", [("decode-1", "decode"), ("prefill-1", "prefill")])
+        assert names(back) == ["decode-1", "prefill-1"]
+        made.release(["prefill-1"])
+        made.place(MODEL, "float32", [("decode-2", "decode")])
+    assert len(cluster.groups) == 1
+    made.release(["prefill-0", "decode-0", "decode-1", "decode-2"])
+    assert not cluster.groups
+
+
+def test_what_has_no_room_leaves_the_freed_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(2, monkeypatch)
+    made = engine(Topology(1, 1))
+    made.place(MODEL, "float32", None)
+    made.release(["decode-0"])
+    two = [("decode-0", "decode"), ("decode-1", "decode")]
+    with pytest.raises(LaunchError, match="no room for decode-1"):
+        made.place(MODEL, "float32", two)
+    assert names(made.place(MODEL, "float32", two[:1])) == ["decode-0"]
+    assert len(cluster.groups) == 1
+
+
+def test_other_spreads_and_sizes_get_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster(9, monkeypatch)
+    spread = Topology(1, 2).spread_as(["decode=spread", "prefill=spread"])
+    made = engine(spread, tensor_parallel=(("mixed", 2),))
+    made.place(MODEL, "float32", None)
+    made.release(["decode-1"])
+    made.place(MODEL, "float32", [("prefill-1", "prefill"), ("mixed-0", "mixed")])
+    assert [len(group.bundles) for group in cluster.groups] == [1, 2, 1, 1]
+    made.place(MODEL, "float32", [("decode-1", "decode")])
+    assert len(cluster.groups) == 4
