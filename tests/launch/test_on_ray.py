@@ -12,6 +12,9 @@ from tasuki.launch import on_ray
 from tasuki.launch.config import ServeConfig, Topology
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.placement import Node
+from tasuki.launch.supervisor import Stop, StoppedError, Supervisor
+from tasuki.launch.worker_set import WorkerSet
+from tasuki.launch.workers_file import WorkersFile
 
 MODEL = Path("/models/m")
 
@@ -58,19 +61,25 @@ def names(specs: tuple[Any, ...]) -> list[str]:
     return [spec.name for spec in specs]
 
 
+def no_wait(seconds: float) -> None:
+    raise AssertionError(f"nothing to wait for, asked for {seconds} s")
+
+
 def test_a_worker_that_joins_has_the_place_of_one_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = FakeCluster(4, monkeypatch)
     made = engine(Topology(1, 3))
-    made.place(MODEL, "float32", None)
+    made.place(MODEL, "float32", None, no_wait)
     for _ in range(2):
         made.release(["decode-1", "decode-2"])
         assert cluster.free_cpus() == 0, "Ray takes no bundle back from a group"
-        back = made.place(MODEL, "float32", [("decode-1", "decode"), ("prefill-1", "prefill")])
+        back = made.place(
+            MODEL, "float32", [("decode-1", "decode"), ("prefill-1", "prefill")], no_wait
+        )
         assert names(back) == ["decode-1", "prefill-1"]
         made.release(["prefill-1"])
-        made.place(MODEL, "float32", [("decode-2", "decode")])
+        made.place(MODEL, "float32", [("decode-2", "decode")], no_wait)
     assert len(cluster.groups) == 1
     made.release(["prefill-0", "decode-0", "decode-1", "decode-2"])
     assert not cluster.groups
@@ -79,12 +88,12 @@ def test_a_worker_that_joins_has_the_place_of_one_that_has_ended(
 def test_what_has_no_room_leaves_the_freed_place(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(2, monkeypatch)
     made = engine(Topology(1, 1))
-    made.place(MODEL, "float32", None)
+    made.place(MODEL, "float32", None, no_wait)
     made.release(["decode-0"])
     two = [("decode-0", "decode"), ("decode-1", "decode")]
     with pytest.raises(LaunchError, match="no room for decode-1"):
-        made.place(MODEL, "float32", two)
-    assert names(made.place(MODEL, "float32", two[:1])) == ["decode-0"]
+        made.place(MODEL, "float32", two, no_wait)
+    assert names(made.place(MODEL, "float32", two[:1], no_wait)) == ["decode-0"]
     assert len(cluster.groups) == 1
 
 
@@ -92,9 +101,25 @@ def test_other_spreads_and_sizes_get_a_group_of_their_own(monkeypatch: pytest.Mo
     cluster = FakeCluster(9, monkeypatch)
     spread = Topology(1, 2).spread_as(["decode=spread", "prefill=spread"])
     made = engine(spread, tensor_parallel=(("mixed", 2),))
-    made.place(MODEL, "float32", None)
+    made.place(MODEL, "float32", None, no_wait)
     made.release(["decode-1"])
-    made.place(MODEL, "float32", [("prefill-1", "prefill"), ("mixed-0", "mixed")])
+    made.place(MODEL, "float32", [("prefill-1", "prefill"), ("mixed-0", "mixed")], no_wait)
     assert [len(group.bundles) for group in cluster.groups] == [1, 2, 1, 1]
-    made.place(MODEL, "float32", [("decode-1", "decode")])
+    made.place(MODEL, "float32", [("decode-1", "decode")], no_wait)
     assert len(cluster.groups) == 4
+
+
+def test_events_are_handled_while_others_have_the_places(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = FakeCluster(2, monkeypatch)
+    config = ServeConfig(model="m", on="ray", topology=Topology(1, 1))
+    made = on_ray.RayEngine(config)
+    cluster.make([{"CPU": 1.0}])  # another user's
+    supervisor = Supervisor(tmp_path, echo=False, starter=made.start)
+    supervisor.post(Stop(3))
+    workers = WorkerSet(config, made, supervisor, WorkersFile(tmp_path / "workers.txt"))
+    with pytest.raises(StoppedError) as stopped:
+        workers.start(MODEL, "float32")
+    assert stopped.value.code == 3
+    assert len(cluster.groups) == 1, "what was reserved is removed"

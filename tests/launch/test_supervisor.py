@@ -82,6 +82,24 @@ def test_a_death_at_start_is_told_in_its_own_words(supervisor: Supervisor, tmp_p
     assert supervisor.died
 
 
+def test_a_wait_handles_ends(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start([spec("prefill-0", FAIL)])
+    with pytest.raises(LaunchError, match="the pool has no room"):
+        while True:
+            supervisor.wait(0.1)
+
+    pids = tmp_path / "pids"
+    supervisor.start([spec("decode-0", SERVE, str(pids))])
+    supervisor.await_ready(["decode-0"], DEADLINE_S, restart=True)
+    os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+
+    def is_back() -> bool:
+        supervisor.wait(0.1, restart=True)
+        return len(pids.read_text().splitlines()) == 2
+
+    eventually(is_back)
+
+
 def test_readiness_has_a_deadline(supervisor: Supervisor) -> None:
     supervisor.start([spec("mixed-0", "import time; time.sleep(600)")])
     with pytest.raises(LaunchError, match=r"mixed-0 not ready after 0\.1 s"):

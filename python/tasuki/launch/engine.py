@@ -6,7 +6,7 @@ for all engines: readiness, restarts, the workers file, scaling, the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,9 @@ from tasuki.launch.topology import ProcessSpec
 Member = tuple[str, str]
 """A worker's name and role."""
 
+Wait = Callable[[float], None]
+"""Waits for so many seconds at most, and handles events meanwhile."""
+
 
 class Engine(Protocol):
     """Places for workers, and processes at these places."""
@@ -24,7 +27,7 @@ class Engine(Protocol):
         """The one dtype of all workers, said with its reason."""
 
     def place(
-        self, model: Path, dtype: str, members: Sequence[Member] | None
+        self, model: Path, dtype: str, members: Sequence[Member] | None, wait: Wait
     ) -> tuple[ProcessSpec, ...]:
         """Find a place for each worker.
 
@@ -32,9 +35,11 @@ class Engine(Protocol):
             model: The model's folder on this machine.
             dtype: As settled.
             members: Workers that join those that have a place; None: the whole topology.
+            wait: Called while others have the places.
 
         Raises:
             LaunchError: There is no room for them; they have no place then.
+            Exception: What `wait` raises; they have no place then either.
         """
 
     def start(self, spec: ProcessSpec, output: int) -> Process:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tasuki.launch import topology
 from tasuki.launch.config import ServeConfig
-from tasuki.launch.engine import Member
+from tasuki.launch.engine import Member, Wait
 from tasuki.launch.forking import ForkServer, Process
 from tasuki.launch.gpus import VISIBLE, is_on_gpus
 from tasuki.launch.machine import look_at_machine
@@ -47,9 +47,10 @@ class LocalEngine:
         return dtype
 
     def place(
-        self, model: Path, dtype: str, members: Sequence[Member] | None
+        self, model: Path, dtype: str, members: Sequence[Member] | None, wait: Wait
     ) -> tuple[topology.ProcessSpec, ...]:
-        """See `Engine`."""
+        """See `Engine`; it never waits."""
+        del wait
         machine = self._machine
         if members is None:
             if topology.stages_in_host(self._config, machine):

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tasuki.launch import topology
 from tasuki.launch.config import ServeConfig
-from tasuki.launch.engine import Member
+from tasuki.launch.engine import Member, Wait
 from tasuki.launch.errors import LaunchError
 from tasuki.launch.forking import Process, spawn
 from tasuki.launch.placement import (
@@ -90,12 +90,12 @@ class RayEngine:
         return dtype
 
     def place(
-        self, model: Path, dtype: str, members: Sequence[Member] | None
+        self, model: Path, dtype: str, members: Sequence[Member] | None, wait: Wait
     ) -> tuple[ProcessSpec, ...]:
         """See `Engine`."""
         config = self._config
         workers = list(config.topology.members()) if members is None else list(members)
-        self._places |= self._find_places(make_groups(config, workers, self._on_gpus))
+        self._places |= self._find_places(make_groups(config, workers, self._on_gpus), wait)
         specs = []
         for index, member in enumerate(workers):
             port = config.worker_port(index) if members is None else 0
@@ -174,7 +174,7 @@ class RayEngine:
             return "its Ray actor starts"
         return f"it waits for a place: {no_room([place.asked], _nodes())}"
 
-    def _find_places(self, groups: Sequence[Group]) -> dict[str, Place]:
+    def _find_places(self, groups: Sequence[Group], wait: Wait) -> dict[str, Place]:
         """Places for groups of workers: freed ones first, since Ray keeps them for this deployment.
 
         Raises:
@@ -189,7 +189,7 @@ class RayEngine:
                     freed.remove(found)
                     reused[bundle.name] = replace(found, bundle=bundle)
         rest = [without(group, reused) for group in groups]
-        reserved = self._reserve([group for group in rest if group.bundles])
+        reserved = self._reserve([group for group in rest if group.bundles], wait)
         self._freed = freed
         return reused | reserved
 
@@ -204,11 +204,11 @@ class RayEngine:
             and len(place.indices) == hosts
         )
 
-    def _reserve(self, groups: Sequence[Group]) -> dict[str, Place]:
-        """Places for groups of workers.
+    def _reserve(self, groups: Sequence[Group], wait: Wait) -> dict[str, Place]:
+        """Places for groups of workers. Nothing is held after an exception, one of `wait` included.
 
         Raises:
-            LaunchError: There is no room; nothing is held then.
+            LaunchError: There is no room.
         """
         held: list[PlacementGroup] = []
         places: dict[str, Place] = {}
@@ -224,7 +224,7 @@ class RayEngine:
                     earlier = places[bundle.name].indices if bundle.name in places else ()
                     indices = (*earlier, index)
                     places[bundle.name] = Place(made, indices, bundle, group.spread)
-            self._await(held, groups)
+            self._await(held, groups, wait)
         except BaseException:
             for made in held:
                 remove_placement_group(made)
@@ -241,7 +241,7 @@ class RayEngine:
                 nodes.update(placement_group_table(place.group)["bundles_to_node_id"].values())
         return [{_NODE_ID: f"!in({','.join(sorted(nodes))})"} for _ in group.bundles]
 
-    def _await(self, made: Sequence[PlacementGroup], groups: Sequence[Group]) -> None:
+    def _await(self, made: Sequence[PlacementGroup], groups: Sequence[Group], wait: Wait) -> None:
         begun_s = told_s = time.monotonic()
         held = [place.asked for place in (*self._places.values(), *self._freed)]
         deployment = [*held, *groups]
@@ -258,7 +258,7 @@ class RayEngine:
             if now_s - told_s > _TELL_EVERY_S:
                 told_s = now_s
                 say("waiting until others give back what this deployment asks of the Ray cluster")
-            time.sleep(_LOOK_EVERY_S)
+            wait(_LOOK_EVERY_S)
 
 
 def count_gpus(on: str) -> int:

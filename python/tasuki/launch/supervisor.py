@@ -181,6 +181,19 @@ class Supervisor:
                 raise LaunchError(f"{what}, after {timeout_s:g} s; see {self._log_dir}")
             self._take(timeout_s=0.05)
 
+    def wait(self, seconds: float, restart: bool = False) -> None:
+        """Wait for one event, for so many seconds at most, and handle it.
+
+        Args:
+            seconds: At most.
+            restart: Whether children that die are started again; else their end is an error.
+
+        Raises:
+            LaunchError: A child ended.
+            StoppedError: A `Stop` came.
+        """
+        self._take(timeout_s=seconds, required=() if restart else None)
+
     def run(self) -> int:
         """Restart what dies and make the calls that come, until a `Stop`; gives its exit code."""
         while True:

@@ -76,7 +76,7 @@ class WorkerSet:
             StoppedError: See `Supervisor`.
         """
         self._model, self._dtype = model, dtype
-        specs = self._engine.place(model, dtype, None)
+        specs = self._engine.place(model, dtype, None, self._supervisor.wait)
         self.names = [spec.name for spec in specs]
         say(f"starting {self._topology}: {', '.join(self.names)}")
         self._supervisor.start(specs)
@@ -107,7 +107,11 @@ class WorkerSet:
 
     def _add(self, members: list[Member]) -> None:
         names = [name for name, _ in members]
-        specs = self._engine.place(self._model, self._dtype, members)
+
+        def wait(seconds: float) -> None:
+            self._supervisor.wait(seconds, restart=True)
+
+        specs = self._engine.place(self._model, self._dtype, members, wait)
         say(f"starting {', '.join(names)}")
         self._supervisor.start(specs)
         try:
