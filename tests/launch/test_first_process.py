@@ -18,7 +18,7 @@ from support.processes import environment
 
 pytestmark = pytest.mark.system
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 # --mount-proc: a process finds itself in /proc by its number in the namespace.
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 

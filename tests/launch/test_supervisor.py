@@ -82,6 +82,18 @@ def test_a_death_at_start_is_told_in_its_own_words(supervisor: Supervisor, tmp_p
     assert supervisor.died
 
 
+def test_a_later_call_is_made_between_events(supervisor: Supervisor) -> None:
+    threads: list[threading.Thread] = []
+
+    def call() -> None:
+        threads.append(threading.current_thread())
+        supervisor.post(Stop(3))
+
+    supervisor.call_later(0.01, call)
+    assert supervisor.run() == 3
+    assert threads == [threading.current_thread()]
+
+
 def test_a_wait_handles_ends(supervisor: Supervisor, tmp_path: Path) -> None:
     supervisor.start([spec("prefill-0", FAIL)])
     with pytest.raises(LaunchError, match="the pool has no room"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,43 @@ def test_it_is_replaced_whole(tmp_path: Path) -> None:
     assert addresses(file.path) == ["b:1"]
 
 
-def test_where_it_cannot_be_written_the_old_one_stays(tmp_path: Path) -> None:
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Has the file's folder be full from the call on, until the end of the test."""
+    scratch = tmp_path / "workers.txt.new"
+    yield lambda: scratch.symlink_to("/dev/full")
+    scratch.unlink(missing_ok=True)
+
+
+def test_before_it_is_published_a_full_disk_is_an_error(
+    tmp_path: Path, full_disk: Callable[[], None]
+) -> None:
     file = WorkersFile(tmp_path / "workers.txt")
-    file.publish()
     file.put("mixed-0", "a:1")
-    (tmp_path / "workers.txt.new").symlink_to("/dev/full")
+    full_disk()
     with pytest.raises(LaunchError, match=r"No space left on device.*--log-dir DIR"):
-        file.put("mixed-1", "b:1")
-    assert addresses(file.path) == ["a:1"]
+        file.publish()
+
+
+def test_a_full_disk_keeps_the_addresses_until_it_has_room(
+    tmp_path: Path, full_disk: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale: list[bool] = []
+    file = WorkersFile(tmp_path / "workers.txt", lambda: stale.append(True))
+    file.put("mixed-0", "a:1")
+    file.put("mixed-1", "b:1")
+    file.publish()
+    full_disk()
+    file.put("mixed-0", "a:2")
+    file.remove(["mixed-1"])
+    file.retry()
+    assert addresses(file.path) == ["a:1", "b:1"]
+    assert len(stale) == 3
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    (tmp_path / "workers.txt.new").unlink()
+    file.retry()
+    assert addresses(file.path) == ["a:2"]
+    assert "has all workers again" in capsys.readouterr().err
+    file.path.unlink()
+    file.retry()
+    assert not file.path.exists(), "nothing is left to write"

@@ -35,6 +35,7 @@ from tasuki.models.fetch import resolve_model
 _ROUTER = "router"
 _HEALTH_TIMEOUT_S = 30.0
 _WORKER_GRACE_S = 10.0  # beyond the drain, to end
+_WRITE_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,11 @@ def _serve(
     model = resolve_model(config.model)
     dtype = _dtype(config, engine, model)
     with log_folder(config.log_dir) as logs:
-        file = WorkersFile(logs.path / "workers.txt")
+
+        def on_stale() -> None:
+            supervisor.call_later(_WRITE_AGAIN_S, file.retry)
+
+        file = WorkersFile(logs.path / "workers.txt", on_stale)
 
         def on_ready(name: str, address: str) -> None:
             if name != _ROUTER:

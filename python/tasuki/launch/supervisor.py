@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -203,6 +204,12 @@ class Supervisor:
                     self._calls.popleft().function()
             except StoppedError as stopped:
                 return stopped.code
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have `run` call a function on the main thread, between other events."""
+        timer = threading.Timer(seconds, self.post, (Call(function),))
+        timer.daemon = True
+        timer.start()
 
     def retire(self, names: Collection[str], grace_s: float) -> None:
         """End some children for good, while the others are kept running.

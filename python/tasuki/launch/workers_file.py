@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tasuki.launch.errors import LaunchError
+from tasuki.launch.supervisor import say
 
 
 class WorkersFile:
-    """Owns the file. Main thread only. Each call may raise `LaunchError`: it cannot be written.
+    """Owns the file. Main thread only.
 
     It is empty until `publish`: a router that knows some of the first workers would place
-    requests on them alone.
+    requests on them alone. Until then each call may raise `LaunchError`: it cannot be written.
+    After that such an error is said, and the file stays as it is until it can be written.
 
     Args:
         path: Of the file.
+        on_stale: Called whenever the file could not be written; `retry` must be called later.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_stale: Callable[[], None] = lambda: None) -> None:
         self.path = path
+        self._on_stale = on_stale
         self._addresses: dict[str, str] = {}
         self._is_public = False
-        self._write()
+        self._is_stale = False
+        self._write(public=False)
 
     def publish(self) -> None:
-        """From now on the file has all addresses."""
+        """From now on the file has all addresses.
+
+        Raises:
+            LaunchError: It cannot be written.
+        """
+        self._write(public=True)
         self._is_public = True
-        self._write()
 
     def put(self, name: str, address: str) -> None:
         """A worker is at this address now."""
         if self._addresses.get(name) != address:
             self._addresses[name] = address
-            self._write()
+            self._update()
 
     def remove(self, names: Iterable[str]) -> None:
         """These workers get no new requests; the router lets their requests end."""
         for name in names:
             self._addresses.pop(name, None)
-        self._write()
+        self._update()
 
-    def _write(self) -> None:
-        public = sorted(self._addresses.items()) if self._is_public else ()
-        lines = (f"{address}  # {name}\n" for name, address in public)
+    def retry(self) -> None:
+        """Write the addresses that could not be written."""
+        if self._is_stale:
+            self._update()
+
+    def _update(self) -> None:
+        try:
+            self._write(self._is_public)
+        except LaunchError as error:
+            if not self._is_public:
+                raise
+            if not self._is_stale:
+                say(f"error: {error}")
+            self._is_stale = True
+            self._on_stale()
+            return
+        if self._is_stale:
+            say(f"{self.path} has all workers again")
+        self._is_stale = False
+
+    def _write(self, public: bool) -> None:
+        addresses = sorted(self._addresses.items()) if public else ()
+        lines = (f"{address}  # {name}\n" for name, address in addresses)
         scratch = self.path.with_name(f"{self.path.name}.new")
         try:
             scratch.write_text("".join(lines))
