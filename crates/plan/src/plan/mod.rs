@@ -5,10 +5,12 @@ mod design;
 mod lengths;
 mod planner;
 mod probe;
+mod run_length;
 mod screen;
 mod start;
 #[cfg(test)]
 mod tests;
+mod until_missed;
 mod variations;
 
 use std::fmt::Write;

@@ -8,6 +8,7 @@ use tasuki_sim::{Clients, Config, Outcome, Run, WorkerConfig, simulate};
 
 use super::design::Design;
 use super::planner::Planner;
+use super::until_missed::UntilMissed;
 use crate::clients::BenchClients;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
@@ -16,17 +17,7 @@ use crate::replay::{LogClients, is_met};
 /// The rate is found within this factor.
 const PRECISION: f64 = 1.06;
 const MOST_PROBES: u32 = 14;
-/// A run takes so many times the TTFT objective, and so many times the longest request that meets
-/// the objectives, if that is not too many requests.
-const RUN_OF_TTFT: f64 = 20.0;
-const RUN_OF_E2E: f64 = 3.0;
-const MOST_TIMES: u32 = 20;
-/// A run that takes less than this share of the longest request says nothing: all requests could
-/// be served together within the objectives, at whatever rate they come.
-const LEAST_OF_E2E: f64 = 0.8;
-/// Of `--quick`: how long a run takes, its requests, and the factor of rates.
-const QUICK_RUN_OF_E2E: f64 = 1.0;
-const QUICK_REQUESTS: (u32, u32) = (200, 1_500);
+/// The same of `--quick`.
 const QUICK_PRECISION: f64 = 1.12;
 
 /// What requests saw at one rate.
@@ -81,10 +72,10 @@ impl Planner<'_> {
             if self.is_too_short(rate) {
                 bad = Some((rate, None));
             } else {
-                let run = self.run(design, rate)?;
+                let run = self.run(design, rate, Some(1.0 - self.attainment))?;
                 let seen = self.seeing(&run, rate);
                 probes.push(seen);
-                if seen.attainment >= self.attainment {
+                if seen.attainment >= self.attainment && !self.is_outgrown(&run) {
                     good = Some((seen, run));
                 } else {
                     bad = Some((rate, Some(seen)));
@@ -138,13 +129,23 @@ impl Planner<'_> {
         (rate > 0.0).then(|| 1e6 * per_hour / tokens_per_hour)
     }
 
-    /// What requests see at a rate.
+    /// What requests see at a rate, which may be too high.
     pub fn see(&self, design: &Design, rate: f64) -> Result<Seeing, SimulateError> {
-        Ok(self.seeing(&self.run(design, rate)?, rate))
+        Ok(self.seeing(&self.run(design, rate, None)?, rate))
     }
 
-    fn run(&self, design: &Design, rate: f64) -> Result<Run, SimulateError> {
-        let mut clients = self.clients(rate)?;
+    /// `most_missed`: the run ends once more than this share of its requests miss the objectives.
+    fn run(
+        &self,
+        design: &Design,
+        rate: f64,
+        most_missed: Option<f64>,
+    ) -> Result<Run, SimulateError> {
+        let requests = match most_missed {
+            Some(_) => self.requests(rate),
+            None => self.requests_to_see(rate),
+        };
+        let mut clients = self.clients(rate, requests)?;
         let mut workers = Vec::new();
         let mut network = None;
         let mut gpus = 0;
@@ -180,12 +181,16 @@ impl Planner<'_> {
             },
             ..Config::default()
         };
-        Ok(simulate(config, &mut *clients))
+        let Some(share) = most_missed else {
+            return Ok(simulate(config, &mut *clients));
+        };
+        let most = (share * f64::from(requests)).ceil() as usize;
+        let mut clients = UntilMissed::new(clients, self.limits, most);
+        Ok(simulate(config, &mut clients))
     }
 
     /// Requests at a rate: the log's, in its pattern, or else the workload's, independent ones.
-    fn clients(&self, rate: f64) -> Result<Box<dyn Clients + '_>, SimulateError> {
-        let requests = self.requests(rate);
+    fn clients(&self, rate: f64, requests: u32) -> Result<Box<dyn Clients + '_>, SimulateError> {
         if let Some(log) = &self.log {
             let speed = rate / log.replay_rate();
             return Ok(Box::new(LogClients::new(log, requests as usize, speed)));
@@ -202,39 +207,6 @@ impl Planner<'_> {
         Ok(Box::new(BenchClients::new(workload, arrival, seed, None)))
     }
 
-    /// Requests of a run: as many as were asked for or are enough, and no more than the file has.
-    fn requests(&self, rate: f64) -> u32 {
-        let wanted = self.workload.num_requests;
-        let wanted = wanted.unwrap_or_else(|| self.enough_requests(rate));
-        wanted.min(self.file_requests.unwrap_or(u32::MAX))
-    }
-
-    /// So many that a queue that grows is seen: it would break the objective within the run.
-    fn enough_requests(&self, rate: f64) -> u32 {
-        let (ttft_s, e2e_s) = self.longest_s();
-        let (run_s, (least, most)) = if self.goal.quick {
-            (QUICK_RUN_OF_E2E * e2e_s, QUICK_REQUESTS)
-        } else {
-            let least = self.goal.probe_requests;
-            let run_s = (RUN_OF_TTFT * ttft_s).max(RUN_OF_E2E * e2e_s);
-            (run_s, (least, MOST_TIMES * least))
-        };
-        ((rate * run_s) as u32).clamp(least, most)
-    }
-
-    fn is_too_short(&self, rate: f64) -> bool {
-        f64::from(self.requests(rate)) < LEAST_OF_E2E * rate * self.longest_s().1
-    }
-
-    /// The rate, or the highest one at which as many requests as there are take long enough.
-    fn long_enough(&self, rate: f64) -> f64 {
-        let limits = [self.workload.num_requests, self.file_requests];
-        match limits.into_iter().flatten().min() {
-            Some(most) => rate.min(0.99 * f64::from(most) / (LEAST_OF_E2E * self.longest_s().1)),
-            None => rate,
-        }
-    }
-
     /// Why the expected rate is not that of the log.
     pub fn rate_note(&self) -> Option<&'static str> {
         let untold = self.log.as_ref().is_some_and(|log| log.rate().is_none());
@@ -242,25 +214,6 @@ impl Planner<'_> {
             "all requests of the log came at one time, so it has no request rate; the plan \
              expects 80% of the best design's rate: give --request-rate or a longer log",
         )
-    }
-
-    /// What makes a run of this rate longer.
-    fn lengthen(&self, rate: f64) -> &'static str {
-        match (self.workload.num_requests, self.file_requests) {
-            (_, Some(most)) if self.requests(rate) == most => {
-                "higher rates need longer runs: give a trace with more requests"
-            }
-            (Some(_), _) => "higher rates need longer runs: raise --num-requests",
-            (None, _) => "higher rates need longer runs: raise --probe-requests",
-        }
-    }
-
-    /// Seconds to the first and to the last token of a request that just meets the objectives: those
-    /// of the question, so that runs of variations are as long.
-    fn longest_s(&self) -> (f64, f64) {
-        let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
-        let tpot_s = self.goal.slo.tpot_s.unwrap_or(self.limits.tpot_s);
-        (ttft_s, ttft_s + tpot_s * self.lengths.output)
     }
 
     fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {

@@ -12,19 +12,14 @@ use super::planner::{Plan, Planner};
 const RATES: &str = "step-ms=6,sequence-us=20,kv-token-ns=30,prompt-step-ms=6,prompt-token-us=20,\
                      prompt-square-ns=0.2";
 
-/// The plan of these options, and the planner's note.
+/// The plan of these options for two GPUs, and the planner's note.
 fn plan(words: &[&str]) -> (Plan, Option<&'static str>) {
-    let fixed = [
-        "plan",
-        "--slo",
-        "ttft=1s,tpot=30ms",
-        "--gpus",
-        "2",
-        "--quick",
-    ];
-    let rates = ["--rates", RATES];
-    let words = fixed.iter().chain(&rates).chain(words);
-    let args = PlanArgs::try_parse_from(words).unwrap();
+    plan_of(&[&["--gpus", "2", "--quick"], words].concat())
+}
+
+fn plan_of(words: &[&str]) -> (Plan, Option<&'static str>) {
+    let fixed = ["plan", "--slo", "ttft=1s,tpot=30ms", "--rates", RATES];
+    let args = PlanArgs::try_parse_from(fixed.iter().chain(words)).unwrap();
     let mut planner = Planner::new(&args).unwrap();
     let note = planner.rate_note();
     (planner.plan().unwrap(), note)
@@ -80,6 +75,31 @@ fn a_short_trace_shows_no_higher_rate_than_its_requests_can_fill() {
         best.rate,
         best.binds
     );
+}
+
+#[test]
+fn no_rate_is_promised_at_which_a_queue_grows() {
+    let few = [
+        "--designs",
+        "1",
+        "--no-variations",
+        "--probe-requests",
+        "50",
+    ];
+    let full = |gpus: &'static str| [&["--gpus", gpus], &few[..]].concat();
+    let quick = vec!["--gpus", "2", "--quick"];
+    for (gpus, above, words) in [(2.0, 1.12, quick), (4.0, 1.06, full("4"))] {
+        // A prompt of 2,000 tokens takes 2,000 x 20 us + 2,000^2 x 0.2 ns = 40.8 ms of a GPU.
+        let most = gpus / 0.0408;
+        let words = [&words[..], &["--lengths", "2000:1"]].concat();
+        let (found, _) = plan_of(&words);
+        let rate = found.best.rate;
+        assert!(rate > 0.8 * most && rate < above * most, "{rate}, {most}");
+        let above = format!("{}", 1.4 * most);
+        let (found, _) = plan_of(&[&words[..], &["--request-rate", &above]].concat());
+        let seen = found.expected.attainment;
+        assert!(seen < 0.4, "{seen} at {above}");
+    }
 }
 
 /// A log whose requests arrive at these times.

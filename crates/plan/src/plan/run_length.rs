@@ -1,0 +1,134 @@
+//! How long the run of one rate is, and whether it shows a queue that would grow in a longer one.
+//!
+//! A rate above what a design serves adds to a queue all the time. In a short run the queue stays
+//! within the TTFT objective, so all requests meet it. A run of [`RUN_OF_TTFT`] times the objective
+//! shows rates that are 6% too high. Where that is too many requests, the run is shorter, and the
+//! growth of its queue says what the longer one would see.
+
+use tasuki_sim::{Outcome, Run};
+
+use super::planner::Planner;
+
+/// A run takes so many times the TTFT objective, and so many times the longest request that meets
+/// the objectives, if that is not too many requests.
+const RUN_OF_TTFT: f64 = 20.0;
+const RUN_OF_E2E: f64 = 3.0;
+const MOST_TIMES: u32 = 20;
+/// A run that takes less than this share of the longest request says nothing: all requests could
+/// be served together within the objectives, at whatever rate they come.
+const LEAST_OF_E2E: f64 = 0.8;
+/// A run that takes less than so many times the TTFT objective says nothing about a queue.
+const LEAST_OF_TTFT: f64 = 2.0;
+/// The same of `--quick`.
+const QUICK_RUN_OF_TTFT: f64 = 8.0;
+const QUICK_RUN_OF_E2E: f64 = 1.0;
+const QUICK_REQUESTS: (u32, u32) = (200, 1_500);
+/// Requests of a run that shows a rate, at most: some seconds of computing.
+const MOST_SEEN: u32 = 100_000;
+const QUICK_MOST_SEEN: u32 = 10_000;
+/// So many standard deviations of the number of waiting requests count as chance.
+const CHANCE: f64 = 1.5;
+
+impl Planner<'_> {
+    /// Requests of a run that judges a rate: as many as were asked for or are enough, and no more
+    /// than the file has.
+    pub(super) fn requests(&self, rate: f64) -> u32 {
+        self.requests_of(rate, self.run_s(), self.fewest_and_most())
+    }
+
+    /// Requests of a run that shows what a rate above the highest one brings.
+    pub(super) fn requests_to_see(&self, rate: f64) -> u32 {
+        let run_s = self.run_s().max(RUN_OF_TTFT * self.longest_s().0);
+        let (fewest, most) = self.fewest_and_most();
+        let most_seen = match self.goal.quick {
+            true => QUICK_MOST_SEEN,
+            false => MOST_SEEN,
+        };
+        self.requests_of(rate, run_s, (fewest, most.max(most_seen)))
+    }
+
+    fn requests_of(&self, rate: f64, run_s: f64, (fewest, most): (u32, u32)) -> u32 {
+        let wanted = self.workload.num_requests;
+        let wanted = wanted.unwrap_or_else(|| ((rate * run_s) as u32).clamp(fewest, most));
+        wanted.min(self.file_requests.unwrap_or(u32::MAX))
+    }
+
+    fn run_s(&self) -> f64 {
+        let (ttft_s, e2e_s) = self.longest_s();
+        let (of_ttft, of_e2e) = match self.goal.quick {
+            true => (QUICK_RUN_OF_TTFT, QUICK_RUN_OF_E2E),
+            false => (RUN_OF_TTFT, RUN_OF_E2E),
+        };
+        (of_ttft * ttft_s).max(of_e2e * e2e_s)
+    }
+
+    fn fewest_and_most(&self) -> (u32, u32) {
+        let fewest = self.goal.probe_requests;
+        match self.goal.quick {
+            true => QUICK_REQUESTS,
+            false => (fewest, MOST_TIMES * fewest),
+        }
+    }
+
+    /// What the shortest run takes that says something.
+    fn least_s(&self) -> f64 {
+        let (ttft_s, e2e_s) = self.longest_s();
+        (LEAST_OF_TTFT * ttft_s).max(LEAST_OF_E2E * e2e_s)
+    }
+
+    pub(super) fn is_too_short(&self, rate: f64) -> bool {
+        f64::from(self.requests(rate)) < rate * self.least_s()
+    }
+
+    /// Whether a run would miss the TTFT objective if it lasted [`RUN_OF_TTFT`] times that: between
+    /// its second and its last quarter, more and more requests waited.
+    pub(super) fn is_outgrown(&self, run: &Run) -> bool {
+        let due = run.outcomes.iter().map(|outcome| outcome.due.as_s());
+        let over_s = due.fold(0.0, f64::max);
+        if over_s >= RUN_OF_TTFT * self.longest_s().0 {
+            return false;
+        }
+        let before = waiting(&run.outcomes, 0.25 * over_s, 0.5 * over_s);
+        let after = waiting(&run.outcomes, 0.75 * over_s, over_s);
+        let allowed = run.outcomes.len() as f64 / (2.0 * RUN_OF_TTFT);
+        after - before > allowed + CHANCE * before.max(1.0).sqrt()
+    }
+
+    /// The rate, or the highest one at which as many requests as there are take long enough.
+    pub(super) fn long_enough(&self, rate: f64) -> f64 {
+        let limits = [self.workload.num_requests, self.file_requests];
+        match limits.into_iter().flatten().min() {
+            Some(most) => rate.min(0.99 * f64::from(most) / self.least_s()),
+            None => rate,
+        }
+    }
+
+    /// What makes a run of this rate longer.
+    pub(super) fn lengthen(&self, rate: f64) -> &'static str {
+        match (self.workload.num_requests, self.file_requests) {
+            (_, Some(most)) if self.requests(rate) == most => {
+                "higher rates need longer runs: give a trace with more requests"
+            }
+            (Some(_), _) => "higher rates need longer runs: raise --num-requests",
+            (None, _) => "higher rates need longer runs: raise --probe-requests",
+        }
+    }
+
+    /// Seconds to the first and to the last token of a request that just meets the objectives: those
+    /// of the question, so that runs of variations are as long.
+    pub(super) fn longest_s(&self) -> (f64, f64) {
+        let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
+        let tpot_s = self.goal.slo.tpot_s.unwrap_or(self.limits.tpot_s);
+        (ttft_s, ttft_s + tpot_s * self.lengths.output)
+    }
+}
+
+/// Requests between `from_s` and `until_s`, in the mean, that wait for their second token: before it,
+/// they may wait for a decode worker.
+fn waiting(outcomes: &[Outcome], from_s: f64, until_s: f64) -> f64 {
+    let waits = outcomes.iter().map(|outcome| {
+        let end = outcome.second.unwrap_or(outcome.end).as_s();
+        (end.min(until_s) - outcome.due.as_s().max(from_s)).max(0.0)
+    });
+    waits.sum::<f64>() / (until_s - from_s).max(1e-9)
+}
