@@ -44,8 +44,8 @@ pub struct GoalArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.9, value_parser = share)]
     pub attainment: f64,
 
-    /// Requests a second that are expected: the plan says what they see [default: 80% of the
-    /// highest rate of the best design; with --from: as logged].
+    /// Requests a second that are expected, every turn of a conversation: the plan says what they
+    /// see [default: 80% of the highest rate of the best design; with --from: as logged].
     #[arg(long, value_name = "PER_SECOND", value_parser = above_zero)]
     pub request_rate: Option<f64>,
 

@@ -39,16 +39,46 @@ impl Lengths {
         let mut source = workload.plan_lengths()?.build()?;
         let (mut count, mut prompt, mut output) = (0.0, 0.0, 0.0);
         while count < LOOKED_AT as f64
-            && let Some(planned) = source.next()
+            && let Some(first) = source.next()
         {
-            count += 1.0;
-            prompt += f64::from(planned.input_tokens.unwrap_or(1));
-            output += f64::from(planned.output_tokens);
+            // With the turns that follow it.
+            let mut turn = Some(first);
+            while let Some(planned) = turn {
+                count += 1.0;
+                prompt += f64::from(planned.input_tokens.unwrap_or(1));
+                output += f64::from(planned.output_tokens);
+                let answer = " ".repeat(planned.output_tokens as usize);
+                let next = source.answered(planned.index, &answer);
+                turn = next.map(|(_, planned)| planned);
+            }
         }
         let mean = |sum: f64| (sum / f64::max(count, 1.0)).max(1.0);
         Ok(Self {
             prompt: mean(prompt),
             output: mean(output),
+        })
+    }
+}
+
+/// Conversations of a workload.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Conversations {
+    /// 1: there are none, every request is of its own.
+    pub turns: f64,
+    /// From an answer to the next turn, in the mean.
+    pub think_time_s: f64,
+}
+
+impl Conversations {
+    /// # Errors
+    ///
+    /// The workload cannot be read.
+    pub fn of(workload: &WorkloadArgs) -> Result<Self, SimulateError> {
+        let described = workload.plan_lengths()?.describe();
+        let number = |name: &str, other| described[name].as_f64().unwrap_or(other);
+        Ok(Self {
+            turns: number("turns", 1.0),
+            think_time_s: number("think_time_s", 0.0),
         })
     }
 }

@@ -9,7 +9,7 @@ use tasuki_core::Role;
 
 use super::args::{GoalArgs, PlanArgs};
 use super::design::{Design, all};
-use super::lengths::{Lengths, requests_of_file};
+use super::lengths::{Conversations, Lengths, requests_of_file};
 use super::probe::{Found, Seeing};
 use super::screen::{Limits, estimate};
 use super::start::Start;
@@ -44,6 +44,7 @@ pub struct Planner<'a> {
     /// As the command that starts the design names it, where it is known.
     model: Option<String>,
     pub lengths: Lengths,
+    pub(super) conversations: Conversations,
     /// As `--itl-target-ms` says, 0 where steps have no bound; `None`: it follows from the objectives.
     step_target_s: Option<f64>,
     /// Requests of the workload's file. `None`: the workload has no end.
@@ -113,6 +114,7 @@ impl<'a> Planner<'a> {
             None => Lengths::planned(&workload)?,
         };
         let file_requests = requests_of_file(&workload)?;
+        let conversations = Conversations::of(&workload)?;
         let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
         if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
             let (kind, name) = (price.kind.to_lowercase(), known.name.to_lowercase());
@@ -133,6 +135,7 @@ impl<'a> Planner<'a> {
             model: hardware.values().find_map(|known| known.model.clone()),
             hardware,
             lengths,
+            conversations,
             file_requests,
             step_target_s: args.hardware.itl_target_ms.map(|ms| ms / 1e3),
             log,

@@ -72,10 +72,11 @@ impl Planner<'_> {
             if self.is_too_short(rate) {
                 bad = Some((rate, None));
             } else {
-                let run = self.run(design, rate, Some(1.0 - self.attainment))?;
+                let (run, failed) = self.judge(design, rate)?;
                 let seen = self.seeing(&run, rate);
                 probes.push(seen);
-                if seen.attainment >= self.attainment && !self.is_outgrown(&run) {
+                let meets = !failed && seen.attainment >= self.attainment;
+                if meets && !self.is_outgrown(&run) {
                     good = Some((seen, run));
                 } else {
                     bad = Some((rate, Some(seen)));
@@ -131,21 +132,22 @@ impl Planner<'_> {
 
     /// What requests see at a rate, which may be too high.
     pub fn see(&self, design: &Design, rate: f64) -> Result<Seeing, SimulateError> {
-        Ok(self.seeing(&self.run(design, rate, None)?, rate))
+        let mut clients = self.clients(rate, self.requests_to_see(rate))?;
+        let run = simulate(self.config(design)?, &mut *clients);
+        Ok(self.seeing(&run, rate))
     }
 
-    /// `most_missed`: the run ends once more than this share of its requests miss the objectives.
-    fn run(
-        &self,
-        design: &Design,
-        rate: f64,
-        most_missed: Option<f64>,
-    ) -> Result<Run, SimulateError> {
-        let requests = match most_missed {
-            Some(_) => self.requests(rate),
-            None => self.requests_to_see(rate),
-        };
-        let mut clients = self.clients(rate, requests)?;
+    /// A run at a rate, and whether it ended early, as too many requests missed the objectives.
+    pub(super) fn judge(&self, design: &Design, rate: f64) -> Result<(Run, bool), SimulateError> {
+        let requests = self.requests(rate);
+        let most_missed = (1.0 - self.attainment) * f64::from(requests);
+        let clients = self.clients(rate, requests)?;
+        let mut clients = UntilMissed::new(clients, self.limits, most_missed.ceil() as usize);
+        let run = simulate(self.config(design)?, &mut clients);
+        Ok((run, clients.has_failed()))
+    }
+
+    fn config(&self, design: &Design) -> Result<Config, SimulateError> {
         let mut workers = Vec::new();
         let mut network = None;
         let mut gpus = 0;
@@ -167,7 +169,7 @@ impl Planner<'_> {
             }
         }
         let (network, message_s, kv_bytes_per_token, handoff_s) = network.unwrap_or_default();
-        let config = Config {
+        Ok(Config {
             workers,
             network,
             message_s,
@@ -180,13 +182,7 @@ impl Planner<'_> {
                 ..PolicyConfig::default()
             },
             ..Config::default()
-        };
-        let Some(share) = most_missed else {
-            return Ok(simulate(config, &mut *clients));
-        };
-        let most = (share * f64::from(requests)).ceil() as usize;
-        let mut clients = UntilMissed::new(clients, self.limits, most);
-        Ok(simulate(config, &mut clients))
+        })
     }
 
     /// Requests at a rate: the log's, in its pattern, or else the workload's, independent ones.
@@ -196,7 +192,10 @@ impl Planner<'_> {
             return Ok(Box::new(LogClients::new(log, requests as usize, speed)));
         }
         let arrival = Arrival {
-            process: Process::Poisson { rate },
+            // Of conversations only the first turns arrive by themselves.
+            process: Process::Poisson {
+                rate: rate / self.conversations.turns,
+            },
             max_concurrency: None,
             ramp_s: 0.0,
         };
@@ -230,30 +229,28 @@ impl Planner<'_> {
     }
 
     fn seeing(&self, run: &Run, rate: f64) -> Seeing {
-        let met = |outcome: &&Outcome| is_met(outcome, &self.slo);
-        let met = run.outcomes.iter().filter(met).count() as f64;
-        let count = run.outcomes.len().max(1) as f64;
+        let outcomes = self.counted(run);
+        let of = |fits: &dyn Fn(&Outcome) -> bool| {
+            let fitting = outcomes.iter().filter(|outcome| fits(outcome)).count();
+            fitting as f64 / outcomes.len().max(1) as f64
+        };
         let spread = |of: fn(&Outcome) -> Option<f64>| {
-            let mut all: Vec<f64> = run.outcomes.iter().filter_map(of).collect();
+            let mut all: Vec<f64> = outcomes.iter().filter_map(|outcome| of(outcome)).collect();
             all.sort_by(f64::total_cmp);
             let at = |share: f64| all.get((share * (all.len() as f64 - 1.0)).round() as usize);
             [0.5, 0.95].map(|share| 1e3 * at(share).copied().unwrap_or(f64::NAN))
         };
         let (ttft, tpot) = (spread(Outcome::ttft_s), spread(Outcome::tpot_s));
-        let split = run
-            .outcomes
-            .iter()
-            .filter(|outcome| outcome.is_split())
-            .count() as f64;
+        let attainment = of(&|outcome| is_met(outcome, &self.slo));
         Seeing {
             rate,
-            goodput: rate * met / count,
-            attainment: met / count,
+            goodput: rate * attainment,
+            attainment,
             ttft_p50_ms: ttft[0],
             ttft_p95_ms: ttft[1],
             tpot_p50_ms: tpot[0],
             tpot_p95_ms: tpot[1],
-            split: split / count,
+            split: of(&Outcome::is_split),
         }
     }
 

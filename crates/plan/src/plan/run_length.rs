@@ -7,6 +7,7 @@
 
 use tasuki_sim::{Outcome, Run};
 
+use super::lengths::Conversations;
 use super::planner::Planner;
 
 /// A run takes so many times the TTFT objective, and so many times the longest request that meets
@@ -83,8 +84,7 @@ impl Planner<'_> {
     /// Whether a run would miss the TTFT objective if it lasted [`RUN_OF_TTFT`] times that: between
     /// its second and its last quarter, more and more requests waited.
     pub(super) fn is_outgrown(&self, run: &Run) -> bool {
-        let due = run.outcomes.iter().map(|outcome| outcome.due.as_s());
-        let over_s = due.fold(0.0, f64::max);
+        let over_s = self.arrivals_s(run);
         if over_s >= RUN_OF_TTFT * self.longest_s().0 {
             return false;
         }
@@ -92,6 +92,25 @@ impl Planner<'_> {
         let after = waiting(&run.outcomes, 0.75 * over_s, over_s);
         let allowed = run.outcomes.len() as f64 / (2.0 * RUN_OF_TTFT);
         after - before > allowed + CHANCE * before.max(1.0).sqrt()
+    }
+
+    /// When the last request came that follows no other one.
+    fn arrivals_s(&self, run: &Run) -> f64 {
+        let turns = self.conversations.turns as usize;
+        let first = run.outcomes.iter().filter(|o| o.index % turns == 0);
+        first.map(|o| o.due.as_s()).fold(0.0, f64::max)
+    }
+
+    /// The requests that count. At first few conversations have come to their later turns, and at
+    /// last none begins: the load is less than the rate.
+    pub(super) fn counted<'a>(&self, run: &'a Run) -> Vec<&'a Outcome> {
+        let until_s = self.arrivals_s(run);
+        let from_s = match self.conversations.turns > 1.0 {
+            true => 0.5 * until_s,
+            false => 0.0,
+        };
+        let counts = |outcome: &&Outcome| (from_s..=until_s).contains(&outcome.due.as_s());
+        run.outcomes.iter().filter(counts).collect()
     }
 
     /// The rate, or the highest one at which as many requests as there are take long enough.
@@ -114,17 +133,22 @@ impl Planner<'_> {
         }
     }
 
-    /// Seconds to the first and to the last token of a request that just meets the objectives: those
-    /// of the question, so that runs of variations are as long.
+    /// Seconds to the first and to the last token of a request, or of a whole conversation, that
+    /// just meets the objectives: those of the question, so that runs of variations are as long.
     pub(super) fn longest_s(&self) -> (f64, f64) {
         let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
         let tpot_s = self.goal.slo.tpot_s.unwrap_or(self.limits.tpot_s);
-        (ttft_s, ttft_s + tpot_s * self.lengths.output)
+        let each_s = ttft_s + tpot_s * self.lengths.output;
+        let Conversations {
+            turns,
+            think_time_s,
+        } = self.conversations;
+        (ttft_s, turns * each_s + (turns - 1.0) * think_time_s)
     }
 }
 
-/// Requests between `from_s` and `until_s`, in the mean, that wait for their second token: before it,
-/// they may wait for a decode worker.
+/// Requests between `from_s` and `until_s`, in the mean, that wait for their second token: before
+/// it, they may wait for a decode worker.
 fn waiting(outcomes: &[Outcome], from_s: f64, until_s: f64) -> f64 {
     let waits = outcomes.iter().map(|outcome| {
         let end = outcome.second.unwrap_or(outcome.end).as_s();

@@ -102,6 +102,43 @@ fn no_rate_is_promised_at_which_a_queue_grows() {
     }
 }
 
+#[test]
+fn rates_and_lengths_of_conversations_are_those_of_all_turns() {
+    let words =
+        "--workload multi-turn --turns 5 --turn-input-tokens 50 --lengths 1000:50 --price 1";
+    let (found, _) = plan(&words.split_whitespace().collect::<Vec<_>>());
+    // Prompts have 1,000 tokens and 100 more in every turn.
+    let lengths = found.lengths;
+    assert_eq!((lengths.prompt, lengths.output), (1_200.0, 50.0));
+    // Of five prompts a worker computes 1,400 tokens of 20 us: the rest is cached.
+    let most = 2.0 * 5.0 / (1_400.0 * 20e-6);
+    let rate = found.best.rate;
+    assert!(rate > 0.2 * most && rate < 1.12 * most, "{rate}, {most}");
+    // Two GPUs of 1 an hour, and 50 tokens in each request.
+    let cost = 1e6 * 2.0 / (3_600.0 * 50.0 * rate);
+    let told = found.best.cost_per_million_tokens.unwrap();
+    assert!((told / cost - 1.0).abs() < 1e-9, "{told}, {cost}");
+}
+
+#[test]
+fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
+    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --workload multi-turn --turns 5 \
+                 --think-time-s 4 --lengths 1000:50 --rates";
+    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
+    let planner = Planner::new(&args).unwrap();
+    let design = super::design::all(2, &[1], 4_096)[0];
+    let run = planner.judge(&design, 20.0).unwrap().0;
+    let counted = planner.counted(&run);
+    let due = |from: f64, more: fn(f64, f64) -> f64| {
+        counted.iter().map(|o| o.due.as_s()).fold(from, more)
+    };
+    let over_s = due(0.0, f64::max) - due(f64::MAX, f64::min);
+    let rate = counted.len() as f64 / over_s;
+    assert!((rate / 20.0 - 1.0).abs() < 0.1, "{rate}");
+    // A conversation takes 5 x (1 s + 50 x 30 ms) + 4 x 4 s = 28.5 s at most.
+    assert!(over_s > 28.5, "{over_s}");
+}
+
 /// A log whose requests arrive at these times.
 fn log(folder: &Path, times_s: &[f64]) -> String {
     let mut text = concat!(

@@ -28,6 +28,11 @@ impl<'a> UntilMissed<'a> {
         }
     }
 
+    /// Whether more requests missed the objectives than may.
+    pub fn has_failed(&self) -> bool {
+        self.missed > self.most
+    }
+
     fn sent(&mut self, request: Request) -> Request {
         let after = f64::from(request.output_tokens.saturating_sub(1));
         let most_s = self.limits.ttft_s + self.limits.tpot_s * after;
@@ -39,7 +44,7 @@ impl<'a> UntilMissed<'a> {
 
 impl Clients for UntilMissed<'_> {
     fn next(&mut self) -> Option<Request> {
-        if self.missed > self.most {
+        if self.has_failed() {
             return None;
         }
         let request = self.clients.next()?;
@@ -50,6 +55,6 @@ impl Clients for UntilMissed<'_> {
         let latest = self.latest.remove(&index);
         self.missed += usize::from(latest.is_some_and(|latest| at > latest));
         let request = self.clients.over(index, at)?;
-        (self.missed <= self.most).then(|| self.sent(request))
+        (!self.has_failed()).then(|| self.sent(request))
     }
 }
