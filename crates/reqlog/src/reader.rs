@@ -1,5 +1,6 @@
 //! Reads a log back: who began like whom becomes names of chunks again.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 use tasuki_core::mix;
 
-use crate::format::{Fleet, Header, Line, Record, VERSION};
+use crate::format::{Fleet, Header, Line, Record, VERSION, Worker};
 use crate::limits::{check_fleet, check_record};
 
 /// Tokens of the chunks that [`Request::chunks`] names.
@@ -133,17 +134,20 @@ impl Log {
         })
     }
 
-    /// The fleet as it was known at its largest, with the last rates of each class.
+    /// Every worker that was ever ready, as it was the last time, in the order of their ids, with
+    /// the last rates of each class. In a rolling upgrade each worker is replaced by one of another
+    /// id.
     pub fn fleet(&self) -> Option<Fleet> {
-        let ready = |fleet: &&Fleet| fleet.workers.iter().filter(|worker| worker.ready).count();
-        // The last one of equals: it knows more.
-        let mut fleet = self.fleets.iter().max_by_key(ready)?.clone();
         let last = self.fleets.last()?;
-        // Classes are added and never removed.
-        for (class, newer) in fleet.classes.iter_mut().zip(&last.classes) {
-            class.clone_from(newer);
-        }
-        Some(fleet)
+        let known = self.fleets.iter().flat_map(|fleet| &fleet.workers);
+        let ready = known.filter(|worker| worker.ready);
+        let workers: BTreeMap<u32, &Worker> = ready.map(|worker| (worker.id, worker)).collect();
+        Some(Fleet {
+            t: last.t,
+            workers: workers.into_values().cloned().collect(),
+            // Classes are added and never removed.
+            classes: last.classes.clone(),
+        })
     }
 }
 

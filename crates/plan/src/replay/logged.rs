@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use tasuki_core::{Role, WorkerId};
-use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request};
+use tasuki_reqlog::{Class, Fleet, Handoff, Log, Record, Request};
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
 
+use super::notes::notes;
 use crate::args::{PolicyName, RolesName, RouterArgs, TopologyArgs};
 use crate::error::SimulateError;
 use crate::hardware::{Hardware, PerStep, Source};
@@ -311,65 +312,4 @@ pub(super) fn absences(fleets: &[Fleet], fleet: &Fleet, began_s: f64) -> Vec<Fau
         }
     }
     faults
-}
-
-fn notes(log: &Log, requests: &[Request], others: &[Request], fleet: &Fleet) -> Vec<String> {
-    let mut notes = Vec::new();
-    if log.skipped > 0 {
-        notes.push(format!(
-            "{} lines are no records and were skipped",
-            log.skipped
-        ));
-    }
-    if !others.is_empty() {
-        let refused = others
-            .iter()
-            .filter(|r| r.record.outcome == Ended::Refused)
-            .count();
-        notes.push(format!(
-            "{} requests without output, or of another model, are left out ({refused} were refused)",
-            others.len()
-        ));
-    }
-    let several = requests
-        .iter()
-        .filter(|r| r.record.more_choices > 0)
-        .count();
-    if several > 0 {
-        notes.push(format!(
-            "{several} requests had several choices; each is replayed with one"
-        ));
-    }
-    let cut = requests
-        .iter()
-        .filter(|r| r.record.outcome != Ended::Done)
-        .count();
-    if cut > 0 {
-        notes.push(format!(
-            "{cut} answers ended early; they are replayed as long as they were"
-        ));
-    }
-    let roles = |fleet: &Fleet| -> BTreeMap<u32, String> {
-        fleet
-            .workers
-            .iter()
-            .map(|w| (w.id, w.role.clone()))
-            .collect()
-    };
-    let now = roles(fleet);
-    let changed = log.fleets.iter().any(|known| {
-        roles(known)
-            .iter()
-            .any(|(id, role)| now.get(id).is_some_and(|now| now != role))
-    });
-    if changed {
-        notes.push("workers changed their roles; the replay keeps one for each".to_owned());
-    }
-    if PolicyName::from_str(&log.header.router.policy, true).is_err() {
-        notes.push(format!(
-            "the policy {} is not known here; the replay uses cost",
-            log.header.router.policy
-        ));
-    }
-    notes
 }

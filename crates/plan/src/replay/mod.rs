@@ -9,6 +9,7 @@
 mod clients;
 mod compare;
 mod logged;
+mod notes;
 
 use std::time::Instant;
 

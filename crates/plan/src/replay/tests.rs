@@ -287,6 +287,46 @@ fn absences_of_workers_are_replayed() {
 }
 
 #[test]
+fn workers_that_replaced_others_are_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = requests();
+    let path = write_log(folder.path(), &requests, &served(&requests));
+    // A rolling upgrade in the middle: 10 follows 4, then 11 follows 7.
+    let mut lines: Vec<String> = std::fs::read_to_string(&path)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    let of = |at_s: f64, ids: [u32; 2]| {
+        let mut known = fleet();
+        known.t = at_s;
+        known.workers[0].id = ids[0];
+        known.workers[1].id = ids[1];
+        serde_json::json!({"fleet": known}).to_string()
+    };
+    lines.push(of(9.0, [10, 7]));
+    lines.push(of(9.5, [10, 11]));
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let log = Logged::read(&path).unwrap();
+    let topology = log.topology();
+    assert_eq!((topology.prefill, topology.decode), (2, 2));
+    assert!(
+        log.notes
+            .iter()
+            .any(|note| note.contains("at most 2 were ready"))
+    );
+    let (args, _) = parse(&[path.to_str().unwrap()]);
+    let hardware = Hardware::or(&args.hardware, log.source()).unwrap();
+    let run = super::run(&log, &hardware, &real(&args, &log, &hardware), 1.0);
+    // In the order of ids: 4 and 7 are 0 and 1. Requests come from 3 s of the log on.
+    for outcome in &run.outcomes {
+        let (at_s, prefill, decode) = (outcome.due.as_s(), outcome.prefill, outcome.decode);
+        assert_eq!(prefill, if at_s < 6.0 { 0 } else { 2 }, "at {at_s}");
+        assert!(at_s < 6.5 || decode == 3, "at {at_s}: {decode}");
+    }
+}
+
+#[test]
 fn the_rate_of_a_log_is_that_of_its_gaps() {
     let folder = tempfile::tempdir().unwrap();
     let rate = |requests: &[Request]| {
