@@ -61,6 +61,11 @@ pub enum SimulateError {
         gpus: u32,
         gpus_per_host: u32,
     },
+    #[error(
+        "workers of {each} GPUs cannot use --gpus {gpus} without a rest: give a multiple of {each}, or with \
+         --gpu another --tensor-parallel"
+    )]
+    Indivisible { each: u32, gpus: u32 },
     #[error("--price is of {given}, but the GPUs are {known}: name these, or give a number alone")]
     Price { given: String, known: String },
     #[error("--slo must have both of ttft and tpot, such as ttft=1s,tpot=30ms")]

@@ -1,6 +1,7 @@
 //! `tasuki plan`: which topology serves a workload best within objectives.
 
 mod args;
+mod degrees;
 mod design;
 mod lengths;
 mod planner;

@@ -8,13 +8,13 @@ use tasuki_bench::slo::Slo;
 use tasuki_core::Role;
 
 use super::args::{GoalArgs, PlanArgs};
+use super::degrees::by_degree;
 use super::design::{Design, all};
 use super::lengths::{Conversations, Lengths, requests_of_file};
 use super::probe::{Found, Seeing};
 use super::screen::{Limits, estimate};
 use super::start::Start;
 use super::variations::Variation;
-use crate::args::HardwareArgs;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
 use crate::replay::Logged;
@@ -218,6 +218,13 @@ impl<'a> Planner<'a> {
         let degrees: Vec<u32> = self.hardware.keys().copied().collect();
         let default = self.hardware_of(1)?.limits.max_batched_tokens;
         let designs = all(self.goal.gpus, &degrees, default);
+        if designs.is_empty() {
+            let gpus = self.goal.gpus;
+            return Err(SimulateError::Indivisible {
+                gpus,
+                each: degrees[0],
+            });
+        }
         let hardware = |degree: u32| self.hardware.get(&degree).cloned();
         let estimated = |design: &Design| estimate(design, &hardware, self.lengths, self.limits);
         let mut ranked: Vec<(f64, Design)> = designs.iter().map(|d| (estimated(d), *d)).collect();
@@ -344,54 +351,4 @@ fn simplest(found: &[Found], precision: f64) -> Option<Found> {
             )
         })
         .cloned()
-}
-
-fn by_degree(
-    args: &HardwareArgs,
-    goal: &GoalArgs,
-    log: Option<&Logged>,
-) -> Result<BTreeMap<u32, Hardware>, SimulateError> {
-    if args.gpu.is_none() {
-        let hardware = match log {
-            Some(log) => Hardware::or(args, log.source())?,
-            None => Hardware::new(args)?,
-        };
-        return Ok(BTreeMap::from([(1, hardware)]));
-    }
-    let mut known = BTreeMap::new();
-    let mut refused = None;
-    let given = args.tensor_parallel;
-    let degrees = if given > 1 {
-        vec![given]
-    } else {
-        vec![1, 2, 4, 8]
-    };
-    for tensor_parallel in degrees {
-        if tensor_parallel > goal.gpus.min(goal.gpus_per_host) {
-            break;
-        }
-        let args = HardwareArgs {
-            tensor_parallel,
-            ..args.clone()
-        };
-        match Hardware::new(&args) {
-            Ok(hardware) => {
-                known.insert(tensor_parallel, hardware);
-            }
-            // More GPUs may have room for the weights.
-            Err(error @ (SimulateError::TooLarge { .. } | SimulateError::Pool { .. })) => {
-                refused = Some(error);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    match refused {
-        Some(error) if known.is_empty() => Err(error),
-        None if known.is_empty() => Err(SimulateError::Degree {
-            given,
-            gpus: goal.gpus,
-            gpus_per_host: goal.gpus_per_host,
-        }),
-        _ => Ok(known),
-    }
 }

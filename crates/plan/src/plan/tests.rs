@@ -180,6 +180,44 @@ fn a_log_of_one_time_tells_no_rate_to_expect() {
 }
 
 #[test]
+fn a_worker_of_a_log_has_as_many_gpus_as_it_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = log(folder.path(), &[7.0, 7.5, 8.0]);
+    let class = r#""classes":[{"device":"NVIDIA H200","tensor_parallel":4,"step_ms":6.0,"#
+        .to_owned()
+        + r#""sequence_us":20.0,"kv_token_ns":30.0,"prompt_step_ms":6.0,"prompt_token_us":20.0,"#
+        + r#""prompt_square_ns":0.2}]"#;
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(r#""classes":[]"#, &class)).unwrap();
+    let of = |gpus: &str| {
+        let words = [
+            "plan",
+            "--slo",
+            "ttft=1s,tpot=30ms",
+            "--quick",
+            "--from",
+            &path,
+        ];
+        let args = PlanArgs::try_parse_from([&words[..], &["--gpus", gpus]].concat()).unwrap();
+        Planner::new(&args).and_then(|mut planner| planner.plan())
+    };
+    let found = of("8").unwrap();
+    assert_eq!(found.best.name, "2 mixed x4");
+    assert!(
+        found.command.contains("--mixed 2 --tp-mixed 4"),
+        "{}",
+        found.command
+    );
+    assert!(
+        found.helm_values.contains("gpus: 4"),
+        "{}",
+        found.helm_values
+    );
+    let error = of("6").unwrap_err().to_string();
+    assert!(error.contains("give a multiple of 4"), "{error}");
+}
+
+#[test]
 fn a_trace_with_its_latest_time_is_simulated() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("late.jsonl");

@@ -104,14 +104,25 @@ impl Logged {
         self.requests.len() as f64 / self.span_s()
     }
 
-    /// How fast its workers are: those of the kind that most of them are.
-    pub fn source(&self) -> Source {
+    /// The kind that most of its workers are.
+    fn usual_class(&self) -> u32 {
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
         for worker in &self.fleet.workers {
             *counts.entry(worker.class).or_default() += 1;
         }
         let most = counts.into_iter().max_by_key(|(_, count)| *count);
-        let number = most.map_or(0, |(class, _)| class);
+        most.map_or(0, |(class, _)| class)
+    }
+
+    /// GPUs of a worker of that kind.
+    pub fn tensor_parallel(&self) -> u32 {
+        let class = self.fleet.classes.get(self.usual_class() as usize);
+        class.map_or(1, |class| class.tensor_parallel.max(1))
+    }
+
+    /// How fast workers of that kind are.
+    pub fn source(&self) -> Source {
+        let number = self.usual_class();
         let class = self.fleet.classes.get(number as usize);
         let worker = self.fleet.workers.iter().find(|w| w.class == number);
         let (link, bytes, handoff_s) = self.link();
