@@ -87,9 +87,6 @@ fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), Simulate
 fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
     let began = Instant::now();
     let mut planner = Planner::new(args)?;
-    if let Some(note) = planner.rate_note() {
-        println!("note: {note}");
-    }
     let plan = planner.plan()?;
     print!("{}", text(&plan, began.elapsed().as_secs_f64()));
     if let Some(path) = &args.goal.output {
@@ -115,6 +112,9 @@ fn write(path: &Path, content: &str) -> Result<(), SimulateError> {
 
 fn text(plan: &Plan, took_s: f64) -> String {
     let mut text = String::new();
+    for note in &plan.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
     let _ = writeln!(
         text,
         "{:<38} {:>9} {:>9} {:>9} {:>18} {:>18} {:>6}",

@@ -57,6 +57,8 @@ pub struct Planner<'a> {
 #[derive(Debug, Serialize)]
 pub struct Plan {
     pub schema: &'static str,
+    /// For the reader: what the plan cannot be.
+    pub notes: Vec<String>,
     pub slo: Slo,
     /// Of the requests, in the mean.
     pub lengths: Lengths,
@@ -164,7 +166,7 @@ impl<'a> Planner<'a> {
         let best = simplest(&simulated, self.precision()).ok_or(SimulateError::NoSteps)?;
         let colocated = |found: &&Found| found.design.is_colocated();
         let best_colocated = simulated.iter().find(colocated).cloned();
-        let logged = self.log.as_ref().and_then(Logged::rate);
+        let logged = self.log.as_ref().and_then(Logged::arrival_rate);
         let rate = self.goal.request_rate.or(logged);
         // Where nothing meets the objectives, what the lowest rate brings is shown.
         let rate = rate.unwrap_or(match best.rate > 0.0 {
@@ -194,6 +196,7 @@ impl<'a> Planner<'a> {
         };
         Ok(Plan {
             schema: SCHEMA,
+            notes: self.notes(),
             slo: self.goal.slo,
             lengths: self.lengths,
             precision: self.precision(),

@@ -206,13 +206,26 @@ impl Planner<'_> {
         Ok(Box::new(BenchClients::new(workload, arrival, seed, None)))
     }
 
-    /// Why the expected rate is not that of the log.
-    pub fn rate_note(&self) -> Option<&'static str> {
-        let untold = self.log.as_ref().is_some_and(|log| log.rate().is_none());
-        (untold && self.goal.request_rate.is_none()).then_some(
-            "all requests of the log came at one time, so it has no request rate; the plan \
-             expects 80% of the best design's rate: give --request-rate or a longer log",
-        )
+    /// What the log is not, and why the expected rate is another one than that of its answers.
+    pub fn notes(&self) -> Vec<String> {
+        let Some(log) = &self.log else {
+            return Vec::new();
+        };
+        let mut notes = log.notes.clone();
+        match (log.rate(), log.arrival_rate()) {
+            _ if self.goal.request_rate.is_some() => {}
+            (Some(served), Some(all)) if all > served => notes.push(format!(
+                "{served:.2} requests/s of the log were answered, {all:.2} came: the plan expects \
+                 all"
+            )),
+            (Some(_), _) => {}
+            (None, _) => notes.push(
+                "all requests of the log came at one time, so it has no request rate; the plan \
+                 expects 80% of the best design's rate: give --request-rate or a longer log"
+                    .to_owned(),
+            ),
+        }
+        notes
     }
 
     fn worker(&self, hardware: &Hardware, role: Role, design: &Design, host: u32) -> WorkerConfig {

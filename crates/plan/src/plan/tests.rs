@@ -12,17 +12,16 @@ use super::planner::{Plan, Planner};
 const RATES: &str = "step-ms=6,sequence-us=20,kv-token-ns=30,prompt-step-ms=6,prompt-token-us=20,\
                      prompt-square-ns=0.2";
 
-/// The plan of these options for two GPUs, and the planner's note.
-fn plan(words: &[&str]) -> (Plan, Option<&'static str>) {
+/// The plan of these options for two GPUs.
+fn plan(words: &[&str]) -> Plan {
     plan_of(&[&["--gpus", "2", "--quick"], words].concat())
 }
 
-fn plan_of(words: &[&str]) -> (Plan, Option<&'static str>) {
+fn plan_of(words: &[&str]) -> Plan {
     let fixed = ["plan", "--slo", "ttft=1s,tpot=30ms", "--rates", RATES];
     let args = PlanArgs::try_parse_from(fixed.iter().chain(words)).unwrap();
     let mut planner = Planner::new(&args).unwrap();
-    let note = planner.rate_note();
-    (planner.plan().unwrap(), note)
+    planner.plan().unwrap()
 }
 
 fn trace(folder: &Path, requests: usize) -> String {
@@ -43,7 +42,7 @@ fn a_short_trace_shows_no_higher_rate_than_its_requests_can_fill() {
     let of = |requests: usize, more: &[&str]| {
         let file = trace(folder.path(), requests);
         let words = ["--workload", "trace", "--trace-file", &file];
-        plan(&[&words, more].concat()).0.best
+        plan(&[&words, more].concat()).best
     };
     // A request that just meets the objectives takes 1 s + 100 x 30 ms = 4 s. A run must take 0.8
     // of that: n requests show a rate of n / 3.2 s at most.
@@ -92,11 +91,11 @@ fn no_rate_is_promised_at_which_a_queue_grows() {
         // A prompt of 2,000 tokens takes 2,000 x 20 us + 2,000^2 x 0.2 ns = 40.8 ms of a GPU.
         let most = gpus / 0.0408;
         let words = [&words[..], &["--lengths", "2000:1"]].concat();
-        let (found, _) = plan_of(&words);
+        let found = plan_of(&words);
         let rate = found.best.rate;
         assert!(rate > 0.8 * most && rate < above * most, "{rate}, {most}");
         let above = format!("{}", 1.4 * most);
-        let (found, _) = plan_of(&[&words[..], &["--request-rate", &above]].concat());
+        let found = plan_of(&[&words[..], &["--request-rate", &above]].concat());
         let seen = found.expected.attainment;
         assert!(seen < 0.4, "{seen} at {above}");
     }
@@ -106,7 +105,7 @@ fn no_rate_is_promised_at_which_a_queue_grows() {
 fn rates_and_lengths_of_conversations_are_those_of_all_turns() {
     let words =
         "--workload multi-turn --turns 5 --turn-input-tokens 50 --lengths 1000:50 --price 1";
-    let (found, _) = plan(&words.split_whitespace().collect::<Vec<_>>());
+    let found = plan(&words.split_whitespace().collect::<Vec<_>>());
     // Prompts have 1,000 tokens and 100 more in every turn.
     let lengths = found.lengths;
     assert_eq!((lengths.prompt, lengths.output), (1_200.0, 50.0));
@@ -166,17 +165,45 @@ fn log(folder: &Path, times_s: &[f64]) -> String {
 fn a_log_of_one_time_tells_no_rate_to_expect() {
     let folder = tempfile::tempdir().unwrap();
     for times_s in [&[7.0][..], &[7.0, 7.0, 7.0]] {
-        let (plan, note) = plan(&["--from", &log(folder.path(), times_s)]);
+        let plan = plan(&["--from", &log(folder.path(), times_s)]);
         assert!((plan.expected.rate - 0.8 * plan.best.rate).abs() < 1e-9);
-        assert!(note.is_some_and(|note| note.contains("--request-rate")));
+        assert!(plan.notes[0].contains("--request-rate"));
     }
-    let (plan, note) = plan(&["--from", &log(folder.path(), &[7.0, 7.5])]);
+    let plan = plan(&["--from", &log(folder.path(), &[7.0, 7.5])]);
     assert!(
         (plan.expected.rate - 2.0).abs() < 1e-6,
         "{}",
         plan.expected.rate
     );
-    assert_eq!(note, None);
+    assert!(plan.notes.is_empty(), "{:?}", plan.notes);
+}
+
+#[test]
+fn refused_requests_of_a_log_are_expected_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = log(folder.path(), &[7.0, 7.5, 8.0]);
+    let mut text = fs::read_to_string(&path).unwrap();
+    for outcome in ["refused", "unavailable", "rejected"] {
+        let _ = writeln!(
+            text,
+            r#"{{"t":7.6,"i":1000,"o":0,"e":1.0,"z":"{outcome}"}}"#
+        );
+    }
+    fs::write(&path, text).unwrap();
+    let found = plan(&["--from", &path]);
+    // Two a second were served, three of five were.
+    assert!(
+        (found.expected.rate - 2.0 * 5.0 / 3.0).abs() < 1e-3,
+        "{}",
+        found.expected.rate
+    );
+    let notes = found.notes.join("\n");
+    assert!(
+        notes.contains("1 were refused") && notes.contains("3.33 came"),
+        "{notes}"
+    );
+    let given = plan(&["--from", &path, "--request-rate", "2"]);
+    assert_eq!((given.expected.rate, given.notes.len()), (2.0, 1));
 }
 
 #[test]

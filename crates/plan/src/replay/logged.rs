@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use tasuki_core::{Role, WorkerId};
-use tasuki_reqlog::{Class, Fleet, Handoff, Log, Record, Request};
+use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request};
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
 
@@ -33,6 +33,8 @@ pub struct Logged {
     /// For the reader: what the replay cannot be.
     pub notes: Vec<String>,
     fleet: Fleet,
+    /// Requests of the model that a worker could have served.
+    arrived: usize,
 }
 
 impl Logged {
@@ -77,6 +79,7 @@ impl Logged {
             router: router(&log, &fleet),
             faults: absences(&log.fleets, &fleet, began_s),
             notes: notes(&log, &requests, &others, &fleet),
+            arrived: requests.len() + others.iter().filter(|r| is_wanted(r, model)).count(),
             requests,
             fleet,
         })
@@ -92,11 +95,17 @@ impl Logged {
         last_s.max(1e-3) * (1.0 + 1.0 / gaps)
     }
 
-    /// Requests a second: of n requests, n - 1 in the time from the first arrival to the last.
+    /// Requests a second that were served: of n requests, n - 1 in the time from the first arrival to the last.
     /// `None`: all came at one time, or there is one request, so the log does not tell.
     pub fn rate(&self) -> Option<f64> {
         let last = self.requests.last()?;
         (last.record.arrived_s > 0.0).then(|| self.replay_rate())
+    }
+
+    /// Requests a second that came, with those that got no answer: refused ones, for example.
+    pub fn arrival_rate(&self) -> Option<f64> {
+        let all = self.arrived as f64 / self.requests.len() as f64;
+        self.rate().map(|rate| all * rate)
     }
 
     /// Requests a second of a replay that begins again after [`Logged::span_s`].
@@ -252,6 +261,12 @@ fn busiest_model(requests: &[Request]) -> u32 {
     }
     let most = counts.into_iter().max_by_key(|(_, count)| *count);
     most.map_or(0, |(model, _)| model)
+}
+
+/// Whether a request without output needs a worker.
+fn is_wanted(request: &Request, model: u32) -> bool {
+    let record = &request.record;
+    record.model == model && record.outcome != Ended::Rejected
 }
 
 fn role(word: &str) -> Role {
