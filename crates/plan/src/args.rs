@@ -21,6 +21,8 @@ pub struct SimulateArgs {
     #[command(flatten)]
     pub hardware: HardwareArgs,
     #[command(flatten)]
+    pub faults: FaultArgs,
+    #[command(flatten)]
     pub router: RouterArgs,
     #[command(flatten)]
     pub workload: WorkloadArgs,
@@ -169,7 +171,12 @@ pub struct HardwareArgs {
     /// else 0].
     #[arg(long, value_name = "MS", value_parser = at_least_zero)]
     pub between_steps_ms: Option<f64>,
+}
 
+/// What happens to workers and links.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Workers")]
+pub struct FaultArgs {
     /// What happens, such as crash:0@30+20 (worker 0 ends after 30 s and is back 20 s later),
     /// slow:1@10=2.5 (steps take 2.5 times as long), links@60=0.1, drain:2@5, undrain:2@50; may
     /// be repeated.

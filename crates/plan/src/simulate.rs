@@ -228,7 +228,7 @@ fn workload(args: &SimulateArgs) -> Result<tasuki_bench::workload::WorkloadPlan,
 fn deployment(args: &SimulateArgs, hardware: &Hardware) -> Result<Deployment, SimulateError> {
     let workers = hardware.workers(&args.topology)?;
     let count = workers.len() as u32;
-    let faults = args.hardware.fault.iter();
+    let faults = args.faults.fault.iter();
     let faults: Result<Vec<_>, _> = faults.map(|fault| faults::parse(fault, count)).collect();
     Ok(Deployment {
         workers,

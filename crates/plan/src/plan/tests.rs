@@ -138,6 +138,21 @@ fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
     assert!(over_s > 28.5, "{over_s}");
 }
 
+#[test]
+fn a_plan_takes_no_faults() {
+    let words = [
+        "plan",
+        "--slo",
+        "ttft=1s",
+        "--gpus",
+        "2",
+        "--fault",
+        "crash:0@30",
+    ];
+    let error = PlanArgs::try_parse_from(words).unwrap_err();
+    assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument);
+}
+
 /// A log whose requests arrive at these times.
 fn log(folder: &Path, times_s: &[f64]) -> String {
     let mut text = concat!(

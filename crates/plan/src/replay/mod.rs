@@ -163,7 +163,7 @@ fn what_if(
         then.faults.clear();
     }
     let count = then.workers.len() as u32;
-    for fault in &args.hardware.fault {
+    for fault in &args.faults.fault {
         then.faults.push(faults::parse(fault, count)?);
     }
     let router = ids::<RouterArgs>();
