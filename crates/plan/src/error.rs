@@ -66,6 +66,16 @@ pub enum SimulateError {
          --gpu another --tensor-parallel"
     )]
     Indivisible { each: u32, gpus: u32 },
+    #[error(
+        "{percent:.0}% of the requests are longer than a worker takes: prompt and answer have up to {longest} \
+         tokens together, --max-model-len is {limit}; raise it, with --num-blocks for two such requests, or \
+         plan for shorter ones"
+    )]
+    TooLong {
+        percent: f64,
+        longest: u32,
+        limit: u32,
+    },
     #[error("--price is of {given}, but the GPUs are {known}: name these, or give a number alone")]
     Price { given: String, known: String },
     #[error("--slo must have both of ttft and tpot, such as ttft=1s,tpot=30ms")]

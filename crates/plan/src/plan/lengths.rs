@@ -30,34 +30,54 @@ impl Lengths {
         }
     }
 
-    /// Those of a workload's first requests.
+    /// Those of a workload's first requests, and the tokens of each.
     ///
     /// # Errors
     ///
     /// It cannot be read.
-    pub fn planned(workload: &WorkloadArgs) -> Result<Self, SimulateError> {
+    pub fn planned(workload: &WorkloadArgs) -> Result<(Self, Vec<u32>), SimulateError> {
         let mut source = workload.plan_lengths()?.build()?;
-        let (mut count, mut prompt, mut output) = (0.0, 0.0, 0.0);
-        while count < LOOKED_AT as f64
+        let (mut tokens, mut prompt, mut output) = (Vec::new(), 0.0, 0.0);
+        while tokens.len() < LOOKED_AT
             && let Some(first) = source.next()
         {
             // With the turns that follow it.
             let mut turn = Some(first);
             while let Some(planned) = turn {
-                count += 1.0;
-                prompt += f64::from(planned.input_tokens.unwrap_or(1));
+                let input_tokens = planned.input_tokens.unwrap_or(1);
+                tokens.push(input_tokens.saturating_add(planned.output_tokens));
+                prompt += f64::from(input_tokens);
                 output += f64::from(planned.output_tokens);
                 let answer = " ".repeat(planned.output_tokens as usize);
                 let next = source.answered(planned.index, &answer);
                 turn = next.map(|(_, planned)| planned);
             }
         }
-        let mean = |sum: f64| (sum / f64::max(count, 1.0)).max(1.0);
-        Ok(Self {
+        let mean = |sum: f64| (sum / tokens.len().max(1) as f64).max(1.0);
+        let lengths = Self {
             prompt: mean(prompt),
             output: mean(output),
-        })
+        };
+        Ok((lengths, tokens))
     }
+}
+
+/// Refuses a workload if more of its requests than may miss the objectives are longer than `limit`.
+///
+/// # Errors
+///
+/// [`SimulateError::TooLong`].
+pub fn refuse_too_long(tokens: &[u32], limit: u32, attainment: f64) -> Result<(), SimulateError> {
+    let too_long = tokens.iter().filter(|tokens| **tokens > limit).count();
+    let share = too_long as f64 / tokens.len().max(1) as f64;
+    if share <= 1.0 - attainment {
+        return Ok(());
+    }
+    Err(SimulateError::TooLong {
+        percent: 100.0 * share,
+        longest: tokens.iter().copied().max().unwrap_or(0),
+        limit,
+    })
 }
 
 /// Conversations of a workload.

@@ -242,7 +242,7 @@ fn lost(text: &mut String, loss: &Loss, rate: f64) {
 
 fn row(text: &mut String, found: &Found) {
     let at = &found.at;
-    let pair = |low: f64, high: f64| format!("{low:.1} / {high:.1}");
+    let pair = |low, high| format!("{} / {}", ms(low, 1), ms(high, 1));
     let _ = writeln!(
         text,
         "{:<38} {:>9} {:>9.2} {:>9.2} {:>18} {:>18} {:>5.0}%",
@@ -259,14 +259,22 @@ fn row(text: &mut String, found: &Found) {
 fn expected(text: &mut String, what: &str, seen: &Seeing) {
     let _ = writeln!(
         text,
-        "{what} at {:.2} requests/s: {:.0}% meet the objectives, goodput {:.2}; TTFT p50 {:.1}, \
-         p95 {:.1} ms; TPOT p50 {:.2}, p95 {:.2} ms",
+        "{what} at {:.2} requests/s: {:.0}% meet the objectives, goodput {:.2}; TTFT p50 {}, \
+         p95 {} ms; TPOT p50 {}, p95 {} ms",
         seen.rate,
         100.0 * seen.attainment,
         seen.goodput,
-        seen.ttft_p50_ms,
-        seen.ttft_p95_ms,
-        seen.tpot_p50_ms,
-        seen.tpot_p95_ms,
+        ms(seen.ttft_p50_ms, 1),
+        ms(seen.ttft_p95_ms, 1),
+        ms(seen.tpot_p50_ms, 2),
+        ms(seen.tpot_p95_ms, 2),
     );
+}
+
+/// Milliseconds, with so many digits after the point. Answers of one token have no TPOT.
+fn ms(value: f64, digits: usize) -> String {
+    match value.is_nan() {
+        true => "-".to_owned(),
+        false => format!("{value:.digits$}"),
+    }
 }

@@ -10,7 +10,7 @@ use tasuki_core::Role;
 use super::args::{GoalArgs, PlanArgs};
 use super::degrees::by_degree;
 use super::design::{Design, all};
-use super::lengths::{Conversations, Lengths, requests_of_file};
+use super::lengths::{Conversations, Lengths, refuse_too_long, requests_of_file};
 use super::probe::{Found, Seeing};
 use super::screen::{Limits, estimate};
 use super::start::Start;
@@ -111,13 +111,15 @@ impl<'a> Planner<'a> {
             _ => {}
         }
         let log = goal.from.as_deref().map(Logged::read).transpose()?;
-        let lengths = match &log {
-            Some(log) => Lengths::logged(log),
+        let (lengths, tokens) = match &log {
+            Some(log) => (Lengths::logged(log), log.tokens()),
             None => Lengths::planned(&workload)?,
         };
         let file_requests = requests_of_file(&workload)?;
         let conversations = Conversations::of(&workload)?;
         let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
+        let limits = hardware.values().map(|known| known.limits.max_model_len);
+        refuse_too_long(&tokens, limits.max().unwrap_or(0), goal.attainment)?;
         if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
             let (kind, name) = (price.kind.to_lowercase(), known.name.to_lowercase());
             if !name.contains(&kind) {

@@ -12,13 +12,16 @@ use super::until_missed::UntilMissed;
 use crate::clients::BenchClients;
 use crate::error::SimulateError;
 use crate::hardware::Hardware;
-use crate::replay::{LogClients, is_met};
+use crate::replay::{LogClients, is_met, most_missed};
 
 /// The rate is found within this factor.
 const PRECISION: f64 = 1.06;
 const MOST_PROBES: u32 = 14;
 /// The same of `--quick`.
 const QUICK_PRECISION: f64 = 1.12;
+
+/// Of a run whose requests meet the objectives as yet.
+const QUEUE_GROWS: &str = "TTFT breaks first";
 
 /// What requests saw at one rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -32,6 +35,9 @@ pub struct Seeing {
     pub tpot_p95_ms: f64,
     /// Of requests, that were split.
     pub split: f64,
+    /// What a higher rate misses, for the reader.
+    #[serde(skip)]
+    pub breaks: &'static str,
 }
 
 /// A design that was simulated.
@@ -95,7 +101,7 @@ impl Planner<'_> {
         let (rate, at, binds) = match (good, bad) {
             (Some((seen, run)), bad) => {
                 let breaks = bad.map(|(rate, seen)| match seen {
-                    Some(seen) => self.broken(&seen),
+                    Some(seen) => seen.breaks,
                     None => self.lengthen(rate),
                 });
                 (seen.rate, seen, self.binds(design, &run, breaks))
@@ -106,7 +112,7 @@ impl Planner<'_> {
                     Some(seen) => seen,
                     None => self.see(design, tried)?,
                 };
-                (0.0, seen, self.broken(&seen).to_owned())
+                (0.0, seen, seen.breaks.to_owned())
             }
         };
         probes.sort_by(|a, b| a.rate.total_cmp(&b.rate));
@@ -264,17 +270,7 @@ impl Planner<'_> {
             tpot_p50_ms: tpot[0],
             tpot_p95_ms: tpot[1],
             split: of(&Outcome::is_split),
-        }
-    }
-
-    /// The objective that fails.
-    fn broken(&self, seen: &Seeing) -> &'static str {
-        let ttft = seen.ttft_p95_ms / (1e3 * self.limits.ttft_s);
-        let tpot = seen.tpot_p95_ms / (1e3 * self.limits.tpot_s);
-        if ttft > tpot {
-            "TTFT breaks first"
-        } else {
-            "TPOT breaks first"
+            breaks: most_missed(&outcomes, &self.slo).unwrap_or(QUEUE_GROWS),
         }
     }
 

@@ -18,10 +18,19 @@ fn plan(words: &[&str]) -> Plan {
 }
 
 fn plan_of(words: &[&str]) -> Plan {
-    let fixed = ["plan", "--slo", "ttft=1s,tpot=30ms", "--rates", RATES];
-    let args = PlanArgs::try_parse_from(fixed.iter().chain(words)).unwrap();
+    let slo = if words.contains(&"--slo") {
+        &[][..]
+    } else {
+        &["--slo", "ttft=1s,tpot=30ms"]
+    };
+    let fixed = ["plan", "--rates", RATES];
+    let args = PlanArgs::try_parse_from(fixed.iter().chain(slo).chain(words)).unwrap();
     let mut planner = Planner::new(&args).unwrap();
     planner.plan().unwrap()
+}
+
+fn plan_text(words: &[&str]) -> String {
+    super::text(&plan(words), 0.0)
 }
 
 fn trace(folder: &Path, requests: usize) -> String {
@@ -136,6 +145,65 @@ fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
     assert!((rate / 20.0 - 1.0).abs() < 0.1, "{rate}");
     // A conversation takes 5 x (1 s + 50 x 30 ms) + 4 x 4 s = 28.5 s at most.
     assert!(over_s > 28.5, "{over_s}");
+}
+
+#[test]
+fn requests_that_no_worker_takes_are_refused() {
+    let of = |words: &[&str]| {
+        let fixed = [
+            "plan",
+            "--slo",
+            "ttft=1s,tpot=30ms",
+            "--rates",
+            RATES,
+            "--gpus",
+            "2",
+        ];
+        let args = PlanArgs::try_parse_from(fixed.iter().chain(words)).unwrap();
+        Planner::new(&args)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    let error = of(&["--lengths", "990:20", "--max-model-len", "1000"]).unwrap_err();
+    for word in ["100% of", "1010 tokens", "--max-model-len is 1000"] {
+        assert!(error.contains(word), "{error}");
+    }
+    // About half of them are: more than a tenth may miss the objectives.
+    let half = [
+        "--lengths",
+        "900:100",
+        "--range-ratio",
+        "0.5",
+        "--max-model-len",
+        "1000",
+    ];
+    assert!(of(&half).is_err());
+    of(&[&half[..], &["--attainment", "0.2"]].concat()).unwrap();
+}
+
+#[test]
+fn what_most_requests_miss_is_named() {
+    let binds = |words: &[&str]| plan(words).best.binds;
+    // One token has no TPOT, and a prompt of 200,000 tokens takes longer than a second.
+    let text = plan_text(&["--lengths", "2000:1"]);
+    assert!(text.contains("TTFT breaks first"), "{text}");
+    assert!(text.contains("- / -") && !text.contains("NaN"), "{text}");
+    let long = [
+        "--lengths",
+        "200000:10",
+        "--num-blocks",
+        "40000",
+        "--max-model-len",
+        "262144",
+    ];
+    assert_eq!(binds(&long), "TTFT breaks first");
+    let far = [
+        "--lengths",
+        "1000:100",
+        "--slo",
+        "ttft=10s,tpot=30ms,e2e=1s",
+    ];
+    assert!(binds(&far).contains("E2E breaks first"), "{}", binds(&far));
 }
 
 #[test]

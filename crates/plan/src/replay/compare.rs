@@ -93,6 +93,29 @@ pub fn is_met(outcome: &Outcome, slo: &Slo) -> bool {
     })
 }
 
+/// What most of the requests miss that do not meet the objectives; `None`: they all meet them.
+pub fn most_missed(outcomes: &[&Outcome], slo: &Slo) -> Option<&'static str> {
+    let none = Slo::default();
+    #[rustfmt::skip]
+    let each = [
+        ("TTFT breaks first", Slo { ttft_s: slo.ttft_s, ..none }),
+        ("TTST breaks first", Slo { ttst_s: slo.ttst_s, ..none }),
+        ("TPOT breaks first", Slo { tpot_s: slo.tpot_s, ..none }),
+        ("E2E breaks first", Slo { e2e_s: slo.e2e_s, ..none }),
+    ];
+    let missed = |slo: &Slo| outcomes.iter().filter(|o| !is_met(o, slo)).count();
+    // A request that fails misses every objective.
+    let failed = missed(&none);
+    let mut most = (failed, "requests fail first");
+    for (what, only) in each {
+        let count = missed(&only) - failed;
+        if count > most.0 {
+            most = (count, what);
+        }
+    }
+    (most.0 > 0).then_some(most.1)
+}
+
 /// By how much one value is off another, in percent of the first; of shares in percent, points.
 pub fn difference(name: &str, from: f64, to: f64) -> Option<f64> {
     if name.ends_with("_percent") {

@@ -85,6 +85,14 @@ impl Logged {
         })
     }
 
+    /// Of each request, prompt and answer together.
+    pub fn tokens(&self) -> Vec<u32> {
+        let records = self.requests.iter().map(|request| &request.record);
+        records
+            .map(|r| r.prompt_tokens.saturating_add(r.output_tokens))
+            .collect()
+    }
+
     /// Seconds from the first arrival to the last, and a mean gap more.
     pub fn span_s(&self) -> f64 {
         let last_s = self

@@ -21,8 +21,8 @@ use tasuki_bench::args::{ArrivalArgs, WorkloadArgs};
 use tasuki_sim::{Run, simulate};
 
 pub use self::clients::LogClients;
-pub use self::compare::is_met;
 use self::compare::{Figure, Trust, difference, figures, table};
+pub use self::compare::{is_met, most_missed};
 pub use self::logged::Logged;
 use crate::args::{RouterArgs, SimulateArgs, TopologyArgs};
 use crate::deployment::Deployment;
