@@ -92,6 +92,11 @@ pub enum SimulateError {
     NoFleet { path: PathBuf },
     #[error("{path}: of {requests} requests none has output, so there is nothing to replay")]
     NoOutput { path: PathBuf, requests: usize },
+    #[error(
+        "--slo has itl, but {count} answers of {path} do not tell their longest gap between tokens: leave \
+         out itl"
+    )]
+    NoGaps { path: PathBuf, count: usize },
     #[error("--fault {given:?}: {reason}")]
     Fault { given: String, reason: String },
     #[error(

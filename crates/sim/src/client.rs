@@ -82,6 +82,8 @@ pub struct Outcome {
     pub failure: Option<String>,
     /// Of every token, where they are kept.
     pub token_times: Vec<Time>,
+    /// The longest time between two tokens, where it was measured; see [`Outcome::longest_gap_s`].
+    pub measured_gap_s: Option<f64>,
 }
 
 impl Outcome {
@@ -105,6 +107,7 @@ impl Outcome {
             transfer_s: 0.0,
             failure: None,
             token_times: Vec::new(),
+            measured_gap_s: None,
         }
     }
 
@@ -121,6 +124,14 @@ impl Outcome {
             .filter(|after| *after > 0)?;
         self.first
             .map(|first| self.end.s_since(first) / f64::from(after))
+    }
+
+    /// The longest time between two tokens, in seconds: as it was measured, or by the times of
+    /// tokens, where they are kept.
+    pub fn longest_gap_s(&self) -> Option<f64> {
+        let gaps = self.token_times.windows(2);
+        let longest = gaps.map(|pair| pair[1].s_since(pair[0])).reduce(f64::max);
+        self.measured_gap_s.or(longest)
     }
 
     pub fn is_split(&self) -> bool {

@@ -183,6 +183,7 @@ impl Planner<'_> {
             handoff_s,
             prefix_index: true,
             warm_router: true,
+            token_times: self.slo.itl_s.is_some(),
             policy: PolicyConfig {
                 strict_roles: design.strict_roles,
                 ..PolicyConfig::default()

@@ -197,13 +197,13 @@ fn what_most_requests_miss_is_named() {
         "262144",
     ];
     assert_eq!(binds(&long), "TTFT breaks first");
-    let far = [
-        "--lengths",
-        "1000:100",
-        "--slo",
-        "ttft=10s,tpot=30ms,e2e=1s",
-    ];
-    assert!(binds(&far).contains("E2E breaks first"), "{}", binds(&far));
+    for (slo, breaks) in [
+        ("ttft=10s,tpot=30ms,e2e=1s", "E2E breaks first"),
+        ("ttft=1s,tpot=30ms,itl=15ms", "ITL breaks first"),
+    ] {
+        let found = binds(&["--lengths", "1000:100", "--slo", slo]);
+        assert!(found.contains(breaks), "{slo}: {found}");
+    }
 }
 
 #[test]

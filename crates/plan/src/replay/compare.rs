@@ -79,7 +79,7 @@ pub fn figures(outcomes: &[Outcome], slo: Option<&Slo>) -> Vec<Figure> {
     figures
 }
 
-/// Whether a request met the objectives; of a log no gap between single tokens is known.
+/// Whether a request met the objectives.
 pub fn is_met(outcome: &Outcome, slo: &Slo) -> bool {
     let Some(ttft_s) = outcome.ttft_s().filter(|_| outcome.failure.is_none()) else {
         return false;
@@ -88,7 +88,7 @@ pub fn is_met(outcome: &Outcome, slo: &Slo) -> bool {
         ttft_s,
         ttst_s: outcome.second.map(|second| second.s_since(outcome.due)),
         tpot_s: outcome.tpot_s(),
-        itl_max_s: None,
+        itl_max_s: outcome.longest_gap_s(),
         e2e_s: outcome.end.s_since(outcome.due),
     })
 }
@@ -101,6 +101,7 @@ pub fn most_missed(outcomes: &[&Outcome], slo: &Slo) -> Option<&'static str> {
         ("TTFT breaks first", Slo { ttft_s: slo.ttft_s, ..none }),
         ("TTST breaks first", Slo { ttst_s: slo.ttst_s, ..none }),
         ("TPOT breaks first", Slo { tpot_s: slo.tpot_s, ..none }),
+        ("ITL breaks first", Slo { itl_s: slo.itl_s, ..none }),
         ("E2E breaks first", Slo { e2e_s: slo.e2e_s, ..none }),
     ];
     let missed = |slo: &Slo| outcomes.iter().filter(|o| !is_met(o, slo)).count();

@@ -93,6 +93,13 @@ impl Logged {
             .collect()
     }
 
+    /// Answers of several tokens whose longest gap the log does not tell.
+    pub fn without_gaps(&self) -> usize {
+        let records = self.requests.iter().map(|request| &request.record);
+        let untold = |r: &&Record| r.output_tokens > 1 && r.longest_gap_ms.is_none();
+        records.filter(untold).count()
+    }
+
     /// Seconds from the first arrival to the last, and a mean gap more.
     pub fn span_s(&self) -> f64 {
         let last_s = self
@@ -318,6 +325,7 @@ fn measured(index: usize, record: &Record, places: &HashMap<u32, u32>) -> Outcom
         queue_s: 1e-3 * record.queue_ms.unwrap_or(0.0),
         exposed_s: record.handoff.map_or(0.0, |handoff| 1e-3 * handoff.2),
         transfer_s: record.handoff.map_or(0.0, |handoff| 1e-3 * handoff.1),
+        measured_gap_s: record.longest_gap_ms.map(|ms| 1e-3 * ms),
         ..Outcome::new(&request, due)
     }
 }

@@ -48,6 +48,13 @@ pub fn replay(
     let real = real(args, &log, &hardware);
     let what_if = what_if(args, matches, &log, &hardware)?;
     let slo = args.output.slo.as_ref();
+    let untold = log.without_gaps();
+    if untold > 0 && slo.is_some_and(|slo| slo.itl_s.is_some()) {
+        return Err(SimulateError::NoGaps {
+            path: path.to_owned(),
+            count: untold,
+        });
+    }
     let first = run(&log, &hardware, &real, 1.0);
     let speed = args.replay.speed.unwrap_or(1.0);
     let measured = figures(&log.measured, slo);

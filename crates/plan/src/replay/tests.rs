@@ -327,6 +327,29 @@ fn workers_that_replaced_others_are_replayed() {
 }
 
 #[test]
+fn the_longest_gap_is_an_objective_of_a_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    let requests = &requests()[..20];
+    let path = write_log(folder.path(), requests, &served(requests));
+    let slo = "itl=8ms".parse().unwrap();
+    let met = |outcomes: &[Outcome]| figure(&figures(outcomes, Some(&slo)), "met_percent");
+    let (args, matches) = parse(&[path.to_str().unwrap(), "--slo", "itl=8ms"]);
+    let error = replay(&args, &matches, &path).err().unwrap().to_string();
+    assert!(
+        error.contains("20 answers") && error.contains("leave out itl"),
+        "{error}"
+    );
+    let mut text = std::fs::read_to_string(&path).unwrap();
+    text = text.replace(r#","e":"#, r#","m":9.0,"e":"#);
+    std::fs::write(&path, text).unwrap();
+    let log = Logged::read(&path).unwrap();
+    assert_eq!(met(&log.measured), 0.0);
+    // Prompts of 1,200 tokens and more come between the tokens of other requests.
+    let replayed = replay(&args, &matches, &path).unwrap();
+    assert!(met(&replayed.run.outcomes) < 100.0);
+}
+
+#[test]
 fn the_rate_of_a_log_is_that_of_its_gaps() {
     let folder = tempfile::tempdir().unwrap();
     let rate = |requests: &[Request]| {
