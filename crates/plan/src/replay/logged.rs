@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use tasuki_core::{Role, WorkerId};
-use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request};
+use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request, Worker};
 use tasuki_sim::steps::StepModel;
-use tasuki_sim::{Fault, FaultKind, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
+use tasuki_sim::{Fault, FaultKind, Limits, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
 
 use super::notes::notes;
-use crate::args::{PolicyName, RolesName, RouterArgs, TopologyArgs};
+use crate::args::{HardwareArgs, PolicyName, RolesName, RouterArgs, TopologyArgs};
 use crate::error::SimulateError;
 use crate::hardware::{Hardware, PerStep, Source};
 
@@ -110,7 +110,8 @@ impl Logged {
         last_s.max(1e-3) * (1.0 + 1.0 / gaps)
     }
 
-    /// Requests a second that were served: of n requests, n - 1 in the time from the first arrival to the last.
+    /// Requests a second that were served: of n requests, n - 1 in the time from the first arrival
+    /// to the last.
     /// `None`: all came at one time, or there is one request, so the log does not tell.
     pub fn rate(&self) -> Option<f64> {
         let last = self.requests.last()?;
@@ -177,17 +178,15 @@ impl Logged {
     }
 
     /// The workers that there were. `hardware`: of [`Logged::source`], or what replaces it.
-    /// `refit`: step times are those of the hardware, also on workers of other kinds.
-    pub fn workers(&self, hardware: &Hardware, refit: bool) -> Vec<WorkerConfig> {
+    /// What `given` has replaces what the log says of each: with step times, those of the hardware
+    /// hold on workers of other kinds, too.
+    pub fn workers(&self, hardware: &Hardware, given: &HardwareArgs) -> Vec<WorkerConfig> {
+        let refit = given.steps.is_some() || given.rates.is_some() || given.gpu.is_some();
         let workers = self.fleet.workers.iter().map(|worker| {
             let class = self.fleet.classes.get(worker.class as usize);
             let mut limits = hardware.limits;
             if !refit {
-                limits.num_blocks = worker.num_blocks;
-                limits.block_size = worker.block_size_tokens;
-                let half = u64::from(worker.num_blocks / 2) * u64::from(worker.block_size_tokens);
-                let half = u32::try_from(half).unwrap_or(u32::MAX);
-                limits.max_model_len = worker.max_model_len_tokens.min(half);
+                limits = own_limits(worker, limits, given);
             }
             let steps = match class.filter(|_| !refit) {
                 Some(class) => Arc::new(StepModel::Rates(class.rates())),
@@ -259,6 +258,24 @@ impl Logged {
         let rest = at(&mut exposed, 0.5).map(|exposed_s| exposed_s - latency_s);
         let handoff_s = at(&mut after, 0.5).or(rest).map(|s| s.max(0.0));
         (link, bytes, handoff_s)
+    }
+}
+
+/// A worker's limits: those that are given, else those of the log. Its KV has as many tokens in
+/// blocks of another size.
+fn own_limits(worker: &Worker, limits: Limits, given: &HardwareArgs) -> Limits {
+    let block_size = given.block_size.unwrap_or(worker.block_size_tokens);
+    let tokens = u64::from(worker.num_blocks) * u64::from(worker.block_size_tokens);
+    let logged = u32::try_from(tokens / u64::from(block_size)).unwrap_or(u32::MAX);
+    let num_blocks = given.num_blocks.unwrap_or(logged);
+    let half = u64::from(num_blocks / 2) * u64::from(block_size);
+    let half = u32::try_from(half).unwrap_or(u32::MAX);
+    let longest = given.max_model_len.unwrap_or(worker.max_model_len_tokens);
+    Limits {
+        num_blocks,
+        block_size,
+        max_model_len: longest.min(half),
+        ..limits
     }
 }
 

@@ -118,10 +118,8 @@ pub fn replay(
 }
 
 fn real(args: &SimulateArgs, log: &Logged, hardware: &Hardware) -> Deployment {
-    let given = &args.hardware;
-    let refit = given.steps.is_some() || given.rates.is_some() || given.gpu.is_some();
     Deployment {
-        workers: log.workers(hardware, refit),
+        workers: log.workers(hardware, &args.hardware),
         topology: log.topology(),
         router: log.router.clone(),
         faults: log.faults.clone(),
@@ -275,6 +273,8 @@ fn told(then: &Deployment, real: &Deployment, speed: f64) -> String {
     told.join(", ")
 }
 
+#[cfg(test)]
+mod limits_given;
 #[cfg(test)]
 mod odd_values;
 #[cfg(test)]
