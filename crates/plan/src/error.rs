@@ -43,6 +43,16 @@ pub enum SimulateError {
         gpus: u32,
     },
     #[error(
+        "the model's weights are {weights_gb:.0} GB, {gpus} x {gpu} leave no room for KV beside \
+         them, and a worker can have no more: raise --gpus and --gpus-per-host, or take GPUs with more \
+         memory or a smaller model"
+    )]
+    TooLargeForAll {
+        weights_gb: f64,
+        gpu: String,
+        gpus: u32,
+    },
+    #[error(
         "--workload {0} cannot be simulated, as it has content: use random, fixed, prefill-only, \
          shared-prefix, multi-turn or trace"
     )]

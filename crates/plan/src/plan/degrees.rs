@@ -34,8 +34,9 @@ pub fn by_degree(
     } else {
         vec![1, 2, 4, 8]
     };
+    let most = goal.gpus.min(goal.gpus_per_host);
     for tensor_parallel in degrees {
-        if tensor_parallel > goal.gpus.min(goal.gpus_per_host) {
+        if tensor_parallel > most {
             break;
         }
         let args = HardwareArgs {
@@ -54,6 +55,15 @@ pub fn by_degree(
         }
     }
     match refused {
+        Some(SimulateError::TooLarge {
+            weights_gb,
+            gpu,
+            gpus,
+        }) if known.is_empty() && 2 * gpus > most => Err(SimulateError::TooLargeForAll {
+            weights_gb,
+            gpu,
+            gpus,
+        }),
         Some(error) if known.is_empty() => Err(error),
         None if known.is_empty() => Err(SimulateError::Degree {
             given,

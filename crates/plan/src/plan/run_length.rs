@@ -129,6 +129,7 @@ impl Planner<'_> {
                 "higher rates need longer runs: give a trace with more requests"
             }
             (Some(_), _) => "higher rates need longer runs: raise --num-requests",
+            (None, _) if self.goal.quick => "higher rates need longer runs: leave out --quick",
             (None, _) => "higher rates need longer runs: raise --probe-requests",
         }
     }

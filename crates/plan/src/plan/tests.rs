@@ -182,6 +182,45 @@ fn requests_that_no_worker_takes_are_refused() {
 }
 
 #[test]
+fn gpus_that_workers_cannot_use_are_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |layers: u32, words: &str| {
+        let config = format!(
+            r#"{{"hidden_size":8192,"num_hidden_layers":{layers},"num_attention_heads":64,
+                "vocab_size":128256,"intermediate_size":28672,"num_key_value_heads":8}}"#
+        );
+        fs::write(folder.path().join("config.json"), config).unwrap();
+        let fixed = "plan --slo ttft=1s,tpot=30ms --quick --gpu h200 --lengths 500:20 --model";
+        let model = folder.path().to_str().unwrap();
+        let words = fixed.split(' ').chain([model]).chain(words.split(' '));
+        let args = PlanArgs::try_parse_from(words).unwrap();
+        let found = Planner::new(&args).and_then(|mut planner| planner.plan());
+        found.unwrap_err().to_string()
+    };
+    let error = of(8, "--gpus 4 --tensor-parallel 3");
+    assert!(error.contains("give a multiple of 3"), "{error}");
+    let error = of(160, "--gpus 2");
+    assert!(error.contains("raise --gpus and"), "{error}");
+    let error = of(160, "--gpus 4 --tensor-parallel 2");
+    assert!(error.contains("raise --tensor-parallel"), "{error}");
+}
+
+#[test]
+fn what_makes_runs_longer_is_an_option_that_counts() {
+    let fixed =
+        "plan --slo ttft=60s,tpot=1s --lengths 100:100 --gpus 1 --designs 1 --no-variations";
+    for (more, remedy) in [
+        ("--quick", "leave out --quick"),
+        ("--probe-requests=50", "raise --probe-requests"),
+    ] {
+        let words = fixed.split(' ').chain([more, "--rates", RATES]);
+        let args = PlanArgs::try_parse_from(words).unwrap();
+        let best = Planner::new(&args).unwrap().plan().unwrap().best;
+        assert!(best.binds.contains(remedy), "{}", best.binds);
+    }
+}
+
+#[test]
 fn what_most_requests_miss_is_named() {
     let binds = |words: &[&str]| plan(words).best.binds;
     // One token has no TPOT, and a prompt of 200,000 tokens takes longer than a second.
