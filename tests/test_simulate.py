@@ -110,6 +110,14 @@ def test_numbers_that_mean_nothing_are_refused(
     assert "it must be a number" in printed
 
 
+def test_a_run_that_ends_before_it_settles_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "100"]) == 1
+    printed = capfd.readouterr().err
+    assert "--settle-s is 100, but the last request comes after 7." in printed
+    assert "--num-requests" in printed
+    assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "1"]) == 0
+
+
 @pytest.mark.parametrize("wrong", ["--attainment=1.5", "--attainment=0", "--request-rate=-1"])
 def test_goals_that_mean_nothing_are_refused(wrong: str, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES, *LOAD[:2]]

@@ -44,8 +44,8 @@ pub enum SimulateError {
     },
     #[error(
         "the model's weights are {weights_gb:.0} GB, {gpus} x {gpu} leave no room for KV beside \
-         them, and a worker can have no more: raise --gpus and --gpus-per-host, or take GPUs with more \
-         memory or a smaller model"
+         them, and a worker can have no more: raise --gpus and --gpus-per-host, or take GPUs with \
+         more memory or a smaller model"
     )]
     TooLargeForAll {
         weights_gb: f64,
@@ -72,14 +72,14 @@ pub enum SimulateError {
         gpus_per_host: u32,
     },
     #[error(
-        "workers of {each} GPUs cannot use --gpus {gpus} without a rest: give a multiple of {each}, or with \
-         --gpu another --tensor-parallel"
+        "workers of {each} GPUs cannot use --gpus {gpus} without a rest: give a multiple of \
+         {each}, or with --gpu another --tensor-parallel"
     )]
     Indivisible { each: u32, gpus: u32 },
     #[error(
-        "{percent:.0}% of the requests are longer than a worker takes: prompt and answer have up to {longest} \
-         tokens together, --max-model-len is {limit}; raise it, with --num-blocks for two such requests, or \
-         plan for shorter ones"
+        "{percent:.0}% of the requests are longer than a worker takes: prompt and answer have up \
+         to {longest} tokens together, --max-model-len is {limit}; raise it, with --num-blocks for \
+         two such requests, or plan for shorter ones"
     )]
     TooLong {
         percent: f64,
@@ -103,10 +103,15 @@ pub enum SimulateError {
     #[error("{path}: of {requests} requests none has output, so there is nothing to replay")]
     NoOutput { path: PathBuf, requests: usize },
     #[error(
-        "--slo has itl, but {count} answers of {path} do not tell their longest gap between tokens: leave \
-         out itl"
+        "--slo has itl, but {count} answers of {path} do not tell their longest gap between \
+         tokens: leave out itl"
     )]
     NoGaps { path: PathBuf, count: usize },
+    #[error(
+        "--settle-s is {settle_s}, but the last request comes after {last_s:.2} s: give less, or \
+         send more requests (--num-requests)"
+    )]
+    Settle { settle_s: f64, last_s: f64 },
     #[error("--fault {given:?}: {reason}")]
     Fault { given: String, reason: String },
     #[error(

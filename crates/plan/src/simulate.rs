@@ -64,7 +64,11 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    fn summary(&self, args: &SimulateArgs) -> (Vec<Record>, Summary) {
+    fn summary(&self, args: &SimulateArgs) -> Result<(Vec<Record>, Summary), SimulateError> {
+        let last_s = self.last_due_s;
+        if let Some(settle_s) = args.output.settle_s.filter(|from_s| *from_s >= last_s) {
+            return Err(SimulateError::Settle { settle_s, last_s });
+        }
         let records = records(&self.run);
         let measuring = Measuring {
             steady_s: args.output.settle_s.map(|from_s| (from_s, self.last_due_s)),
@@ -72,7 +76,7 @@ impl Simulated {
             paced: false,
         };
         let summary = summarize(&records, measuring);
-        (records, summary)
+        Ok((records, summary))
     }
 }
 
@@ -85,7 +89,7 @@ fn replayed(
 ) -> Result<usize, SimulateError> {
     let began = Instant::now();
     let simulated = replay(args, matches, log)?;
-    let (records, summary) = simulated.summary(args);
+    let (records, summary) = simulated.summary(args)?;
     let file = ResultFile {
         command,
         workload: json!({"kind": "log", "file": log.display().to_string()}),
@@ -121,7 +125,7 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
         topology: deployment.topology,
         last_due_s: clients.last_due.as_s(),
     };
-    let (records, summary) = simulated.summary(args);
+    let (records, summary) = simulated.summary(args)?;
     let told = told(&simulated.run, &simulated.hardware.source);
     let cpu_s = began.elapsed().as_secs_f64();
     if args.output.json {
