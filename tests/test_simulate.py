@@ -118,6 +118,12 @@ def test_a_run_that_ends_before_it_settles_is_refused(capfd: pytest.CaptureFixtu
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "1"]) == 0
 
 
+def test_the_help_names_one_default(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _native.run_simulate(["--help"]) == 0
+    printed = capfd.readouterr().out.partition("--mixed <N>")[2].partition("--strict-roles")[0]
+    assert printed.count("[default:") == 1
+
+
 @pytest.mark.parametrize("wrong", ["--attainment=1.5", "--attainment=0", "--request-rate=-1"])
 def test_goals_that_mean_nothing_are_refused(wrong: str, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--gpus", "2", "--slo", "ttft=1s,tpot=20ms", "--rates", RATES, *LOAD[:2]]

@@ -58,8 +58,8 @@ pub struct TopologyArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub decode: u32,
 
-    /// Workers that do both [default: 1 if there are no others].
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Workers that do both [default: 1 if there are no others, else 0].
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub mixed: u32,
 
     /// A worker does nothing but what its role says.
