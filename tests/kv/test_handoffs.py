@@ -7,15 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from handoff_rig import (
-    LENGTH,
-    Leg,
-    LegEndReason,
-    Rig,
-    assert_decoded,
-    prompt,
-    spec,
-)
+from handoff_rig import LENGTH, Leg, LegEndReason, Rig, Worker, assert_decoded, prompt, spec
 
 from tasuki.engine.errors import FailureKind
 from tasuki.engine.isolation import Flight
@@ -367,13 +359,25 @@ def test_crossed_traffic_in_tiny_pools_finishes(rig: Rig) -> None:
 
 
 def test_random_aborts_leave_nothing_behind(rig: Rig) -> None:
+    """A decode leg has no further token after its abort."""
     choose = random.Random(11)
     prefill, decode = rig.worker(max_batched_tokens=4), rig.worker()
-    live = []
-    for number in range(40):
-        request = spec(f"r{number}.0", prompt(choose.randint(1, 30), number), max_tokens=4)
+    live: list[str] = []
+    tokens_at_abort: dict[str, int] = {}
+
+    def place() -> None:
+        number = len(live)
+        request = spec(f"r{number}.0", prompt(choose.randint(1, 30), number), max_tokens=30)
         rig.place(request, prefill, decode)
         live.append(request.request_id)
+
+    def abort(worker: Worker, name: str) -> None:
+        if worker is decode and name not in decode.ended:
+            tokens_at_abort.setdefault(name, len(decode.tokens(name)))
+        worker.abort(name)
+
+    for _ in range(40):
+        place()
         turns = choose.randint(0, 6)
         for _ in range(turns):
             prefill.turn()
@@ -381,8 +385,13 @@ def test_random_aborts_leave_nothing_behind(rig: Rig) -> None:
         if choose.random() < 0.7:
             victim = choose.choice(live)
             for worker in choose.sample((prefill, decode), choose.choice((2, 2, 1))):
-                worker.abort(victim)
+                abort(worker, victim)
     rig.pump(lambda: all(name in decode.ended for name in live))
+    place()  # the last one is certainly aborted while it decodes
+    rig.pump(lambda: len(decode.tokens(live[-1])) >= 3)
+    abort(decode, live[-1])
+    rig.pump(lambda: live[-1] in decode.ended)
+    assert {name: len(decode.tokens(name)) for name in tokens_at_abort} == tokens_at_abort
     for name in live:
         prefill.abort(name)
     rig.pump_until_idle()
