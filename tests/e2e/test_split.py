@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
 import pytest
 from support.deployment import Deployment
@@ -106,6 +107,29 @@ def test_timings_account_for_a_split_request(tiny: Deployment) -> None:
     phases = timings["queue_ms"] + timings["prefill_ms"]
     assert phases <= timings["first_token_ms"] + 5, timings
     assert "127.0.0.1" not in str(timings)
+
+
+def test_phases_of_a_split_request_add_up(tiny: Deployment) -> None:
+    """From receipt to last token every moment belongs to one phase.
+
+    `messages` is computed as what the other phases leave of the time between the first two
+    tokens. So the sum alone does not show that `first_decode` is too short.
+    """
+    phases = ("first_token", "transfer_exposed", "first_decode", "messages", "decode")
+    steps = 200
+    answers = [
+        tiny.http.stream(random_prompt(30 + number, 400), max_tokens=steps) for number in range(5)
+    ]
+    timings = [answer.timings for answer in answers if answer.timings]
+    assert len(timings) == len(answers)
+    # Medians, because a busy machine delays single answers.
+    excess = median(
+        sum(each[f"{phase}_ms"] for phase in phases) - each["total_ms"] for each in timings
+    )
+    total = median(each["total_ms"] for each in timings)
+    assert abs(excess) < 0.03 * total + 15, timings
+    step = median(each["decode_ms"] for each in timings) / (steps - 2)
+    assert median(each["first_decode_ms"] for each in timings) > step / 4, timings
 
 
 def test_server_timing_header(tiny: Deployment) -> None:
