@@ -7,8 +7,10 @@ import os
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 REQUESTS = 300
 CONCURRENCY = 16
+# Requests that the client aborts ask for this many tokens more than the others.
+ABORTED_TOKENS = 70
 MOST_STEP_TOKENS = 256
 # Until decode workers have seen every batch shape and the allocators have what they need.
 WARM_UP_REQUESTS = 1000
@@ -40,8 +44,25 @@ class HangUpError(Exception):
     """The client closes its connection."""
 
 
-def one_request(client: Client, seed: int) -> str:
-    """A request drawn from `seed`; returns what became of it."""
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        kind: how it ended.
+        tokens: the answer has, or would have had if the client had not hung up.
+    """
+
+    kind: str
+    tokens: int
+
+    @property
+    def aborted(self) -> bool:
+        return self.kind.startswith("hang-up")
+
+
+def one_request(client: Client, seed: int) -> Outcome:
+    """Sends a request drawn from `seed`."""
     draw = random.Random(seed)
     prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(draw.choice((3, 30, 120, 500)))]
     options: dict[str, Any] = {"max_tokens": draw.randint(1, 60)}
@@ -49,13 +70,14 @@ def one_request(client: Client, seed: int) -> str:
         case 0:
             answer = client.complete(prompt, **options)
             assert len(answer.tokens) == options["max_tokens"]
-            return "complete"
+            return Outcome("complete", len(answer.tokens))
         case 1:
             answer = client.stream(prompt, **options)
             assert len(answer.tokens) == options["max_tokens"]
-            return "stream"
+            return Outcome("stream", len(answer.tokens))
         case 2:  # hangs up in mid-stream
             after = draw.randint(1, options["max_tokens"])
+            options["max_tokens"] += ABORTED_TOKENS
 
             def hang_up(answer: Answer) -> None:
                 if len(answer.tokens) >= after:
@@ -63,23 +85,24 @@ def one_request(client: Client, seed: int) -> str:
 
             with pytest.raises(HangUpError):
                 client.stream(prompt, on_token=hang_up, **options)
-            return "hang-up in the stream"
+            return Outcome("hang-up in the stream", options["max_tokens"])
         case 3:  # hangs up at once, wherever the request is by then
+            options["max_tokens"] += ABORTED_TOKENS
             body = {"model": client.model, "prompt": prompt, "ignore_eos": True, **options}
             patience_s = draw.uniform(0.001, 0.15)
             try:
                 client.http.post("/v1/completions", json=body, timeout=patience_s)
             except httpx.TimeoutException:
-                return "hang-up before the answer"
-            return "faster than its hang-up"
+                return Outcome("hang-up before the answer", options["max_tokens"])
+            return Outcome("faster than its hang-up", options["max_tokens"])
         case _:  # two choices, sampled; any EOS ends one early
             body = {"model": client.model, "prompt": prompt, "n": 2, "seed": seed, **options}
             document = client.post("/v1/completions", body)
             assert [choice["index"] for choice in document["choices"]] == [0, 1]
-            return "two choices"
+            return Outcome("two choices", document["usage"]["completion_tokens"])
 
 
-def run_requests(system: Deployment, seeds: range) -> list[str]:
+def run_requests(system: Deployment, seeds: range) -> list[Outcome]:
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         return list(pool.map(lambda seed: one_request(system.http, seed), seeds))
 
@@ -116,13 +139,20 @@ def system(
 
 
 def test_random_lengths_aborts_and_disconnects(system: Deployment) -> None:
+    system.wait_idle()
+    before = system.total("output_tokens_total")
     outcomes = run_requests(system, range(REQUESTS))
-    found = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+    found = Counter(outcome.kind for outcome in outcomes)
     print(found)
     for outcome in ("complete", "stream", "hang-up in the stream", "two choices"):
         assert found[outcome] > REQUESTS // 10, found
     assert found["hang-up before the answer"] > REQUESTS // 50, found
-    system.check_idle()
+    system.wait_idle()
+    generated = system.total("output_tokens_total") - before
+    of_aborted = generated - sum(each.tokens for each in outcomes if not each.aborted)
+    asked = sum(each.tokens for each in outcomes if each.aborted)
+    print(f"aborted requests: {of_aborted:g} tokens generated of {asked}")
+    assert of_aborted < asked / 3
 
 
 def slope(samples: list[tuple[int, int]]) -> float:
