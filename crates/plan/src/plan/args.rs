@@ -69,9 +69,9 @@ pub struct GoalArgs {
           value_parser = clap::value_parser!(u32).range(1..=200))]
     pub designs: u32,
 
-    /// Requests of one simulated run at least; up to 20 times as many, so that it lasts 20 times
+    /// Requests of one simulated run at least; up to 4 times as many, so that it lasts 20 times
     /// the TTFT objective. A shorter run fails if more and more of its requests wait.
-    #[arg(long, value_name = "N", default_value_t = 400,
+    #[arg(long, value_name = "N", default_value_t = 2_000,
           value_parser = clap::value_parser!(u32).range(50..=100_000))]
     pub probe_requests: u32,
 

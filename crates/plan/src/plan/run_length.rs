@@ -14,7 +14,7 @@ use super::planner::Planner;
 /// the objectives, if that is not too many requests.
 const RUN_OF_TTFT: f64 = 20.0;
 const RUN_OF_E2E: f64 = 3.0;
-const MOST_TIMES: u32 = 20;
+const MOST_TIMES: u32 = 4;
 /// A run that takes less than this share of the longest request says nothing: all requests could
 /// be served together within the objectives, at whatever rate they come.
 const LEAST_OF_E2E: f64 = 0.8;
@@ -101,13 +101,14 @@ impl Planner<'_> {
         first.map(|o| o.due.as_s()).fold(0.0, f64::max)
     }
 
-    /// The requests that count. At first few conversations have come to their later turns, and at
-    /// last none begins: the load is less than the rate.
+    /// The requests that count: those of the second half, as the first ones find empty workers, and
+    /// few conversations have come to their later turns. After the last one has begun the load is
+    /// less than the rate. A log counts whole, its load changes.
     pub(super) fn counted<'a>(&self, run: &'a Run) -> Vec<&'a Outcome> {
         let until_s = self.arrivals_s(run);
-        let from_s = match self.conversations.turns > 1.0 {
-            true => 0.5 * until_s,
-            false => 0.0,
+        let from_s = match self.log {
+            Some(_) => 0.0,
+            None => 0.5 * until_s,
         };
         let counts = |outcome: &&Outcome| (from_s..=until_s).contains(&outcome.due.as_s());
         run.outcomes.iter().filter(counts).collect()
