@@ -49,10 +49,13 @@ def parse_host_port(text: str) -> str:
 
 
 def end_at_sigterm() -> None:
-    """SIGTERM ends this process at once from now on, with exit code 143. Main thread.
+    """SIGTERM ends the first process of a container from now on, with exit code 143. Main thread.
 
-    The kernel discards SIGTERM for the first process of a container unless it has a handler.
+    The kernel discards SIGTERM for that process unless it has a handler. It ends others at once by
+    itself, while a handler waits until the main thread returns from a long call.
     """
+    if os.getpid() != 1:
+        return
 
     def end(number: int, frame: FrameType | None) -> None:
         os._exit(128 + number)

@@ -55,12 +55,12 @@ def first_process(*arguments: str, cache: Path, hub: str) -> Iterator[subprocess
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(("worker", "--role", "mixed"), 143), (("serve", "--mixed", "1", "--port", "0"), 130)],
+    "arguments",
+    [("worker", "--role", "mixed"), ("serve", "--mixed", "1", "--port", "0")],
     ids=["worker", "serve"],
 )
 def test_it_ends_while_the_model_is_fetched(
-    arguments: tuple[str, ...], code: int, silent_hub: socket.socket, tmp_path: Path
+    arguments: tuple[str, ...], silent_hub: socket.socket, tmp_path: Path
 ) -> None:
     words = (*arguments, "--model", "owner/model", "--device", "cpu")
     hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
@@ -69,4 +69,4 @@ def test_it_ends_while_the_model_is_fetched(
         with connection:
             (inside,) = psutil.Process(outside.pid).children()
             inside.terminate()
-            assert outside.wait(DEADLINE_S) == code
+            assert outside.wait(DEADLINE_S) == 143

@@ -95,7 +95,7 @@ def test_connections_that_say_nothing_end_and_are_few_at_a_time(
                     self.at_once -= 1
 
     monkeypatch.setattr(hosts, "_STRANGERS", 2)
-    monkeypatch.setattr(hosts, "_GREETING_S", 0.2)
+    monkeypatch.setattr(hosts, "_GREETING_S", 1.0)
     meeting = Counting(HOST, port, KEY)
     with contextlib.ExitStack() as held:
         held.callback(meeting.close)
@@ -106,7 +106,7 @@ def test_connections_that_say_nothing_end_and_are_few_at_a_time(
             while stranger.recv(4096):  # a challenge, and the end
                 pass
         assert meeting.most <= 2
-        threading.Timer(0.3, theirs.send, ["late"]).start()
+        threading.Timer(1.5, theirs.send, ["late"]).start()
         assert ours.recv() == "late", "with the key it may be silent"
 
 

@@ -77,7 +77,7 @@ pub enum SimulateError {
     )]
     Indivisible { each: u32, gpus: u32 },
     #[error(
-        "{percent:.0}% of the requests are longer than a worker takes: prompt and answer have up \
+        "{percent:.1}% of the requests are longer than a worker takes: prompt and answer have up \
          to {longest} tokens together, --max-model-len is {limit}; raise it, with --num-blocks for \
          two such requests, or plan for shorter ones"
     )]

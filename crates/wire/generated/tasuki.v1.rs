@@ -238,6 +238,7 @@ pub struct StepReport {
     pub outputs: ::prost::alloc::vec::Vec<Output>,
     #[prost(message, repeated, tag = "3")]
     pub ended: ::prost::alloc::vec::Vec<LegEnd>,
+    /// of several reports of a step, in the first
     #[prost(message, optional, tag = "4")]
     pub load: ::core::option::Option<Load>,
     /// `load` counts this stream's submits up to this number

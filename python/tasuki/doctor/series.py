@@ -166,6 +166,6 @@ TASUKI_ROUTER: Table = {
 TASUKI_REASONS = {
     "tasuki_requests_total": "outcome",
     "tasuki_failures_total": "kind",
-    "tasuki_http_errors_total": "status",
+    "tasuki_http_errors_total": "code",
     "tasuki_recomputed_prompts_total": "reason",
 }

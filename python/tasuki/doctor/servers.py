@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,13 +125,14 @@ class TasukiServer:
             self._pairs(now, number, found)
 
     def _reasons(self, samples: Sequence[Sample]) -> None:
+        now: defaultdict[tuple[str, str], float] = defaultdict(float)
         for sample in samples:
             if (label := series.TASUKI_REASONS.get(sample.name)) is not None:
-                key = (sample.name, sample.labels.get(label, ""))
-                before = self.router.by_reason.get(key, (None, 0.0))[0]
-                first = len(self.router.scrapes.values) == 1
-                start = sample.value if first else (before if before is not None else 0.0)
-                self.router.by_reason[key] = (start, sample.value)
+                now[sample.name, sample.labels.get(label, "")] += sample.value
+        for key, value in now.items():
+            first = len(self.router.scrapes.values) == 1
+            start = value if first else self.router.by_reason.get(key, (0.0, 0.0))[0]
+            self.router.by_reason[key] = (start, value)
 
     def _worker(self, now: float, number: str, samples: Sequence[Sample]) -> None:
         labels = samples[0].labels

@@ -259,10 +259,7 @@ class Scheduler:
         now_s: float,
     ) -> None:
         """Start prefills, oldest first, while tokens and blocks last."""
-        generating, most = self._queues.num_generating, self._config.max_running_requests
-        if generating:  # only launched steps end the relief: an idle worker cannot wait for it
-            most = self._relief.rows(self._queues.steps, most)
-        slots = most - generating
+        slots = self._free_slots()
         headroom = self._queues.num_decoding * len(self._config.groups)
         for sequence in self._queues.waiting.copy():
             if shares.left <= 0:
@@ -296,6 +293,15 @@ class Scheduler:
             if request.leg is not Leg.PREFILL:
                 slots -= len(sequence.choices)
             self._chunk(sequence, shares, chunks)
+
+    def _free_slots(self) -> int:
+        """Sequences that may be started."""
+        most = self._relief.rows(self._queues.steps, self._config.max_running_requests)
+        if self._queues.num_generating:
+            return most - self._queues.num_generating
+        # Only launched steps end the relief: what waits for it on an idle worker waits for ever.
+        own = (s for s in self._queues.waiting if s.request.leg is not Leg.PREFILL)
+        return max(most, len(first.choices) if (first := next(own, None)) else 0)
 
     def _note_admission(
         self, request: Request, sequence: SequenceState, plan: StepPlan, now_s: float

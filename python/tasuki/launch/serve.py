@@ -68,7 +68,6 @@ def serve(config: ServeConfig, job: Job | None = None) -> int:
 
     Returns:
         The exit code: 0 after a signal once everything was ready, 130 before.
-        KeyboardInterrupt goes through while the model is fetched.
 
     Raises:
         TasukiError: It cannot start; a worker's own error is in the message.

@@ -18,7 +18,7 @@ class WorkersFile:
 
     Args:
         path: Of the file.
-        on_stale: Called whenever the file could not be written; `retry` must be called later.
+        on_stale: Called when the file could not be written; `retry` must be called later, once.
     """
 
     def __init__(self, path: Path, on_stale: Callable[[], None] = lambda: None) -> None:
@@ -27,6 +27,7 @@ class WorkersFile:
         self._addresses: dict[str, str] = {}
         self._is_public = False
         self._is_stale = False
+        self._is_awaited = False  # `retry`
         self._write(public=False)
 
     def publish(self) -> None:
@@ -52,6 +53,7 @@ class WorkersFile:
 
     def retry(self) -> None:
         """Write the addresses that could not be written."""
+        self._is_awaited = False
         if self._is_stale:
             self._update()
 
@@ -64,7 +66,9 @@ class WorkersFile:
             if not self._is_stale:
                 say(f"error: {error}")
             self._is_stale = True
-            self._on_stale()
+            if not self._is_awaited:
+                self._is_awaited = True
+                self._on_stale()
             return
         if self._is_stale:
             say(f"{self.path} has all workers again")

@@ -35,15 +35,22 @@ def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec
             supported; named.
     """
     folder = Path(path)
+    config = read_config(folder)
     try:
-        return _read_spec(folder, read_config(folder), trust_remote_code)
+        spec = _native_spec(folder, config)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(
             f"{folder}/config.json cannot be used, {first_line(error)}: fetch the model again"
         ) from error
+    if spec is not None:
+        return spec
+    from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
+
+    return fallback_spec(folder, trust_remote_code=trust_remote_code)
 
 
-def _read_spec(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> ModelSpec:
+def _native_spec(folder: Path, config: dict[str, Any]) -> ModelSpec | None:
+    """The description of a model that our own layers serve; None: transformers' have to."""
     architecture = architecture_of(config, folder)
     family = FAMILIES.get(architecture)
     native = family is not None and _why_not_native(family, config) is None
@@ -51,9 +58,7 @@ def _read_spec(folder: Path, config: dict[str, Any], trust_remote_code: bool) ->
         _require_fp8_blocks(folder, architecture, quantization, native=native)
     if family is not None and native:
         return _family_spec(folder, architecture, family, {**family.absent, **config})
-    from tasuki.models.fallback_spec import fallback_spec  # imports transformers: seconds
-
-    return fallback_spec(folder, trust_remote_code=trust_remote_code)
+    return None
 
 
 def _require_fp8_blocks(

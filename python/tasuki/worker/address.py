@@ -31,6 +31,10 @@ def check_address(host: str, port: int) -> None:
     where = join_host_port(host, port)
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:
+            return  # no name server answers yet
+        found = []
     except (OSError, UnicodeError):
         found = []
     refused = errno.EADDRNOTAVAIL
@@ -41,7 +45,8 @@ def check_address(host: str, port: int) -> None:
                 probe.bind(address)
                 return
         except OSError as error:
-            refused = error.errno or 0
+            if refused not in (errno.EADDRINUSE, errno.EACCES):
+                refused = error.errno or 0
     if refused == errno.EADDRNOTAVAIL:
         raise BindError(
             f"cannot listen on {where}, which is no address of this machine: correct --host"

@@ -85,7 +85,10 @@ impl Planner<'_> {
     /// its second and its last quarter, more and more requests waited.
     pub(super) fn is_outgrown(&self, run: &Run) -> bool {
         let over_s = self.arrivals_s(run);
-        if over_s >= RUN_OF_TTFT * self.longest_s().0 {
+        // The load of a whole log may grow by itself.
+        let whole =
+            self.log.is_some() && self.file_requests == u32::try_from(run.outcomes.len()).ok();
+        if whole || over_s >= RUN_OF_TTFT * self.longest_s().0 {
             return false;
         }
         let before = waiting(&run.outcomes, 0.25 * over_s, 0.5 * over_s);

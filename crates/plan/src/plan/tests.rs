@@ -165,7 +165,7 @@ fn requests_that_no_worker_takes_are_refused() {
             .map_err(|error| error.to_string())
     };
     let error = of(&["--lengths", "990:20", "--max-model-len", "1000"]).unwrap_err();
-    for word in ["100% of", "1010 tokens", "--max-model-len is 1000"] {
+    for word in ["100.0% of", "1010 tokens", "--max-model-len is 1000"] {
         assert!(error.contains(word), "{error}");
     }
     // About half of them are: more than a tenth may miss the objectives.

@@ -149,7 +149,8 @@ impl Logged {
     pub fn source(&self) -> Source {
         let number = self.usual_class();
         let class = self.fleet.classes.get(number as usize);
-        let worker = self.fleet.workers.iter().find(|w| w.class == number);
+        // The newest: an upgrade may have changed the limits.
+        let worker = self.fleet.workers.iter().rfind(|w| w.class == number);
         let (link, bytes, handoff_s) = self.link();
         let device = class.map_or("unknown", |class| class.device.as_str());
         Source {

@@ -22,7 +22,7 @@ use crate::workers::{self, WorkerCollector};
 type Label = [(&'static str, &'static str); 1];
 /// By one label.
 pub type Counters = Family<Label, Counter>;
-/// Path and status of an answer.
+/// Path, status and error code of an answer.
 type Answered = [(&'static str, String); 3];
 
 /// Paths of requests that workers serve, and the reasons why none does: watched by alerts.

@@ -9,7 +9,8 @@ _LEAST_REQUESTS = 5
 _ERROR_SHARE = 0.01
 _PREEMPTED_SHARE = 0.05
 _FULL = 0.85  # on average: what waits next needs more than the rest
-_OUR_FAULT = ("5",)  # statuses: 4xx are the clients'
+# Statuses: 4xx are the clients', and 503 is the answer to too much load and to probes at the start.
+_OUR_FAULT = ("500", "502", "504")
 
 
 def workers(fleet: Fleet) -> Outcome:
@@ -86,8 +87,7 @@ def _router_errors(router: Router, outcome: Outcome) -> None:
         by_reason = {
             reason: after - before if windowed else after
             for (name, reason), (before, after) in router.by_reason.items()
-            if name == metric
-            and (metric == "tasuki_failures_total" or reason.startswith(_OUR_FAULT))
+            if name == metric and (metric == "tasuki_failures_total" or reason in _OUR_FAULT)
         }
         by_reason.pop("client", None)
         total = sum(by_reason.values())
