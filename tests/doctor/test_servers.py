@@ -17,12 +17,12 @@ from tasuki.doctor.address import Address
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.http import Http, NoAnswerError
 from tasuki.doctor.look import Look, Settings
-from tasuki.doctor.picture import Worker
+from tasuki.doctor.picture import Fleet, Router, Worker
 from tasuki.doctor.probes import Plan
 from tasuki.doctor.result import DoctorError, Outcome
 from tasuki.doctor.samples import parse, read
 from tasuki.doctor.series import SGLANG, VLLM
-from tasuki.doctor.servers import EngineServer, OtherServer, identify
+from tasuki.doctor.servers import EngineServer, OtherServer, TasukiServer, identify
 
 CAPTURES = Path(__file__).with_name("captures")
 MODELS = {"data": [{"id": "m", "root": "/models/m", "max_model_len": 2048}]}
@@ -340,3 +340,22 @@ def test_what_is_no_address_is_refused_with_examples(text: str) -> None:
     with pytest.raises(DoctorError, match="give http://HOST:PORT") as error:
         Address.of(text)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "findings"), [("500", 30, 1), ("503", 90, 0), ("404", 90, 0), ("504", 0, 0)]
+)
+def test_answers_of_a_router_with_an_error_of_ours_are_found(
+    code: str, count: int, findings: int
+) -> None:
+    server = TasukiServer(Http("http://127.0.0.1:1"), Router("r", "tasuki"))
+    for now, errors in ((0.0, 1), (10.0, 1 + count)):
+        lines = [f'tasuki_requests_total{{outcome="done"}} {100 * now:g}']
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            labels = f'path="{path}",code="{code}",reason=""'
+            lines.append(f"tasuki_http_errors_total{{{labels}}} {errors}")
+        server.take(now, parse("\n".join(lines) + "\n"))
+    found = CHECKS["errors"](Fleet(routers=[server.router])).findings
+    assert len(found) == findings
+    if findings:
+        assert f"{code}: {2 * count}" in found[0].evidence[0]
