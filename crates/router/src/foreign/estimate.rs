@@ -80,14 +80,21 @@ impl Estimate {
     }
 }
 
-/// A whole number; `None`: it is not given. Engines take others, such as `2.0` and `"2"`, and would
-/// do more than the router counts.
+/// A whole number; `None`: it is not given, or negative, which engines refuse themselves. They take
+/// others, such as `2.0` and `"2"`, and would do more than the router counts.
 fn number(body: &Object, name: &str) -> Result<Option<u32>, ApiError> {
-    read(
-        body,
-        name,
-        "a whole number from 0 to 4294967295, without quotes",
-    )
+    let given: Option<Whole> = read(body, name, "a whole number, without quotes or a fraction")?;
+    Ok(given.and_then(|given| match given {
+        Whole::Positive(given) => Some(u32::try_from(given).unwrap_or(u32::MAX)),
+        Whole::Negative(_) => None,
+    }))
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Whole {
+    Positive(u64),
+    Negative(#[expect(dead_code, reason = "only its form matters")] i64),
 }
 
 /// A switch; false if it is not given.
@@ -263,6 +270,11 @@ mod tests {
         assert_eq!(shape(GENERATE, "{}"), (1, 1, false, 128));
         let nothing = r#"{"n":null,"max_tokens":null}"#;
         assert_eq!(shape(CHAT, nothing), (1, 1, false, 256));
+        // The engine refuses it.
+        let negative = r#"{"n":-1,"max_tokens":-3}"#;
+        assert_eq!(shape(CHAT, negative), (1, 1, false, 256));
+        let large = r#"{"n":4294967297}"#;
+        assert_eq!(shape(CHAT, large), (1, MOST_SEQUENCES, true, 256));
         assert_eq!(shape(CHAT, r#"{"messages":7}"#), (1, 1, false, 256));
     }
 
@@ -276,7 +288,6 @@ mod tests {
                 "n is 2.0; it must be a whole number",
             ),
             (COMPLETIONS, r#"{"n":"2"}"#.to_owned(), r#"n is "2"; "#),
-            (CHAT, r#"{"n":-1}"#.to_owned(), "n is -1; "),
             (
                 CHAT,
                 r#"{"max_tokens":1e3}"#.to_owned(),
