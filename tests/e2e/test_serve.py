@@ -18,7 +18,13 @@ import psutil
 import pytest
 from support.client import Client
 from support.processes import Process, environment
-from support.serving import START_DEADLINE_S, Serve, wait_for_url, workers_of
+from support.serving import (
+    START_DEADLINE_S,
+    Serve,
+    decode_is_known,
+    wait_for_url,
+    workers_of,
+)
 from support.waiting import free_port, until
 
 
@@ -133,11 +139,6 @@ def idle_shares(process: Process, window_s: float) -> dict[str, float]:
     shares = {name: (after - before[name]) / window_s for name, after in used().items()}
     print(shares)
     return shares
-
-
-def decode_is_known(client: Client) -> bool:
-    text = client.http.get("/metrics").text
-    return len(re.findall(r'^tasuki_worker_total_blocks\{.*role="decode"', text, re.M)) == 1
 
 
 def is_zombie(process: psutil.Process) -> bool:

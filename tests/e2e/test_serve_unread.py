@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support.client import Client
 from support.processes import REPOSITORY, environment
+from support.serving import decode_is_known
 from support.waiting import until
 
 pytestmark = pytest.mark.system
@@ -52,11 +53,6 @@ def decode_worker(launcher: subprocess.Popen[bytes]) -> psutil.Process | None:
             if "decode-0" in child.cmdline():
                 return child
     return None
-
-
-def decode_is_known(client: Client) -> bool:
-    text = client.http.get("/metrics").text
-    return len(re.findall(r'^tasuki_worker_total_blocks\{.*role="decode"', text, re.M)) == 1
 
 
 def test_without_a_reader_workers_come_back_and_requests_end_in_order(tiny_model: Path) -> None:

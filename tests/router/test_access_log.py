@@ -13,8 +13,14 @@ from support.deployment import Deployment
 from support.processes import Process
 from support.waiting import until
 
-PHASES = ("queue_ms", "prefill_ms", "first_token_ms", "transfer_exposed_ms")
-PHASES += ("first_decode_ms", "decode_ms")
+PHASES = (
+    "queue_ms",
+    "prefill_ms",
+    "first_token_ms",
+    "transfer_exposed_ms",
+    "first_decode_ms",
+    "decode_ms",
+)
 
 
 @pytest.mark.parametrize("form", ["json", "text", "off"])

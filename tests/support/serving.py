@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
+from support.client import Client
 from support.processes import Process
 from support.waiting import until
 
@@ -37,3 +38,9 @@ def workers_of(process: Process) -> dict[str, psutil.Process]:
         if "worker" in command and "--name" in command:
             found[command[command.index("--name") + 1]] = child
     return found
+
+
+def decode_is_known(client: Client) -> bool:
+    """Whether a deployment's router has a report of its one decode worker."""
+    text = client.http.get("/metrics").text
+    return len(re.findall(r'^tasuki_worker_total_blocks\{.*role="decode"', text, re.M)) == 1

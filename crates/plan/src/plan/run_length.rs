@@ -2,7 +2,7 @@
 //!
 //! A rate above what a design serves adds to a queue all the time. In a short run the queue stays
 //! within the TTFT objective, so all requests meet it. A run of [`RUN_OF_TTFT`] times the objective
-//! shows rates that are 6% too high. Where that is too many requests, the run is shorter, and the
+//! shows most rates that are too high. Where that is too many requests, the run is shorter, and the
 //! growth of its queue says what the longer one would see.
 
 use tasuki_sim::{Outcome, Run};

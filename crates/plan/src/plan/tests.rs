@@ -148,6 +148,21 @@ fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
 }
 
 #[test]
+fn the_second_half_of_a_run_counts() {
+    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --lengths 1000:50 --rates";
+    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
+    let planner = Planner::new(&args).unwrap();
+    let design = super::design::all(2, &[1], 4_096)[0];
+    let run = planner.judge(&design, 20.0).unwrap().0;
+    let counted = planner.counted(&run);
+    let all = run.outcomes.len();
+    assert!(all >= 2_000, "{all}");
+    assert!((0.4..0.6).contains(&(counted.len() as f64 / all as f64)));
+    let first = counted.iter().map(|o| o.due).min();
+    assert!(run.outcomes.iter().filter(|o| Some(o.due) < first).count() >= all - counted.len() - 1);
+}
+
+#[test]
 fn requests_that_no_worker_takes_are_refused() {
     let of = |words: &[&str]| {
         let fixed = [

@@ -1,4 +1,5 @@
-//! Ends a run early that has failed: the rest of its requests cannot change that.
+//! Ends a run early that has failed. Misses of its first half count here too: with so many the queue
+//! is there, and the second half misses as many.
 
 use std::collections::HashMap;
 
