@@ -67,7 +67,8 @@ from tasuki.models.fetch import resolve_model
 
 RESULT = ROOT / "benchmarks" / "results" / "plan_regret.json"
 SETTLES = 0.3  # of a run: its first part does not count
-SEED = 100  # of the planner's rate; each rate has its own prompts, so that none is cached
+SEED = 100  # of one request a second; each rate has its own prompts, so that none is cached
+WARM = 6  # a server's first requests come at a rate lower by so many numbers
 FOLDERS = re.compile(r"/(?:[\w.-]+/)+")  # of a machine: no result tells them
 Row = dict[str, Any]
 
@@ -93,14 +94,12 @@ class Campaign:
         self.runs: list[Row] = []
         self.failures: list[str] = []
         self.measured: list[str] = []  # designs that lack nothing
-        self._first: dict[str, float] = {}  # rates that the others are told from, by load
         self._resumed = json.loads(options.resume.read_text()) if options.resume else None
         if self._resumed:
             known = {run["load"] for run in self._resumed["runs"]}
             if known != set(self.loads):
                 raise SystemExit(f"{options.resume} has the loads {sorted(known)}: name these")
             self.runs = self._resumed["runs"]
-            self._first = {run["load"]: run["rate"] for run in self.runs}
         # Where the planner is, and the simulated best of a design, by load and objectives.
         self._planned: dict[tuple[str, str], int] = {}
         self._expected: dict[tuple[str, str, str], int] = {}
@@ -140,8 +139,7 @@ class Campaign:
                 if chosen not in candidates:
                     candidates.insert(0, chosen)
                 rate = float(best["rate"])
-                first = self._first.setdefault(load, rate)
-                self._planned[load, name] = round(math.log(rate / first, APART))
+                self._planned[load, name] = _number(rate)
                 told = {"load": load, "objectives": name, "recommended": chosen.name}
                 self.plans.append({**told, "expected": best["at"]})
                 print(f"{load}, {slo}: {chosen.name}, {rate:.2f} requests/s", flush=True)
@@ -184,7 +182,8 @@ class Campaign:
                 server = Serving(design.topology, said, log, seen)
                 stack.callback(server.stop)
                 for load in self.loads:
-                    bench(server.url, {**self._sent(load, -6), "duration-s": 3})
+                    planned = min(self._planned[load, name] for name in self.objectives)
+                    bench(server.url, {**self._sent(load, planned - WARM), "duration-s": 3})
                 return server.url
 
             known = [self._climb_all(url, design, steps, load) for load in self.loads]
@@ -193,9 +192,8 @@ class Campaign:
 
     def _climb_all(self, url: Callable[[], str], design: Design, steps: Path, load: str) -> bool:
         """A load at the rates that each pair of objectives asks for; whether all are known now."""
-        first = self._first[load]
         rows = {
-            round(math.log(run["rate"] / first, APART)): run
+            _number(run["rate"]): run
             for run in self.runs
             if (run["load"], run["design"]) == (load, design.name)
         }
@@ -216,8 +214,7 @@ class Campaign:
         return complete
 
     def _sent(self, load: str, number: int) -> dict[str, Any]:
-        rate = self._first[load] * APART**number
-        sent = {**self.loads[load], "request-rate": rate, "temperature": 0}
+        sent = {**self.loads[load], "request-rate": APART**number, "temperature": 0}
         sent |= {"seed": SEED + number, "duration-s": self._options.seconds}
         return {**sent, "tokenizer": self._model}
 
@@ -282,6 +279,11 @@ class Campaign:
     @property
     def _all_mixed(self) -> str:
         return f"{self.workers}m"
+
+
+def _number(rate: float) -> int:
+    """Of the nearest rate that is sent; it says which requests these are, also when resumed."""
+    return round(math.log(rate, APART))
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

@@ -89,6 +89,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "roles-served-chat": roles_served("roles_follow_served_2xh200_chat"),
     "roles-served-chat10": roles_served("roles_follow_served_2xh200_chat10"),
     "roles-served-8ms": roles_served("roles_follow_served_2xh200_8ms"),
+    "roles-served-8ms-others": roles_served("roles_follow_served_2xh200_8ms_others"),
     "roles-served-8ms-36s": roles_served("roles_follow_served_2xh200_8ms_36s"),
     "overload": overload,
     "fuzz": fuzz,

@@ -181,7 +181,7 @@ def open_loop_errors(name: str) -> Callable[[], str]:
                 (run["simulated"][kind][key], run["measured"][kind][key]) for kind, key in columns
             ]
             errors = [abs(simulated / measured - 1.0) for simulated, measured in pairs]
-            by_rate.setdefault(run["rate"], []).append(errors)
+            by_rate.setdefault(round(run["rate"], 1), []).append(errors)
         lines = []
         for rate, errors in sorted(by_rate.items()):
             each = zip(*errors, strict=True)
