@@ -8,7 +8,9 @@
 //!     └─────────────────────────────────────────── it succeeds ───────┘
 //! ```
 //!
-//! Each kind of failure is counted by itself. Times are those of the worker's reports.
+//! Each kind of failure is counted by itself. A trial that only computes says nothing of transfers;
+//! where none is asked for any more, their breaker closes with it in the end: while it is half
+//! open, the worker gets one request at a time. Times are those of the worker's reports.
 
 use std::time::Duration;
 
@@ -83,8 +85,8 @@ impl Breakers {
         let is_trial = self.trial == Some(leg);
         match shown {
             Shown::Fails(kind) => self.on_failure(kind, is_trial, now),
-            Shown::Computes => self.on_success(&COMPUTING, is_trial),
-            Shown::HandsOver => self.on_success(&KINDS, is_trial),
+            Shown::Computes => self.on_success(&COMPUTING, is_trial, now),
+            Shown::HandsOver => self.on_success(&KINDS, is_trial, now),
             Shown::Nothing => {}
         }
         if is_trial {
@@ -139,9 +141,12 @@ impl Breakers {
         }
     }
 
-    fn on_success(&mut self, kinds: &[FailureKind], is_trial: bool) {
-        let breakers = KINDS.into_iter().zip(&mut self.kinds);
-        for (_, breaker) in breakers.filter(|(kind, _)| kinds.contains(kind)) {
+    fn on_success(&mut self, kinds: &[FailureKind], is_trial: bool, now: Duration) {
+        let long_ago = |until| now.saturating_sub(until) > WINDOW;
+        for (kind, breaker) in KINDS.into_iter().zip(&mut self.kinds) {
+            if !kinds.contains(&kind) && !breaker.until.is_some_and(long_ago) {
+                continue;
+            }
             breaker.in_a_row = 0;
             if is_trial {
                 breaker.until = None;
@@ -260,6 +265,17 @@ mod tests {
         show(&mut breakers, &[Shown::Computes], at(2));
         assert!(breakers.read().any(|(_, open, _)| open));
         show(&mut breakers, &[Shown::HandsOver], at(2));
+        assert!(breakers.read().all(|(_, open, _)| !open));
+    }
+
+    #[test]
+    fn a_worker_that_hands_nothing_over_any_more_is_not_tried_one_by_one_for_ever() {
+        let mut breakers = Breakers::default();
+        let transport = Shown::Fails(FailureKind::Transport);
+        show(&mut breakers, &[transport; 3], at(0));
+        show(&mut breakers, &[Shown::Computes], at(31));
+        assert!(breakers.read().any(|(_, open, _)| open));
+        show(&mut breakers, &[Shown::Computes], at(32));
         assert!(breakers.read().all(|(_, open, _)| !open));
     }
 
