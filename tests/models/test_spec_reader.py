@@ -91,6 +91,14 @@ def test_context_after_stretching(tmp_path: Path, rope: dict[str, Any], context:
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None,) * 4),
         (
             {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 9,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (None, 9, None, 9),
+        ),
+        (
+            {
                 "architectures": ["Qwen2ForCausalLM"],
                 "sliding_window": 9,
                 "use_sliding_window": True,
@@ -267,6 +275,11 @@ QWEN2 = {
             for value in (0, -1, 1.5, "8", math.inf)
         ),
         ({**QWEN2, "layer_types": ["sliding_attention"]}, "layer_types is .*, must be a list of 4"),
+        *(
+            ({**of, "layer_types": [kind] * 4}, "layer_types is .*, must be a list of 4")
+            for of in (MISTRAL, QWEN2)
+            for kind in ("chunked_attention", 1, [])
+        ),
         ({**QWEN2, "max_window_layers": "x"}, "not supported between"),
         ({"architectures": 5}, "architectures is 5"),
         ({"architectures": {"a": 1}}, "architectures is"),

@@ -39,8 +39,9 @@ class Family:
     Attributes:
         absent: What an absent key of config.json means.
             Source: defaults of the configuration classes in transformers.
-        windows: Which layers `sliding_window` is for: none, all, or those that `layer_types` or
-            `max_window_layers` say, where `use_sliding_window` is set.
+        windows: Which layers `sliding_window` is for: none, all, those that `layer_types` says
+            (without it all), or, where `use_sliding_window` is set, those that `layer_types` or
+            `max_window_layers` say.
         ropes: Kinds of rotation that mean in its config.json what they mean in `rope.py`.
         qk_norm: Queries and keys are normalised per head before the rotation.
         qkv_bias: q, k and v GEMMs have a bias, whatever `attention_bias` says.
@@ -50,7 +51,7 @@ class Family:
     """
 
     absent: Mapping[str, Any]
-    windows: Literal["none", "all", "some"] = "none"
+    windows: Literal["none", "all", "typed", "some"] = "none"
     ropes: tuple[str, ...] = KINDS
     qk_norm: bool = False
     qkv_bias: bool = False
@@ -67,7 +68,7 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
-        windows="all",
+        windows="typed",
     ),
     "Phi3ForCausalLM": Family(
         {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},

@@ -18,6 +18,7 @@ from tasuki.models.rope import context_tokens, read_rope
 from tasuki.models.spec import ExpertsSpec, ModelSpec
 
 BLOCK = 128  # of fp8 weights
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def read_spec(path: Path | str, *, trust_remote_code: bool = False) -> ModelSpec:
@@ -162,17 +163,18 @@ def _experts(config: Mapping[str, Any], layers: int, size: Callable[..., int]) -
 def _windows(
     family: Family, config: Mapping[str, Any], layers: int, size: Callable[..., int]
 ) -> tuple[int | None, ...]:
-    if family.windows == "none" or config.get("sliding_window") is None:
+    kind, types = family.windows, config.get("layer_types")
+    unused = kind == "some" and not config.get("use_sliding_window")
+    if kind == "none" or unused or config.get("sliding_window") is None:
         return (None,) * layers
-    if family.windows == "all":
-        return (size("sliding_window"),) * layers
-    if not config.get("use_sliding_window"):
-        return (None,) * layers
-    types = config.get("layer_types")
+    window = size("sliding_window")
+    if kind == "all" or (kind == "typed" and types is None):
+        return (window,) * layers
     if types is None:
         first = config.get("max_window_layers", 28)
-        types = ["sliding_attention" if i >= first else "" for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers:
-        raise ValueError(f"layer_types is {types!r}, must be a list of {layers}")
-    window = size("sliding_window")
-    return tuple(window if t == "sliding_attention" else None for t in types)
+        types = [_LAYER_TYPES[i >= first] for i in range(layers)]
+    known = isinstance(types, list) and all(each in _LAYER_TYPES for each in types)
+    if not known or len(types) != layers:
+        names = " or ".join(_LAYER_TYPES)
+        raise ValueError(f"layer_types is {types!r}, must be a list of {layers}, each {names}")
+    return tuple(window if each == "sliding_attention" else None for each in types)
