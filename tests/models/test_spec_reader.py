@@ -171,6 +171,9 @@ def test_a_broken_generation_config_is_refused_by_name(
     assert "generation_config.json" in str(raised.value)
 
 
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_key_value_heads": 4}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -205,6 +208,12 @@ def test_a_broken_generation_config_is_refused_by_name(
             },
             "chunked_attention",
         ),
+        (
+            {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"},
+            "layers differ in head_dim",
+        ),
+        ({**OLMO2, "hidden_size": "x"}, "'hidden_size' expected int, got str"),
+        ({**OLMO2, "num_attention_heads": 0}, "num_attention_heads"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from tasuki.models.config_file import architecture_of, read_config, read_eos
@@ -37,10 +38,11 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(
-            f"{architecture} is not supported: {first_line(error)}"
-        ) from error
+    except Exception as error:  # of the configuration's class, whatever it is
+        said = first_line(error)
+        if isinstance(error, StrictDataclassError):  # the last line has the value
+            said = str(error).splitlines()[-1].strip()
+        raise UnsupportedModelError(f"{architecture} is not supported: {said}") from error
     if reason := _why_not(config, architecture, raw, trust_remote_code):
         raise UnsupportedModelError(f"{architecture} is not supported: {reason}")
     states = _states(config, architecture, trust_remote_code)
@@ -97,6 +99,8 @@ def _why_not(
         return f"transformers {transformers.__version__} has {have} for {config.model_type}"
     if not remote and not getattr(transformers, architecture)._supports_attention_backend:
         return "its class does not declare _supports_attention_backend"
+    if getattr(config, "is_heterogeneous", False):
+        return f"its layers differ in {', '.join(sorted(config.per_layer_attributes))}"
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
     if getattr(config, "index_topk", None):
@@ -111,8 +115,8 @@ def _why_not(
     if softcap := getattr(config, "attn_logit_softcapping", None):
         return f"attn_logit_softcapping {softcap} is not in our attention"
     needed = ("num_attention_heads", "num_hidden_layers", "hidden_size", "max_position_embeddings")
-    absent = [name for name in needed if getattr(config, name, None) is None]
-    return f"its configuration lacks {', '.join(absent)}" if absent else None
+    absent = [name for name in needed if (getattr(config, name, None) or 0) < 1]
+    return f"its configuration has no {', '.join(absent)} above 0" if absent else None
 
 
 def _context(config: Any) -> int:
