@@ -71,6 +71,15 @@ def test_rope_of_both_ages(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert rope.original_max_position == 32
 
 
+def test_rotations_of_both_ages_must_agree(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    same = folder(tmp_path, rope_scaling=yarn, rope_parameters=yarn)
+    assert read_spec(same).rope == read_spec(folder(tmp_path, rope_scaling=yarn)).rope
+    with pytest.raises(ModelError, match=r"rope_scaling \{.*yarn.*rope_parameters \{.*default"):
+        read_spec(folder(tmp_path, rope_scaling=yarn, rope_parameters=plain))
+
+
 @pytest.mark.parametrize(
     ("rope", "context"),
     [

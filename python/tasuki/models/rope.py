@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tasuki.models.config_file import positive
-from tasuki.models.errors import UnsupportedModelError
+from tasuki.models.errors import ModelError, UnsupportedModelError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -60,11 +60,22 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeSpec:
     `rope_scaling` (with `type` instead of `rope_type` before 4.43).
 
     Raises:
+        ModelError: Both are there, and differ.
         UnsupportedModelError: The kind is not one of KINDS, or only a part of
             the head is rotated.
         ValueError: A parameter is not a number, or not one above 0.
     """
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    rope = _read(new or old, config, max_position)
+    if new and old and rope != _read(old, config, max_position):
+        raise ModelError(
+            f"config.json has rope_scaling {old}, which differs from its rope_parameters {new}:"
+            " write all into rope_parameters, and remove rope_scaling"
+        )
+    return rope
+
+
+def _read(parameters: Any, config: Mapping[str, Any], max_position: int) -> RopeSpec:
     if not isinstance(parameters, dict):
         raise ValueError(f"rope_scaling is {parameters!r}, must be an object")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
