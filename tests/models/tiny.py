@@ -119,6 +119,7 @@ def config(name: str, changes: Mapping[str, Any] | None = None) -> Any:
             return t.Qwen3MoeConfig(
                 **shape,
                 head_dim=16,
+                attention_bias=True,
                 num_experts=4,
                 num_experts_per_tok=2,
                 moe_intermediate_size=32,

@@ -122,6 +122,7 @@ FAMILIES: dict[str, Family] = {
         },
         windows="some",
         qk_norm=True,
+        output_bias=True,
         experts=True,
     ),
 }
