@@ -70,6 +70,7 @@ FALLBACK = (
     "gemma",
     "llama-gelu",
     "starcoder2-window",
+    "phimoe-window",
     "deepseek-v2",
     "deepseek-v3",
     "minicpm3",
@@ -113,6 +114,8 @@ def config(name: str, changes: Mapping[str, Any] | None = None) -> Any:
             return t.LlamaConfig(**shape, hidden_act="gelu")
         case "starcoder2-window":
             return t.Starcoder2Config(**shape, sliding_window=13)
+        case "phimoe-window":
+            return t.PhimoeConfig(**shape, sliding_window=13, num_local_experts=4)
         case "mixtral":
             return t.MixtralConfig(**shape, num_local_experts=4)
         case "qwen3-moe":

@@ -23,6 +23,7 @@ from tasuki.models.spec import ModelSpec, StateTensor
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _STATE_TYPES = {"conv", "linear_attention", "mamba"}  # keep a state, and no KV
 _BOTH_TYPES = {"hybrid"}  # keep both
+_MASKED_WINDOWS = {"phimoe"}  # the window is in the mask alone, layers do not name it
 
 
 def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
@@ -139,6 +140,8 @@ def _context(config: Any) -> int:
 def _windows(config: Any, layers: int) -> tuple[int | None, ...]:
     """What layer types say; classes without them pass the window to the attention themselves."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if config.model_type in _MASKED_WINDOWS:
+        types = ["sliding_attention"] * layers
     if not window or not types:
         return (None,) * layers
     return tuple(int(window) if t == "sliding_attention" else None for t in types)
