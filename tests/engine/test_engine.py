@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from engine_fakes import VOCAB, expected, make_rig, spec
 
@@ -193,6 +195,15 @@ def test_what_can_never_run_is_rejected_with_value_and_limit(request_, words):
     for word in words:
         assert word in rig.ended["a"].message
     assert not rig.engine.has_work()
+
+
+def test_limits_hold_as_the_wire_rounds_them():
+    rig = make_rig()
+    [least] = struct.unpack("f", struct.pack("f", 0.01))
+    assert least < 0.01
+    rig.engine.submit(spec("a", [1], repetition_penalty=least))
+    rig.drain()
+    assert rig.ended["a"].reason is LegEndReason.FINISHED
 
 
 def test_an_id_is_in_use_until_its_legs_end_is_told():

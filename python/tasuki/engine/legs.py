@@ -25,6 +25,7 @@ from tasuki.engine.request import Phase, Request, SequenceState
 log = logging.getLogger(__name__)
 
 _MOST_LOGPROBS = 20  # alternatives of a token; as the router's limit
+_ROUNDING = 2**-24  # of numbers with 32 bits, as the wire has them
 _RANGES = (
     ("temperature", 0.0, math.inf),
     ("top_p", 0.0, 1.0),
@@ -222,7 +223,7 @@ def _sampling_flaw(params: SamplingParams) -> str | None:
     """Which parameter is outside of its range; NaN is outside of all."""
     for name, low, high in _RANGES:
         value = getattr(params, name)
-        if not (math.isfinite(value) and low <= value <= high):
+        if not (math.isfinite(value) and low * (1 - _ROUNDING) <= value <= high):
             return f"{name} is {value}: it must be a number from {low} to {high}"
     for token, bias in params.logit_bias.items():
         if not math.isfinite(bias):
