@@ -68,6 +68,7 @@ FALLBACK = (
     "gpt-neox",
     "phi",
     "gemma",
+    "gemma3n",
     "llama-gelu",
     "starcoder2-window",
     "phimoe-window",
@@ -110,6 +111,18 @@ def config(name: str, changes: Mapping[str, Any] | None = None) -> Any:
             return t.PhiConfig(**shape)
         case "gemma":
             return t.GemmaConfig(**shape, head_dim=8)
+        case "gemma3n":
+            return t.Gemma3nTextConfig(
+                **shape,
+                head_dim=8,
+                sliding_window=13,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                num_kv_shared_layers=1,
+                vocab_size_per_layer_input=256,
+                hidden_size_per_layer_input=8,
+                activation_sparsity_pattern=[0.5, 0.0, 0.0],
+                laurel_rank=8,
+            )
         case "llama-gelu":
             return t.LlamaConfig(**shape, hidden_act="gelu")
         case "starcoder2-window":

@@ -62,7 +62,8 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         hidden_size=int(config.hidden_size),
-        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        intermediate_size=_widest(getattr(config, "intermediate_size", None))
+        or 4 * int(config.hidden_size),
         vocab_size=int(config.vocab_size),
         max_position=_context(config),
         sliding_windows=_windows(config, layers),
@@ -77,6 +78,11 @@ def fallback_spec(folder: Path, *, trust_remote_code: bool) -> ModelSpec:
             if kind in _STATE_TYPES
         ),
     )
+
+
+def _widest(size: int | list[int] | None) -> int:
+    """Columns of an inner layer, of the largest where layers differ; 0: it is not said."""
+    return max(size, default=0) if isinstance(size, list) else int(size or 0)
 
 
 def _states(
