@@ -73,8 +73,15 @@ def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
         (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight"),
         (lambda t: t.update({"extra.weight": torch.zeros(1)}), "extra.weight"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(5)}), "model.norm.weight is"),
+        *(
+            (
+                lambda t, kind=kind: t.update({"model.norm.weight": torch.ones(48).to(kind)}),
+                f"model.norm.weight is {str(kind).removeprefix('torch.')}, must be float32",
+            )
+            for kind in (torch.int8, torch.float8_e5m2)
+        ),
     ],
-    ids=["missing", "foreign", "shape"],
+    ids=["missing", "foreign", "shape", "integers", "fp8-without-scales"],
 )
 def test_wrong_tensors_are_named(
     tmp_path: Path, change: Callable[[Tensors], object], named: str

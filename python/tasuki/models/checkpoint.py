@@ -21,6 +21,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SCALES = "_scale_inv"  # of the weight of this name: what its blocks are multiplied by
 _KV_SCALES = (".k_scale", ".v_scale")  # of a cache in fp8; worker/kv_calibration.py reads them
 _PROGRESS_EVERY_S = 2.0
+_DENSE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Checkpoint:
@@ -94,7 +95,8 @@ class Checkpoint:
             part: What to read of it; None: all.
 
         Raises:
-            ModelError: Its shape differs from what config.json implies.
+            ModelError: Its shape differs from what config.json implies, or its numbers would
+                need scales.
         """
         stored = self._handles[self._file_of[name]].get_slice(name)
         if tuple(stored.get_shape()) != shape:
@@ -114,6 +116,12 @@ class Checkpoint:
             raise ModelError(
                 f"{self._folder}: {name} is float8_e4m3fn: fp8 is supported for weights of GEMMs"
                 f" with {name}{_SCALES} and a quantization_config of blocks of {BLOCK} x {BLOCK}"
+            )
+        if tensor.dtype not in _DENSE:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{self._folder}: {name} is {kind}, must be float32, bfloat16, float16 or float64:"
+                " give an unquantized model"
             )
         return tensor.to(device=self._device, dtype=self._dtype)
 
