@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "models"))
 from paged import Paged, Sequence
 from tiny import save
 
-from tasuki.attention.kv_scales import FP8, KvScales
+from tasuki.attention.kv_scales import FP8, UNSCALED, KvScales
 from tasuki.attention.sdpa import SdpaAttention
 from tasuki.execution.collective import ALONE
 from tasuki.models.base import CausalModel
@@ -67,14 +67,31 @@ def test_logits_do_not_depend_on_chunks_or_a_prefix(
     assert float((plain - want).norm() / want.norm()) > 2e-3
 
 
-def test_scales_of_the_folder_are_taken(tmp_path: Path) -> None:
-    save("llama", tmp_path)
-    model, file = load(tmp_path), tmp_path / "model.safetensors"
+def store_scales(folder: Path, layers: int) -> tuple[Path, dict[str, torch.Tensor]]:
+    file = folder / "model.safetensors"
     tensors = load_file(file)
-    for layer in range(model.spec.num_layers):
+    for layer in range(layers):
         for name, scale in (("k", 0.3), ("v", 0.25)):
             tensors[f"model.layers.{layer}.self_attn.{name}_scale"] = torch.tensor([scale])
-    save_file(tensors, file)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return file, tensors
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "gemma3n"])
+def test_scales_of_a_folder_are_not_for_latents_nor_several_groups(
+    tmp_path: Path, name: str
+) -> None:
+    """A latent is key and value in one, and a group's attention does not know the layer."""
+    save(name, tmp_path)
+    model = load_model(tmp_path, dtype=F32, kv_dtype=FP8)
+    store_scales(tmp_path, model.spec.num_layers)
+    assert scales_for(model, tmp_path, F32, CPU, ALONE) == UNSCALED
+
+
+def test_scales_of_the_folder_are_taken(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    model = load(tmp_path)
+    file, tensors = store_scales(tmp_path, model.spec.num_layers)
     scales = scales_for(load(tmp_path), tmp_path, F32, CPU, ALONE)
     assert scales.exponents == ((-1, -2),) * model.spec.num_layers
     del tensors["model.layers.1.self_attn.v_scale"]

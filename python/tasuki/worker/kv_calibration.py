@@ -85,13 +85,13 @@ def scales_for(
     Raises:
         ModelError: The folder has scales of some layers only, or one is not a positive number.
     """
+    if len(cache_groups(model.spec)) > 1 or model.spec.kv_planes == 1:
+        log.info("KV scales: 1, as layers keep latents, or different parts of a sequence")
+        return UNSCALED
     stored = None if folder is None else stored_scales(folder, model.spec.num_layers)
     if stored is not None:
         log.info("KV scales: of the folder, powers of two %s", _line(stored))
         return stored
-    if len(cache_groups(model.spec)) > 1 or model.spec.kv_planes == 1:
-        log.info("KV scales: 1, as layers keep different parts of a sequence")
-        return UNSCALED
     largest = collective.all_gather(_largest(model, dtype, device)).amax(0)
     scales = KvScales.holding(largest.tolist(), MARGIN)
     log.info("KV scales: measured, powers of two %s", _line(scales))
