@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from paged import Paged, Sequence
 from tiny import save
 
-from tasuki.models.errors import UnsupportedModelError
+from tasuki.models.errors import ModelError, UnsupportedModelError
 from tasuki.models.loader import load_model
 from tasuki.models.spec_reader import read_spec
 
@@ -35,6 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
     )
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # the cache's folder is added to it
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)
     path = tmp_path / "model"
     save("llama-gelu", path)
     (path / "own.py").write_text(_CODE)
@@ -65,3 +69,24 @@ def test_runs_when_trusted(folder: Path) -> None:
     with torch.inference_mode():
         want = reference(torch.tensor([tokens])).logits[0]
     assert float((got - want).abs().max() / want.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("import no_such_package", "no_such_package"),
+        ("from transformers import NoSuchName", "NoSuchName"),
+        ("LlamaForCausalLM.no_such_attribute", "no_such_attribute"),
+        ("assert 0, 'only on Sundays'", "only on Sundays"),
+    ],
+)
+def test_code_that_does_not_run_is_refused_by_name(folder: Path, line: str, named: str) -> None:
+    """As code for another version of transformers, or without the packages that it needs."""
+    (folder / "broken.py").write_text(f"from .own import OwnForCausalLM\n{_CODE}\n{line}\n")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["auto_map"]["AutoModelForCausalLM"] = "broken.OwnForCausalLM"
+    file.write_text(json.dumps(config))
+    for weights in ("auto", "dummy"):
+        with pytest.raises(ModelError, match=rf"cannot be loaded: .*{named}"):
+            load_model(folder, dtype=torch.float32, trust_remote_code=True, weights=weights)

@@ -89,12 +89,17 @@ def load_fallback(
     With `dummy` its weights are as its class initialises them.
 
     Raises:
-        ModelError: The folder's weights are not complete.
+        ModelError: The folder's weights are not complete, or its model's class does not run.
         UnsupportedModelError: The model does something that the cache cannot hold
             or the attention cannot do.
     """
     AttentionInterface.register(_IMPLEMENTATION, _attend)
-    module = (_make if dummy else _read)(folder, dtype, device, trust_remote_code)
+    try:
+        module = (_make if dummy else _read)(folder, dtype, device, trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:  # of the model's class, whatever it is
+        raise ModelError(f"{folder} cannot be loaded: {first_line(error)}") from error
     module = module.to(device).eval()
     if spec.latent_rank is not None:
         keep_latents(module)
@@ -111,18 +116,15 @@ def load_fallback(
 
 def _read(folder: Path, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> Any:
     """The model with the folder's weights."""
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=_IMPLEMENTATION,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{folder} cannot be loaded: {first_line(error)}") from error
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=_IMPLEMENTATION,
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
     module, report = loaded
     if missing := sorted(report.get("missing_keys", ())):
         raise ModelError(
