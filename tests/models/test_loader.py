@@ -107,6 +107,14 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         load_model(tmp_path, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("weights", ["{}", '{"weight_map": {"a": null}}', "[" * 100_000])
+def test_an_index_that_is_none_is_named(tmp_path: Path, weights: str) -> None:
+    save("llama", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(weights)
+    with pytest.raises(ModelError, match=r"index\.json is not a shard index: .*fetch the model"):
+        load_model(tmp_path, dtype=torch.float32)
+
+
 def test_no_safetensors_says_what_to_do(tmp_path: Path) -> None:
     save("llama", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

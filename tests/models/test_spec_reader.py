@@ -251,6 +251,7 @@ def test_context_ends_where_longrope_would_turn_the_whole_batch(tmp_path: Path, 
     [
         (None, "no config.json"),
         ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "a list"),
         ('{"architectures": []}', "0 architectures"),
         (json.dumps({**BASE, "hidden_size": 0}), "hidden_size is 0"),

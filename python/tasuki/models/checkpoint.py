@@ -184,11 +184,11 @@ def _files(folder: Path) -> list[str]:
             files = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            missing = [file for file in files if not (folder / file).is_file()]
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ModelError(
                 f"{index} is not a shard index: {error!r}; fetch the model again"
             ) from error
-        missing = [file for file in files if not (folder / file).is_file()]
         if missing:
             raise ModelError(
                 f"{folder}: {len(missing)} of {len(files)} shards are missing"

@@ -28,7 +28,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}; fetch the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds a {type(value).__name__}, must be an object")
