@@ -128,7 +128,14 @@ def test_an_unknown_name_is_refused_with_the_known_one() -> None:
 
 @pytest.mark.parametrize(
     ("name", "is_id"),
-    [("Qwen/Qwen3-0.6B", True), ("a/b@refs/pr/1", True), ("a", False), ("/a/b/c", False)],
+    [
+        ("Qwen/Qwen3-0.6B", True),
+        ("a/b@refs/pr/1", True),
+        ("a", False),
+        ("/a/b/c", False),
+        ("./model", False),
+        ("../model", False),
+    ],
 )
 def test_hub_ids(name: str, is_id: bool) -> None:
     assert hub.is_hub_id(name) is is_id
