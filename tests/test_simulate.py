@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,17 @@ def test_a_run_that_ends_before_it_settles_is_refused(capfd: pytest.CaptureFixtu
     assert "--settle-s is 100, but the last request comes after 7." in printed
     assert "--num-requests" in printed
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "1"]) == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_ctrl_c_ends_a_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends_at_once(_: list[str]) -> int:
+        return 0 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL else 1
+
+    monkeypatch.setattr(_native, f"run_{command}", ends_at_once)
+    before = signal.getsignal(signal.SIGINT)
+    assert main([command]) == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_help_names_one_default(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 import sys
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
@@ -85,7 +87,7 @@ def simulate(context: typer.Context) -> None:
     """Run a workload before a deployment in simulated time, and report as `bench serve` does."""
     from tasuki import _native
 
-    raise typer.Exit(_native.run_simulate(_with_model_config(context.args)))
+    raise typer.Exit(_until_interrupt(_native.run_simulate, _with_model_config(context.args)))
 
 
 @app.command(
@@ -96,7 +98,7 @@ def plan(context: typer.Context) -> None:
     """Say which topology serves a workload best within objectives, by simulation."""
     from tasuki import _native
 
-    code = _native.run_plan(_with_model_config(context.args))
+    code = _until_interrupt(_native.run_plan, _with_model_config(context.args))
     picture, result = _value(context.args, "--plot"), _value(context.args, "--output", "-o")
     if code == 0 and picture and result:
         from tasuki.plot.command import draw
@@ -104,6 +106,15 @@ def plan(context: typer.Context) -> None:
 
         draw("plan", [result], Options(), Path(picture))
     raise typer.Exit(code)
+
+
+def _until_interrupt(run: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run a native command that Ctrl-C ends; Python's own handler would wait until it returns."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return run(words)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _with_model_folders(words: list[str]) -> list[str]:
