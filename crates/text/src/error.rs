@@ -5,6 +5,9 @@ use std::path::PathBuf;
 /// Errors of the text layer.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
+    /// There is no such folder.
+    #[error("there is no folder {}: correct the path", .0.display())]
+    NoFolder(PathBuf),
     /// The folder has no `tokenizer.json`.
     #[error(
         "{} has no tokenizer.json; save the tokenizer with transformers' \
@@ -63,7 +66,7 @@ impl TextError {
     #[must_use]
     pub fn is_client_fault(&self) -> bool {
         match self {
-            Self::NoTokenizer(_) | Self::BadFile { .. } => false,
+            Self::NoFolder(_) | Self::NoTokenizer(_) | Self::BadFile { .. } => false,
             Self::Encode(_)
             | Self::Decode(_)
             | Self::NoTemplate(_)

@@ -28,6 +28,9 @@ pub(super) struct Folder {
 impl Folder {
     /// Reads what is there; only `tokenizer.json` must be.
     pub fn read(path: &Path) -> Result<Self, TextError> {
+        if !path.is_dir() {
+            return Err(TextError::NoFolder(path.to_owned()));
+        }
         let tokenizer = read(&path.join("tokenizer.json"))?
             .ok_or_else(|| TextError::NoTokenizer(path.to_owned()))?;
         let tokenizer_config = read_object(&path.join("tokenizer_config.json"))?;

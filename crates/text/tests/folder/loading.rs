@@ -23,6 +23,15 @@ fn a_folder_without_tokenizer_is_refused_by_name() {
 }
 
 #[test]
+fn a_folder_that_is_not_there_is_refused_as_such() {
+    let folder = Folder::new("not-there", &[]);
+    let path = folder.0.join("model");
+    let error = ModelText::load(&path).expect_err("refused").to_string();
+    assert!(error.contains("there is no folder"), "{error}");
+    assert!(error.contains("not-there/model"), "{error}");
+}
+
+#[test]
 fn a_broken_file_is_named() {
     for (file, content) in [
         ("tokenizer.json", "{}"),
