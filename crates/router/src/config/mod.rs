@@ -244,8 +244,9 @@ pub struct RouterArgs {
     #[arg(
         long,
         value_name = "FILTER",
-        default_value = "info",
-        env = "TASUKI_LOG"
+        default_value = values::LOG,
+        env = "TASUKI_LOG",
+        value_parser = values::log
     )]
     pub log: String,
 

@@ -64,6 +64,27 @@ fn defaults_and_repeated_options() {
 }
 
 #[test]
+fn a_log_filter_silences_nothing_by_mistake() {
+    let log = |filter: &str| parse(&format!("--model m --worker a:1 --log={filter}"));
+    assert_eq!(log("").unwrap().log, "info");
+    for filter in [
+        "warn",
+        "INFO",
+        "info,h2=warn",
+        "tasuki_router=debug",
+        "access=off,info,",
+    ] {
+        assert_eq!(log(filter).unwrap().log, filter);
+    }
+    let refused = log("warning").unwrap_err().to_string();
+    assert!(
+        refused.contains("\"warning\" is no level: use off, error, warn"),
+        "{refused}"
+    );
+    assert!(log("info,verbose").is_err());
+}
+
+#[test]
 fn bad_values_are_refused() {
     for words in [
         "--model m",

@@ -3,6 +3,11 @@
 use std::path::PathBuf;
 
 use tasuki_core::options::within;
+use tracing::level_filters::LevelFilter;
+
+/// The default of --log.
+pub const LOG: &str = "info";
+const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// More than a day is no deadline.
 const MAX_SECONDS: f64 = 86_400.0;
@@ -33,6 +38,22 @@ pub fn positive_seconds(given: &str) -> Result<f64, String> {
     match seconds(given)? {
         0.0 => Err("it must be more than 0".to_owned()),
         seconds => Ok(seconds),
+    }
+}
+
+/// Of `tracing`'s filters those without a word alone that is no level: it would be the name of a
+/// target, and everything else would be off. Empty is the default.
+pub fn log(given: &str) -> Result<String, String> {
+    if given.is_empty() {
+        return Ok(LOG.to_owned());
+    }
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let is_name = |word: &&str| !word.contains(['=', '[', ']', '{', '}']) && !is_level(word);
+    match given.split(',').map(str::trim).find(is_name) {
+        Some(word) => Err(format!(
+            "{word:?} is no level: use {LEVELS}, or TARGET=LEVEL"
+        )),
+        None => Ok(given.to_owned()),
     }
 }
 
