@@ -17,6 +17,9 @@ pub const INTERVAL: Duration = Duration::from_secs(2);
 const POINTS: usize = 150;
 /// Rates of links are means over so many intervals.
 const LINK_INTERVALS: usize = 5;
+/// Links that are shown: a fleet has as many as pairs of workers, and a page that draws them all
+/// takes seconds for each state.
+const LINKS: usize = 200;
 /// Requests that are kept.
 const REQUESTS: usize = 50;
 
@@ -117,7 +120,10 @@ pub struct Past {
     pub objectives: Objectives,
     /// The oldest first.
     pub series: VecDeque<Point>,
+    /// By their workers; where some are left out, the busiest ones, those first.
     pub links: Vec<Link>,
+    /// Links by which KV moved, with those that `links` leaves out.
+    pub links_in_use: usize,
     /// The latest first.
     pub requests: VecDeque<Request>,
 }
@@ -264,19 +270,26 @@ impl Recorder {
             *sum = (sum.0 + bytes, sum.1 + handoffs);
         }
         let span_s = INTERVAL.as_secs_f64() * LINK_INTERVALS as f64;
-        let links = moved
+        let mut links: Vec<Link> = moved
             .into_iter()
             .map(|((from, to), (bytes, handoffs))| Link {
                 from,
                 to,
                 bytes_per_s: bytes as f64 / span_s,
                 handoffs_per_s: handoffs as f64 / span_s,
-            });
+            })
+            .collect();
+        let links_in_use = links.len();
+        if links_in_use > LINKS {
+            links.sort_by(|a, b| b.bytes_per_s.total_cmp(&a.bytes_per_s));
+            links.truncate(LINKS);
+        }
         Past {
             interval_s: INTERVAL.as_secs_f64(),
             objectives: self.objectives,
             series: kept.series.clone(),
-            links: links.collect(),
+            links,
+            links_in_use,
             requests: kept.requests.clone(),
         }
     }
@@ -341,6 +354,26 @@ mod tests {
         recorder.end_interval();
         let point = &recorder.past().series[1];
         assert_eq!((point.done, point.ttft_p50), (0, None));
+    }
+
+    #[test]
+    fn of_many_links_the_busiest_are_shown() {
+        let recorder = Recorder::default();
+        let moved = |from: usize, transfer_bytes: u64| {
+            let mut request = request(0.1, 0.1);
+            let phases = request.phases.as_mut().expect("phases");
+            phases.prefill_worker = format!("{from:04}");
+            phases.transfer_bytes = transfer_bytes;
+            recorder.ended(Outcome::Done, 1, request);
+        };
+        for from in 0..3 * LINKS {
+            moved(from, if from == 2 * LINKS { 2_000 } else { 1_000 });
+        }
+        recorder.end_interval();
+        let past = recorder.past();
+        assert_eq!((past.links.len(), past.links_in_use), (LINKS, 3 * LINKS));
+        let busiest = format!("{:04}", 2 * LINKS);
+        assert!(past.links.iter().any(|link| link.from == busiest));
     }
 
     #[test]

@@ -120,7 +120,9 @@ function showWorkers(workers) {
   byId("topology").replaceChildren(links, ...(columns.length ? columns : [none]));
 }
 
-function showLinks(found) {
+function showLinks(found, inUse) {
+  const busiest = inUse > found.length ? `, the ${found.length} busiest of ${inUse} links` : "";
+  byId("links-shown").textContent = busiest;
   const rows = found.map((link) => html("tr", {},
     html("td", {}, link.from), html("td", {}, link.to),
     html("td", {}, byteRate(link.bytes_per_s)), html("td", {}, rate(link.handoffs_per_s))));
@@ -283,7 +285,7 @@ function show(state) {
   latest = state;
   showTotals(state);
   showWorkers(state.workers);
-  showLinks(state.links);
+  showLinks(state.links, state.links_in_use);
   const covered = state.series.length * state.interval_s;
   const span = SPANS_S.find((each) => each >= covered) ?? SPANS_S[1];
   for (const chart of CHARTS) {
