@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -214,6 +215,23 @@ def is_live(page: Page) -> None:
     latest = "document.querySelector('#requests li').dataset.request"
     before = page.evaluate(latest)
     until(lambda: page.evaluate(latest) != before, "a page that follows the state", deadline_s=15)
+
+
+@pytest.mark.system
+def test_a_router_that_does_not_answer_is_not_called_live(
+    start: Callable[[Sequence[str]], tuple[Process, str]], browser: Browser
+) -> None:
+    port = free_port()
+    router, _ = start(["--worker", "vllm://127.0.0.1:1", "--port", "0", "--admin-port", str(port)])
+    page = Page(browser, f"http://127.0.0.1:{port}/dashboard", WIDTHS[0], "light")
+    live = "document.getElementById('live')?.textContent ?? ''"
+    until(lambda: page.evaluate(live).startswith("●"), "a live page")
+    router.signal(signal.SIGSTOP)
+    try:
+        until(lambda: "no answer" in page.evaluate(live), "a page that notices", deadline_s=20)
+    finally:
+        router.signal(signal.SIGCONT)
+    until(lambda: page.evaluate(live).startswith("●"), "a live page again", deadline_s=20)
 
 
 def test_pages_of_other_names_see_nothing(dashboard: str) -> None:

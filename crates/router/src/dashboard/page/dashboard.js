@@ -2,6 +2,8 @@
 "use strict";
 
 const POLL_MS = 1000;
+// A router that takes longer, or a broken connection, is no answer.
+const ANSWER_MS = 5000;
 // The charts begin with the shorter span and grow to the longer one.
 const SPANS_S = [60, 300];
 const ROLES = ["prefill", "mixed", "decode"];
@@ -300,7 +302,8 @@ async function poll() {
   const live = byId("live");
   if (!document.hidden) {
     try {
-      const answer = await fetch("dashboard/state", { cache: "no-store" });
+      const signal = AbortSignal.timeout(ANSWER_MS);
+      const answer = await fetch("dashboard/state", { cache: "no-store", signal });
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       show(await answer.json());
       live.textContent = `● live · ${latest.version}`;
