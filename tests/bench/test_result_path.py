@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tasuki.bench import batch_command
+from tasuki import _native
+from tasuki.bench import batch_command, sweep_command
 from tasuki.bench.errors import BenchError
 from tasuki.bench.header import check_writable, read_result, write_result
 from tasuki.cli import app
-from tasuki.linkbench import run
+from tasuki.linkbench import run as linkbench_run
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,11 @@ def test_a_path_is_refused_before_anything_is_measured(
     def measure(*_: object, **__: object) -> None:
         pytest.fail("it is measured")
 
-    for module, name in ((batch_command, "_steps"), (batch_command, "_measure"), (run, "measure")):
+    for module, name in (
+        (batch_command, "_steps"),
+        (batch_command, "_measure"),
+        (linkbench_run, "measure"),
+    ):
         monkeypatch.setattr(module, name, measure)
     done = CliRunner().invoke(app, [*words, "/proc/x.json"])
     assert isinstance(done.exception, BenchError), done.output
@@ -37,6 +43,40 @@ def test_a_path_is_refused_before_anything_is_measured(
         "cannot write the result to /proc/x.json (No such file or directory): choose a path that"
         " can be written"
     )
+
+
+RUN = ["--lengths", "100:10", "--num-requests", "9", "--request-rate", "1"]
+SPEEDS = ["--rates", "step-ms=5,prompt-token-us=20"]
+GOAL = ["--gpus", "2", "--slo", "ttft=1s,tpot=50ms", "--quick", *SPEEDS, "--lengths", "100:10"]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (_native.run_simulate, ["--mixed", "1", *SPEEDS, *RUN, "--output"]),
+        (_native.run_plan, [*GOAL, "--output"]),
+        (_native.run_plan, [*GOAL, "--values"]),
+        (_native.run_bench, ["serve", "--base-url", "http://127.0.0.1:1", *RUN, "--output"]),
+    ],
+)
+def test_a_native_command_refuses_its_path_first(
+    run: Callable[[list[str]], int], words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words, "/proc/x.json"]) == 1
+    out, err = capfd.readouterr()
+    assert "cannot write /proc/x.json: No such file or directory" in err
+    assert not out
+
+
+def test_a_sweep_refuses_its_folder_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sweep_command, "_measure", lambda *_: pytest.fail("it is measured"))
+    monkeypatch.setattr("tasuki.bench.check_loads.check_loads", lambda *_: None)
+    words = ["bench", "sweep", "--model", str(tmp_path), "--topologies", "1m"]
+    words += ["--load", "a --num-requests 1", "-o", "/proc/x"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, BenchError), done.output
+    assert "cannot write the result to /proc/x/sweep.json" in str(done.exception)
 
 
 def test_a_failed_write_is_one_line_and_leaves_the_old_result(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ pub const SCHEMA: &str = "tasuki.bench/1";
 
 /// Why there is no result file.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {path}: {source}")]
+#[error("cannot write {path}: {source}; choose a path that can be written")]
 pub struct WriteError {
     path: PathBuf,
     source: std::io::Error,
@@ -148,6 +148,35 @@ fn micros(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }
 
+/// Refuses a path before a run whose result could not be written there. Makes its folder.
+///
+/// # Errors
+/// Where and why it cannot be written.
+pub fn check_writable(path: &Path) -> Result<(), WriteError> {
+    let check = || {
+        if path.is_dir() {
+            return Err(std::io::ErrorKind::IsADirectory.into());
+        }
+        let (partial, _) = begin(path)?;
+        std::fs::remove_file(partial)
+    };
+    check().map_err(|source| WriteError {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// The file that gets the path's name when it is whole.
+fn begin(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let file = File::create(&partial)?;
+    Ok((partial.into(), file))
+}
+
 impl RunResult<'_> {
     /// Writes the file, whole or not at all; makes its folder.
     ///
@@ -158,12 +187,7 @@ impl RunResult<'_> {
             path: path.to_owned(),
             source,
         };
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(fail)?;
-        }
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let file = File::create(&partial).map_err(fail)?;
+        let (partial, file) = begin(path).map_err(fail)?;
         let mut writer = BufWriter::new(file);
         serde_json::to_writer(&mut writer, self).map_err(|error| fail(error.into()))?;
         writer.write_all(b"\n").map_err(fail)?;

@@ -24,7 +24,7 @@ use crate::pacer::Pacer;
 use crate::plan::Workload;
 use crate::recorder::{Record, Recorder};
 use crate::report::{Heading, report};
-use crate::result::{ClientCost, Requests, RunResult, SCHEMA, WriteError};
+use crate::result::{ClientCost, Requests, RunResult, SCHEMA, WriteError, check_writable};
 use crate::summary::{Measuring, Summary, summarize};
 
 /// Warm-up requests in flight at most.
@@ -81,6 +81,7 @@ pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, RunError> {
         println!("{}", run.described);
         return Ok(Ended::Measured);
     }
+    check_writable(&run.path)?;
     let threads = args.measuring.threads;
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -99,6 +100,8 @@ struct Run<'a> {
     args: &'a ServeArgs,
     command: &'a [String],
     created: chrono::DateTime<chrono::Utc>,
+    /// Of the result.
+    path: PathBuf,
     target: Target,
     arrival: Arrival,
     /// Until it is sent.
@@ -117,10 +120,13 @@ impl<'a> Run<'a> {
         }
         let plan = wanted.plan(args.server.endpoint)?;
         let arrival = args.arrival.arrival(plan.has_times())?;
+        let created = chrono::Utc::now();
+        let default = || format!("bench-{}.json", created.format("%Y%m%d-%H%M%S")).into();
         Ok(Self {
             args,
             command,
-            created: chrono::Utc::now(),
+            created,
+            path: args.output.output.clone().unwrap_or_else(default),
             target,
             arrival,
             described: plan.describe(),
@@ -264,8 +270,8 @@ impl<'a> Run<'a> {
         };
         print!("{}", report(&heading, &summary));
         if !args.output.no_output {
-            let path = self.write(&records, &summary, model, cpu_s, interrupted)?;
-            println!("Result file: {}", path.display());
+            self.write(&records, &summary, model, cpu_s, interrupted)?;
+            println!("Result file: {}", self.path.display());
         }
         Ok(match (interrupted, summary.metrics.completed) {
             (true, _) => Ended::Interrupted,
@@ -315,10 +321,8 @@ impl<'a> Run<'a> {
         model: &str,
         cpu_s: f64,
         interrupted: bool,
-    ) -> Result<PathBuf, RunError> {
+    ) -> Result<(), RunError> {
         let (server, output) = (&self.args.server, &self.args.output);
-        let default = || format!("bench-{}.json", self.created.format("%Y%m%d-%H%M%S")).into();
-        let path = output.output.clone().unwrap_or_else(default);
         let topology = output
             .topology
             .clone()
@@ -355,8 +359,7 @@ impl<'a> Run<'a> {
             simulated: None,
             requests: Requests::new(records, summary, !output.no_chunks),
         };
-        result.write(&path)?;
-        Ok(path)
+        Ok(result.write(&self.path)?)
     }
 }
 

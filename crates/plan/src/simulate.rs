@@ -9,7 +9,7 @@ use tasuki_bench::args::WorkloadKind;
 use tasuki_bench::machine::{Machine, git_revision};
 use tasuki_bench::recorder::Record;
 use tasuki_bench::report::{Heading, report};
-use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA};
+use tasuki_bench::result::{ClientCost, Requests, RunResult, SCHEMA, check_writable};
 use tasuki_bench::summary::{Measuring, Summary, summarize};
 use tasuki_sim::{Config, Run, simulate};
 
@@ -41,11 +41,16 @@ pub fn run_simulate(arguments: Vec<String>) -> i32 {
             return error.exit_code();
         }
     };
-    let answered = match &args.replay.log {
-        Some(log) => replayed(&args, &matches, log, &command),
-        None => run(&args, &command),
+    let answer = || {
+        if let Some(path) = &args.output.output {
+            check_writable(path)?;
+        }
+        match &args.replay.log {
+            Some(log) => replayed(&args, &matches, log, &command),
+            None => run(&args, &command),
+        }
     };
-    match answered {
+    match answer() {
         Ok(completed) if completed > 0 => 0,
         Ok(_) => 1,
         Err(error) => {

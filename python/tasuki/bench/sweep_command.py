@@ -173,6 +173,7 @@ def _run(
     goal: dict[str, Any],
 ) -> int:
     from tasuki.bench.check_loads import check_loads
+    from tasuki.bench.header import check_writable
     from tasuki.bench.sweep_file import read_sweep
     from tasuki.bench.sweep_state import SweepState
     from tasuki.models.cache import exclusive
@@ -183,6 +184,7 @@ def _run(
     check_loads(plan, tokenizer)
     with ExitStack() as held:
         if not dry_run:
+            check_writable(folder / "sweep.json")
             held.enter_context(exclusive(folder / ".lock", lambda: _refuse(folder)))
         state = SweepState(plan, folder, fresh and not dry_run)
         return _sweep(plan, state, tokenizer, folder, dry_run)

@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tasuki_bench::args::WorkloadArgs;
+use tasuki_bench::result::check_writable;
 
 use self::args::PlanArgs;
 pub use self::planner::STEP_SHARE;
@@ -87,6 +88,9 @@ fn refuse_workload(args: &PlanArgs, matches: &ArgMatches) -> Result<(), Simulate
 fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
     let began = Instant::now();
     let mut planner = Planner::new(args)?;
+    for path in [&args.goal.output, &args.goal.values].into_iter().flatten() {
+        check_writable(path)?;
+    }
     let plan = planner.plan()?;
     print!("{}", text(&plan, began.elapsed().as_secs_f64()));
     if let Some(path) = &args.goal.output {
