@@ -135,7 +135,7 @@ def test_a_file_that_is_no_socket_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"notes exists and is no socket: choose another path"):
         ControlServer(path)
     assert path.read_text() == "mine"
-    with pytest.raises(LaunchError, match=r"cannot listen at .*; choose a --control-socket"):
+    with pytest.raises(LaunchError, match=r"cannot listen at .*--control-socket, or another XDG_R"):
         ControlServer(path / "a.sock")
 
 

@@ -49,7 +49,8 @@ def test_a_folder_that_was_asked_for_stays(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="--log-dir"), log_folder(tmp_path / "file" / "logs"):
+    says = "--log-dir DIR, or set TASUKI_CACHE"
+    with pytest.raises(LaunchError, match=says), log_folder(tmp_path / "file" / "logs"):
         pass
 
 

@@ -189,7 +189,10 @@ def check_socket(path: Path) -> None:
     try:
         is_other = (path.exists() or path.is_symlink()) and not path.is_socket()
     except OSError as error:
-        raise LaunchError(f"cannot listen at {path}: {error}; choose a --control-socket") from error
+        raise LaunchError(
+            f"cannot listen at {path}: {error}; choose a --control-socket, or another"
+            " XDG_RUNTIME_DIR"
+        ) from error
     if is_other:
         raise LaunchError(f"--control-socket {path} exists and is no socket: choose another path")
     if _is_served(path):
@@ -215,5 +218,8 @@ def _listen(path: Path) -> socket.socket:
         listening.listen()
     except OSError as error:
         listening.close()
-        raise LaunchError(f"cannot listen at {path}: {error}; choose a --control-socket") from error
+        raise LaunchError(
+            f"cannot listen at {path}: {error}; choose a --control-socket, or another"
+            " XDG_RUNTIME_DIR"
+        ) from error
     return listening

@@ -46,7 +46,8 @@ def log_folder(wanted: Path | None) -> Iterator[Logs]:
             held.enter_context(exclusive(logs.path / ".lock", lambda: _refuse(logs.path)))
         except OSError as error:
             raise LaunchError(
-                f"cannot write logs: {error}; choose a folder: --log-dir DIR"
+                f"cannot write logs: {error}; choose a folder: --log-dir DIR, or set TASUKI_CACHE"
+                " to one that can be written"
             ) from error
         try:
             yield logs
