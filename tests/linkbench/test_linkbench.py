@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
@@ -141,6 +143,16 @@ signal.pause()
         reader.terminate()
     psutil.wait_procs([psutil.Process(source)] if psutil.pid_exists(source) else [], timeout=30)
     assert not psutil.pid_exists(source)
+
+
+def test_ctrl_c_is_for_the_reader_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with run._source_of(SETUP):
+        (source,) = multiprocessing.active_children()
+        status = Path(f"/proc/{source.pid}/status").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    assert ignored & 1 << (signal.SIGINT - 1)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_nobody_at_the_address_is_said_with_the_remedy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,7 +176,12 @@ def _source_of(setup: Setup) -> Iterator[SourceClient]:
     pipe, theirs = context.Pipe()
     arguments = (theirs, setup.devices[0], setup.transport)
     child = context.Process(target=be_source, args=arguments, daemon=True)
-    child.start()
+    # Ctrl-C is for this process, which ends the child; the child would print a traceback.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        child.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     theirs.close()
     try:
         try:
