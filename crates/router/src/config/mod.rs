@@ -219,7 +219,8 @@ pub struct RouterArgs {
     #[arg(long)]
     pub allow_request_priority: bool,
 
-    /// Accept the field `chat_template` in requests.
+    /// Accept the field `chat_template` in requests. Such a template can use up the router's
+    /// memory: only where all clients are trusted.
     #[arg(long)]
     pub allow_request_chat_template: bool,
 
