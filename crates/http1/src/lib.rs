@@ -11,12 +11,15 @@ mod head;
 #[cfg(test)]
 mod tests;
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BytesMut};
 use futures::FutureExt;
 use httparse::{EMPTY_HEADER, Status};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use self::head::Framing;
 pub use self::head::Head;
@@ -66,24 +69,48 @@ impl Connection {
     /// # Errors
     /// What broke.
     pub async fn ask(&mut self, request: &[u8]) -> io::Result<Option<Head>> {
-        let sent = async {
-            self.io.write_all(request).await?;
-            self.io.flush().await
-        };
-        // A server that refuses a request may not read the rest of it.
-        let sent = sent.await;
+        let mut left = request;
+        let mut sent = None;
         loop {
-            if let Some(head) = self.head()? {
+            if sent.is_none() {
+                sent = poll_fn(|context| self.poll_send(context, &mut left)).now_or_never();
+            }
+            if let Some(mut head) = self.head()? {
+                // A server that refuses a request may not read the rest of it.
+                if sent.is_none() && head.status < 400 {
+                    sent = Some(poll_fn(|context| self.poll_send(context, &mut left)).await);
+                }
+                head.keeps_alive &= matches!(sent, Some(Ok(())));
                 return Ok(Some(head));
             }
-            if self.read().await? == 0 {
-                sent?;
+            let read = poll_fn(|context| {
+                if sent.is_none()
+                    && let Poll::Ready(done) = self.poll_send(context, &mut left)
+                {
+                    sent = Some(done);
+                }
+                pin!(self.read()).poll(context)
+            });
+            if read.await? == 0 {
+                sent.transpose()?;
                 return match self.buffer.is_empty() {
                     true => Ok(None),
                     false => Err(closed("in the head of its answer")),
                 };
             }
         }
+    }
+
+    /// Sends what is left of a request.
+    fn poll_send(&mut self, context: &mut Context<'_>, left: &mut &[u8]) -> Poll<io::Result<()>> {
+        let mut io = Pin::new(&mut self.io);
+        while !left.is_empty() {
+            match ready!(io.as_mut().poll_write(context, left))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => *left = &left[written..],
+            }
+        }
+        io.poll_flush(context)
     }
 
     /// Waits for more of the body and calls `take` with its pieces, in place;

@@ -1,5 +1,7 @@
 //! Answers that are read whole, and such that are refused.
 
+use tokio::io::AsyncWriteExt;
+
 use super::*;
 
 /// What a client makes of `answer`, received `step` bytes at a time.
@@ -73,6 +75,49 @@ async fn a_closed_connection_is_not_quiet_and_an_early_answer_counts() {
     let head = connection.ask(&[b'x'; 1000]).await.unwrap();
     assert_eq!(head.map(|head| head.status), Some(413));
     assert!(!connection.is_quiet());
+}
+
+/// What a client with a request of 1000 bytes makes of an answer that comes before the server has
+/// read it. The server reads so many bytes of it, and keeps the connection open.
+async fn answered_early(answer: &str, reads: usize) -> (Head, String) {
+    let (ours, mut theirs) = tokio::io::duplex(100);
+    let mut connection = Connection::new(Box::new(ours), 64);
+    theirs.write_all(answer.as_bytes()).await.unwrap();
+    let server = async {
+        let mut request = vec![0; reads];
+        theirs.read_exact(&mut request).await.unwrap();
+    };
+    let client = async {
+        let head = connection.ask(&[b'x'; 1000]).await.unwrap();
+        let mut head = head.expect("an answer");
+        let mut body = Vec::new();
+        let mut take = |piece: &[u8]| {
+            body.extend_from_slice(piece);
+            Ok::<(), io::Error>(())
+        };
+        while connection.body(&mut head, &mut take).await.unwrap() {}
+        (head, String::from_utf8(body).unwrap())
+    };
+    let mut both = pin!(async { tokio::join!(server, client) });
+    // Nothing outside is waited for, so it ends within a few polls or never.
+    let mut polls = (0..100).filter_map(|_| both.as_mut().now_or_never());
+    let (_, received) = polls.next().expect("it hangs");
+    received
+}
+
+#[tokio::test]
+async fn an_answer_is_read_though_the_server_does_not_read_the_request() {
+    let refusal = "HTTP/1.1 413 Too large\r\nContent-Length: 6\r\n\r\nrefuse";
+    let (head, body) = answered_early(refusal, 1).await;
+    assert_eq!((head.status, body.as_str()), (413, "refuse"));
+    assert!(
+        !head.keeps_alive,
+        "the server may read the rest as a request"
+    );
+    let success = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+    let (head, body) = answered_early(success, 1000).await;
+    assert_eq!((head.status, body.as_str()), (200, "ok"));
+    assert!(head.keeps_alive, "it has the whole request");
 }
 
 #[tokio::test]
