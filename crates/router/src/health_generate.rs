@@ -100,15 +100,21 @@ impl Probes {
             let mut all = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(all.entry(id).or_default())
         };
-        let mut last = last.lock().await;
+        let mut last = last.lock_owned().await;
         if let Some((found, answer)) = &*last
             && found.elapsed() < self.age
         {
             return answer.clone();
         }
-        let answer = self.generates(app, id, model).await;
-        *last = Some((Instant::now(), answer.clone()));
-        answer
+        // A task, so that a probe that hangs up leaves its generation to the next one.
+        let (app, model) = (Arc::clone(app), model.map(str::to_owned));
+        let generation = tokio::spawn(async move {
+            let answer = app.probes.generates(&app, id, model.as_deref()).await;
+            *last = Some((Instant::now(), answer.clone()));
+            answer
+        });
+        let panicked = |_| Err(unavailable("a generation panicked".to_owned()));
+        generation.await.unwrap_or_else(panicked)
     }
 
     /// Whether a generation succeeds, or others do where there is no place for it.

@@ -53,6 +53,26 @@ async fn probes_that_come_together_share_one_generation() {
 }
 
 #[tokio::test]
+async fn a_probe_that_hangs_up_leaves_its_generation_to_the_next_one() {
+    let generator = Arc::new(FakeGenerator::new(|_| Vec::new()));
+    let app = probed(&generator, Probes::new(LONG, LONG));
+    let started = || !generator.started.lock().unwrap().is_empty();
+    tokio::select! {
+        answer = get(&app, PATH) => panic!("{}", answer.text),
+        () = until("a generation", started) => {}
+    }
+    {
+        let (events, _) = &generator.started.lock().unwrap()[0];
+        assert!(!events.is_closed(), "the generation ended with its probe");
+        for event in say(&generator.seen.lock().unwrap()[0], "ab") {
+            events.send(event);
+        }
+    }
+    assert_eq!(get(&app, PATH).await.status, StatusCode::OK);
+    assert_eq!(generator.seen.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn a_generation_that_does_not_end_is_given_up_with_the_reason() {
     let generator = Arc::new(FakeGenerator::new(|_| Vec::new()));
     let app = probed(&generator, Probes::new(LONG, SHORT));
