@@ -24,7 +24,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
 use crate::attached;
-use crate::routes::{routes, routes_beyond_the_limit};
+use crate::routes::{metrics_alone, routes, routes_beyond_the_limit};
 use crate::tls::Tls;
 
 /// How many connections there may be and how long one may do nothing.
@@ -42,6 +42,9 @@ pub struct ConnectionLimits {
 const MAX_REFUSALS: usize = 256;
 /// How long one of them may take in all.
 const REFUSAL: Duration = Duration::from_secs(2);
+/// Connections to --metrics-listen at once, and those beyond: a quarter of [`OTHER_FILES`].
+const METRICS_CONNECTIONS: usize = 48;
+const METRICS_REFUSALS: usize = 16;
 /// Headers of one request together, and what is buffered of a body.
 const MAX_BUFFER_BYTES: usize = 64 << 10;
 /// Pause after a failure to accept, such as too many open files.
@@ -81,8 +84,8 @@ pub fn connections_allowed(max_connections: usize) -> usize {
     allowed
 }
 
-/// Serves until `closed`, over https if there is a certificate; then takes no new connections and returns when the others
-/// have sent what they still hold.
+/// Serves clients until `closed`, over https if there is a certificate; then takes no new
+/// connections and returns when the others have sent what they still hold.
 pub async fn serve(
     listener: TcpListener,
     app: Arc<App>,
@@ -90,15 +93,41 @@ pub async fn serve(
     tls: Option<Arc<Tls>>,
     closed: impl Future<Output = ()>,
 ) {
-    let graceful = GracefulShutdown::new();
-    let mut entrance = Entrance {
+    let entrance = Entrance {
         listener,
         places: Arc::new(Semaphore::new(limits.max_connections)),
         refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
         is_full: false,
+        limit: "--max-connections",
     };
     let served = routes(Arc::clone(&app));
     let refused = routes_beyond_the_limit(app, limits.max_connections);
+    let_in(entrance, [served, refused], limits, tls, closed).await;
+}
+
+/// Serves /metrics alone, until it is dropped. Its connections leave clients theirs.
+pub async fn serve_metrics(listener: TcpListener, app: Arc<App>, limits: ConnectionLimits) {
+    let entrance = Entrance {
+        listener,
+        places: Arc::new(Semaphore::new(METRICS_CONNECTIONS)),
+        refusals: Arc::new(Semaphore::new(METRICS_REFUSALS)),
+        is_full: false,
+        limit: "48 to --metrics-listen",
+    };
+    let routes = metrics_alone(app);
+    let never = std::future::pending();
+    let_in(entrance, [routes.clone(), routes], limits, None, never).await;
+}
+
+/// `routes`: of connections within the limit, and beyond it.
+async fn let_in(
+    mut entrance: Entrance,
+    [served, refused]: [Router; 2],
+    limits: ConnectionLimits,
+    tls: Option<Arc<Tls>>,
+    closed: impl Future<Output = ()>,
+) {
+    let graceful = GracefulShutdown::new();
     let mut closed = pin!(closed);
     loop {
         let (stream, admission) = tokio::select! {
@@ -143,6 +172,8 @@ struct Entrance {
     refusals: Arc<Semaphore>,
     /// The limit was reached and that was logged.
     is_full: bool,
+    /// Its name for the log.
+    limit: &'static str,
 }
 
 impl Entrance {
@@ -157,7 +188,7 @@ impl Entrance {
         if self.is_full != place.is_err() {
             self.is_full = place.is_err();
             if self.is_full {
-                tracing::warn!("the limit of connections is reached (--max-connections)");
+                tracing::warn!("the limit of connections is reached ({})", self.limit);
             }
         }
         match place {

@@ -18,7 +18,6 @@ use crate::dashboard;
 use crate::log;
 use crate::models::{Models, NamesError};
 use crate::operators;
-use crate::routes::metrics_alone;
 use crate::serve;
 use crate::tls::fleet::WorkerTransport;
 use crate::tls::{Tls, TlsError};
@@ -160,18 +159,18 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         // It ends with the process: a drain can be watched to its end.
         tokio::spawn(axum::serve(listener, routes).into_future());
     }
-    if let Some(listener) = metrics {
-        let address = listener.local_addr()?;
-        tracing::info!(%address, "metrics");
-        // It ends with the process, as the admin API does.
-        tokio::spawn(axum::serve(listener, metrics_alone(Arc::clone(&app))).into_future());
-    }
-
     let limits = args.connections();
     let limits = ConnectionLimits {
         max_connections: connections::connections_allowed(limits.max_connections),
         ..limits
     };
+    if let Some(listener) = metrics {
+        let address = listener.local_addr()?;
+        tracing::info!(%address, "metrics");
+        let served = connections::serve_metrics(listener, Arc::clone(&app), limits);
+        tokio::spawn(served); // it ends with the process, as the admin API does
+    }
+
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
     let server = connections::serve(listener, Arc::clone(&app), limits, tls, async {
         let _ = closed.await;

@@ -198,3 +198,34 @@ async fn closing_lets_answers_end_and_idle_connections_not_wait() {
     assert!(read_all(&mut stream).await.contains("event: error"));
     timeout(LONG, server.task).await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn connections_for_metrics_are_few_and_closed_when_idle() {
+    let start = async |idle| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limits = ConnectionLimits {
+            max_connections: 8,
+            idle,
+            client_stall: LONG,
+        };
+        let app = app(Arc::new(FakeGenerator::saying("")));
+        tokio::spawn(serve_metrics(listener, app, limits));
+        address
+    };
+    let address = start(Duration::from_millis(100)).await;
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    assert_eq!(read_all(&mut idle).await, "");
+
+    let address = start(LONG).await;
+    let mut held = Vec::new();
+    for _ in 0..METRICS_CONNECTIONS {
+        held.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut beyond = TcpStream::connect(address).await.unwrap();
+    let scrape = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
+    beyond.write_all(scrape).await.unwrap();
+    let page = timeout(LONG / 2, read_all(&mut beyond)).await;
+    let page = page.expect("it is not held as long as the others");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+}
