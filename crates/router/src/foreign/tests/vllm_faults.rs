@@ -314,3 +314,29 @@ async fn a_worker_of_another_kind_is_refused_by_name() {
         "{refused}"
     );
 }
+
+/// A body counts until it is worked up, and not until the answer is there.
+#[tokio::test]
+async fn large_requests_that_wait_for_a_worker_take_no_room_of_others() {
+    let large = |_: &mut _, http: &mut HttpSettings| http.max_body_bytes = 70_000;
+    let (router, workers, fabric) = tuned(&[""], large).await;
+    workers[0].set(|manner| manner.hangs = true);
+    let prompt = "a".repeat(69_000);
+    let body = format!(r#"{{"model":"theirs","prompt":"{prompt}","max_tokens":4}}"#);
+    let begun = ["tasuki_requests_in_flight", "tasuki_http_errors_total"];
+    let mut answers = Vec::new();
+    for sent in 1..=40 {
+        let request = Request::post(COMPLETIONS).body(Body::from(body.clone()));
+        let app = Arc::clone(&router.app);
+        let answer = connection::answer(routes(app), request.unwrap());
+        answers.push(tokio::spawn(answer));
+        let all = || begun.map(|name| router.metric(name)).iter().sum::<f64>() == f64::from(sent);
+        until("the request", all).await;
+    }
+    workers[0].set(|manner| manner.hangs = false);
+    for answer in answers {
+        let answer = read(soon("an answer", answer).await.unwrap()).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    fabric.check();
+}

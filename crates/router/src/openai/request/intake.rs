@@ -115,6 +115,7 @@ pub async fn serve<W: Wording>(
             }
         };
         if let Some(found) = found {
+            drop(body); // others may have its room
             if let Some(tokenize) = tokenize {
                 tokenize.end();
             }
