@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tasuki_core::{Health, Role, WorkerId};
 use tasuki_flow::fleet::DrainReason;
 
+use crate::discovery::Address;
 use crate::workers::{Known, Registry};
 
 /// Every path of the admin API.
@@ -35,6 +36,11 @@ enum AdminError {
          its state is ready"
     )]
     NotConnected { worker: WorkerId, address: String },
+    #[error(
+        "worker {worker} at {address} is of another engine and keeps the role in its address \
+         (?role=): start it for the other role and list it with that"
+    )]
+    OtherEngine { worker: WorkerId, address: String },
     #[error(
         "worker {worker} drains because no source of addresses has {address} any more: list it \
          again"
@@ -60,9 +66,10 @@ impl IntoResponse for AdminError {
     fn into_response(self) -> Response {
         let status = match self {
             Self::NoWorker { .. } | Self::UnknownPath => StatusCode::NOT_FOUND,
-            Self::NotConnected { .. } | Self::Unlisted { .. } | Self::Ending { .. } => {
-                StatusCode::CONFLICT
-            }
+            Self::NotConnected { .. }
+            | Self::OtherEngine { .. }
+            | Self::Unlisted { .. }
+            | Self::Ending { .. } => StatusCode::CONFLICT,
             Self::NoRole(_) => StatusCode::BAD_REQUEST,
         };
         let body = serde_json::json!({"error": {"message": self.to_string()}});
@@ -220,10 +227,17 @@ async fn set_role(
         RoleWord::Decode => Role::Decode,
         RoleWord::Mixed => Role::Mixed,
     };
-    if !registry.set_role(WorkerId(worker.id), role) {
+    let (id, address) = (WorkerId(worker.id), worker.address.clone());
+    if let Ok(Address::Foreign(_)) = Address::parse(&address) {
+        return Err(AdminError::OtherEngine {
+            worker: id,
+            address,
+        });
+    }
+    if !registry.set_role(id, role) {
         return Err(AdminError::NotConnected {
-            worker: WorkerId(worker.id),
-            address: worker.address,
+            worker: id,
+            address,
         });
     }
     tracing::info!(worker = worker.id, address = worker.address, %role, "role sent");
@@ -336,6 +350,19 @@ mod tests {
         let (status, _) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
         assert_eq!(status, 202);
         assert_eq!(local.received(), Some(ToWorker::SetRole(Role::Decode, 1)));
+    }
+
+    #[tokio::test]
+    async fn a_worker_of_another_engine_keeps_its_role() {
+        let registry = registry(0);
+        let worker = registry.add("vllm://a:1?role=prefill");
+        let (link, mut local) = LocalWorker::new();
+        let joined = registry.join(worker, local_info("e"), Arc::new(link), Instant::now());
+        joined.expect("joined");
+        let (status, body) = order(&registry, "/workers/0/role", "{\"role\": \"decode\"}").await;
+        assert_eq!(status, 409, "{body}");
+        assert!(message(&body).contains("in its address"), "{body}");
+        assert_eq!(local.received(), None);
     }
 
     #[tokio::test]
