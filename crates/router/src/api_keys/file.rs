@@ -59,16 +59,24 @@ impl ApiKeys {
 }
 
 /// Reads the file again when its text changes. While it has an error, the keys that were
-/// valid before stay so.
+/// valid before stay so, and also until it was read twice with the same text: one that is being
+/// written lacks keys.
 pub async fn keep_reading(keys: Arc<ApiKeys>, path: PathBuf) -> Infallible {
     let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut taken = None;
+    let (mut taken, mut before) = (None, None);
     let mut logged = String::new();
     loop {
         ticks.tick().await;
         let text = match text_of(&path) {
-            Ok(text) if taken.as_ref() == Some(&text) => continue,
+            Ok(text) if taken.as_ref() == Some(&text) => {
+                before = None;
+                continue;
+            }
+            Ok(text) if before.as_ref() != Some(&text) => {
+                before = Some(text);
+                continue;
+            }
             Ok(text) => parse(&path, &text).map(|lines| (text, lines)),
             Err(error) => Err(error),
         };

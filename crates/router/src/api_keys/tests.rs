@@ -164,6 +164,25 @@ async fn a_changed_file_is_read_again_and_a_broken_one_is_not() {
     reading.abort();
 }
 
+#[tokio::test]
+async fn a_file_that_is_being_written_is_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let line = format!("a {}\n", hex("tk-a"));
+    std::fs::write(&path, &line).unwrap();
+    let keys = Arc::new(ApiKeys::new(None).unwrap());
+    keys.read(&path).unwrap();
+    let reading = tokio::spawn(keep_reading(Arc::clone(&keys), path.clone()));
+    let mut text = String::new();
+    for _ in 0..25 {
+        std::fs::write(&path, &text).unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(tenant(&keys, "Bearer tk-a").unwrap(), "a");
+        text += "# and more\n";
+    }
+    reading.abort();
+}
+
 fn guarded() -> (Arc<FakeGenerator>, Arc<App>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
