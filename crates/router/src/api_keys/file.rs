@@ -70,6 +70,7 @@ pub async fn keep_reading(keys: Arc<ApiKeys>, path: PathBuf) -> Infallible {
         ticks.tick().await;
         let text = match text_of(&path) {
             Ok(text) if taken.as_ref() == Some(&text) => {
+                logged.clear();
                 before = None;
                 continue;
             }

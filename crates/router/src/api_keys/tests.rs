@@ -10,10 +10,13 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{ApiKeys, digest, keep_reading};
+use crate::access_log::tests::Lines;
 use crate::app::App;
+use crate::config::AccessLog;
 use crate::error::ApiError;
 use crate::routes::routes;
 use crate::testing::{FakeGenerator, TestModel, settings};
+use crate::workers::testing::until;
 
 fn hex(key: &str) -> String {
     digest(key).iter().fold(String::new(), |mut hex, byte| {
@@ -179,6 +182,26 @@ async fn a_file_that_is_being_written_is_not_taken() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(tenant(&keys, "Bearer tk-a").unwrap(), "a");
         text += "# and more\n";
+    }
+    reading.abort();
+}
+
+#[tokio::test]
+async fn an_error_that_comes_again_is_logged_again() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Off);
+    let logged = |text: &str, times: usize| lines.text().matches(text).count() == times;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    let good = format!("a {}\n", hex("tk-a"));
+    std::fs::write(&path, &good).unwrap();
+    let keys = Arc::new(ApiKeys::new(None).unwrap());
+    let reading = tokio::spawn(keep_reading(keys, path.clone()));
+    until("the keys", || logged("API keys read again", 1)).await;
+    for times in 1..3 {
+        std::fs::write(&path, "nonsense\n").unwrap();
+        until("the error", || logged("the API keys stay", times)).await;
+        std::fs::write(&path, &good).unwrap();
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
     }
     reading.abort();
 }

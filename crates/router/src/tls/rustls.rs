@@ -74,15 +74,18 @@ impl Tls {
         loop {
             ticks.tick().await;
             match self.read_again() {
-                Ok(true) => tracing::info!("a new certificate for https"),
-                Err(error) if logged != error.to_string() => {
+                Ok(is_new) => {
+                    if is_new {
+                        tracing::info!("a new certificate for https");
+                    }
+                    logged.clear();
+                }
+                Err(error) if logged == error.to_string() => {}
+                Err(error) => {
                     tracing::warn!(%error, "the certificate for https stays as it was");
                     logged = error.to_string();
-                    continue;
                 }
-                Ok(false) | Err(_) => continue,
             }
-            logged.clear();
         }
     }
 

@@ -15,8 +15,11 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::{Tls, TlsArgs};
+use crate::access_log::tests::Lines;
+use crate::config::AccessLog;
 use crate::connections::{ConnectionLimits, serve};
 use crate::testing::{FakeGenerator, app};
+use crate::workers::testing::until;
 
 const LONG: Duration = Duration::from_secs(20);
 const IDLE: Duration = Duration::from_millis(300);
@@ -128,6 +131,26 @@ async fn a_new_certificate_is_taken_and_a_broken_one_is_not() {
     std::fs::write(server.args.tls_cert.as_ref().unwrap(), "no PEM").unwrap();
     sleep(Duration::from_millis(1_500)).await;
     get(&server, &new).await.expect("the one before is used");
+}
+
+#[tokio::test]
+async fn an_error_that_comes_again_is_logged_again() {
+    let (lines, _guard) = Lines::keep("warn", AccessLog::Off);
+    let folder = tempfile::tempdir().unwrap();
+    let args = files(folder.path());
+    new_certificate(&args);
+    let tls = Tls::load(&args).unwrap().unwrap();
+    let reading = tokio::spawn(tls.keep_reading());
+    let cert = args.tls_cert.as_ref().unwrap();
+    let good = std::fs::read(cert).unwrap();
+    for times in 1..3 {
+        std::fs::write(cert, "no PEM").unwrap();
+        let logged = || lines.text().matches("stays as it was").count() == times;
+        until("the error", logged).await;
+        std::fs::write(cert, &good).unwrap();
+        sleep(Duration::from_millis(1_500)).await;
+    }
+    reading.abort();
 }
 
 #[test]
