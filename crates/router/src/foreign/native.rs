@@ -100,16 +100,25 @@ fn described(app: &App, answers: &[Asked]) -> Response {
     Json(body).into_response()
 }
 
-/// `GET /model_info`: of our first model, else of one SGLang worker.
+/// `GET /model_info`: of our first model, else of one SGLang worker, which clients of a network
+/// are told the name of alone: it tells its folders.
 pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if let Some((name, _)) = app.models.named().next() {
         return Ok(Json(own_model(&app, name)).into_response());
     }
-    let answers = app
-        .generator
-        .ask_sglang(Method::GET, "/get_model_info")
-        .await;
-    let info = answers.iter().find_map(Asked::json);
+    let info = match app.is_local {
+        true => {
+            let asked = app.generator.ask_sglang(Method::GET, "/get_model_info");
+            asked.await.iter().find_map(Asked::json)
+        }
+        false => {
+            let sglang = &app.generator.catalog().sglang;
+            let models = app.foreign_models();
+            let mut models = models.iter();
+            let model = models.find(|model| sglang.iter().any(|(id, _)| *id == model.id));
+            model.map(|model| by_name(&model.names[0], model.max_model_len))
+        }
+    };
     let none = || ApiError::Unavailable {
         reason: "no SGLang worker answers".to_owned(),
         retry_after_s: 2,
@@ -117,15 +126,19 @@ pub async fn model_info(State(app): State<Arc<App>>) -> Result<Response, ApiErro
     info.map(|info| Json(info).into_response()).ok_or_else(none)
 }
 
-/// Folders of this machine are not for clients: the path of a model is its name.
 fn own_model(app: &App, name: &str) -> Value {
     let model = app.models.find(Some(name)).ok();
+    by_name(name, model.and_then(|(_, model)| app.max_model_len(&model)))
+}
+
+/// Folders are not for clients: the path of a model is its name.
+fn by_name(name: &str, context_length: Option<u32>) -> Value {
     json!({
         "model_path": name,
         "served_model_name": name,
         "tokenizer_path": name,
         "is_generation": true,
-        "context_length": model.and_then(|(_, model)| app.max_model_len(&model)),
+        "context_length": context_length,
     })
 }
 

@@ -272,6 +272,11 @@ async fn clients_of_a_network_neither_flush_caches_nor_see_how_workers_run() {
         let whole = send(operators.clone(), "GET", path).await;
         assert!(whole.body.contains("s0"), "{path}: {}", whole.body);
     }
+    for path in ["/model_info", "/get_model_info"] {
+        let shown = send(routes(Arc::clone(&app)), "GET", path).await;
+        let shown: Value = serde_json::from_str(&shown.body).unwrap();
+        assert_eq!(shown["model_path"], MODEL, "no folder: {shown}");
+    }
     fabric.check();
 }
 

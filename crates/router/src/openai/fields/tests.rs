@@ -185,8 +185,9 @@ const GENERATE: &str = "
 too: one answer, or a list for several prompts or choices. `finish_reason` has no `matched`, and
 `sampling_params` is one object for all prompts. `GET /server_info` and `/model_info` (`/get_server_info`,
 `/get_model_info`) tell what is served. `POST /flush_cache` empties all prefix caches; on a `--host` other than a
-loopback address it is served at `--admin-port` alone, and so is what SGLang workers tell in `/server_info`. Where
-SGLang workers serve the model the request is passed on to them as it is.
+loopback address it is served at `--admin-port` alone, and so is what SGLang workers tell in `/server_info`;
+`/model_info` then has an SGLang worker's model by its name, without its folder. Where SGLang workers serve the model
+the request is passed on to them as it is.
 
 `GET /health_generate` is 200 if a worker of the model can generate, else 503 with the reason; `?model=` selects one of
 several models, whatever engine serves it. A token that a worker of the model decoded within the last second answers it.
