@@ -1,8 +1,8 @@
 //! What becomes of requests when vLLM workers refuse, fail, die or hang.
 
-use super::fake::MODEL;
+use super::fake::{MODEL, Worker};
 use super::vllm::{CHAT, COMPLETIONS, fleet, tuned, words};
-use super::vllm_worker::{start, url};
+use super::vllm_worker::{self, start, url};
 use super::*;
 
 const STREAM: &str = r#"{"model":"theirs","prompt":"a","stream":true,"max_tokens":50}"#;
@@ -339,4 +339,25 @@ async fn large_requests_that_wait_for_a_worker_take_no_room_of_others() {
         assert_eq!(answer.status, 200, "{}", answer.body);
     }
     fabric.check();
+}
+
+/// A worker whose streams have comments alone.
+fn commenting(worker: Arc<Worker>) -> axum::Router {
+    let answer = async || {
+        let comment = Bytes::from(format!(": {}\n\n", "x".repeat(1 << 20)));
+        let comments = futures::stream::iter(vec![Ok::<_, std::convert::Infallible>(comment); 20]);
+        Body::from_stream(comments.chain(futures::stream::pending()))
+    };
+    axum::Router::new()
+        .route(COMPLETIONS, axum::routing::post(answer))
+        .fallback_service(vllm_worker::routes(worker))
+}
+
+#[tokio::test]
+async fn what_comes_before_the_first_token_is_limited() {
+    let fabric = Arc::new(fake::Fabric::default());
+    let worker = FakeWorker::start("w0", "", &fabric, commenting);
+    let router = Router::start(&[url(&worker)]).await;
+    let got = router.post(COMPLETIONS, STREAM).await;
+    assert_eq!(got.status, 500, "{}", got.body);
 }

@@ -22,6 +22,9 @@ use crate::foreign::template::Template;
 static TEXTS: LazyLock<[Finder<'static>; 2]> =
     LazyLock::new(|| [Finder::new(br#""content":"#), Finder::new(br#""text":"#)]);
 
+/// Of a stream before its first token: the message's role, and comments.
+const MOST_HELD_BYTES: usize = 16 << 20;
+
 /// An answer that is not streamed counts for at most so many tokens.
 const MOST_TOKENS: u64 = 1 << 20;
 
@@ -82,6 +85,9 @@ impl Leg<'_> {
                 held.extend_from_slice(&whole);
                 match seen.begun {
                     true => std::mem::take(&mut held).into(),
+                    false if held.len() > MOST_HELD_BYTES => {
+                        return Err(self.broken(&seen, &HttpError::TooLarge(MOST_HELD_BYTES)));
+                    }
                     false => Bytes::new(),
                 }
             };
