@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::server::TlsStream;
 
@@ -154,7 +154,15 @@ pub(super) fn private_key(
     path: &Path,
     pem: &[u8],
 ) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_slice(pem).map_err(|error| unread(option, path, &error))
+    PrivateKeyDer::from_pem_slice(pem).map_err(|error| match error {
+        pem::Error::NoItemsFound => unread(
+            option,
+            path,
+            &"it has no private key, or one with a passphrase: `openssl pkey -in OLD -out NEW` \
+              writes it without",
+        ),
+        error => unread(option, path, &error),
+    })
 }
 
 pub(super) fn unread(option: &'static str, path: &Path, wrong: &dyn std::fmt::Display) -> TlsError {

@@ -168,8 +168,15 @@ fn what_is_wrong_with_the_files_is_said() {
     std::fs::write(cert, "").unwrap();
     assert!(error().contains("no certificate"), "{}", error());
     new_certificate(&args);
-    std::fs::write(key, "").unwrap();
-    assert!(error().contains("--tls-key"), "{}", error());
+    let encrypted =
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    for no_key in ["", encrypted] {
+        std::fs::write(key, no_key).unwrap();
+        let error = error();
+        for says in ["--tls-key", "no private key", "openssl pkey"] {
+            assert!(error.contains(says), "{error}");
+        }
+    }
     let other = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(key, other.signing_key.serialize_pem()).unwrap();
     assert!(error().contains("do not fit together"), "{}", error());
