@@ -23,7 +23,7 @@ pub struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
-    /// Prompt and output together, in tokens; null while no worker is known.
+    /// Prompt and output together, in tokens; null while no worker has told it.
     max_model_len: Option<u32>,
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tasuki_core::{Identity, ModelId};
 use tasuki_flow::fleet::WorkerInfo;
 
+use super::foreign::UNKNOWN_CONTEXT;
 use super::registry::{Registry, State};
 use crate::app::ForeignModel;
 use crate::discovery::{Address, Engine};
@@ -51,7 +52,10 @@ impl Catalog {
         let foreign = state.fleet.opaque_models().map(|(id, names)| ForeignModel {
             id,
             names: names.to_vec(),
-            max_model_len: catalog.limits(id).map(|limits| limits.max_model_len),
+            max_model_len: catalog
+                .limits(id)
+                .map(|limits| limits.max_model_len)
+                .filter(|length| *length != UNKNOWN_CONTEXT),
         });
         catalog.foreign = foreign.collect();
         catalog

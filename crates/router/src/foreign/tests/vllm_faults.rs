@@ -361,3 +361,22 @@ async fn what_comes_before_the_first_token_is_limited() {
     let got = router.post(COMPLETIONS, STREAM).await;
     assert_eq!(got.status, 500, "{}", got.body);
 }
+
+/// A worker that does not say how long its context is.
+fn without_context(worker: Arc<Worker>) -> axum::Router {
+    let models = async || axum::Json(serde_json::json!({"data": [{"id": MODEL}]}));
+    axum::Router::new()
+        .route("/v1/models", axum::routing::get(models))
+        .fallback_service(vllm_worker::routes(worker))
+}
+
+#[tokio::test]
+async fn a_context_that_is_not_known_is_not_told() {
+    let fabric = Arc::new(fake::Fabric::default());
+    let worker = FakeWorker::start("w0", "", &fabric, without_context);
+    let router = Router::start(&[url(&worker)]).await;
+    let models = router.get("/v1/models").await.body;
+    let models: Value = serde_json::from_str(&models).unwrap();
+    assert_eq!(models["data"][0]["id"], MODEL);
+    assert_eq!(models["data"][0]["max_model_len"], Value::Null);
+}

@@ -22,7 +22,7 @@ use crate::discovery::{Engine, ForeignAddress};
 const UNKNOWN_BLOCKS: u32 = 1 << 20;
 const USUAL_BLOCK_TOKENS: u32 = 16;
 /// What a worker's context is taken for until it tells.
-const UNKNOWN_CONTEXT: u32 = u32::MAX;
+pub const UNKNOWN_CONTEXT: u32 = u32::MAX;
 
 /// Why a worker is not taken.
 #[derive(Debug, thiserror::Error)]

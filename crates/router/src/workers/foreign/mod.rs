@@ -23,6 +23,7 @@ mod watch;
 pub use client::Client;
 #[cfg(feature = "otel")]
 pub use client::collect;
+pub use identify::UNKNOWN_CONTEXT;
 pub use recomputed::{Recomputed, RecomputedCounts};
 pub use watch::keep_watched;
 
