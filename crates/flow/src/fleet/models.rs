@@ -1,5 +1,7 @@
 //! Which model a worker serves, by what it says of itself.
 
+use std::collections::HashMap;
+
 use tasuki_core::{Identity, ModelId, Payload};
 
 use super::{JoinError, WorkerInfo};
@@ -14,6 +16,8 @@ use super::{JoinError, WorkerInfo};
 pub(super) struct Models {
     /// Of each model, the names that its workers may give it; of opaque ones, gave it.
     names: Vec<Vec<String>>,
+    /// Where a name is among them: a worker may have thousands, of adapters.
+    positions: HashMap<String, usize>,
     /// So many of them, the first ones, are served by workers that take tokens.
     of_tokens: usize,
     /// Names and identities of the workers admitted so far, where there is one model.
@@ -22,9 +26,16 @@ pub(super) struct Models {
 
 impl Models {
     pub(super) fn new(names: Vec<Vec<String>>) -> Self {
+        let mut positions = HashMap::new();
+        for (at, names) in names.iter().enumerate() {
+            for name in names {
+                positions.entry(name.clone()).or_insert(at);
+            }
+        }
         Self {
             of_tokens: names.len(),
             names,
+            positions,
             seen: Vec::new(),
         }
     }
@@ -92,13 +103,14 @@ impl Models {
         for name in theirs() {
             if self.position(name).is_none() {
                 self.names[at].push(name.clone());
+                self.positions.insert(name.clone(), at);
             }
         }
         Ok(id(at))
     }
 
     fn position(&self, name: &String) -> Option<usize> {
-        self.names.iter().position(|names| names.contains(name))
+        self.positions.get(name).copied()
     }
 
     fn other_kind(&self, name: &str, at: usize, theirs: Payload) -> JoinError {

@@ -188,6 +188,25 @@ fn models_of_opaque_workers_become_known_with_them() {
 }
 
 #[test]
+fn a_worker_may_have_very_many_names() {
+    let adapters: Vec<String> = (0..100_000).map(|at| format!("adapter-{at}")).collect();
+    let adapters: Vec<&str> = adapters.iter().map(String::as_str).collect();
+    let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
+    for engine in ["a", "b"] {
+        // Were each name compared with each other one, that would take most of a minute.
+        let id = fleet.add();
+        fleet
+            .join(id, opaque(engine, "m", &adapters), NOW)
+            .expect("joined");
+    }
+    let known: Vec<_> = fleet
+        .opaque_models()
+        .map(|(_, names)| names.len())
+        .collect();
+    assert_eq!(known, [100_001]);
+}
+
+#[test]
 fn the_estimated_length_of_an_opaque_request_is_no_limit() {
     let mut fleet = FleetState::new(Vec::new(), PolicyConfig::default());
     let id = fleet.add();
