@@ -7,7 +7,7 @@
 //!                          └──────────── listed again ────────┘
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,9 +48,10 @@ pub async fn follow(
             Some(_) = tasks.join_next() => members.retain(|_, member| !member.is_closed()),
             else => std::future::pending().await,
         }
+        let there: HashSet<&String> = listed.iter().collect(); // they may be tens of thousands
         for (address, member) in &members {
             member.send_if_modified(|is| {
-                let now = listed.contains(address);
+                let now = there.contains(address);
                 std::mem::replace(is, now) != now
             });
         }
