@@ -232,7 +232,8 @@ impl Worker {
         let was_idle = self.flight.is_none();
         self.land(now);
         self.take_off(now, was_idle);
-        self.next = self.flight.as_ref().map_or(self.next_wake(now), |f| f.ends);
+        let ends = self.flight.as_ref().map(|flight| flight.ends);
+        self.next = ends.unwrap_or_else(|| self.next_wake(now));
         self.turn_number = self.turn_number.wrapping_add(1);
         let blocks = self.config.limits.num_blocks - self.pool.available();
         self.counters.peak_blocks = self.counters.peak_blocks.max(blocks);

@@ -95,7 +95,9 @@ struct World<'a> {
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
     events: u64,
     pending: Option<Request>,
-    following: Vec<Option<Request>>,
+    /// What clients send after other requests, by the number of their place.
+    following: HashMap<u32, Request>,
+    followed: u32,
     /// Sent by nobody yet: the client's limit is reached.
     held: VecDeque<Request>,
     in_flight: usize,
@@ -168,7 +170,8 @@ impl<'a> World<'a> {
             heap: BinaryHeap::new(),
             events: 0,
             pending: None,
-            following: Vec::new(),
+            following: HashMap::new(),
+            followed: 0,
             held: VecDeque::new(),
             in_flight: 0,
             run: Run::default(),
@@ -218,7 +221,7 @@ impl<'a> World<'a> {
                 Event::TransferEnds { id, number } => self.transfer_ends(id, number),
                 Event::Tick { live, request } => self.tick(live, request),
                 Event::Follow { place } => {
-                    if let Some(request) = self.following[place as usize].take() {
+                    if let Some(request) = self.following.remove(&place) {
                         self.send(request);
                     }
                 }
@@ -237,7 +240,7 @@ impl<'a> World<'a> {
 
     /// Nothing is in flight and nothing is to come.
     fn is_over(&self) -> bool {
-        let comes = self.pending.is_some() || self.following.iter().any(Option::is_some);
+        let comes = self.pending.is_some() || !self.following.is_empty();
         self.in_flight == 0 && !comes && self.held.is_empty()
     }
 

@@ -344,8 +344,9 @@ impl World<'_> {
         self.run.outcomes.push(live.outcome);
         if let Some(request) = self.clients.over(index, at) {
             let due = request.due.max(self.now);
-            self.following.push(Some(request));
-            let place = (self.following.len() - 1) as u32;
+            let place = self.followed;
+            self.followed += 1;
+            self.following.insert(place, request);
             self.at(due, Event::Follow { place });
         }
         if let Some(request) = self.held.pop_front() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tasuki_core::{Rates, Role};
 use tasuki_policy::PolicyConfig;
 
-use super::{ShellEvent, simulate};
+use super::{ShellEvent, World, simulate};
 use crate::client::{Clients, Request};
 use crate::config::{Config, Fault, FaultKind};
 use crate::link::{LinkSpec, NetworkSpec};
@@ -331,4 +331,31 @@ fn what_the_core_was_told_and_decided_is_kept() {
         .iter()
         .filter(|event| matches!(event, ShellEvent::Arrived { .. }));
     assert_eq!(arrived.count(), 3);
+}
+
+/// One user, who sends a request whenever the one before is over.
+struct User {
+    left: usize,
+}
+
+impl Clients for User {
+    fn next(&mut self) -> Option<Request> {
+        None
+    }
+
+    fn over(&mut self, index: usize, at: Time) -> Option<Request> {
+        self.left = self.left.checked_sub(1)?;
+        Some(Request::new(index + 1, at, 500, 20))
+    }
+}
+
+#[test]
+fn requests_that_were_sent_after_others_are_forgotten() {
+    let mut user = User { left: 50 };
+    let mut world = World::new(config(&[Role::Mixed]), &mut user);
+    world.send(Request::new(0, Time::ZERO, 500, 20));
+    world.run();
+    // They are looked through at every event.
+    assert_eq!(world.following.len(), 0);
+    all_answered(&world.finish(), 51);
 }
