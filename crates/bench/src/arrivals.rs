@@ -102,17 +102,33 @@ impl Schedule {
     /// When the next request is due; the first of a random process is due at
     /// once. None in a closed loop: when a user is free.
     pub fn due(&mut self, request: &Planned) -> Option<Duration> {
-        let rate = match self.arrival.process {
+        match self.arrival.process {
             Process::AllAtOnce => return Some(Duration::ZERO),
             Process::Closed => return None,
             Process::Trace => return Some(request.at.unwrap_or_default()),
-            Process::Constant { rate }
-            | Process::Poisson { rate }
-            | Process::Gamma { rate, .. } => rate,
-        };
-        let due_s = clock_s(self.expected, rate, self.arrival.ramp_s);
+            Process::Constant { .. } | Process::Poisson { .. } | Process::Gamma { .. } => {}
+        }
+        let due_s = self.next_s()?;
         self.expected += self.gap();
         Some(Duration::from_secs_f64(due_s))
+    }
+
+    /// Seconds to the end of the next gap of a process that has a rate.
+    pub fn gap_ends(&mut self) -> Option<f64> {
+        self.expected += self.gap();
+        self.next_s()
+    }
+
+    /// When the next request of such a process is due.
+    fn next_s(&self) -> Option<f64> {
+        match self.arrival.process {
+            Process::Constant { rate }
+            | Process::Poisson { rate }
+            | Process::Gamma { rate, .. } => {
+                Some(clock_s(self.expected, rate, self.arrival.ramp_s))
+            }
+            Process::AllAtOnce | Process::Closed | Process::Trace => None,
+        }
     }
 
     /// A gap in operational time: of mean 1.

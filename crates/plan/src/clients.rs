@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tasuki_bench::arrivals::{Arrival, Schedule};
 use tasuki_bench::plan::{Planned, Prompt, Workload};
@@ -21,6 +22,8 @@ pub struct BenchClients {
     users: std::ops::Range<usize>,
     /// Nothing is due after this time.
     until: Time,
+    /// Of the drawn times: those in the middle and at the end of the run, which takes so long.
+    halves: Option<(f64, f64, f64)>,
     /// Output tokens of requests that others follow.
     asked: HashMap<usize, u32>,
     pub last_due: Time,
@@ -44,9 +47,34 @@ impl BenchClients {
             users: 0..users,
             arrival,
             until: duration_s.map_or(Time::NEVER, Time::from_s),
+            halves: None,
             asked: HashMap::new(),
             last_due: Time::ZERO,
         }
+    }
+
+    /// Lets so many independent requests come in `over_s`, half of them in either half: by chance
+    /// a short run has some percent fewer, and so says too much of the rate.
+    pub fn evenly(mut self, requests: u32, over_s: f64, seed: u64) -> Self {
+        let mut drawn = Schedule::new(self.arrival, seed);
+        let mut after = |gaps: u32| (0..gaps).filter_map(|_| drawn.gap_ends()).last();
+        let (first, rest) = (requests / 2, requests - requests / 2);
+        if let (Some(middle_s), Some(end_s)) = (after(first), after(rest)) {
+            self.halves = Some((middle_s, end_s, over_s));
+        }
+        self
+    }
+
+    fn even(&self, drawn: Duration) -> Duration {
+        let Some((middle_s, end_s, over_s)) = self.halves else {
+            return drawn;
+        };
+        let drawn_s = drawn.as_secs_f64();
+        let share = match drawn_s < middle_s {
+            true => 0.5 * drawn_s / middle_s,
+            false => 0.5 + 0.5 * (drawn_s - middle_s) / (end_s - middle_s),
+        };
+        Duration::from_secs_f64(share * over_s)
     }
 
     fn request(&mut self, planned: &Planned, due: Time) -> Option<Request> {
@@ -75,8 +103,8 @@ impl Clients for BenchClients {
             return self.request(&planned, Time::ZERO.plus(due));
         }
         let planned = self.workload.next()?;
-        let due = self.schedule.due(&planned).unwrap_or_default();
-        self.request(&planned, Time::ZERO.plus(due))
+        let drawn = self.schedule.due(&planned).unwrap_or_default();
+        self.request(&planned, Time::ZERO.plus(self.even(drawn)))
     }
 
     fn over(&mut self, index: usize, at: Time) -> Option<Request> {

@@ -70,7 +70,7 @@ pub struct GoalArgs {
     pub designs: u32,
 
     /// Requests of one simulated run at least; up to 4 times as many, so that it lasts 20 times
-    /// the TTFT objective. A shorter run fails if more and more of its requests wait.
+    /// the TTFT objective. A run fails if more and more of its requests wait.
     #[arg(long, value_name = "N", default_value_t = 2_000,
           value_parser = clap::value_parser!(u32).range(50..=100_000))]
     pub probe_requests: u32,

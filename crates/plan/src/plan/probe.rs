@@ -210,7 +210,10 @@ impl Planner<'_> {
         workload.num_requests = Some(requests);
         let workload = workload.plan_lengths()?.build()?;
         let seed = self.workload.seed;
-        Ok(Box::new(BenchClients::new(workload, arrival, seed, None)))
+        let clients = BenchClients::new(workload, arrival, seed, None);
+        let first = f64::from(requests) / self.conversations.turns;
+        let over_s = f64::from(requests) / rate;
+        Ok(Box::new(clients.evenly(first as u32, over_s, seed)))
     }
 
     /// What the log is not, and why the expected rate is another one than that of its answers.

@@ -2,10 +2,9 @@
 //!
 //! A rate above what a design serves adds to a queue all the time. In a short run the queue stays
 //! within the TTFT objective, so all requests meet it. A run of [`RUN_OF_TTFT`] times the objective
-//! shows most rates that are too high. Where that is too many requests, the run is shorter, and the
-//! growth of its queue says what the longer one would see.
+//! shows rates that are far too high. The growth of its queue says what a longer one would see.
 
-use tasuki_sim::{Outcome, Run};
+use tasuki_sim::{Outcome, Run, Time};
 
 use super::lengths::Conversations;
 use super::planner::Planner;
@@ -27,8 +26,12 @@ const QUICK_REQUESTS: (u32, u32) = (200, 1_500);
 /// Requests of a run that shows a rate, at most: some seconds of computing.
 const MOST_SEEN: u32 = 100_000;
 const QUICK_MOST_SEEN: u32 = 10_000;
-/// So many standard deviations of the number of waiting requests count as chance.
-const CHANCE: f64 = 1.5;
+/// In a shorter run the first answers have hardly ended in its second quarter.
+const ANSWERED_OF_E2E: f64 = 2.5;
+/// Of the requests that come, so many more in flight are what a design serves at its limit.
+const GROWTH: f64 = 0.03;
+/// So many standard deviations of the number of requests in flight count as chance.
+const CHANCE: f64 = 1.0;
 
 impl Planner<'_> {
     /// Requests of a run that judges a rate: as many as were asked for or are enough, and no more
@@ -81,20 +84,25 @@ impl Planner<'_> {
         f64::from(self.requests(rate)) < rate * self.least_s()
     }
 
-    /// Whether a run would miss the TTFT objective if it lasted [`RUN_OF_TTFT`] times that: between
-    /// its second and its last quarter, more and more requests waited.
+    /// Whether a longer run would miss the objectives: between its second and its last quarter more
+    /// and more requests waited for their second token or decoded, by more than a small share of
+    /// those that came meanwhile.
     pub(super) fn is_outgrown(&self, run: &Run) -> bool {
         let over_s = self.arrivals_s(run);
-        // The load of a whole log may grow by itself.
-        let whole =
-            self.log.is_some() && self.file_requests == u32::try_from(run.outcomes.len()).ok();
-        if whole || over_s >= RUN_OF_TTFT * self.longest_s().0 {
+        let (ttft_s, e2e_s) = self.longest_s();
+        // The load of a log may grow by itself.
+        if self.log.is_some() && over_s >= RUN_OF_TTFT * ttft_s {
             return false;
         }
-        let before = waiting(&run.outcomes, 0.25 * over_s, 0.5 * over_s);
-        let after = waiting(&run.outcomes, 0.75 * over_s, over_s);
-        let allowed = run.outcomes.len() as f64 / (2.0 * RUN_OF_TTFT);
-        after - before > allowed + CHANCE * before.max(1.0).sqrt()
+        let grows = |left: fn(&Outcome) -> Time, from: f64| {
+            let before = in_flight(&run.outcomes, left, from * over_s, (from + 0.25) * over_s);
+            let after = in_flight(&run.outcomes, left, 0.75 * over_s, over_s);
+            let came = (0.75 - from) * run.outcomes.len() as f64;
+            after - before > GROWTH * came + CHANCE * before.max(1.0).sqrt()
+        };
+        // Before its second token, a request may wait for a decode worker.
+        grows(|outcome| outcome.second.unwrap_or(outcome.end), 0.25)
+            || (over_s >= ANSWERED_OF_E2E * e2e_s && grows(|outcome| outcome.end, 0.5))
     }
 
     /// When the last request came that follows no other one.
@@ -152,12 +160,11 @@ impl Planner<'_> {
     }
 }
 
-/// Requests between `from_s` and `until_s`, in the mean, that wait for their second token: before
-/// it, they may wait for a decode worker.
-fn waiting(outcomes: &[Outcome], from_s: f64, until_s: f64) -> f64 {
-    let waits = outcomes.iter().map(|outcome| {
-        let end = outcome.second.unwrap_or(outcome.end).as_s();
-        (end.min(until_s) - outcome.due.as_s().max(from_s)).max(0.0)
+/// Requests that came and have not left yet, between `from_s` and `until_s`, in the mean.
+fn in_flight(outcomes: &[Outcome], left: fn(&Outcome) -> Time, from_s: f64, until_s: f64) -> f64 {
+    let stays = outcomes.iter().map(|outcome| {
+        let end_s = left(outcome).as_s().min(until_s);
+        (end_s - outcome.due.as_s().max(from_s)).max(0.0)
     });
-    waits.sum::<f64>() / (until_s - from_s).max(1e-9)
+    stays.sum::<f64>() / (until_s - from_s).max(1e-9)
 }

@@ -1,5 +1,7 @@
 //! Plans of short files: the rate that is found is one that the file can show.
 
+mod run_length;
+
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -86,31 +88,6 @@ fn a_short_trace_shows_no_higher_rate_than_its_requests_can_fill() {
 }
 
 #[test]
-fn no_rate_is_promised_at_which_a_queue_grows() {
-    let few = [
-        "--designs",
-        "1",
-        "--no-variations",
-        "--probe-requests",
-        "50",
-    ];
-    let full = |gpus: &'static str| [&["--gpus", gpus], &few[..]].concat();
-    let quick = vec!["--gpus", "2", "--quick"];
-    for (gpus, above, words) in [(2.0, 1.12, quick), (4.0, 1.06, full("4"))] {
-        // A prompt of 2,000 tokens takes 2,000 x 20 us + 2,000^2 x 0.2 ns = 40.8 ms of a GPU.
-        let most = gpus / 0.0408;
-        let words = [&words[..], &["--lengths", "2000:1"]].concat();
-        let found = plan_of(&words);
-        let rate = found.best.rate;
-        assert!(rate > 0.8 * most && rate < above * most, "{rate}, {most}");
-        let above = format!("{}", 1.4 * most);
-        let found = plan_of(&[&words[..], &["--request-rate", &above]].concat());
-        let seen = found.expected.attainment;
-        assert!(seen < 0.4, "{seen} at {above}");
-    }
-}
-
-#[test]
 fn rates_and_lengths_of_conversations_are_those_of_all_turns() {
     let words =
         "--workload multi-turn --turns 5 --turn-input-tokens 50 --lengths 1000:50 --price 1";
@@ -126,40 +103,6 @@ fn rates_and_lengths_of_conversations_are_those_of_all_turns() {
     let cost = 1e6 * 2.0 / (3_600.0 * 50.0 * rate);
     let told = found.best.cost_per_million_tokens.unwrap();
     assert!((told / cost - 1.0).abs() < 1e-9, "{told}, {cost}");
-}
-
-#[test]
-fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
-    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --workload multi-turn --turns 5 \
-                 --think-time-s 4 --lengths 1000:50 --rates";
-    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
-    let planner = Planner::new(&args).unwrap();
-    let design = super::design::all(2, &[1], 4_096)[0];
-    let run = planner.judge(&design, 20.0).unwrap().0;
-    let counted = planner.counted(&run);
-    let due = |from: f64, more: fn(f64, f64) -> f64| {
-        counted.iter().map(|o| o.due.as_s()).fold(from, more)
-    };
-    let over_s = due(0.0, f64::max) - due(f64::MAX, f64::min);
-    let rate = counted.len() as f64 / over_s;
-    assert!((rate / 20.0 - 1.0).abs() < 0.1, "{rate}");
-    // A conversation takes 5 x (1 s + 50 x 30 ms) + 4 x 4 s = 28.5 s at most.
-    assert!(over_s > 28.5, "{over_s}");
-}
-
-#[test]
-fn the_second_half_of_a_run_counts() {
-    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --lengths 1000:50 --rates";
-    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
-    let planner = Planner::new(&args).unwrap();
-    let design = super::design::all(2, &[1], 4_096)[0];
-    let run = planner.judge(&design, 20.0).unwrap().0;
-    let counted = planner.counted(&run);
-    let all = run.outcomes.len();
-    assert!(all >= 2_000, "{all}");
-    assert!((0.4..0.6).contains(&(counted.len() as f64 / all as f64)));
-    let first = counted.iter().map(|o| o.due).min();
-    assert!(run.outcomes.iter().filter(|o| Some(o.due) < first).count() >= all - counted.len() - 1);
 }
 
 #[test]

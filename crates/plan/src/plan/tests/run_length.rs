@@ -1,0 +1,110 @@
+//! A run shows whether a rate is too high.
+
+use clap::Parser;
+
+use super::super::args::PlanArgs;
+use super::super::design;
+use super::super::planner::Planner;
+use super::{RATES, plan_of};
+
+#[test]
+fn no_rate_is_promised_at_which_a_queue_grows() {
+    let few = [
+        "--designs",
+        "1",
+        "--no-variations",
+        "--probe-requests",
+        "50",
+    ];
+    let full = |gpus: &'static str| [&["--gpus", gpus], &few[..]].concat();
+    let quick = vec!["--gpus", "2", "--quick"];
+    for (gpus, above, words) in [(2.0, 1.12, quick), (4.0, 1.06, full("4"))] {
+        // A prompt of 2,000 tokens takes 2,000 x 20 us + 2,000^2 x 0.2 ns = 40.8 ms of a GPU.
+        let most = gpus / 0.0408;
+        let words = [&words[..], &["--lengths", "2000:1"]].concat();
+        let found = plan_of(&words);
+        let rate = found.best.rate;
+        assert!(rate > 0.8 * most && rate < above * most, "{rate}, {most}");
+        let above = format!("{}", 1.4 * most);
+        let found = plan_of(&[&words[..], &["--request-rate", &above]].concat());
+        let seen = found.expected.attainment;
+        assert!(seen < 0.4, "{seen} at {above}");
+    }
+}
+
+#[test]
+fn a_run_of_conversations_has_the_rate_of_requests_that_it_says() {
+    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --workload multi-turn --turns 5 \
+                 --think-time-s 4 --lengths 1000:50 --rates";
+    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
+    let planner = Planner::new(&args).unwrap();
+    let design = design::all(2, &[1], 4_096)[0];
+    let run = planner.judge(&design, 20.0).unwrap().0;
+    let counted = planner.counted(&run);
+    let due = |from: f64, more: fn(f64, f64) -> f64| {
+        counted.iter().map(|o| o.due.as_s()).fold(from, more)
+    };
+    let over_s = due(0.0, f64::max) - due(f64::MAX, f64::min);
+    let rate = counted.len() as f64 / over_s;
+    assert!((rate / 20.0 - 1.0).abs() < 0.1, "{rate}");
+    // A conversation takes 5 x (1 s + 50 x 30 ms) + 4 x 4 s = 28.5 s at most.
+    assert!(over_s > 28.5, "{over_s}");
+}
+
+#[test]
+fn the_second_half_of_a_run_counts() {
+    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --lengths 1000:50 --rates";
+    let args = PlanArgs::try_parse_from(words.split_whitespace().chain([RATES])).unwrap();
+    let planner = Planner::new(&args).unwrap();
+    let design = design::all(2, &[1], 4_096)[0];
+    let run = planner.judge(&design, 20.0).unwrap().0;
+    let counted = planner.counted(&run);
+    let all = run.outcomes.len();
+    assert!(all >= 2_000, "{all}");
+    assert!((0.4..0.6).contains(&(counted.len() as f64 / all as f64)));
+    let first = counted.iter().map(|o| o.due).min();
+    assert!(run.outcomes.iter().filter(|o| Some(o.due) < first).count() >= all - counted.len() - 1);
+}
+
+/// Whether all requests of a run of two mixed workers meet the objectives, and whether it is said
+/// to be too short to show a queue.
+fn judged(words: &str, rate: f64) -> (bool, bool) {
+    let words = format!("plan --gpus 2 {words} --rates {RATES}");
+    let args = PlanArgs::try_parse_from(words.split_whitespace()).unwrap();
+    let planner = Planner::new(&args).unwrap();
+    let (run, failed) = planner
+        .judge(&design::all(2, &[1], 4_096)[0], rate)
+        .unwrap();
+    let met = !failed && planner.counted(&run).len() > 100;
+    (met, planner.is_outgrown(&run))
+}
+
+#[test]
+fn a_queue_that_would_break_an_objective_later_is_noticed() {
+    // A step of two prompts of 2,000 tokens takes 6 ms + 2 x 40.8 ms. With 5% too many, those that
+    // come after 167 s wait for 8.3 s: less than the objective.
+    let prompts = "--lengths 2000:1 --slo ttft=10s,tpot=30ms";
+    let most = 2.0 * 2.0 / 0.0876;
+    assert_eq!(judged(prompts, 1.05 * most), (true, true));
+    assert_eq!(judged(prompts, 0.95 * most), (true, false));
+    // Four sequences of a worker decode 1,000 tokens in 6 s: 1.3 requests/s, and a little more.
+    let answers = "--lengths 100:1000 --slo ttft=1000s,tpot=30ms --max-running-requests 4";
+    assert_eq!(judged(answers, 1.2), (true, false));
+    assert_eq!(judged(answers, 1.5), (true, true));
+}
+
+#[test]
+fn either_half_of_a_run_has_as_many_requests_as_the_rate_says() {
+    let words = "plan --slo ttft=1s,tpot=30ms --gpus 2 --lengths 1000:50 --rates";
+    for seed in ["1", "2", "3"] {
+        let words = words.split_whitespace().chain([RATES, "--seed", seed]);
+        let args = PlanArgs::try_parse_from(words).unwrap();
+        let planner = Planner::new(&args).unwrap();
+        let design = design::all(2, &[1], 4_096)[0];
+        let run = planner.judge(&design, 20.0).unwrap().0;
+        // 2,000 requests in 100 s. By chance there would be 3% more or fewer in each half.
+        let by = |s: f64| run.outcomes.iter().filter(|o| o.due.as_s() < s).count();
+        assert!(by(50.0).abs_diff(1_000) <= 2, "{}", by(50.0));
+        assert!(by(99.0) > 1_900 && by(100.1) == 2_000, "{}", by(100.1));
+    }
+}
