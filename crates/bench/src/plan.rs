@@ -104,6 +104,11 @@ pub trait Workload: Send {
         None
     }
 
+    /// Whether requests follow others whose prompts they begin with.
+    fn has_turns(&self) -> bool {
+        false
+    }
+
     /// How many requests there will be in all, warm-up apart, if it is known.
     /// A conversation with a failed turn ends early, so it is an upper bound.
     fn total(&self) -> Option<usize>;

@@ -89,7 +89,11 @@ impl BenchClients {
         };
         let prompt_tokens = planned.input_tokens.unwrap_or(1).max(1);
         Some(Request {
-            chunks: chunks(segments),
+            // A prompt that is all its own nobody shares, unless another turn follows.
+            chunks: match segments.len() > 1 || self.workload.has_turns() {
+                true => chunks(segments),
+                false => Arc::default(),
+            },
             ..Request::new(planned.index, due, prompt_tokens, planned.output_tokens)
         })
     }
@@ -121,11 +125,8 @@ impl Clients for BenchClients {
     }
 }
 
-/// Names of the whole chunks of a prompt; none if it is all its own, which nobody can share.
+/// Names of the whole chunks of a prompt.
 fn chunks(segments: &[Segment]) -> Arc<[u64]> {
-    if segments.len() < 2 {
-        return Arc::default();
-    }
     let (mut names, mut name, mut filled) = (Vec::new(), 0u64, 0);
     for segment in segments {
         let mut done = 0;
@@ -146,7 +147,34 @@ fn chunks(segments: &[Segment]) -> Arc<[u64]> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::args::SimulateArgs;
+
+    fn sent(words: &str) -> BenchClients {
+        let args = SimulateArgs::try_parse_from(words.split_whitespace()).unwrap();
+        let workload = args.workload.plan_lengths().unwrap();
+        let arrival = args.arrival.arrival(workload.has_times()).unwrap();
+        BenchClients::new(workload.build().unwrap(), arrival, 0, None)
+    }
+
+    #[test]
+    fn a_second_turn_begins_like_the_first_one() {
+        let mut clients = sent("simulate --workload multi-turn --turns 2 --lengths 1000:50");
+        let first = clients.next().unwrap();
+        let second = clients.over(first.index, Time::ZERO).unwrap();
+        assert_eq!(first.chunks.len(), 7);
+        assert_eq!(second.chunks[..7], first.chunks[..]);
+        // Nobody shares a prompt of one turn, so it needs no names.
+        assert!(
+            sent("simulate --lengths 1000:50")
+                .next()
+                .unwrap()
+                .chunks
+                .is_empty()
+        );
+    }
 
     fn segment(stream: u64, tokens: u32) -> Segment {
         Segment { stream, tokens }
@@ -162,6 +190,7 @@ mod tests {
         // The same content behind another beginning is another prompt.
         let three = chunks(&[segment(3, 128), segment(7, 300)]);
         assert!(three.iter().all(|name| !one.contains(name)));
-        assert!(chunks(&[segment(1, 10_000)]).is_empty());
+        // What follows a prompt begins with it.
+        assert_eq!(chunks(&[segment(7, 300)])[..], one[..2]);
     }
 }

@@ -119,6 +119,10 @@ impl Workload for MultiTurn {
         Some((self.think_time(index), planned))
     }
 
+    fn has_turns(&self) -> bool {
+        true
+    }
+
     fn total(&self) -> Option<usize> {
         Some(self.making.requests)
     }
