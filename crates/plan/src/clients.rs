@@ -1,6 +1,6 @@
 //! The workloads and arrivals of `tasuki bench serve` as a source of simulated requests.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub struct BenchClients {
     halves: Option<(f64, f64, f64)>,
     /// Output tokens of requests that others follow.
     asked: HashMap<usize, u32>,
+    under_way: UnderWay,
     pub last_due: Time,
 }
 
@@ -49,6 +50,7 @@ impl BenchClients {
             until: duration_s.map_or(Time::NEVER, Time::from_s),
             halves: None,
             asked: HashMap::new(),
+            under_way: UnderWay::default(),
             last_due: Time::ZERO,
         }
     }
@@ -63,6 +65,59 @@ impl BenchClients {
             self.halves = Some((middle_s, end_s, over_s));
         }
         self
+    }
+
+    /// Lets conversations be under way when the run begins, as many as there would be after a long
+    /// time: users think before each turn but the first. A run that is shorter than a conversation
+    /// has the load of a long one so. `rate`: conversations a second; `over_s`: of the run.
+    pub fn under_way(mut self, rate: f64, turns: u32, think_time_s: f64, over_s: f64) -> Self {
+        let thinking = rate * think_time_s;
+        // Of those who think, so many have done so by the end of the run.
+        let done = 1.0 - (-over_s / think_time_s).exp();
+        for number in 0..(thinking * done).round() as u64 {
+            for turn in 1..turns {
+                let chance = mix(mix(number) ^ u64::from(turn)) as f64 / u64::MAX as f64;
+                let due_s = -think_time_s * (1.0 - chance * done).ln();
+                self.begin_before(turn, Time::from_s(due_s));
+            }
+        }
+        self.under_way
+            .due
+            .make_contiguous()
+            .sort_by_key(|request| request.due);
+        // Those of whom nothing is heard any more are held as long as the others.
+        let all = (thinking * f64::from(turns)).round() as usize;
+        self.under_way.others = all.saturating_sub(self.under_way.held.len());
+        self
+    }
+
+    /// A conversation whose `turn`-th turn, from 0, is due then.
+    fn begin_before(&mut self, turn: u32, due: Time) {
+        let Some(mut planned) = self.workload.next() else {
+            return;
+        };
+        let mut said = 0;
+        for _ in 0..turn {
+            let answer = " ".repeat(planned.output_tokens as usize);
+            said = planned.input_tokens.unwrap_or(0) + planned.output_tokens;
+            match self.workload.answered(planned.index, &answer) {
+                Some((_, next)) => planned = next,
+                None => return,
+            }
+        }
+        if let Some(request) = self.request(&planned, due) {
+            let known = (said / CHUNK_TOKENS) as usize;
+            let known = &request.chunks[..known.min(request.chunks.len())];
+            self.under_way.held.push(known.into());
+            self.under_way.due.push_back(request);
+        }
+    }
+
+    /// The next request that follows no other one.
+    fn fresh(&mut self) -> Option<Request> {
+        let planned = self.workload.next()?;
+        let drawn = self.schedule.due(&planned).unwrap_or_default();
+        self.request(&planned, Time::ZERO.plus(self.even(drawn)))
     }
 
     fn even(&self, drawn: Duration) -> Duration {
@@ -106,9 +161,15 @@ impl Clients for BenchClients {
             let planned = self.workload.next()?;
             return self.request(&planned, Time::ZERO.plus(due));
         }
-        let planned = self.workload.next()?;
-        let drawn = self.schedule.due(&planned).unwrap_or_default();
-        self.request(&planned, Time::ZERO.plus(self.even(drawn)))
+        if self.under_way.due.is_empty() {
+            return self.under_way.fresh.take().or_else(|| self.fresh());
+        }
+        let fresh = self.under_way.fresh.take().or_else(|| self.fresh());
+        self.under_way.before(fresh)
+    }
+
+    fn held(&mut self, most: usize) -> Vec<Arc<[u64]>> {
+        self.under_way.held(most)
     }
 
     fn over(&mut self, index: usize, at: Time) -> Option<Request> {
@@ -122,6 +183,57 @@ impl Clients for BenchClients {
             }
             None => None,
         }
+    }
+}
+
+/// Conversations that began before the run.
+#[derive(Default)]
+struct UnderWay {
+    /// Their next turns, by time.
+    due: VecDeque<Request>,
+    /// What workers hold of them.
+    held: Vec<Arc<[u64]>>,
+    /// Conversations that say nothing during the run.
+    others: usize,
+    /// A request of a new one that comes after the first of `due`.
+    fresh: Option<Request>,
+}
+
+impl UnderWay {
+    /// The next request: the first of `due`, or `fresh` if that comes before it.
+    fn before(&mut self, fresh: Option<Request>) -> Option<Request> {
+        let first = self.due.front()?;
+        match fresh {
+            Some(fresh) if fresh.due < first.due => Some(fresh),
+            later => {
+                self.fresh = later;
+                self.due.pop_front()
+            }
+        }
+    }
+
+    /// What workers with room for so many chunks hold: of all conversations the same share.
+    fn held(&self, most: usize) -> Vec<Arc<[u64]>> {
+        let sent = self.held.len();
+        let chunks: usize = self.held.iter().map(|names| names.len()).sum();
+        if chunks == 0 {
+            return Vec::new();
+        }
+        let (each, all) = (chunks.div_ceil(sent), sent + self.others);
+        let share = (most as f64 / (each * all) as f64).min(1.0);
+        let (mut held, mut others) = (Vec::new(), 0usize);
+        for (at, names) in (1..).zip(&self.held) {
+            let by = |at: usize, of: usize| (share * at as f64 * of as f64 / sent as f64) as usize;
+            if by(at, sent) > by(at - 1, sent) {
+                held.push(Arc::clone(names));
+            }
+            while others < by(at, self.others) {
+                others += 1;
+                let name = |chunk| mix(mix(!(others as u64)) ^ chunk);
+                held.push((0..each as u64).map(name).collect());
+            }
+        }
+        held
     }
 }
 

@@ -46,6 +46,13 @@ pub trait Clients {
         let _ = (index, at);
         None
     }
+
+    /// Names of chunks of prompts that were served before the run: workers hold them, each prompt's
+    /// in the order of the prompt, the last one longest. `most`: chunks that there is room for.
+    fn held(&mut self, most: usize) -> Vec<Arc<[u64]>> {
+        let _ = most;
+        Vec::new()
+    }
 }
 
 impl<I: Iterator<Item = Request>> Clients for I {

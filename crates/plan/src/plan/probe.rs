@@ -7,6 +7,7 @@ use tasuki_policy::PolicyConfig;
 use tasuki_sim::{Clients, Config, Outcome, Run, WorkerConfig, simulate};
 
 use super::design::Design;
+use super::lengths::Conversations;
 use super::planner::Planner;
 use super::until_missed::UntilMissed;
 use crate::clients::BenchClients;
@@ -193,7 +194,11 @@ impl Planner<'_> {
     }
 
     /// Requests at a rate: the log's, in its pattern, or else the workload's, independent ones.
-    fn clients(&self, rate: f64, requests: u32) -> Result<Box<dyn Clients + '_>, SimulateError> {
+    pub(super) fn clients(
+        &self,
+        rate: f64,
+        requests: u32,
+    ) -> Result<Box<dyn Clients + '_>, SimulateError> {
         if let Some(log) = &self.log {
             let speed = rate / log.replay_rate();
             return Ok(Box::new(LogClients::new(log, requests as usize, speed)));
@@ -206,14 +211,25 @@ impl Planner<'_> {
             max_concurrency: None,
             ramp_s: 0.0,
         };
+        let over_s = f64::from(requests) / rate;
+        let Conversations {
+            turns,
+            think_time_s,
+        } = self.conversations;
+        let thinks = turns > 1.0 && think_time_s > 0.0;
         let mut workload = self.workload.clone();
-        workload.num_requests = Some(requests);
+        // Of conversations that are under way there are fewer turns than they have.
+        workload.num_requests = Some(if thinks { u32::MAX } else { requests });
         let workload = workload.plan_lengths()?.build()?;
         let seed = self.workload.seed;
-        let clients = BenchClients::new(workload, arrival, seed, None);
-        let first = f64::from(requests) / self.conversations.turns;
-        let over_s = f64::from(requests) / rate;
-        Ok(Box::new(clients.evenly(first as u32, over_s, seed)))
+        let first = (f64::from(requests) / turns) as u32;
+        let until_s = thinks.then_some(over_s);
+        let clients = BenchClients::new(workload, arrival, seed, until_s);
+        let clients = clients.evenly(first, over_s, seed);
+        Ok(Box::new(match thinks {
+            true => clients.under_way(rate / turns, turns as u32, think_time_s, over_s),
+            false => clients,
+        }))
     }
 
     /// What the log is not, and why the expected rate is another one than that of its answers.

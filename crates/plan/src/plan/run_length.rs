@@ -6,7 +6,6 @@
 
 use tasuki_sim::{Outcome, Run, Time};
 
-use super::lengths::Conversations;
 use super::planner::Planner;
 
 /// A run takes so many times the TTFT objective, and so many times the longest request that meets
@@ -112,9 +111,9 @@ impl Planner<'_> {
         first.map(|o| o.due.as_s()).fold(0.0, f64::max)
     }
 
-    /// The requests that count: those of the second half, as the first ones find empty workers, and
-    /// few conversations have come to their later turns. After the last one has begun the load is
-    /// less than the rate. A log counts whole, its load changes.
+    /// The requests that count: those of the second half, as the first ones find idle workers. After
+    /// the last conversation has begun the load is less than the rate. A log counts whole, its load
+    /// changes.
     pub(super) fn counted<'a>(&self, run: &'a Run) -> Vec<&'a Outcome> {
         let until_s = self.arrivals_s(run);
         let from_s = match self.log {
@@ -146,17 +145,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Seconds to the first and to the last token of a request, or of a whole conversation, that
-    /// just meets the objectives: those of the question, so that runs of variations are as long.
+    /// Seconds to the first and to the last token of a request that just meets the objectives, or of
+    /// all turns of a conversation: those of the question, so that runs of variations are as long.
+    /// How long users think does not count: they think when a run begins as later.
     pub(super) fn longest_s(&self) -> (f64, f64) {
         let ttft_s = self.goal.slo.ttft_s.unwrap_or(self.limits.ttft_s);
         let tpot_s = self.goal.slo.tpot_s.unwrap_or(self.limits.tpot_s);
         let each_s = ttft_s + tpot_s * self.lengths.output;
-        let Conversations {
-            turns,
-            think_time_s,
-        } = self.conversations;
-        (ttft_s, turns * each_s + (turns - 1.0) * think_time_s)
+        (ttft_s, self.conversations.turns * each_s)
     }
 }
 

@@ -2,6 +2,7 @@
 //! is there, and the second half misses as many.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use tasuki_sim::{Clients, Request, Time};
 
@@ -50,6 +51,10 @@ impl Clients for UntilMissed<'_> {
         }
         let request = self.clients.next()?;
         Some(self.sent(request))
+    }
+
+    fn held(&mut self, most: usize) -> Vec<Arc<[u64]>> {
+        self.clients.held(most)
     }
 
     fn over(&mut self, index: usize, at: Time) -> Option<Request> {

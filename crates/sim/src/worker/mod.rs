@@ -162,6 +162,13 @@ impl Worker {
         &mut self.sequences[seq as usize]
     }
 
+    /// It holds these chunks of a prompt that it served before.
+    pub fn remember(&mut self, names: &[u64]) {
+        if self.config.limits.prefix_caching {
+            self.pool.remember(names);
+        }
+    }
+
     /// A leg arrives at `at`, which may be a little later than now. It is read after those that
     /// came before it.
     pub fn submit(&mut self, leg: NewLeg, at: Time) -> SeqId {

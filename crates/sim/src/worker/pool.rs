@@ -71,6 +71,19 @@ impl Pool {
         }
     }
 
+    /// Chunks that there is room for.
+    pub fn most_chunks(&self) -> usize {
+        (self.total / self.chunk_blocks) as usize
+    }
+
+    /// A sequence that has ended has left these chunks.
+    pub fn remember(&mut self, names: &[u64]) {
+        let names = &names[..names.len().min(self.most_chunks())];
+        self.take(names.len() as u32 * self.chunk_blocks);
+        self.store(names);
+        self.release(names);
+    }
+
     /// Free or evictable.
     pub fn available(&self) -> u32 {
         self.total.saturating_sub(self.held)
@@ -201,6 +214,18 @@ mod tests {
         );
         pool.hold(&[1]);
         assert_eq!((pool.available(), pool.unheld_blocks(&[1])), (1, 0));
+    }
+
+    #[test]
+    fn what_is_remembered_gives_way_to_what_comes_later() {
+        let mut pool = Pool::new(10, 2, true);
+        pool.remember(&[1, 2, 3]);
+        pool.remember(&[1, 2, 4]);
+        assert_eq!((pool.available(), pool.cached(&[1, 2, 4])), (10, 3));
+        pool.remember(&[5, 6]);
+        assert_eq!((pool.cached(&[1, 2, 3]), pool.cached(&[5, 6])), (2, 2));
+        pool.remember(&[7, 8, 9, 10, 11, 12]);
+        assert_eq!((pool.available(), pool.cached(&[7, 8, 9, 10, 11])), (10, 5));
     }
 
     #[test]

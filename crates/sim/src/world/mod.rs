@@ -5,6 +5,7 @@
 
 mod faults;
 mod handoffs;
+mod held;
 mod legs;
 mod record;
 mod requests;
@@ -185,6 +186,7 @@ impl<'a> World<'a> {
         if world.config.warm_router {
             world.warm_up();
         }
+        world.hold_prompts();
         for (index, fault) in world.config.faults.clone().into_iter().enumerate() {
             world.at(
                 fault.at,

@@ -359,3 +359,41 @@ fn requests_that_were_sent_after_others_are_forgotten() {
     assert_eq!(world.following.len(), 0);
     all_answered(&world.finish(), 51);
 }
+
+#[test]
+fn what_was_served_before_the_run_is_held_where_it_is_needed() {
+    struct Later(usize);
+    impl Later {
+        fn names(index: usize) -> Arc<[u64]> {
+            (0..3).map(|chunk| (10 * index + chunk) as u64).collect()
+        }
+    }
+    impl Clients for Later {
+        fn next(&mut self) -> Option<Request> {
+            self.0 += 1;
+            let at = Time::from_s(0.2 * self.0 as f64);
+            let request = Request::new(self.0 - 1, at, 500, 20);
+            let chunks = Self::names(self.0 - 1);
+            (self.0 <= 20).then_some(Request { chunks, ..request })
+        }
+        fn held(&mut self, most: usize) -> Vec<Arc<[u64]>> {
+            // Of each group of workers.
+            assert_eq!(most, 1_000);
+            (0..20).map(Self::names).collect()
+        }
+    }
+    for roles in [[Role::Mixed; 2], [Role::Prefill, Role::Decode]] {
+        let mut config = config(&roles);
+        let half = if roles[0] == Role::Mixed { 2 } else { 1 };
+        for worker in &mut config.workers {
+            worker.limits.num_blocks = 4_000 / half;
+        }
+        let run = simulate(config, &mut Later(0));
+        all_answered(&run, 20);
+        assert!(
+            run.outcomes
+                .iter()
+                .all(|outcome| outcome.cached_tokens == 384)
+        );
+    }
+}

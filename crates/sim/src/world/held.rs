@@ -1,0 +1,38 @@
+//! What workers hold when a run begins.
+
+use tasuki_core::Role;
+
+use super::World;
+
+impl World<'_> {
+    /// Workers hold what clients say was served before: one copy where prompts are computed and one
+    /// where answers are decoded, as a handoff leaves them.
+    pub(super) fn hold_prompts(&mut self) {
+        let (decode, others): (Vec<u32>, Vec<u32>) = (0..self.workers.len() as u32)
+            .partition(|&worker| self.workers[worker as usize].config.role == Role::Decode);
+        let room = |group: &[u32]| -> usize {
+            let workers = group.iter().map(|&worker| &self.workers[worker as usize]);
+            workers.map(|worker| worker.pool.most_chunks()).sum()
+        };
+        let held = self.clients.held(room(&decode).max(room(&others)));
+        if held.is_empty() {
+            return;
+        }
+        // Workers that may do all of a request hand many over all the same.
+        let copies = match self.config.policy.strict_roles {
+            true => 1,
+            false => 2,
+        };
+        for group in [&decode, &others] {
+            let copies = copies.min(group.len());
+            for (at, names) in held.iter().enumerate() {
+                for copy in 0..copies {
+                    self.workers[group[(at + copy) % group.len()] as usize].remember(names);
+                }
+            }
+        }
+        for worker in 0..self.workers.len() as u32 {
+            self.report(worker, Vec::new());
+        }
+    }
+}
