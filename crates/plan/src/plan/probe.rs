@@ -200,7 +200,7 @@ impl Planner<'_> {
         requests: u32,
     ) -> Result<Box<dyn Clients + '_>, SimulateError> {
         if let Some(log) = &self.log {
-            let speed = rate / log.replay_rate();
+            let speed = rate / log.rate_of(requests as usize);
             return Ok(Box::new(LogClients::new(log, requests as usize, speed)));
         }
         let arrival = Arrival {

@@ -259,6 +259,22 @@ fn a_log_of_one_time_tells_no_rate_to_expect() {
 }
 
 #[test]
+fn a_log_that_begins_quietly_has_no_higher_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |gaps: [f64; 2]| {
+        let times = (0..4_000).scan(0.0, |at_s: &mut f64, index| {
+            *at_s += gaps[index / 2_000];
+            Some(*at_s)
+        });
+        let times: Vec<f64> = times.collect();
+        plan(&["--from", &log(folder.path(), &times)]).best.rate
+    };
+    // Runs have the first requests only.
+    let (even, quiet) = (of([0.05, 0.05]), of([1.0, 0.02]));
+    assert!((quiet / even - 1.0).abs() < 0.01, "{quiet}, {even}");
+}
+
+#[test]
 fn refused_requests_of_a_log_are_expected_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = log(folder.path(), &[7.0, 7.5, 8.0]);

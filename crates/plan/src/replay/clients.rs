@@ -42,7 +42,7 @@ impl Clients for LogClients<'_> {
             index % self.log.requests.len(),
         );
         let logged = &self.log.requests[at];
-        let due_s = round as f64 * self.log.span_s() + logged.record.arrived_s;
+        let due_s = self.log.due_s(index);
         let prompt_tokens = logged.record.prompt_tokens.max(1);
         let chunks: Arc<[u64]> = if self.log.shares {
             let round = (round as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -129,6 +129,18 @@ impl Logged {
         self.requests.len() as f64 / self.span_s()
     }
 
+    /// When a request of a replay is due: beyond its end the log begins again.
+    pub fn due_s(&self, index: usize) -> f64 {
+        let round = (index / self.requests.len()) as f64;
+        let request = &self.requests[index % self.requests.len()];
+        round * self.span_s() + request.record.arrived_s
+    }
+
+    /// Requests a second of a replay's first so many: a log's load changes.
+    pub fn rate_of(&self, requests: usize) -> f64 {
+        requests as f64 / self.due_s(requests).max(1e-3)
+    }
+
     /// The kind that most of its workers are.
     fn usual_class(&self) -> u32 {
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
