@@ -106,6 +106,18 @@ pub struct Price {
     pub per_hour: f64,
 }
 
+impl Price {
+    /// Whether it is what hardware of this name costs: an `h20` is no `h200`, an `l4` no `l40s`.
+    pub fn is_of(&self, name: &str) -> bool {
+        let (kind, name) = (self.kind.to_lowercase(), name.to_lowercase());
+        let mut places = name.match_indices(&kind);
+        places.any(|(at, _)| {
+            let next = name[at + kind.len()..].chars().next();
+            kind.is_empty() || next.is_none_or(|next| !next.is_alphanumeric() || next == 'x')
+        })
+    }
+}
+
 impl FromStr for Price {
     type Err = String;
 
@@ -120,5 +132,24 @@ impl FromStr for Price {
                 "{number:?} must be a number above 0, such as h200=3.5"
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_price_is_of_hardware_that_has_its_whole_name() {
+        let is_of = |price: &str, name| price.parse::<Price>().unwrap().is_of(name);
+        for name in ["h200 x1", "NVIDIA H200", "2xH200x2 chat"] {
+            assert!(is_of("h200=3.5", name) && is_of("3.5", name), "{name}");
+            assert!(
+                !is_of("h20=3.5", name) && !is_of("h100=3.5", name),
+                "{name}"
+            );
+        }
+        assert!(is_of("l40s=1", "NVIDIA L40S") && !is_of("l4=1", "l40s x2"));
+        assert!(!is_of("a10=1", "a100 x1") && is_of("a10=1", "NVIDIA A10, not A100"));
     }
 }

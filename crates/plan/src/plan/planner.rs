@@ -120,14 +120,13 @@ impl<'a> Planner<'a> {
         let hardware = by_degree(&args.hardware, goal, log.as_ref())?;
         let limits = hardware.values().map(|known| known.limits.max_model_len);
         refuse_too_long(&tokens, limits.max().unwrap_or(0), goal.attainment)?;
-        if let (Some(price), Some(known)) = (&goal.price, hardware.values().next()) {
-            let (kind, name) = (price.kind.to_lowercase(), known.name.to_lowercase());
-            if !name.contains(&kind) {
-                return Err(SimulateError::Price {
-                    given: price.kind.clone(),
-                    known: known.name.clone(),
-                });
-            }
+        if let (Some(price), Some(known)) = (&goal.price, hardware.values().next())
+            && !price.is_of(&known.name)
+        {
+            return Err(SimulateError::Price {
+                given: price.kind.clone(),
+                known: known.name.clone(),
+            });
         }
         Ok(Self {
             goal,
@@ -202,7 +201,8 @@ impl<'a> Planner<'a> {
             slo: self.goal.slo,
             lengths: self.lengths,
             precision: self.precision(),
-            expected_cost_per_million_tokens: self.cost(&best.design, rate),
+            // What comes beyond the highest rate is not served in time.
+            expected_cost_per_million_tokens: self.cost(&best.design, rate.min(best.rate)),
             losses,
             steps,
             designs,

@@ -275,6 +275,18 @@ fn a_log_that_begins_quietly_has_no_higher_rate() {
 }
 
 #[test]
+fn requests_beyond_the_highest_rate_make_no_token_cheaper() {
+    let words = ["--lengths", "1000:100", "--price", "3.5", "--request-rate"];
+    let cost = |rate| {
+        let found = plan(&[&words[..], &[rate]].concat());
+        let highest = found.best.cost_per_million_tokens.unwrap();
+        found.expected_cost_per_million_tokens.unwrap() / highest
+    };
+    assert!(cost("1") > 10.0);
+    assert_eq!(cost("5000"), 1.0);
+}
+
+#[test]
 fn refused_requests_of_a_log_are_expected_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = log(folder.path(), &[7.0, 7.5, 8.0]);
