@@ -15,7 +15,7 @@
 //! requests those that came inside it, whoever's they are. A failed request
 //! counts as failed and in no latency or throughput.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Serialize, Serializer};
 
@@ -310,7 +310,8 @@ impl Counts {
         let (begin_s, end_s) = (window.begin_s, window.end_s);
         let inside = |at_s: f64| begin_s <= at_s && at_s <= end_s;
         let mut counts = Self::default();
-        let mut seconds = vec![0_u64; (end_s - begin_s).max(0.0) as usize + 1];
+        // A trace may take years, of which few seconds have tokens.
+        let mut seconds: HashMap<u64, u64> = HashMap::new();
         let good = |r: &&Record| r.failure.is_none() || is_interrupted(r);
         for record in records.iter().filter(good) {
             if record.first_s().is_some_and(inside) {
@@ -318,7 +319,8 @@ impl Counts {
             }
             for arrived in record.arrived.iter().filter(|a| inside(a.at_s)) {
                 counts.output_tokens += u64::from(arrived.tokens);
-                seconds[(arrived.at_s - begin_s) as usize] += u64::from(arrived.tokens);
+                let second = (arrived.at_s - begin_s) as u64;
+                *seconds.entry(second).or_default() += u64::from(arrived.tokens);
             }
             if record.failure.is_none() && inside(record.end_s) {
                 counts.ended += 1;
@@ -326,7 +328,7 @@ impl Counts {
             let waited_s = record.end_s.min(end_s) - record.due_s.max(begin_s);
             counts.waiting_s += waited_s.max(0.0);
         }
-        counts.best_second = seconds.into_iter().max().unwrap_or(0);
+        counts.best_second = seconds.into_values().max().unwrap_or(0);
         counts
     }
 }

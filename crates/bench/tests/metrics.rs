@@ -226,6 +226,30 @@ fn a_chunk_without_a_token_does_not_split_the_gap_that_an_objective_limits() {
     assert_eq!(met("itl=310ms"), [Some(true)]);
 }
 
+#[test]
+fn a_run_of_centuries_is_summarized() {
+    // The latest time of a trace.
+    let record = |index, due_s| Record {
+        index,
+        due_s,
+        sent_s: due_s,
+        end_s: due_s + 0.5,
+        input_tokens: Some(1),
+        output_tokens: Some(4),
+        source: TokenCountSource::Chunks,
+        arrived: vec![Arrived {
+            at_s: due_s + 0.5,
+            tokens: 4,
+        }],
+        failure: None,
+        phases: None,
+    };
+    let records = [record(0, 0.0), record(1, 1e10)];
+    let metrics = summarize(&records, Measuring::default()).metrics;
+    assert_eq!((metrics.completed, metrics.output_tokens), (2, 8));
+    close(metrics.peak_output_throughput, 4.0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_window_leaves_out_what_lies_outside() {
     let run = run(Setting::new(ONE_A_SECOND), requests(5, 5), five).await;
