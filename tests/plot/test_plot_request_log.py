@@ -77,6 +77,15 @@ def test_other_versions_are_refused(tmp_path: Path) -> None:
         load([Source(path)])
 
 
+@pytest.mark.parametrize("wrong", [{"o": None}, {"f": "x"}, {"t": True}, {"h": [1, 2]}, {}])
+def test_a_line_with_a_wrong_value_is_left_out(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "requests.log"
+    other = record(1) | wrong if wrong else {"t": 1.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (HEADER, record(0), other)))
+    (run,) = load([Source(path)]).runs
+    assert len(run.requests) == 1
+
+
 def test_real_and_simulated_share_their_pictures(tmp_path: Path) -> None:
     log = write_log(tmp_path / "requests.log")
     results = load([Source(log), Source(simulated(tmp_path / "a.json", log))])

@@ -17,6 +17,9 @@ from tasuki.plot.run import Load, Request, Run, Stats
 _KEY = "tasuki_request_log"
 _VERSION = 1
 _DONE = "done"
+# Of a request's values, those that every line has, and those that are numbers where they are.
+_NEEDED = ("t", "i", "o", "e")
+_OPTIONAL = ("f", "g", "q")
 # Of more tokens no times are made up.
 _MOST_TOKENS = 2_000_000
 
@@ -28,7 +31,7 @@ def is_log(path: Path) -> bool:
 
 
 def read(path: Path, label: str) -> Iterator[Run]:
-    """The log as one run; lines that are cut off are left out.
+    """The log as one run; lines that are cut off or have wrong values are left out.
 
     Args:
         path: The file.
@@ -43,7 +46,7 @@ def read(path: Path, label: str) -> Iterator[Run]:
         raise ResultFileError(
             path, f"is a request log of version {found}, this version reads {_VERSION}"
         )
-    records = [record for line in lines if (record := _parsed(line)) and "t" in record]
+    records = [record for line in lines if (record := _parsed(line)) and _is_record(record)]
     if not records:
         raise ResultFileError(path, "has no request: serve some with --request-log")
     records.sort(key=lambda record: record["t"])
@@ -93,6 +96,15 @@ def _parsed(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _is_record(value: dict[str, Any]) -> bool:
+    numbers = [value.get(key) for key in _NEEDED]
+    numbers += [value[key] for key in _OPTIONAL if key in value]
+    handoff = value.get("h", [0, 0, 0])
+    if not isinstance(handoff, list) or len(handoff) != 3:
+        return False
+    return all(type(number) in (int, float) for number in numbers + handoff)
 
 
 def _request(record: dict[str, Any], began: float, spread: bool) -> Request:
