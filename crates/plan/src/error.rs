@@ -27,6 +27,12 @@ pub enum SimulateError {
          batch --steps`), --rates, or --gpu with --model"
     )]
     NoSteps,
+    #[error(
+        "the log does not say how long steps take, as its workers have not told (vLLM's and SGLang's \
+         never do): give --steps FILE (from `tasuki bench batch --steps`), --rates, or --gpu with \
+         --model"
+    )]
+    NoLoggedSteps,
     #[error("--gpu is {given}; known are {known}; others can be given with --rates")]
     UnknownGpu { given: String, known: String },
     #[error(

@@ -21,6 +21,7 @@ pub fn by_degree(
     if args.gpu.is_none() {
         let given = args.steps.is_some() || args.rates.is_some();
         let (degree, hardware) = match log {
+            Some(log) if !given && !log.tells_steps() => return Err(SimulateError::NoLoggedSteps),
             Some(log) if !given => (log.tensor_parallel(), Hardware::or(args, log.source())?),
             _ => (1, Hardware::new(args)?),
         };

@@ -353,6 +353,27 @@ fn a_worker_of_a_log_has_as_many_gpus_as_it_had() {
 }
 
 #[test]
+fn a_log_that_tells_of_no_steps_needs_another_source_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = log(folder.path(), &[7.0, 7.5, 8.0]);
+    let text = fs::read_to_string(&path).unwrap();
+    let class = tasuki_reqlog::Class::new("vllm", 1, &tasuki_core::Rates::default());
+    let classes = format!(r#""classes":[{}]"#, serde_json::to_string(&class).unwrap());
+    for text in [text.clone(), text.replace(r#""classes":[]"#, &classes)] {
+        fs::write(&path, text).unwrap();
+        let words = "plan --slo ttft=1s,tpot=30ms --quick --gpus 2 --from";
+        let args = PlanArgs::try_parse_from(words.split(' ').chain([&*path])).unwrap();
+        let found = Planner::new(&args).map(|_| ()).map_err(|e| e.to_string());
+        assert!(
+            found
+                .unwrap_err()
+                .contains("does not say how long steps take")
+        );
+        assert!(plan(&["--from", &path]).best.rate > 0.0);
+    }
+}
+
+#[test]
 fn a_trace_with_its_latest_time_is_simulated() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("late.jsonl");

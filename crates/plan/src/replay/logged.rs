@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use tasuki_core::{Role, WorkerId};
+use tasuki_core::{Rates, Role, WorkerId};
 use tasuki_reqlog::{Class, Fleet, Handoff, Log, Outcome as Ended, Record, Request, Worker};
 use tasuki_sim::steps::StepModel;
 use tasuki_sim::{Fault, FaultKind, Limits, LinkSpec, NetworkSpec, Outcome, Time, WorkerConfig};
@@ -149,6 +149,13 @@ impl Logged {
         }
         let most = counts.into_iter().max_by_key(|(_, count)| *count);
         most.map_or(0, |(class, _)| class)
+    }
+
+    /// Whether the router learnt from workers of that kind how long steps take: vLLM's and SGLang's
+    /// do not tell.
+    pub fn tells_steps(&self) -> bool {
+        let class = self.fleet.classes.get(self.usual_class() as usize);
+        class.is_some_and(|class| class.rates() != Class::new("", 1, &Rates::default()).rates())
     }
 
     /// GPUs of a worker of that kind.

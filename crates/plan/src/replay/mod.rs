@@ -31,6 +31,9 @@ use crate::faults;
 use crate::hardware::Hardware;
 use crate::simulate::Simulated;
 
+const UNTOLD_STEPS: &str = "the workers told the router of no steps, as vLLM's and SGLang's; the \
+                            replay takes a small CPU's: give --steps, --rates or --gpu";
+
 /// Replays a log. Returns the run that the result file is of, and how many requests were served.
 ///
 /// # Errors
@@ -43,7 +46,11 @@ pub fn replay(
 ) -> Result<Simulated, SimulateError> {
     let began = Instant::now();
     refuse_workload(matches)?;
-    let log = Logged::read(path)?;
+    let mut log = Logged::read(path)?;
+    let given = args.hardware.steps.is_some() || args.hardware.rates.is_some();
+    if !given && args.hardware.gpu.is_none() && !log.tells_steps() {
+        log.notes.push(UNTOLD_STEPS.to_owned());
+    }
     let hardware = Hardware::or(&args.hardware, log.source())?;
     let real = real(args, &log, &hardware);
     let what_if = what_if(args, matches, &log, &hardware)?;
