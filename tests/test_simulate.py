@@ -42,6 +42,14 @@ def test_a_run_is_reported_as_bench_serve_reports_it(
     assert {len(times) for times in result["requests"]["chunk_s"]} == {50}
 
 
+def test_json_is_all_that_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "run.json"
+    words = ["--rates", RATES, *LOAD, "--json", "--output", str(output)]
+    assert _native.run_simulate(words) == 0
+    assert json.loads(capfd.readouterr().out)["metrics"]["completed"] == 60
+    assert output.exists()
+
+
 def test_roles_follow_the_load_and_more_requests_are_answered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,7 +211,9 @@ impl ResultFile<'_> {
             requests: Requests::new(records, summary, !args.output.no_chunks),
         };
         result.write(path)?;
-        println!("result: {}", path.display());
+        if !args.output.json {
+            println!("result: {}", path.display());
+        }
         Ok(())
     }
 }
