@@ -18,12 +18,10 @@ impl World<'_> {
         if held.is_empty() {
             return;
         }
-        // Workers that may do all of a request hand many over all the same.
-        let copies = match self.config.policy.strict_roles {
-            true => 1,
-            false => 2,
-        };
         for group in [&decode, &others] {
+            // A mixed worker decodes what others have computed, too.
+            let mixed = |&worker: &u32| self.workers[worker as usize].config.role == Role::Mixed;
+            let copies = 1 + usize::from(group.iter().any(mixed));
             let copies = copies.min(group.len());
             for (at, names) in held.iter().enumerate() {
                 for copy in 0..copies {
