@@ -25,7 +25,6 @@ OLD = {
         "0aaaf597ab37bf29cc2a8ec6bd6b0ab921255d28d3ec017fc027176cc40838d4"
     ),
     "cpu_floors.json": ("d9dfd4314fa7474ed3bb01a2b144d69058f2d6485d31806fcca2da1d38df5fc6"),
-    "engine_vs_peers.json": ("a5ee0aed0f7ae5eab8da85f9b704def25e0c862c7b885818860552dac517e0b8"),
     "gpu_busy.json": ("cc3b653d6454f2ef8a86ec12aed7fb86af06c15704057ec69a9b96fc238d9c12"),
     "gpu_fallback.json": ("86ef4063071b1f953c756aaa82590437e0386753cd2349ef659106ae67a21462"),
     "gpu_load.json": ("4d24af018cfd5f0f0b236e06977d612d2aae047974f54112b873ed72f04a44c7"),
@@ -38,13 +37,8 @@ OLD = {
         "0134986177ca3821054cb8f4ac4ad4cf7897e5607e612e7f582c7dd011fd287b"
     ),
     "handoff_nvlink.json": ("254376a81e521fa485b2bca20d78dd83f2f99072848e5d0887ba9f4d3957de8b"),
-    "notice_path.json": ("9d86ae5963e0cf50c80e9b5338a694dbbfccd37713f2c14ca7b6a365264247e8"),
-    "notice_path_on_host.json": (
-        "c691426ad6f09eba85995f9be4b4b6a6d554a340b986d8ea81af57e031537a8f"
-    ),
     "peers_2xh200.json": ("f7b502a651e2546bc8b6cfab860ca3da3a5caa9b50221ed2a603154b973f00da"),
     "serve_w1_w2.json": ("8e936430131d30ef9e44dc9e60df2f96198098a1567bb7b93b4c37f524bd18c7"),
-    "split_vs_colocated.json": ("70a1e5559785639c98c03a6f8a96a237f61d116018aeb0162161dd310289eeb4"),
 }
 
 
