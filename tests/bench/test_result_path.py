@@ -68,6 +68,17 @@ def test_a_native_command_refuses_its_path_first(
     assert not out
 
 
+def test_without_a_result_file_any_folder_will_do(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir("/proc")
+    words = ["serve", "--base-url", "http://127.0.0.1:1", *RUN, "--ready-timeout-s", "0.1"]
+    assert _native.run_bench([*words, "--no-output"]) == 1
+    assert "nobody listens at 127.0.0.1:1" in capfd.readouterr().err
+    assert _native.run_bench(words) == 1
+    assert "cannot write bench-" in capfd.readouterr().err
+
+
 def test_a_sweep_refuses_its_folder_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(sweep_command, "_measure", lambda *_: pytest.fail("it is measured"))

@@ -99,7 +99,7 @@ def test_failures_have_exit_codes_and_say_what_to_do(url: str) -> None:
     refused = run("--base-url", "http://127.0.0.1:9", "--ready-timeout-s", "0.1", "--no-output")
     assert refused.returncode == 1
     assert "nobody listens at 127.0.0.1:9" in refused.stderr
-    assert "--ready-timeout" in refused.stderr
+    assert "--ready-timeout-s" in refused.stderr
     warmup = run("--base-url", f"{url}/nowhere", "--model", "x", "--no-output")
     assert warmup.returncode == 1
     assert "the warm-up failed, so the run was not begun: HTTP 404" in warmup.stderr

@@ -81,7 +81,9 @@ pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, RunError> {
         println!("{}", run.described);
         return Ok(Ended::Measured);
     }
-    check_writable(&run.path)?;
+    if !args.output.no_output {
+        check_writable(&run.path)?;
+    }
     let threads = args.measuring.threads;
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),

@@ -151,7 +151,7 @@ async fn nobody_listening_is_a_refused_connection() {
     let error = wait_ready(&client, &target, Duration::from_millis(1)).await;
     let error = error.unwrap_err().to_string();
     assert!(
-        error.contains("nobody listens") && error.contains("--ready-timeout"),
+        error.contains("nobody listens") && error.contains("--ready-timeout-s"),
         "{error}"
     );
 }

@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 pub enum ProbeError {
     #[error(
         "{address} is not ready after {waited_s:.0} s: {reason}; start the server, or wait longer \
-         with --ready-timeout"
+         with --ready-timeout-s"
     )]
     NotReady {
         address: String,
