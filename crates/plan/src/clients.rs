@@ -68,8 +68,9 @@ impl BenchClients {
     }
 
     /// Lets conversations be under way when the run begins, as many as there would be after a long
-    /// time: users think before each turn but the first. A run that is shorter than a conversation
-    /// has the load of a long one so. `rate`: conversations a second; `over_s`: of the run.
+    /// time: users think before each turn but the first. So a run that is shorter than a
+    /// conversation has the load of a long one. `rate`: conversations a second; `over_s`: of the
+    /// run.
     pub fn under_way(mut self, rate: f64, turns: u32, think_time_s: f64, over_s: f64) -> Self {
         let thinking = rate * think_time_s;
         // Of those who think, so many have done so by the end of the run.
@@ -85,7 +86,7 @@ impl BenchClients {
             .due
             .make_contiguous()
             .sort_by_key(|request| request.due);
-        // Those of whom nothing is heard any more are held as long as the others.
+        // Workers hold those that say nothing during the run for as long as the others.
         let all = (thinking * f64::from(turns)).round() as usize;
         self.under_way.others = all.saturating_sub(self.under_way.held.len());
         self

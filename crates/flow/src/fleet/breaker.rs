@@ -8,9 +8,10 @@
 //!     └─────────────────────────────────────────── it succeeds ───────┘
 //! ```
 //!
-//! Each kind of failure is counted by itself. A trial that only computes says nothing of transfers;
-//! where none is asked for any more, their breaker closes with it in the end: while it is half
-//! open, the worker gets one request at a time. Times are those of the worker's reports.
+//! Each kind of failure is counted by itself. A trial that only computes says nothing of transfers.
+//! Where no transfer is asked for any more, it closes their breaker all the same, half a minute
+//! after the pause: until then the worker gets one request at a time. Times are those of the
+//! worker's reports.
 
 use std::time::Duration;
 
