@@ -148,6 +148,22 @@ def plan_regret(name: str) -> Callable[[], str]:
     return table
 
 
+def planned_rates() -> str:
+    """Whether planned rates are served for long."""
+    lines = [
+        [
+            row["load"],
+            row["objectives"],
+            row["design"],
+            number(row["rate"]),
+            f"{row['served']:.2f}" if row["served"] else "less",
+        ]
+        for row in load("planned_rates")["rows"]
+    ]
+    heads = ("load", "objectives", "design", "planned requests/s", "served")
+    return source("planned_rates") + rows(heads, lines)
+
+
 def open_loops(*names: str) -> Callable[[], str]:
     """Measured and simulated latencies at rates of a campaign of `plan_regret.py`."""
     columns = [(kind, key) for kind in ("ttft_ms", "tpot_ms") for key in ("median", "p95")]
