@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.planning import LOAD, RATES, main, steps_file
+from support.planning import LOAD, RATES, steps_file
+from support.processes import environment
+from support.waiting import until
 
 from tasuki import _native
 from tasuki.plot.load import Source, load
@@ -114,15 +118,34 @@ def test_a_run_that_ends_before_it_settles_is_refused(capfd: pytest.CaptureFixtu
     assert _native.run_simulate(["--rates", RATES, *LOAD, "--settle-s", "1"]) == 0
 
 
-@pytest.mark.parametrize("command", ["simulate", "plan"])
-def test_ctrl_c_ends_a_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends_at_once(_: list[str]) -> int:
-        return 0 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL else 1
+LONG = {
+    "simulate": ["--num-requests", "100000000", "--request-rate", "8"],
+    "plan": ["--gpus", "64", "--slo", "ttft=10s,tpot=50ms", "--probe-requests", "100000"],
+}
 
-    monkeypatch.setattr(_native, f"run_{command}", ends_at_once)
-    before = signal.getsignal(signal.SIGINT)
-    assert main([command]) == 0
-    assert signal.getsignal(signal.SIGINT) is before
+
+@pytest.mark.system
+@pytest.mark.parametrize("command", LONG)
+def test_ctrl_c_ends_a_run(command: str) -> None:
+    words = [sys.executable, "-m", "tasuki", command, "--rates", RATES, "--lengths", "500:50"]
+    run = subprocess.Popen([*words, *LONG[command]], env=environment(), stdout=subprocess.DEVNULL)
+    caught: list[bool] = []
+
+    def is_native() -> bool:
+        """Python, which catches the signal, has left it to the system."""
+        assert run.poll() is None, "it has ended by itself"
+        status = Path(f"/proc/{run.pid}/status").read_text()
+        mask = int(status.partition("SigCgt:")[2].split()[0], 16)
+        caught.append(bool(mask & 1 << (signal.SIGINT - 1)))
+        return any(caught) and not caught[-1]
+
+    try:
+        until(is_native, "the run", deadline_s=30.0)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(10) == -signal.SIGINT
+    finally:
+        run.kill()
+        run.wait()
 
 
 def test_the_help_names_one_default(capfd: pytest.CaptureFixture[str]) -> None:
