@@ -1,5 +1,7 @@
 """The pool's size and the longest request are settled from what is asked and what there is."""
 
+from pathlib import Path
+
 import pytest
 
 from tasuki.worker.config import ConfigError
@@ -59,3 +61,16 @@ def test_what_cannot_be_is_refused_with_value_and_limit(
 
 def test_this_machine_has_memory() -> None:
     assert available_bytes() > 1 << 20
+
+
+def test_page_cache_of_a_container_is_memory_that_can_be_taken(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{64 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{63 << 20}\n")
+    stat = f"anon {3 << 20}\nfile {60 << 20}\ninactive_file {50 << 20}\nactive_file {8 << 20}\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert available_bytes(tmp_path) == 59 << 20
+
+
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 1 << 20

@@ -21,16 +21,27 @@ class PoolSize:
     max_model_len: int
 
 
-def available_bytes() -> int:
-    """Memory that can still be taken on this machine or in this container, in bytes."""
+def available_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can still be taken on this machine or in this container, in bytes.
+
+    Args:
+        group: Control group of the container.
+    """
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit = group / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free = min(free, max(0, int(text) - int(used.read_text())))
+        used = int((group / "memory.current").read_text()) - _cached_bytes(group)
+        free = min(free, max(0, int(text) - used))
     return free
+
+
+def _cached_bytes(group: Path) -> int:
+    """Page cache of files, such as the weights, which the kernel gives up when memory is needed."""
+    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(fields["inactive_file"]) + int(fields["active_file"])
 
 
 def size_pool(
