@@ -107,9 +107,21 @@ def test_a_pause_that_others_can_reach_requires_its_token(pause: Callable[[str],
     assert server.ended.wait(DEADLINE_S)
 
 
-@pytest.mark.parametrize(("host", "token"), [("127.0.0.1", ""), ("0.0.0.0", "from outside")])
+@pytest.mark.parametrize(
+    ("host", "token", "named"),
+    [
+        ("127.0.0.1", "", "http://127.0.0.1:"),
+        ("0.0.0.0", "from outside", "http://0.0.0.0:"),
+        ("::1", "", "http://[::1]:"),
+        ("::", "from outside", "http://[::]:"),
+    ],
+)
 def test_only_beyond_loopback_a_token_is_asked_for(
-    host: str, token: str, monkeypatch: pytest.MonkeyPatch
+    host: str,
+    token: str,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tokens: list[str] = []
 
@@ -123,6 +135,7 @@ def test_only_beyond_loopback_a_token_is_asked_for(
     monkeypatch.setattr("tasuki.preflight.pause.Pause", Recorded)
     hold(CHECKS, host)
     assert tokens == [token]
+    assert named in caplog.text
 
 
 def test_a_pause_on_no_address_of_ours_is_refused() -> None:

@@ -78,9 +78,10 @@ async def listen(
     servicer = HandoffServicer(IDENTITY, engine_id, reply, lambda _: None, PROTOCOL_VERSION)
     add_WorkerServicer_to_server(_Introduces(info), server)
     add_KvServicer_to_server(servicer, server)
-    bound = _bind(server, plan, f"{plan.network.host}:{port}")
+    host = f"[{plan.network.host}]" if ":" in plan.network.host else plan.network.host
+    bound = _bind(server, plan, f"{host}:{port}")
     await server.start()
-    on_ready(f"{plan.network.host}:{bound}")
+    on_ready(f"{host}:{bound}")
     await ending.wait()
     await server.stop(_GRACE_S)
 

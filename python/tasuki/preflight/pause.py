@@ -49,7 +49,8 @@ def hold(checks: Sequence[Check], host: str = "127.0.0.1", port: int = 0) -> Non
             " --pause-port"
         ) from error
     with server:
-        where = f"http://{host}:{server.server_address[1]}"
+        name = f"[{host}]" if ":" in host else host
+        where = f"http://{name}:{server.server_address[1]}"
         bearer = f" -H 'Authorization: Bearer ${TOKEN_VARIABLE}'" if token else ""
         log.warning("paused: `curl%s -X POST %s/exit` lets this worker go on", bearer, where)
         threading.Thread(target=server.serve_forever, name="pause", daemon=True).start()
@@ -115,6 +116,7 @@ def _new_token() -> str:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+        address = host if ":" in host else socket.gethostbyname(host)
+        return ipaddress.ip_address(address).is_loopback
     except (OSError, ValueError):
         return False
