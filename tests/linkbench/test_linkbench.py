@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -196,3 +197,17 @@ def test_a_faster_way_than_the_one_used_is_named(monkeypatch: pytest.MonkeyPatch
     assert faster(tcp, replace(far, transport="mooncake")) == ""
     monkeypatch.setattr(run, "rdma_devices", lambda: ["mlx5_0:1"])
     assert "tasuki preflight" in faster(tcp, far)
+
+
+@pytest.mark.parametrize(("ends", "why"), [(True, "reset by peer"), (False, "timed out")])
+def test_a_source_that_is_lost_is_said_in_words(ends: bool, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = SourceClient(f"127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.3)
+        reader, _ = listener.accept()
+        with reader:
+            if ends:  # as a process that is killed: with bytes that it has not read
+                client._ask("pool", 4096)
+                reader.recv(1)
+                reader.close()
+            with pytest.raises(LinkbenchError, match=f"connection to the source broke.*{why}"):
+                client.pool(4096)

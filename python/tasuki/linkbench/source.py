@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -158,16 +159,34 @@ class SourceClient:
         self._socket.close()
 
     def _ask(self, what: str, size_bytes: int) -> None:
-        self._socket.sendall(json.dumps({"ask": what, "bytes": size_bytes}).encode() + b"\n")
+        with _connected():
+            self._socket.sendall(json.dumps({"ask": what, "bytes": size_bytes}).encode() + b"\n")
 
     def _receive(self, into: bytearray) -> bytearray:
         view, at = memoryview(into), 0
         while at < len(into):
-            got = self._socket.recv_into(view[at:])
+            with _connected():
+                got = self._socket.recv_into(view[at:])
             if not got:
                 raise LinkbenchError("the source has ended: its own words say why")
             at += got
         return into
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    """Use a connection to a source.
+
+    Raises:
+        LinkbenchError: It broke, or the source is silent.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LinkbenchError(
+            f"the connection to the source broke ({error}): look at the source's own words, and at"
+            " the network between the two"
+        ) from error
 
 
 def be_source(pipe: Connection, device: str, transport: str) -> None:
