@@ -50,7 +50,17 @@ def test_a_shard_that_ends_early(folder: Path) -> None:
     assert (check.status, check.expected[:3]) == ("fail", f"{len(whole)}")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x05\0\0\0\0\0\0\0nojson"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 64,
+        b"\x05\0\0\0\0\0\0\0nojson",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x08\0\0\0\0\0\0\0{"a": 1}',
+        b'\x09\0\0\0\0\0\0\0{"a": {}}',
+    ],
+)
 def test_a_shard_that_is_none(folder: Path, content: bytes) -> None:
     (folder / SHARDS[0]).write_bytes(content)
     [check] = _bad(folder)
@@ -62,6 +72,17 @@ def test_json_that_is_none(folder: Path, file: str) -> None:
     (folder / file).write_text("{")
     [check] = _bad(folder)
     assert check.status == "fail" and file in check.found
+
+
+def test_an_index_of_numbers(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
+    [check] = _bad(folder)
+    assert check.status == "fail" and "model.safetensors.index.json" in check.found
+
+
+def test_hashes_that_are_no_text_are_none(folder: Path) -> None:
+    (folder / "SHA256SUMS").write_bytes(b"\xff\xfe")
+    assert _bad(folder, hashes=True) == []
 
 
 def test_no_tokenizer_and_no_weights(folder: Path) -> None:

@@ -16,6 +16,7 @@ _TOKENIZER = "tokenizer.json"
 _LONGEST_HEADER = 100_000_000  # bytes. Source: the format's own limit
 _AGAIN = "fetch the model again (`tasuki model fetch`)"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DAMAGED = (OSError, ValueError, LookupError, AttributeError, TypeError, struct.error)
 
 
 def model_checks(
@@ -56,12 +57,12 @@ def _shards(folder: Path) -> Check:
     name = "model weights"
     try:
         files = shard_files(folder)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        missing = [file for file in files if not (folder / file).is_file()]
+    except _DAMAGED as error:
         return fail(name, f"{_INDEX}: {error!r}", "an index of shards", _AGAIN)
     if not files:
         remedy = "convert the weights to safetensors (transformers: save_pretrained)"
         return fail(name, f"neither {_SINGLE} nor {_INDEX}", "safetensors", remedy)
-    missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         found = f"{len(missing)} of {len(files)} shards are missing: {', '.join(missing[:4])}"
         return fail(name, found, "all of them", _AGAIN)
@@ -69,8 +70,8 @@ def _shards(folder: Path) -> Check:
     for file in files:
         try:
             size, told = (folder / file).stat().st_size, _told_size(folder / file)
-        except (OSError, ValueError, struct.error) as error:
-            return fail(name, f"{file}: {error}", "a file of safetensors", _AGAIN)
+        except _DAMAGED as error:
+            return fail(name, f"{file}: {error!r}", "a file of safetensors", _AGAIN)
         if size != told:
             return fail(name, f"{file} has {size:,} bytes", f"{told:,}, as its header says", _AGAIN)
         total += size
@@ -119,7 +120,7 @@ def _given_hashes(folder: Path) -> Iterator[tuple[str, str]]:
     """(file, SHA-256) from a SHA256SUMS file, and as huggingface_hub keeps them."""
     sums = folder / "SHA256SUMS"
     if sums.is_file():
-        for line in sums.read_text().splitlines():
+        for line in sums.read_text(errors="replace").splitlines():
             digest, _, file = line.partition(" ")
             if _SHA256.fullmatch(digest):
                 yield file.strip().lstrip("*"), digest
@@ -128,6 +129,6 @@ def _given_hashes(folder: Path) -> Iterator[tuple[str, str]]:
         if _SHA256.fullmatch(blob):
             yield path.name, blob
     for kept in sorted((folder / ".cache/huggingface/download").glob("*.metadata")):
-        lines = kept.read_text().splitlines()
+        lines = kept.read_text(errors="replace").splitlines()
         if len(lines) > 1 and _SHA256.fullmatch(lines[1]):
             yield kept.name.removesuffix(".metadata"), lines[1]
