@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 from engine_fakes import VOCAB, Rig, expected, make_rig, spec
@@ -37,6 +40,26 @@ def test_what_followed_the_last_occurrence() -> None:
 def test_only_whole_tokens_match() -> None:
     shifted = [0x02000000, 0x03000000, 0x04000000, 0x01000000]  # 1 2 3 4 at an odd byte
     assert lookup(tokens_of(*shifted, 5, 2, 3, 4), 4) == []
+
+
+def test_a_long_prompt_takes_no_more_python_than_a_short_one() -> None:
+    def lines_of(repeats: int) -> int:
+        lines: list[str] = []
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            lines.append(event)
+            return trace
+
+        tokens = tokens_of(*[1] * repeats, 256, 256, 256)  # 256 is 1, a byte further
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert lookup(tokens, 4) == []
+        finally:
+            sys.settrace(before)
+        return len(lines)
+
+    assert lines_of(1_000) == lines_of(10)
 
 
 @pytest.mark.parametrize(

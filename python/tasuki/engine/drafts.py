@@ -23,6 +23,8 @@ import math
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from tasuki.engine.block_pool import BlockPool
 from tasuki.engine.budget import Budget
 from tasuki.engine.config import EngineConfig
@@ -48,16 +50,16 @@ def lookup(tokens: array[int], count: int) -> list[int]:
     """
     if len(tokens) <= _MATCH_TOKENS:
         return []
-    size = tokens.itemsize
-    data = tokens.tobytes()
-    needle = data[-_MATCH_TOKENS * size :]
-    end = len(data) - size
-    while (at := data.rfind(needle, 0, end)) != -1:
-        if at % size == 0:
-            following = tokens[at // size + _MATCH_TOKENS :].tolist()
-            return (following * -(-count // len(following)))[:count]
-        end = at + len(needle) - 1
-    return []
+    known = np.frombuffer(tokens, dtype=np.uint32)
+    places = len(known) - _MATCH_TOKENS
+    found = np.ones(places, dtype=bool)
+    for index, token in enumerate(known[-_MATCH_TOKENS:]):
+        found &= known[index : index + places] == token
+    at = places - 1 - int(found[::-1].argmax())
+    if not found[at]:
+        return []
+    following = tokens[at + _MATCH_TOKENS :].tolist()
+    return (following * -(-count // len(following)))[:count]
 
 
 def taken(draft: Sequence[int], tokens: Sequence[int]) -> int:
