@@ -6,6 +6,7 @@ import pytest
 from engine_fakes import make_rig, spec
 
 from tasuki.engine.api import Leg
+from tasuki.engine.request import SequenceState
 
 
 def credit_all(rig, names):
@@ -91,3 +92,27 @@ def test_colocated_requests_respect_the_running_limit():
     assert rig.engine.load().running_requests == 2
     rig.drain()
     assert len(rig.ended) == 4
+
+
+def test_legs_that_wait_for_credit_do_not_count_all_that_are_held(monkeypatch: pytest.MonkeyPatch):
+    def looks(waiting: int) -> int:
+        rig = make_rig(num_blocks=400, max_batched_tokens=64)
+        for index in range(50):
+            rig.engine.submit(spec(f"held{index}", [index % 48, index // 48] * 8, leg=Leg.PREFILL))
+        rig.drain()
+        assert rig.engine.referenced_blocks == 200  # half of the pool: no more without credit
+        for index in range(waiting):
+            rig.engine.submit(spec(f"w{index}", [1] * 16, leg=Leg.PREFILL))
+        asked: list[int] = []
+        count = SequenceState.num_pages.fget
+
+        def num_pages(sequence: SequenceState) -> int:
+            asked.append(1)
+            return count(sequence)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SequenceState, "num_pages", property(num_pages))
+            rig.step()
+        return len(asked)
+
+    assert looks(100) == looks(1)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tasuki.engine.api import Assignment, GroupBlocks, Leg
 from tasuki.engine.block_pool import BlockPool
@@ -37,6 +38,21 @@ from tasuki.engine.cache_groups import BlockTable, pages_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.queues import Queues
 from tasuki.engine.request import Phase, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Blocks that may be taken now.
+
+    Attributes:
+        outbound: By further PREFILL legs.
+        ahead: By further PREFILL legs without credit.
+        own: By own work.
+    """
+
+    outbound: int
+    ahead: int
+    own: int
 
 
 class Budget:
@@ -86,31 +102,21 @@ class Budget:
             for sequence in request.sequences
         )
 
-    @property
-    def ahead_room(self) -> int:
-        """Blocks that further PREFILL legs without credit may hold."""
-        if self._inbound_denied:
-            return 0
-        ahead = self.ahead_blocks
+    def rooms(self) -> Rooms:
+        """What may be taken at admission; looks at every leg that a peer has a part in."""
+        ahead, denied = self.ahead_blocks, self._inbound_denied
         free = self._pool.available - self.reserved_blocks
-        return min(
+        ahead_room = min(
             self._reach_blocks - self._floor_blocks - ahead,
             self._reach_blocks - self.inbound_blocks - ahead,
             free - self._half_blocks,
         )
-
-    @property
-    def outbound_room(self) -> int:
-        """Blocks that further PREFILL legs may hold."""
-        return self._reach_blocks - self.outbound_blocks
-
-    @property
-    def own_room(self) -> int:
-        """Blocks that own work may take now at admission."""
-        room = self._pool.available - self.reserved_blocks
-        if self._inbound_denied:
-            room -= max(0, self._floor_blocks - self.inbound_blocks)
-        return room
+        kept = max(0, self._floor_blocks - self.inbound_blocks) if denied else 0
+        return Rooms(
+            outbound=self._reach_blocks - self.outbound_blocks,
+            ahead=0 if denied else ahead_room,
+            own=free - kept,
+        )
 
     def credit_room(self, own_blocks: int | None, headroom_blocks: int) -> int:
         """Blocks that a new credit may promise.

@@ -259,7 +259,7 @@ class Scheduler:
         now_s: float,
     ) -> None:
         """Start prefills, oldest first, while tokens and blocks last."""
-        slots = self._free_slots()
+        slots, rooms = self._free_slots(), self._budget.rooms()
         headroom = self._queues.num_decoding * len(self._config.groups)
         for sequence in self._queues.waiting.copy():
             if shares.left <= 0:
@@ -269,9 +269,9 @@ class Scheduler:
             request = sequence.request
             total = self._config.pages_for(len(sequence.tokens))
             if request.leg is Leg.PREFILL:
-                if total > self._budget.outbound_room:
+                if total > rooms.outbound:
                     continue  # waits for a peer; colocated work behind it does not
-                if not request.credited and total > self._budget.ahead_room:
+                if not request.credited and total > rooms.ahead:
                     continue  # waits for its peer's credit
             elif len(sequence.choices) > slots:
                 slots = 0  # nor may a later one overtake it
@@ -283,13 +283,14 @@ class Scheduler:
             cached, end = tables[0].end, self._config.blocks_for(len(sequence.tokens))
             taken = self._config.pages_between(cached, end)
             taken += self._pool.unreferenced(pages_of(tables))
-            if taken > self._budget.own_room - headroom:
+            if taken > rooms.own - headroom:
                 if not request.credited:
                     continue
                 return
             self._queues.take_pages(sequence, cached, tables, end)
             self._queues.start_prefill(sequence)
             self._note_admission(request, sequence, plan, now_s)
+            rooms = self._budget.rooms()
             if request.leg is not Leg.PREFILL:
                 slots -= len(sequence.choices)
             self._chunk(sequence, shares, chunks)
