@@ -56,6 +56,17 @@ def test_each_rank_gets_its_own_connection(meeting: Meeting, port: int) -> None:
         assert ours.recv_bytes() == b"done"
 
 
+def test_the_first_host_may_have_an_ipv6_address() -> None:
+    host, port = split_first(f"[::1]:{free_port()}")
+    meeting = Meeting(host, port, KEY)
+    try:
+        theirs = connect(host, port, KEY, Hello("orders", 1))
+        meeting.await_connection("orders", 1).send("step")
+        assert theirs.recv() == "step"
+    finally:
+        meeting.close()
+
+
 def test_an_end_is_noticed_on_the_other_side(meeting: Meeting, port: int) -> None:
     ours, theirs = meet(meeting, port, 1)
     theirs.close()

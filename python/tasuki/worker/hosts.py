@@ -92,7 +92,8 @@ class Meeting:
         self._strangers = threading.BoundedSemaphore(_STRANGERS)
         self._watched: list[Connection] = []  # a host ends when its connection is closed
         try:
-            self._socket = socket.create_server((host, port))
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.create_server(place, family=family)
         except OSError as error:
             raise HostsError(
                 f"cannot listen on {host}:{port} ({error.strerror}): choose another port of the"
