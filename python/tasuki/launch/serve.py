@@ -209,7 +209,9 @@ def _signals(supervisor: Supervisor) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         supervisor.post(Stop(0))
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # else `nohup` wants it to stay
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
