@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tasuki.bench.command import bench_app
+from tasuki.command_line import open_standard_handles
 from tasuki.doctor.command import doctor
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch.command import api_key, demo, scale, serve
@@ -206,6 +207,7 @@ def model_list() -> None:
 
 def main() -> None:
     """Run the command line; a `TasukiError` becomes one line on stderr."""
+    open_standard_handles()
     follow_parent()
     try:
         app()

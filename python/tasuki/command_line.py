@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Annotated, Any
@@ -46,6 +47,20 @@ def parse_host_port(text: str) -> str:
             f" {_MAX_PORT}"
         )
     return text.strip()
+
+
+def open_standard_handles() -> None:
+    """Have /dev/null at the handles 0 to 2 that are closed, as after `>&-`.
+
+    Otherwise sockets get these numbers, and children lose them to their own standard handles.
+    """
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  # open until the end
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def end_at_sigterm() -> None:

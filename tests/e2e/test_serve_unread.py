@@ -1,4 +1,4 @@
-"""`tasuki serve` whose output has no reader any more: it serves, restarts and drains as before."""
+"""`tasuki serve` whose output has no reader, or no handle: it serves and drains as before."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
+import httpx
 import psutil
 import pytest
 from support.client import Client
 from support.processes import REPOSITORY, environment
 from support.serving import decode_is_known
-from support.waiting import until
+from support.waiting import free_port, until
 
 pytestmark = pytest.mark.system
 
 
 @contextlib.contextmanager
-def serve_into_pipe(model: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """The launcher, and the reading end of the pipe that has its output."""
-    settings = ("--dtype", "float32", "--max-model-len", "512", "--port", "0")
+def serving(model: Path, *more: str, shell: str = 'exec "$@"') -> Iterator[subprocess.Popen[bytes]]:
+    """The launcher, which a line of shell starts; its output goes to a pipe."""
+    command = [sys.executable, "-m", "tasuki", "serve", "--model", str(model), *more]
+    settings = ("--dtype", "float32", "--max-model-len", "512")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasuki", "serve", "--model", str(model), *settings],
+        ["sh", "-c", shell, "sh", *command, *settings],
         cwd=REPOSITORY,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -39,7 +40,7 @@ def serve_into_pipe(model: Path) -> Iterator[tuple[subprocess.Popen[bytes], IO[b
     )
     assert process.stdout is not None
     try:
-        yield process, process.stdout
+        yield process
     finally:
         process.stdout.close()
         with contextlib.suppress(ProcessLookupError):
@@ -56,8 +57,9 @@ def decode_worker(launcher: subprocess.Popen[bytes]) -> psutil.Process | None:
 
 
 def test_without_a_reader_workers_come_back_and_requests_end_in_order(tiny_model: Path) -> None:
-    with serve_into_pipe(tiny_model) as (launcher, output):
-        url = ""
+    with serving(tiny_model, "--port", "0") as launcher:
+        output, url = launcher.stdout, ""
+        assert output is not None
         for line in output:
             if found := re.match(rb"Serving .* at (http://\S+)$", line):
                 url = found[1].decode()
@@ -91,5 +93,26 @@ def test_without_a_reader_workers_come_back_and_requests_end_in_order(tiny_model
             assert begun.wait(30)
             launcher.send_signal(signal.SIGTERM)
             assert len(last.result(60).tokens) == 400
+        assert launcher.wait(60) == 0
+        client.close()
+
+
+def test_without_standard_handles_it_serves(tiny_model: Path) -> None:
+    port = free_port()
+    settings = ("--mixed", "1", "--port", str(port))
+    with serving(tiny_model, *settings, shell='exec "$@" <&- >&- 2>&-') as launcher:
+        client = Client(f"http://127.0.0.1:{port}", tiny_model.name)
+
+        def is_ready() -> bool:
+            assert launcher.poll() is None
+            with contextlib.suppress(httpx.TransportError):
+                return client.http.get("/ready").status_code == 200
+            return False
+
+        until(is_ready, "the router is ready", deadline_s=60, interval_s=0.1)
+        assert len(client.complete("gong bast", max_tokens=5).tokens) == 5
+        handles = [os.readlink(f"/proc/{launcher.pid}/fd/{number}") for number in range(3)]
+        assert handles == [os.devnull] * 3
+        launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 0
         client.close()
