@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from tasuki.bench.command import bench_app
-from tasuki.command_line import open_standard_handles
+from tasuki.command_line import end_at, open_standard_handles
 from tasuki.doctor.command import doctor
 from tasuki.errors import ERROR_PREFIX, TasukiError
 from tasuki.launch.command import api_key, demo, scale, serve
@@ -111,7 +112,8 @@ def plan(context: typer.Context) -> None:
 
 def _until_interrupt(run: Callable[[list[str]], int], words: list[str]) -> int:
     """Run a native command that Ctrl-C ends; Python's own handler would wait until it returns."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.getsignal(signal.SIGINT)
+    end_at(signal.SIGINT)
     try:
         return run(words)
     finally:
@@ -209,6 +211,8 @@ def main() -> None:
     """Run the command line; a `TasukiError` becomes one line on stderr."""
     open_standard_handles()
     follow_parent()
+    if os.getpid() == 1:
+        end_at(signal.SIGTERM)  # commands that end in order replace it
     try:
         app()
     except TasukiError as error:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Annotated, Any
@@ -63,19 +64,34 @@ def open_standard_handles() -> None:
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
-def end_at_sigterm() -> None:
-    """SIGTERM ends the first process of a container from now on, with exit code 143. Main thread.
+def end_at(*numbers: signal.Signals) -> None:
+    """These signals end the process at once from now on, as by default. Main thread.
 
-    The kernel discards SIGTERM for that process unless it has a handler. It ends others at once by
-    itself, while a handler waits until the main thread returns from a long call.
+    The kernel discards a signal for the first process of a container that has no handler for it.
+    There the exit code is 128 + the signal's number. A thread sees to it, since handlers wait until
+    the main thread returns from native code.
     """
     if os.getpid() != 1:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
         return
+    for number in numbers:
+        signal.signal(number, _end)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=_end_when_told, args=(read,), name="signals", daemon=True).start()
 
-    def end(number: int, frame: FrameType | None) -> None:
-        os._exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _end_when_told(handle: int) -> None:
+    while True:
+        for number in os.read(handle, 1):
+            if signal.getsignal(number) is _end:  # not replaced since
+                _end(number, None)
 
 
 def end_like_interrupted() -> None:

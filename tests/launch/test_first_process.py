@@ -1,4 +1,4 @@
-"""SIGTERM to the first process of a container while it loads: it ends.
+"""Signals to the first process of a container while it loads or computes: it ends.
 
 The kernel discards a signal for process 1 of a PID namespace unless it has a handler.
 """
@@ -6,6 +6,7 @@ The kernel discards a signal for process 1 of a PID namespace unless it has a ha
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.planning import RATES
 from support.processes import environment
+from support.waiting import until
 
 pytestmark = pytest.mark.system
 
 DEADLINE_S = 60.0
+MODEL = "owner/model"
+NATIVE_BYTES = 100 << 20  # the import of tasuki takes half of that
 # --mount-proc: a process finds itself in /proc by its number in the namespace.
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -56,17 +61,38 @@ def first_process(*arguments: str, cache: Path, hub: str) -> Iterator[subprocess
 
 @pytest.mark.parametrize(
     "arguments",
-    [("worker", "--role", "mixed"), ("serve", "--mixed", "1", "--port", "0")],
-    ids=["worker", "serve"],
+    [
+        ("worker", "--role", "mixed", "--device", "cpu", "--model", MODEL),
+        ("serve", "--mixed", "1", "--device", "cpu", "--port", "0", "--model", MODEL),
+        ("router", "--worker", "127.0.0.1:1", "--model", MODEL),
+        ("model", "fetch", MODEL),
+    ],
+    ids=lambda arguments: arguments[0],
 )
 def test_it_ends_while_the_model_is_fetched(
     arguments: tuple[str, ...], silent_hub: socket.socket, tmp_path: Path
 ) -> None:
-    words = (*arguments, "--model", "owner/model", "--device", "cpu")
     hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
-    with first_process(*words, cache=tmp_path, hub=hub) as outside:
+    with first_process(*arguments, cache=tmp_path, hub=hub) as outside:
         connection, _ = silent_hub.accept()
         with connection:
             (inside,) = psutil.Process(outside.pid).children()
             inside.terminate()
             assert outside.wait(DEADLINE_S) == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_while_native_code_runs(number: signal.Signals, tmp_path: Path) -> None:
+    load = ("--lengths", "500:50", "--num-requests", "100000000", "--request-rate", "8")
+    words = ("simulate", "--rates", RATES, *load)
+    with first_process(*words, cache=tmp_path, hub="") as outside:
+
+        def runs() -> psutil.Process | None:
+            """The simulator, once it has taken memory for its requests."""
+            for inside in psutil.Process(outside.pid).children():
+                if inside.memory_info().rss > NATIVE_BYTES:
+                    return inside
+            return None
+
+        until(runs, "the run", deadline_s=DEADLINE_S).send_signal(number)
+        assert outside.wait(DEADLINE_S) == 128 + number

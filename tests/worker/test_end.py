@@ -45,3 +45,36 @@ def test_a_worker_ends_in_order_and_without_pythons_own_end(tiny_model: Path) ->
     assert worker.returncode == 0, said
     assert said.rstrip().endswith("role=mixed drained"), said
     assert "Python ends" not in said
+
+
+# As callbacks in C++ do while the real one is imported: what they raise is printed and lost.
+SWALLOWS = """
+import time
+print("torch is imported", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("lost", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_ctrl_c_ends_a_worker_that_imports_torch(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SWALLOWS)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from tasuki.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "worker", "--model", str(tiny_model), "--device", "cpu"],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "torch is imported\n"
+            worker.send_signal(signal.SIGINT)
+            assert worker.stdout.readline() == ""
+            assert worker.wait(60) == -signal.SIGINT
+        finally:
+            worker.kill()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tasuki.command_line import described, end_at_sigterm, with_options
+from tasuki.command_line import described, with_options
 from tasuki.launch.config import ServeConfig
 from tasuki.launch.role_options import parse_role_options
 from tasuki.launch.router_options import RouterOptions
@@ -127,7 +127,6 @@ def serve(
     ] = 600.0,
 ) -> None:
     """Serve a model until Ctrl-C: workers here or on a Ray cluster, and the router."""
-    end_at_sigterm()  # until children run: `serve` drains them
     from tasuki.launch.control import check_socket
     from tasuki.launch.machine import choose_topology, plan_topology
     from tasuki.launch.serve import serve as run
@@ -189,7 +188,6 @@ def demo(
     question: Annotated[str, described("What to ask.")] = "",
 ) -> None:
     """Serve, ask one question, show the answer and where the time went, and stop."""
-    end_at_sigterm()
     from tasuki.launch.demo import QUESTION, ask
     from tasuki.launch.machine import choose_topology
     from tasuki.launch.serve import Deployment

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from tasuki.command_line import described, end_at_sigterm, with_options
+from tasuki.command_line import described, end_at, with_options
 from tasuki.worker.config import WorkerConfig
 
 
@@ -18,7 +19,9 @@ def worker(
     config: WorkerConfig,
 ) -> None:
     """Run one worker: tokens in, tokens out, for routers that connect to it."""
-    end_at_sigterm()  # until the worker serves: `Shutdown` and `run_host` replace it
+    # Until the worker serves: `Shutdown` and `run_host` replace it. A KeyboardInterrupt could be
+    # lost in callbacks that torch's import makes.
+    end_at(signal.SIGINT)
     from tasuki.models.fetch import resolve_model
 
     host = config.host
