@@ -6,24 +6,28 @@ The kernel discards a signal for process 1 of a PID namespace unless it has a ha
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from support.planning import RATES
-from support.processes import environment
+from support.processes import REPOSITORY, environment
 from support.waiting import until
 
 pytestmark = pytest.mark.system
 
 DEADLINE_S = 60.0
 MODEL = "owner/model"
+RENDERED = REPOSITORY / "tests/deploy/golden/hub.yaml"
 NATIVE_BYTES = 100 << 20  # the import of tasuki takes half of that
+TASUKI = (sys.executable, "-m", "tasuki")
 # --mount-proc: a process finds itself in /proc by its number in the namespace.
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -37,13 +41,15 @@ def silent_hub() -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def first_process(*arguments: str, cache: Path, hub: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`tasuki` as process 1 of a PID namespace; gives the process outside that waits for it."""
+def first_process(
+    *arguments: str, cache: Path, hub: str, program: Sequence[str] = TASUKI
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program as process 1 of a PID namespace; gives the process outside that waits for it."""
     try:
         subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=DEADLINE_S)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no PID namespace can be made here: {error}")
-    command = [*UNSHARE, sys.executable, "-m", "tasuki", *arguments]
+    command = [*UNSHARE, *program, *arguments]
     own = environment(
         TASUKI_CACHE=str(cache),
         XDG_RUNTIME_DIR=str(cache),
@@ -74,6 +80,26 @@ def test_it_ends_while_the_model_is_fetched(
 ) -> None:
     hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
     with first_process(*arguments, cache=tmp_path, hub=hub) as outside:
+        connection, _ = silent_hub.accept()
+        with connection:
+            (inside,) = psutil.Process(outside.pid).children()
+            inside.terminate()
+            assert outside.wait(DEADLINE_S) == 143
+
+
+def test_the_routers_init_container_ends(silent_hub: socket.socket, tmp_path: Path) -> None:
+    rendered = yaml.safe_load_all(RENDERED.read_text())
+    router = next(
+        each
+        for each in rendered
+        if each["metadata"]["name"] == "demo-tasuki-router" and each["kind"] == "Deployment"
+    )
+    (fetches,) = router["spec"]["template"]["spec"]["initContainers"]
+    *shell, script = fetches["command"]
+    script = f'tasuki() {{ {shlex.join(TASUKI)} "$@"; }}\n{script}'.replace("/tmp", str(tmp_path))
+    hub = f"http://127.0.0.1:{silent_hub.getsockname()[1]}"
+    words = (script, MODEL)
+    with first_process(*words, cache=tmp_path, hub=hub, program=shell) as outside:
         connection, _ = silent_hub.accept()
         with connection:
             (inside,) = psutil.Process(outside.pid).children()
