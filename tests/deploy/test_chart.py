@@ -330,6 +330,14 @@ def test_hosts_that_cannot_meet_are_refused(given: str, says: str) -> None:
     assert done.returncode != 0 and says in done.stderr, done.stderr
 
 
+@pytest.mark.system
+def test_bounds_of_replicas_that_exclude_one_another_are_refused() -> None:
+    given = ("--set", "worker.autoscaling.minReplicas=9")
+    done = render("demo", VALUES[NAMES.index("autoscaling")], *given)
+    assert done.returncode != 0
+    assert "autoscaling.minReplicas is 9, maxReplicas is" in done.stderr, done.stderr
+
+
 def test_the_router_fetches_with_its_own_settings() -> None:
     (pod,) = [pod for component, pod in pods("hub") if component == "router"]
     (fetches,), (serves,) = pod["initContainers"], pod["containers"]
