@@ -157,7 +157,7 @@ def _with_model_config(words: list[str]) -> list[str]:
         FetchError: There is no such model.
     """
     name = _value(words, "--model")
-    if name is None or Path(name).expanduser().is_dir():
+    if name is None or Path(os.path.expanduser(name)).is_dir():
         return list(words)
     from tasuki.models.fetch import config_folder
 

@@ -73,3 +73,9 @@ def test_a_spoilt_cache_is_measured_anew(model: Path, monkeypatch: pytest.Monkey
         stored.write_text(content)
         assert settle_dtype(model, "auto", {}) == ("float32", "1.0x")
     assert measurement.runs == 3
+
+
+def test_a_config_that_cannot_be_read_is_told(model: Path) -> None:
+    (model / "config.json").unlink()
+    with pytest.raises(LaunchError, match=r"cannot serve .*config\.json'; make it readable"):
+        settle_dtype(model, "auto", {})

@@ -43,6 +43,16 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache.cache_root() == Path("/xdg/tasuki")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.cache_root() == Path.home() / ".cache" / "tasuki"
+    monkeypatch.setenv("TASUKI_CACHE", "~no-such-user/cache")
+    with pytest.raises(cache.CacheError, match=r"~no-such-user/cache, .* set TASUKI_CACHE to"):
+        cache.cache_root()
+
+
+def test_names_that_cannot_be_folders_are_refused() -> None:
+    with pytest.raises(FetchError, match="no model '~no-such-user/model': give"):
+        resolve_model("~no-such-user/model")
+    with pytest.raises(FetchError, match="cannot be read: File name too long"):
+        resolve_model("x" * 300)
 
 
 def test_what_is_there_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,10 @@ def settle_dtype(
     """
     if wanted != "auto":
         return wanted, f"{wanted}: as asked for"
-    key = _key(model, environment)
+    try:
+        key = _key(model, environment)
+    except OSError as error:
+        raise LaunchError(f"cannot serve {model}: {error}; make it readable") from error
     known = _load()
     if key in known:
         dtype, reason = known[key]

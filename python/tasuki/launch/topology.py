@@ -210,7 +210,7 @@ def served_names(config: ServeConfig, model: Path) -> tuple[str, ...]:
     if config.served_names:
         return config.served_names
     asked = config.model.partition("@")[0]
-    is_path = Path(asked).expanduser().is_absolute() or asked.startswith((".", "~"))
+    is_path = asked.startswith(("/", ".", "~"))
     names = [model.name, asked] if is_path or "/" not in asked else [asked]
     return tuple(dict.fromkeys(n for n in names if n and not n.startswith((".", "~", "/"))))
 

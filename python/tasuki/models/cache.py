@@ -8,14 +8,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasuki.errors import TasukiError
+
+
+class CacheError(TasukiError):
+    """There is no place for the cache folder."""
+
 
 def cache_root() -> Path:
-    """The cache folder: `TASUKI_CACHE`, else `XDG_CACHE_HOME/tasuki`, else `~/.cache/tasuki`."""
-    if own := os.environ.get("TASUKI_CACHE"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "tasuki"
-    return Path.home() / ".cache" / "tasuki"
+    """The cache folder: `TASUKI_CACHE`, else `XDG_CACHE_HOME/tasuki`, else `~/.cache/tasuki`.
+
+    Raises:
+        CacheError: It is in a home folder that is not known.
+    """
+    own, xdg = os.environ.get("TASUKI_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(own or (f"{xdg}/tasuki" if xdg else "~/.cache/tasuki"))
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:
+        raise CacheError(
+            f"the cache folder is {folder}, and no such home folder is known: set TASUKI_CACHE to a"
+            " folder that can be written"
+        ) from error
 
 
 def models_dir() -> Path:

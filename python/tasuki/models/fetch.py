@@ -6,6 +6,7 @@ here imports torch.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tasuki.models import cache, default_model, hub
@@ -65,11 +66,16 @@ def model_path(name: str) -> Path | None:
     A hub id always gives None: only the hub's own client knows its cache.
 
     Raises:
-        FetchError: `name` is a folder but not a model's.
+        FetchError: `name` is a folder but not a model's, or it cannot be read.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
+    folder = Path(os.path.expanduser(name))  # as it is where there is no such home folder
+    try:
+        is_folder = folder.is_dir()
+        has_config = is_folder and (folder / "config.json").is_file()
+    except OSError as error:
+        raise FetchError(f"folder {folder} cannot be read: {error.strerror}") from error
+    if is_folder:
+        if not has_config:
             raise FetchError(f"folder {folder} has no config.json: not a Hugging Face model folder")
         return folder.resolve()
     if name.lower() in default_model.ALIASES and default_model.is_present(default_model.folder()):
