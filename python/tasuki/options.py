@@ -53,7 +53,7 @@ class Option:
         if self.choices and value not in self.choices:
             return f"one of {', '.join(self.choices)}"
         low, high = self.bounds
-        if (low is not None and value < low) or (high is not None and value > high):
+        if not ((low is None or value >= low) and (high is None or value <= high)):  # also NaN
             return f"a value from {low}" + ("" if high is None else f" to {high}")
         return None
 

@@ -28,6 +28,7 @@ from tasuki.worker.config import ROLES, ConfigError, WorkerConfig
         ({"block_size": 0}, "block-size is 0"),
         ({"itl_target_ms": -1.0}, "itl-target-ms is -1.0: use a value from 0.0 to 60000.0"),
         ({"lease_s": 0.05}, "lease-s is 0.05: use a value from 0.1 to 3600.0"),
+        ({"step_timeout_s": float("nan")}, "step-timeout-s is nan: use a value from 2.0"),
     ],
 )
 def test_bad_settings_are_refused_with_value_and_remedy(
