@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasuki.launch.config import LOCAL, Topology
@@ -110,15 +111,24 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     return cores
 
 
-def router_port(host: str, wanted: int | None) -> int:
-    """The router's port: the one wanted, else 8000 if it is free, else 0 (any free one)."""
+@contextmanager
+def router_port(host: str, wanted: int | None) -> Iterator[int]:
+    """The router's port: the one wanted, else 8000 if it is free, else 0 (any free one).
+
+    For the length of the block no other launcher of this machine gets 8000: the router binds it
+    some time later.
+    """
     if wanted is not None:
-        return wanted
+        yield wanted
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_UNIX) as claim:
         try:
-            probe.bind((host, PREFERRED_PORT))
+            claim.bind(f"\0tasuki-router-{PREFERRED_PORT}")  # of this network namespace (Linux)
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, PREFERRED_PORT))
+            port = PREFERRED_PORT
         except OSError:
-            return 0
-    return PREFERRED_PORT
+            port = 0
+        yield port

@@ -103,7 +103,10 @@ def _serve(
 ) -> int:
     model = resolve_model(config.model)
     dtype = _dtype(config, engine, model)
-    with log_folder(config.log_dir) as logs:
+    with (
+        log_folder(config.log_dir) as logs,
+        router_port(config.host, config.port) as port,
+    ):
 
         def on_stale() -> None:
             supervisor.call_later(_WRITE_AGAIN_S, file.retry)
@@ -121,7 +124,8 @@ def _serve(
         orderly = False
         with _signals(supervisor):
             try:
-                _start_router(config, model, file, supervisor)
+                # First: it reads the model's tokenizer while the workers load.
+                supervisor.start([topology.router_spec(config, model, file.path, port)])
                 workers.start(model, dtype)
                 file.publish()
                 url = _await_router(config, supervisor)
@@ -149,14 +153,6 @@ def _dtype(config: ServeConfig, engine: Engine, model: Path) -> str:
     if config.worker.dtype == "auto" and config.worker.quantization != "none":
         return "bfloat16"  # of everything but the quantized weights
     return engine.settle_dtype(model)
-
-
-def _start_router(
-    config: ServeConfig, model: Path, file: WorkersFile, supervisor: Supervisor
-) -> None:
-    """Start the router, which reads the model's tokenizer while the workers load."""
-    port = router_port(config.host, config.port)
-    supervisor.start([topology.router_spec(config, model, file.path, port)])
 
 
 def _await_router(config: ServeConfig, supervisor: Supervisor) -> str:
