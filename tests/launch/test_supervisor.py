@@ -40,9 +40,10 @@ time.sleep(600)
 """
 
 
-def spec(name: str, code: str, *more: str) -> ProcessSpec:
+def spec(name: str, code: str, *more: str, may_move: bool = False) -> ProcessSpec:
     arguments = ("--port", "0", *more)
-    return ProcessSpec(name, arguments, (), "ready ", (sys.executable, "-c", code))
+    program = (sys.executable, "-c", code)
+    return ProcessSpec(name, arguments, (), "ready ", program, may_move=may_move)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -146,6 +147,24 @@ def test_the_dead_come_back_on_their_port(supervisor: Supervisor, tmp_path: Path
     watcher.join(DEADLINE_S)
     assert [port for _, port in lines()] == ["0", "4711", "4711"]
     assert supervisor.died
+
+
+@pytest.mark.parametrize(("may_move", "ports"), [(True, "0 4711 0"), (False, "0 4711 4711")])
+def test_a_port_that_is_taken_is_tried_once(
+    supervisor: Supervisor, tmp_path: Path, may_move: bool, ports: str
+) -> None:
+    tried = tmp_path / "tried"
+    taken = SERVE.replace("print", "assert port == '0', 'taken'\nprint", 1)
+    supervisor.start([spec("decode-0", taken, str(tried), may_move=may_move)])
+    supervisor.await_ready(["decode-0"], DEADLINE_S)
+    os.kill(int(tried.read_text().split()[0]), signal.SIGKILL)
+
+    def three() -> bool:
+        supervisor.wait(0.1, restart=True)
+        return len(tried.read_text().splitlines()) >= 3
+
+    eventually(three)
+    assert " ".join(line.split()[1] for line in tried.read_text().splitlines()) == ports
 
 
 def test_stop_ends_even_the_stubborn_and_the_stopped(supervisor: Supervisor) -> None:

@@ -117,6 +117,7 @@ class RayEngine:
                     tuple(environment.items()),
                     "ready ",
                     assigned=tuple(assigned.items()),
+                    may_move=True,
                 )
             )
         return tuple(specs)

@@ -62,6 +62,7 @@ class StoppedError(Exception):
 class _Member:
     spec: ProcessSpec
     backoff: Backoff
+    again: ProcessSpec | None = None  # at the port that it has had
     child: Child | None = None
     address: str = ""
     restart_at_s: float | None = None
@@ -291,7 +292,7 @@ class Supervisor:
         if member.address:
             say(f"{member.spec.name} is back")
         member.address = event.address
-        member.spec = with_port(member.spec, event.address)
+        member.again = with_port(member.spec, event.address)
         if not member.retiring:
             self._on_ready_hook(member.spec.name, event.address)
 
@@ -329,7 +330,9 @@ class Supervisor:
         for member in self._members.values():
             if member.restart_at_s is not None and member.restart_at_s <= time.monotonic():
                 member.restart_at_s = None
-                member.child = self._spawn(member.spec)
+                member.child = self._spawn(member.again or member.spec)
+                if member.spec.may_move:  # unless this one is ready: another process may have it
+                    member.again = None
 
     def _signal(self, names: Collection[str], number: signal.Signals) -> None:
         for name in self._alive(names):

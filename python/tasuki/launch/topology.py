@@ -31,6 +31,7 @@ class ProcessSpec:
         ready_prefix: Start of the stdout line that says it is ready; an address follows.
         program: What the arguments are for.
         preload: Modules that a fork server may import for it, see `forking`.
+        may_move: Whether it may come back at another port than it has had.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ProcessSpec:
     program: tuple[str, ...] = (sys.executable, "-m", "tasuki")
     assigned: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
+    may_move: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def worker_specs(
                 "ready ",
                 assigned=assigned,
                 preload=preload(on_gpus),
+                may_move=True,
             )
         )
     return tuple(specs)
