@@ -36,6 +36,10 @@ pub struct Connection {
     io: Box<dyn Io>,
     /// Received and not yet decoded.
     buffer: BytesMut,
+    /// So many bytes of it are known to be no whole head.
+    incomplete: usize,
+    #[cfg(test)]
+    parses: usize,
     read_bytes: usize,
     /// The last read filled its buffer, so more may have come.
     is_full: bool,
@@ -47,6 +51,9 @@ impl Connection {
         Self {
             io,
             buffer: BytesMut::with_capacity(read_bytes),
+            incomplete: 0,
+            #[cfg(test)]
+            parses: 0,
             read_bytes,
             is_full: false,
         }
@@ -155,16 +162,21 @@ impl Connection {
 
     /// The head, once it is there as a whole; informational ones are skipped.
     fn head(&mut self) -> io::Result<Option<Head>> {
-        loop {
+        // A head ends with a line. It is not parsed again for every byte of a long line.
+        while self.incomplete == 0 || self.buffer[self.incomplete..].contains(&b'\n') {
+            #[cfg(test)]
+            {
+                self.parses += 1;
+            }
             let mut headers = [EMPTY_HEADER; MAX_HEADERS];
             let mut response = httparse::Response::new(&mut headers);
             match response.parse(&self.buffer).map_err(io::Error::other)? {
-                Status::Partial if self.buffer.len() > MAX_HEAD_BYTES => return Err(endless()),
                 Status::Complete(length) if length > MAX_HEAD_BYTES => return Err(endless()),
-                Status::Partial => return Ok(None),
+                Status::Partial => break,
                 Status::Complete(length) => {
                     let informs = response.code.is_some_and(|code| code < 200);
                     let head = (!informs).then(|| Head::new(&response)).transpose()?;
+                    self.incomplete = 0;
                     self.buffer.advance(length);
                     if head.is_some() {
                         return Ok(head);
@@ -172,6 +184,11 @@ impl Connection {
                 }
             }
         }
+        if self.buffer.len() > MAX_HEAD_BYTES {
+            return Err(endless());
+        }
+        self.incomplete = self.buffer.len();
+        Ok(None)
     }
 }
 

@@ -65,6 +65,21 @@ async fn bodies_are_whole_however_they_are_framed_and_cut() {
 }
 
 #[tokio::test]
+async fn a_head_that_trickles_is_parsed_once_for_each_line() {
+    let (ours, mut theirs) = tokio::io::duplex(1);
+    let long = "x".repeat(10_000);
+    let head = format!("HTTP/1.1 200 OK\r\nLong: {long}\r\nContent-Length: 0\r\n\r\n");
+    tokio::spawn(async move {
+        theirs.read_exact(&mut [0; 3]).await.unwrap();
+        theirs.write_all(head.as_bytes()).await.unwrap();
+    });
+    let mut connection = Connection::new(Box::new(ours), 64);
+    let head = connection.ask(b"ask").await.unwrap();
+    assert_eq!(head.map(|head| head.status), Some(200));
+    assert!(connection.parses < 10, "{} times", connection.parses);
+}
+
+#[tokio::test]
 async fn a_closed_connection_is_not_quiet_and_an_early_answer_counts() {
     let (ours, mut theirs) = tokio::io::duplex(100);
     let mut connection = Connection::new(Box::new(ours), 64);
