@@ -170,12 +170,14 @@ pub async fn keep_connected(
     loop {
         let Err(error) = stream.connect_and_listen().await;
         stream.registry.on_unreachable(worker);
-        if stream.is_ending && stream.leave() {
+        if stream.leave() {
             pause = FIRST_PAUSE;
-            tracing::info!(%worker, address = stream.address, "the worker has ended");
-        } else if stream.leave() {
-            pause = FIRST_PAUSE;
-            tracing::warn!(%worker, address = stream.address, %error, "worker lost");
+            logged.clear();
+            if stream.is_ending {
+                tracing::info!(%worker, address = stream.address, "the worker has ended");
+            } else {
+                tracing::warn!(%worker, address = stream.address, %error, "worker lost");
+            }
         } else if logged != error.to_string() {
             if error.needs_an_operator() {
                 tracing::warn!(%worker, address = stream.address, %error, "worker refused");

@@ -11,6 +11,7 @@ mod sglang_worker;
 #[cfg(feature = "otel")]
 mod traces;
 mod vllm;
+mod vllm_broken;
 mod vllm_faults;
 mod vllm_resumed;
 mod vllm_worker;

@@ -103,6 +103,7 @@ pub async fn keep_watched(
         watch.registry.on_unreachable(worker);
         if watch.leave() {
             pause = FIRST_PAUSE;
+            logged.clear();
             tracing::warn!(%worker, address = authority, %error, "worker lost");
         } else if logged != error.to_string() {
             let refused = match &error {

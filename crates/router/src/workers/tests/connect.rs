@@ -15,6 +15,8 @@ use super::super::grpc_link::MOST_BACKLOG_BYTES;
 use super::super::testing::{FakeWorker, idle, info, soon, until};
 use super::super::{Dialling, Dispatched, Liveness, Registry};
 use super::{registry, spec, view};
+use crate::access_log::tests::Lines;
+use crate::config::AccessLog;
 use crate::tls::fleet::WorkerTransport;
 
 const MODEL: ModelId = ModelId(0);
@@ -148,6 +150,26 @@ async fn a_worker_that_does_not_read_is_lost_when_too_much_waits_for_it() {
     let session = worker.session().await;
     session.send(Message::Info(info("a", Role::Mixed)));
     until("the worker again", is_ready).await;
+}
+
+#[tokio::test]
+async fn an_error_is_logged_again_after_a_loss() {
+    let (lines, _guard) = Lines::keep("info", AccessLog::Off);
+    let refused = |lines: &Lines| {
+        let text = lines.text();
+        let logged = text.lines().filter(|line| line.contains("not reached"));
+        logged.filter(|line| line.contains("refused")).count()
+    };
+    let address = FakeWorker::start().await.address;
+    let linked = link(&[address.to_string()], Liveness::default());
+    for losses in 0..2 {
+        until("the error", || refused(&lines) == losses + 1).await;
+        let mut worker = FakeWorker::start_at(address).await;
+        let session = worker.session().await;
+        session.send(Message::Info(info("a", Role::Mixed)));
+        let is_ready = || linked.registry.readiness(MODEL, Instant::now()).is_ok();
+        until("the worker", is_ready).await;
+    }
 }
 
 #[tokio::test]
