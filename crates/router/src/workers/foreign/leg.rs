@@ -11,6 +11,7 @@ use tasuki_flow::{
     Finish, Handoff, LegEnd, LegEndReason, LegKind, LegSpec, Opaque, Output, Ticket,
 };
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::client::{HttpError, MOST_ANSWER_BYTES};
 use super::exchange::{Connections, Exchange};
@@ -39,7 +40,7 @@ pub struct Site {
     pub registry: Arc<Registry>,
     /// Its health is to be looked at now.
     pub doubts: Notify,
-    /// How long a stream that has begun may bring nothing.
+    /// How long a stream that has begun may bring nothing, and an error's body may take.
     pub stalled: Option<Duration>,
     pub loads: KvLoads,
     /// Of data parallelism; `None`: it does not tell.
@@ -285,12 +286,23 @@ impl Leg<'_> {
     /// as the worker says it.
     async fn refused(&self, status: StatusCode, answer: Exchange<'_>) -> Failure {
         let content_type = answer.content_type();
-        let bytes = answer.whole(MOST_ANSWER_BYTES).await.unwrap_or_default();
-        let said = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_LOGGED)]).into_owned();
+        let whole = answer.whole(MOST_ANSWER_BYTES);
+        let whole = match self.site.stalled {
+            Some(limit) => timeout(limit, whole)
+                .await
+                .unwrap_or(Err(HttpError::Late(limit))),
+            None => whole.await,
+        };
+        let said = match &whole {
+            Ok(bytes) => {
+                String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_LOGGED)]).into_owned()
+            }
+            Err(error) => format!("its body does not come: {error}"),
+        };
         let message = format!("{status}: {said}");
-        match status.as_u16() {
-            429 | 503 => Failure::new(LegEndReason::Refused, message),
-            400..=499 => Failure {
+        match (status.as_u16(), whole) {
+            (429 | 503, _) => Failure::new(LegEndReason::Refused, message),
+            (400..=499, Ok(bytes)) => Failure {
                 answer: Some(Opaque::new(Answer {
                     head: Some(Head {
                         status,
