@@ -42,9 +42,10 @@ pub struct ConnectionLimits {
 const MAX_REFUSALS: usize = 256;
 /// How long one of them may take in all.
 const REFUSAL: Duration = Duration::from_secs(2);
-/// Connections to --metrics-listen at once, and those beyond: a quarter of [`OTHER_FILES`].
-const METRICS_CONNECTIONS: usize = 48;
-const METRICS_REFUSALS: usize = 16;
+/// Connections at once, and those beyond, of each port that is not for clients: a quarter of
+/// [`OTHER_FILES`].
+const FEW_CONNECTIONS: usize = 48;
+const FEW_REFUSALS: usize = 16;
 /// Headers of one request together, and what is buffered of a body.
 const MAX_BUFFER_BYTES: usize = 64 << 10;
 /// Pause after a failure to accept, such as too many open files.
@@ -105,16 +106,36 @@ pub async fn serve(
     let_in(entrance, [served, refused], limits, tls, closed).await;
 }
 
-/// Serves /metrics alone, until it is dropped. Its connections leave clients theirs.
+/// Serves /metrics alone, until it is dropped.
 pub async fn serve_metrics(listener: TcpListener, app: Arc<App>, limits: ConnectionLimits) {
+    serve_few(
+        listener,
+        metrics_alone(app),
+        limits,
+        "48 to --metrics-listen",
+    )
+    .await;
+}
+
+/// Serves operators, until it is dropped.
+pub async fn serve_operators(listener: TcpListener, routes: Router, limits: ConnectionLimits) {
+    serve_few(listener, routes, limits, "48 to --admin-port").await;
+}
+
+/// Its connections leave clients theirs.
+async fn serve_few(
+    listener: TcpListener,
+    routes: Router,
+    limits: ConnectionLimits,
+    limit: &'static str,
+) {
     let entrance = Entrance {
         listener,
-        places: Arc::new(Semaphore::new(METRICS_CONNECTIONS)),
-        refusals: Arc::new(Semaphore::new(METRICS_REFUSALS)),
+        places: Arc::new(Semaphore::new(FEW_CONNECTIONS)),
+        refusals: Arc::new(Semaphore::new(FEW_REFUSALS)),
         is_full: false,
-        limit: "48 to --metrics-listen",
+        limit,
     };
-    let routes = metrics_alone(app);
     let never = std::future::pending();
     let_in(entrance, [routes.clone(), routes], limits, None, never).await;
 }

@@ -146,6 +146,11 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         is_local: listener.local_addr()?.ip().to_canonical().is_loopback(),
         ..App::new(Arc::new(service.clone()), models, http)
     });
+    let limits = args.connections();
+    let limits = ConnectionLimits {
+        max_connections: connections::connections_allowed(limits.max_connections),
+        ..limits
+    };
     if let Some(listener) = admin {
         let address = listener.local_addr()?;
         tracing::info!(dashboard = %format_args!("http://{address}/dashboard"), "admin API");
@@ -157,13 +162,8 @@ async fn serve(args: RouterArgs) -> Result<(), StartError> {
         let routes = operators::routes(source, Arc::clone(&app));
         tokio::spawn(async move { metrics.recorder.keep_time().await });
         // It ends with the process: a drain can be watched to its end.
-        tokio::spawn(axum::serve(listener, routes).into_future());
+        tokio::spawn(connections::serve_operators(listener, routes, limits));
     }
-    let limits = args.connections();
-    let limits = ConnectionLimits {
-        max_connections: connections::connections_allowed(limits.max_connections),
-        ..limits
-    };
     if let Some(listener) = metrics {
         let address = listener.local_addr()?;
         tracing::info!(%address, "metrics");

@@ -7,8 +7,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::metrics::Metrics;
 use crate::serve::api::Event;
 use crate::testing::{FakeGenerator, app, tokens_of};
+use crate::workers::testing::registry;
+use crate::{dashboard, operators};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -199,33 +202,44 @@ async fn closing_lets_answers_end_and_idle_connections_not_wait() {
     timeout(LONG, server.task).await.unwrap().unwrap();
 }
 
-#[tokio::test]
-async fn connections_for_metrics_are_few_and_closed_when_idle() {
-    let start = async |idle| {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let limits = ConnectionLimits {
-            max_connections: 8,
-            idle,
-            client_stall: LONG,
-        };
-        let app = app(Arc::new(FakeGenerator::saying("")));
-        tokio::spawn(serve_metrics(listener, app, limits));
-        address
+/// A port that is not for clients, and a page that it has.
+async fn few(is_metrics: bool, idle: Duration) -> (SocketAddr, &'static str) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = ConnectionLimits {
+        max_connections: 8,
+        idle,
+        client_stall: LONG,
     };
-    let address = start(Duration::from_millis(100)).await;
-    let mut idle = TcpStream::connect(address).await.unwrap();
-    assert_eq!(read_all(&mut idle).await, "");
-
-    let address = start(LONG).await;
-    let mut held = Vec::new();
-    for _ in 0..METRICS_CONNECTIONS {
-        held.push(TcpStream::connect(address).await.unwrap());
+    let app = app(Arc::new(FakeGenerator::saying("")));
+    if is_metrics {
+        tokio::spawn(serve_metrics(listener, app, limits));
+        return (address, "/metrics");
     }
-    let mut beyond = TcpStream::connect(address).await.unwrap();
-    let scrape = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n";
-    beyond.write_all(scrape).await.unwrap();
-    let page = timeout(LONG / 2, read_all(&mut beyond)).await;
-    let page = page.expect("it is not held as long as the others");
-    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    let registry = registry(1);
+    let metrics = Arc::new(Metrics::new(&registry));
+    let routes = operators::routes(dashboard::Source { registry, metrics }, app);
+    tokio::spawn(serve_operators(listener, routes, limits));
+    (address, "/workers")
+}
+
+#[tokio::test]
+async fn connections_for_metrics_and_operators_are_few_and_closed_when_idle() {
+    for is_metrics in [true, false] {
+        let (address, _) = few(is_metrics, Duration::from_millis(100)).await;
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        assert_eq!(read_all(&mut idle).await, "");
+
+        let (address, path) = few(is_metrics, LONG).await;
+        let mut held = Vec::new();
+        for _ in 0..FEW_CONNECTIONS {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut beyond = TcpStream::connect(address).await.unwrap();
+        let ask = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n");
+        beyond.write_all(ask.as_bytes()).await.unwrap();
+        let page = timeout(LONG / 2, read_all(&mut beyond)).await;
+        let page = page.expect("it is not held as long as the others");
+        assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    }
 }
