@@ -75,8 +75,8 @@ pub enum Handoff {
     With(Peer),
     /// A prefill leg: end with a ticket.
     IssueTicket,
-    /// A decode leg: the ticket of the prefill leg, unchanged.
-    Redeem(Ticket),
+    /// A decode leg: the ticket of the prefill leg, unchanged, and that one's engine.
+    Redeem { ticket: Ticket, from: Box<str> },
 }
 
 /// What a decode worker needs to get the KV of an ended prefill leg. Opaque: only the links

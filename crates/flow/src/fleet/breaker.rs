@@ -30,6 +30,8 @@ const KINDS: [FailureKind; 3] = [
     FailureKind::Memory,
     FailureKind::Transport,
 ];
+/// Of these.
+const TRANSPORT: usize = 2;
 /// Those that a worker which computes does not have.
 const COMPUTING: [FailureKind; 2] = [FailureKind::Device, FailureKind::Memory];
 
@@ -95,6 +97,19 @@ impl Breakers {
         }
     }
 
+    /// Another worker has got this one's KV.
+    pub fn on_kv_taken(&mut self) {
+        self.kinds[TRANSPORT].close();
+    }
+
+    /// Another worker could not get this one's KV. The leg that computed it may have ended: where
+    /// the breaker is half open, it was the trial.
+    pub fn on_kv_missed(&mut self, now: Duration) {
+        let until = self.kinds[TRANSPORT].until;
+        let half_open = until.is_some_and(|until| until <= now);
+        self.on_failure(FailureKind::Transport, half_open, now);
+    }
+
     /// The connection is over. `had_legs`: a worker that is lost with requests has failed.
     pub fn on_lost(&mut self, had_legs: bool, now: Duration) {
         if had_legs {
@@ -150,8 +165,7 @@ impl Breakers {
             }
             breaker.in_a_row = 0;
             if is_trial {
-                breaker.until = None;
-                breaker.openings = 0;
+                breaker.close();
             }
         }
     }
@@ -164,6 +178,12 @@ impl Breaker {
         self.openings += 1;
         self.total_openings += 1;
         self.in_a_row = 0;
+    }
+
+    fn close(&mut self) {
+        self.in_a_row = 0;
+        self.until = None;
+        self.openings = 0;
     }
 }
 

@@ -19,9 +19,28 @@ impl FleetState {
             self.on_kv_lost(key, slot);
             return;
         }
-        if let Some(state) = self.connected(key) {
-            state.on_shown(slot, shown(end, state.hands_over(slot)));
-            self.reindex(key.worker);
+        let Some(state) = self.connected(key) else {
+            return;
+        };
+        state.on_shown(slot, shown(end, state.hands_over(slot)));
+        let issuer = state.issuer_of(slot);
+        self.reindex(key.worker);
+        if end.reason == LegEndReason::Finished
+            && let Some(issuer) = issuer
+        {
+            self.on_kv_taken(issuer);
+        }
+    }
+
+    /// A leg has got KV by a ticket of this engine, hashed.
+    fn on_kv_taken(&mut self, issuer: u64) {
+        let mut states = self.workers.values_mut();
+        if let Some(state) = states.find(|state| state.is_engine(issuer)) {
+            let (worker, before) = (state.view.id, state.view.health);
+            state.on_kv_asked(true);
+            if state.view.health != before {
+                self.reindex(worker);
+            }
         }
     }
 
@@ -33,7 +52,7 @@ impl FleetState {
         let Some(peer) = peers.find(|state| state.is_engine(peer)) else {
             return;
         };
-        peer.on_peers_failure(FailureKind::Transport);
+        peer.on_kv_asked(false);
         let (peer, health) = (peer.view.id, peer.view.health);
         self.reindex(peer);
         if !matches!(health, Health::Ready | Health::Failing) {
@@ -94,6 +113,8 @@ fn is_failing(state: &super::WorkerState, model: ModelId) -> bool {
 
 fn shown(end: &LegEnd, hands_over: bool) -> Shown {
     match end.reason {
+        // Whether the KV of a ticket gets away is not known yet.
+        LegEndReason::HandedOff if end.ticket.is_some() => Shown::Computes,
         LegEndReason::HandedOff => Shown::HandsOver,
         LegEndReason::Finished if hands_over => Shown::HandsOver,
         LegEndReason::Finished => Shown::Computes,

@@ -29,6 +29,8 @@ pub(super) struct RunningLeg {
     pub handoff: Option<bool>,
     /// Of a decode leg: the engine that it gets its KV from, hashed.
     pub peer: Option<u64>,
+    /// By a ticket: the other leg's end does not show that its KV gets away.
+    pub redeems: bool,
     pub number: u64,
     /// Tokens of output.
     pub produced: u32,
@@ -86,6 +88,7 @@ impl RunningLeg {
 pub(super) fn peer(spec: &LegSpec) -> Option<u64> {
     match (&spec.handoff, spec.kind) {
         (Some(Handoff::With(peer)), LegKind::Decode) => Some(hash(&peer.engine_id)),
+        (Some(Handoff::Redeem { from, .. }), LegKind::Decode) => Some(hash(from)),
         _ => None,
     }
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tasuki_core::{
-    Capabilities, Capacity, CostConfig, FailureKind, Health, KvDomain, ModelId, Outstanding,
-    Payload, ReportedLoad, Role, StepSample, WorkerId, WorkerView,
+    Capabilities, Capacity, CostConfig, Health, KvDomain, ModelId, Outstanding, Payload,
+    ReportedLoad, Role, StepSample, WorkerId, WorkerView,
 };
 
 use super::breaker::{Breakers, Shown};
 use super::prefixes::PlacedPrompt;
 use super::report::{LoadReport, WorkerInfo};
 use super::running_leg::{LegSlot, RunningLeg, handoff, hash, peer};
-use crate::leg::{LegKind, LegSpec};
+use crate::leg::{Handoff, LegKind, LegSpec};
 
 /// One worker of the fleet, connected or not.
 #[derive(Debug)]
@@ -184,11 +184,18 @@ impl WorkerState {
         self.refresh_health();
     }
 
-    /// A leg elsewhere has shown that this worker may be at fault.
-    pub(super) fn on_peers_failure(&mut self, kind: FailureKind) {
-        let no_leg = 0;
-        self.breakers
-            .on_shown(no_leg, Shown::Fails(kind), self.last_report);
+    /// The engine, hashed, whose KV a leg gets by a ticket.
+    pub(super) fn issuer_of(&self, slot: LegSlot) -> Option<u64> {
+        let leg = self.legs.get(slot.index as usize)?.as_ref()?;
+        leg.peer.filter(|_| leg.redeems)
+    }
+
+    /// Whether a leg elsewhere has got this worker's KV.
+    pub(super) fn on_kv_asked(&mut self, is_taken: bool) {
+        match is_taken {
+            true => self.breakers.on_kv_taken(),
+            false => self.breakers.on_kv_missed(self.last_report),
+        }
         self.refresh_health();
     }
 
@@ -299,6 +306,7 @@ impl WorkerState {
             kv_tokens: if decodes { choices * tokens } else { 0 },
             handoff: handoff(spec, self.info.as_ref()),
             peer: peer(spec),
+            redeems: matches!(spec.handoff, Some(Handoff::Redeem { .. })),
             number,
             produced: 0,
             is_counted: false,

@@ -135,9 +135,9 @@ impl Machine {
         let Some(attempt) = self.groups[group].attempt() else {
             return;
         };
-        let prefill = attempt.prefill.worker.key;
+        let prefill = attempt.prefill.worker.clone();
         let view = self.view(group);
-        let Some(decode) = fleet.place_decode(&view, prefill, &[]) else {
+        let Some(decode) = fleet.place_decode(&view, prefill.key, &[]) else {
             let detail = "no decode worker is left for the ticket";
             self.retry(group, RetryReason::WorkerLost, detail, now);
             return;
@@ -148,7 +148,8 @@ impl Machine {
         };
         let leg = attempt.leg_on(decode.key);
         attempt.decode = Some(Leg::new(decode));
-        self.dispatch_decode(group, leg, Handoff::Redeem(ticket), now);
+        let from = prefill.peer.engine_id.into();
+        self.dispatch_decode(group, leg, Handoff::Redeem { ticket, from }, now);
     }
 
     /// Starts a decode leg after its prefill leg; choices that were stopped meanwhile end there.

@@ -219,7 +219,7 @@ fn submit(request_id: String, number: u64, spec: LegSpec) -> v1::Submit {
     let peer = match spec.handoff {
         Some(Handoff::With(peer)) => Some(peer_to_wire(peer)),
         // Only between workers that hand over by tickets.
-        Some(Handoff::IssueTicket | Handoff::Redeem(_)) | None => None,
+        Some(Handoff::IssueTicket | Handoff::Redeem { .. }) | None => None,
     };
     v1::Submit {
         request_id,

@@ -219,7 +219,10 @@ fn a_trial_whose_end_says_nothing_of_the_worker_makes_room_for_another() {
         ..spec(LegKind::Decode, 10)
     };
     let redeemed = LegSpec {
-        handoff: Some(Handoff::Redeem(Ticket(Vec::new()))),
+        handoff: Some(Handoff::Redeem {
+            ticket: Ticket(Vec::new()),
+            from: "engine-9".into(),
+        }),
         ..spec(LegKind::Decode, 10)
     };
     for leg in [from_one_that_left, redeemed] {
@@ -234,4 +237,52 @@ fn a_trial_whose_end_says_nothing_of_the_worker_makes_room_for_another() {
     fleet.on_ended(keys[0], trial.expect("connected"), None); // aborted: nobody waits for it
     fleet.recount(keys[0]);
     assert_eq!(view(&fleet, 0).health, Health::Ready);
+}
+
+#[test]
+fn kv_lost_by_a_ticket_counts_against_both_workers_until_some_is_taken() {
+    let (mut fleet, keys) = joined(2);
+    let prefill = LegSpec {
+        handoff: Some(Handoff::IssueTicket),
+        ..spec(LegKind::Prefill, 10)
+    };
+    let issued = LegEnd {
+        ticket: Some(Ticket(Vec::new())),
+        ..end(R::HandedOff, FailureKind::Device)
+    };
+    let decode = LegSpec {
+        handoff: Some(Handoff::Redeem {
+            ticket: Ticket(Vec::new()),
+            from: "engine-0".into(),
+        }),
+        ..spec(LegKind::Decode, 10)
+    };
+    let lost = end(R::KvLost, FailureKind::Transport);
+    for failures in 0..3 {
+        for worker in [0, 1] {
+            assert_eq!(view(&fleet, worker).health, Health::Ready, "{failures}");
+        }
+        leg_ends(&mut fleet, keys[0], &prefill, &issued);
+        leg_ends(&mut fleet, keys[1], &decode, &lost);
+    }
+    for &key in &keys {
+        assert_eq!(view(&fleet, key.worker.0).health, Health::Failing);
+        fleet.on_report(key, Some(&idle()), at(2));
+    }
+    leg_ends(&mut fleet, keys[0], &prefill, &issued);
+    leg_ends(&mut fleet, keys[1], &decode, &lost);
+    for &key in &keys {
+        fleet.on_report(key, Some(&idle()), at(3));
+        assert_eq!(view(&fleet, key.worker.0).health, Health::Failing, "longer");
+        fleet.on_report(key, Some(&idle()), at(4));
+    }
+    leg_ends(&mut fleet, keys[0], &prefill, &issued);
+    let open = |fleet: &FleetState, worker| {
+        let state = fleet.worker(WorkerId(worker)).expect("known");
+        state.breakers().read().any(|(_, open, _)| open)
+    };
+    assert!(open(&fleet, 0) && open(&fleet, 1));
+    let finished = end(R::Finished, FailureKind::Device);
+    leg_ends(&mut fleet, keys[1], &decode, &finished);
+    assert!(!open(&fleet, 0) && !open(&fleet, 1));
 }

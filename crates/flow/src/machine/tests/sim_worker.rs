@@ -65,7 +65,7 @@ impl SimLeg {
             kind: spec.kind,
             peer: match &spec.handoff {
                 Some(Handoff::With(peer)) => peer.engine_id.clone(),
-                Some(Handoff::Redeem(ticket)) => engine_of(ticket),
+                Some(Handoff::Redeem { ticket, .. }) => engine_of(ticket),
                 Some(Handoff::IssueTicket) | None => String::new(),
             },
             decode_first,

@@ -1,7 +1,7 @@
-//! vLLM workers that are lost again and again, or whose errors stall.
+//! vLLM workers that are lost again and again, or that fail every request.
 
 use super::fake::{Fabric, Worker};
-use super::vllm::{COMPLETIONS, fleet};
+use super::vllm::{COMPLETIONS, fleet, words};
 use super::vllm_worker::{routes as vllm_routes, url};
 use super::*;
 use crate::access_log::tests::Lines;
@@ -53,4 +53,38 @@ async fn an_error_whose_body_stalls_is_a_failure_of_the_worker() {
         assert_eq!(got.status, 500, "{}", got.body);
         assert!(got.body.contains("attempts"), "{}", got.body);
     }
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_fails_every_request_is_left_alone() {
+    let (router, workers, fabric) = fleet(&["prefill", "decode", "decode"]).await;
+    workers[1].set(|manner| manner.status = Some((500, "broken")));
+    for _ in 0..40 {
+        let got = router.post(COMPLETIONS, STREAM).await;
+        assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+    }
+    let tried = workers[1].legs().len();
+    assert!((3..10).contains(&tried), "{tried} of 40 requests");
+    let open = |worker: &str| {
+        let series = format!("tasuki_worker_failing{{worker=\"{worker}\"");
+        router.metric(&series)
+    };
+    assert_eq!([open("0"), open("1"), open("2")], [0.0, 1.0, 0.0]);
+    fabric.check();
+}
+
+#[tokio::test]
+async fn a_prefill_worker_whose_kv_cannot_be_had_is_left_alone() {
+    let (router, mut workers, fabric) = fleet(&["prefill", "prefill", "decode"]).await;
+    // It prefills, and nobody can pull from it.
+    fabric.dead.lock().unwrap().insert("w0".to_owned());
+    for _ in 0..40 {
+        let got = router.post(COMPLETIONS, STREAM).await;
+        assert_eq!(said(&got.body).0, words(4), "{}", got.body);
+    }
+    let tried = workers[0].legs().len();
+    assert!((3..12).contains(&tried), "{tried} of 40 requests");
+    assert!(router.metric("tasuki_worker_breaker_openings_total{worker=\"0\"") > 0.0);
+    workers.clear();
+    fabric.check();
 }

@@ -180,7 +180,7 @@ impl Leg<'_> {
         } else {
             self.forward_whole(answer, told).await?;
         }
-        if let Some(Handoff::Redeem(_)) = self.spec.handoff {
+        if let Some(Handoff::Redeem { .. }) = self.spec.handoff {
             self.site.loads.redeemed(loaded);
         }
         let finish = Output {
@@ -220,7 +220,7 @@ impl Leg<'_> {
             (Engine::Vllm, Some(Handoff::IssueTicket), _) => {
                 Ok(vllm::prefill_body(&client, request.path))
             }
-            (Engine::Vllm, Some(Handoff::Redeem(ticket)), _) => {
+            (Engine::Vllm, Some(Handoff::Redeem { ticket, .. }), _) => {
                 Ok(vllm::decode_body(&client, ticket))
             }
             (Engine::Sglang, Some(Handoff::With(_)), LegKind::Prefill) => {

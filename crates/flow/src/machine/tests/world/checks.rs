@@ -48,7 +48,7 @@ impl World {
         assert!(capabilities.resumes || resumed == 0);
         assert!(capabilities.splits_choices || !split || spec.choices.len() == 1);
         match &spec.handoff {
-            Some(Handoff::Redeem(ticket)) => {
+            Some(Handoff::Redeem { ticket, .. }) => {
                 let at = self.tickets.iter().position(|issued| issued == ticket);
                 self.tickets
                     .remove(at.expect("a ticket that was issued, once"));
