@@ -91,6 +91,7 @@ fn join(fleet: &mut FleetState, id: u32, chunks: ChunkScheme) -> tasuki_flow::Wo
         role_owner: String::new(),
         model: "m".to_owned(),
         further_names: Vec::new(),
+        adapters: Vec::new(),
         domain: KvDomain::default(),
         capabilities: Capabilities::default(),
         vocab_size: 512,

@@ -22,6 +22,7 @@ pub fn info(engine: &str) -> WorkerInfo {
         role_owner: String::new(),
         model: "tiny".to_owned(),
         further_names: Vec::new(),
+        adapters: Vec::new(),
         domain: domain(7),
         capabilities: Capabilities::default(),
         vocab_size: 512,

@@ -1,6 +1,6 @@
 //! Which model a worker serves, by what it says of itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tasuki_core::{Identity, ModelId, Payload};
 
@@ -18,6 +18,8 @@ pub(super) struct Models {
     names: Vec<Vec<String>>,
     /// Where a name is among them: a worker may have thousands, of adapters.
     positions: HashMap<String, usize>,
+    /// Two models may have adapters of one name: that of the first one is served.
+    adapters: HashSet<String>,
     /// So many of them, the first ones, are served by workers that take tokens.
     of_tokens: usize,
     /// Names and identities of the workers admitted so far, where there is one model.
@@ -36,6 +38,7 @@ impl Models {
             of_tokens: names.len(),
             names,
             positions,
+            adapters: HashSet::new(),
             seen: Vec::new(),
         }
     }
@@ -89,7 +92,7 @@ impl Models {
         Ok(ModelId::default())
     }
 
-    /// The model of any of the worker's names, which has all of them from now on.
+    /// The model of any of the worker's names, which has all of them, and its adapters, from now on.
     fn of_opaque(&mut self, info: &WorkerInfo) -> Result<ModelId, JoinError> {
         let theirs = || std::iter::once(&info.model).chain(&info.further_names);
         let known: Vec<_> = theirs().filter_map(|name| self.position(name)).collect();
@@ -104,6 +107,11 @@ impl Models {
             if self.position(name).is_none() {
                 self.names[at].push(name.clone());
                 self.positions.insert(name.clone(), at);
+            }
+        }
+        for name in &info.adapters {
+            if self.position(name).is_none() && self.adapters.insert(name.clone()) {
+                self.names[at].push(name.clone());
             }
         }
         Ok(id(at))

@@ -17,6 +17,9 @@ pub struct WorkerInfo {
     pub model: String,
     /// By which clients may know it too, where requests are not tokens.
     pub further_names: Vec<String>,
+    /// Variants of the model by name, where requests are not tokens. Other workers of the model may
+    /// lack them.
+    pub adapters: Vec<String>,
     pub domain: KvDomain,
     pub capabilities: Capabilities,
     pub vocab_size: u32,

@@ -158,11 +158,17 @@ fn generation(
     if let Some(trace) = &incoming.trace {
         trace.hand_on(&mut headers);
     }
+    let mut body = body.clone();
+    let asked: Option<String> = body.read("model");
+    let aliases = app.settings.foreign_aliases.iter();
+    if let Some((_, name)) = { aliases }.find(|(alias, _)| Some(alias) == asked.as_ref()) {
+        body.set("model", name);
+    }
     let request = ForeignRequest {
         path: incoming.path,
         headers,
         stream,
-        body: body.clone(),
+        body,
         rooms: estimate.is_batch.then_some(estimate.sequences),
         window: Arc::new(Semaphore::new(WINDOW_BYTES)),
         shared: Shared::default(),
@@ -176,7 +182,7 @@ fn generation(
             max_tokens: estimate.max_tokens,
             ..SamplingParams::default()
         },
-        cache_salt: body.read("cache_salt").unwrap_or_default(),
+        cache_salt: incoming.body.read("cache_salt").unwrap_or_default(),
         tenant,
         priority: tenant::priority(priority, true)?,
         opaque: Some(OpaqueRequest {

@@ -1,7 +1,7 @@
 //! What the workers serve, as requests ask for it: made anew after a worker has come, changed or
 //! gone, and not for each request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use tasuki_core::{Identity, ModelId};
@@ -21,6 +21,8 @@ pub struct Catalog {
     pub foreign: Arc<[ForeignModel]>,
     /// Models that SGLang workers serve, each with the identity of these workers.
     pub sglang: Vec<(ModelId, Identity)>,
+    /// Names of adapters, of all models.
+    pub adapters: HashSet<String>,
 }
 
 impl Catalog {
@@ -39,6 +41,7 @@ impl Catalog {
                     common_len: info.max_model_len,
                     vocab_size: info.vocab_size,
                 });
+            catalog.adapters.extend(info.adapters.iter().cloned());
             let member = state.members.get(&worker.view.id);
             let address = member.and_then(|member| Address::parse(&member.address).ok());
             let served = (model, worker.view.domain.identity);

@@ -297,6 +297,7 @@ pub fn local_info(engine: &str) -> WorkerInfo {
         role_owner: String::new(),
         model: "tiny".to_owned(),
         further_names: Vec::new(),
+        adapters: Vec::new(),
         domain: KvDomain::default(),
         capabilities: Capabilities::default(),
         vocab_size: 512,

@@ -83,6 +83,7 @@ pub fn info(info: v1::WorkerInfo) -> Result<WorkerInfo, InfoError> {
         },
         model: info.model,
         further_names: Vec::new(),
+        adapters: Vec::new(),
         domain: KvDomain {
             backend: KV_BACKEND,
             identity,

@@ -149,6 +149,7 @@ pub fn worker_info(
         role_owner: String::new(),
         model: "simulated".to_owned(),
         further_names: Vec::new(),
+        adapters: Vec::new(),
         domain: KvDomain {
             backend: "tasuki",
             identity,

@@ -1,6 +1,9 @@
-//! vLLM workers that are lost again and again, or that fail every request.
+//! vLLM workers that are lost again and again, that fail every request, or that differ in their
+//! adapters.
 
-use super::fake::{Fabric, Worker};
+use serde_json::json;
+
+use super::fake::{Fabric, MODEL, Worker};
 use super::vllm::{COMPLETIONS, fleet, words};
 use super::vllm_worker::{routes as vllm_routes, url};
 use super::*;
@@ -87,4 +90,71 @@ async fn a_prefill_worker_whose_kv_cannot_be_had_is_left_alone() {
     assert!(router.metric("tasuki_worker_breaker_openings_total{worker=\"0\"") > 0.0);
     workers.clear();
     fabric.check();
+}
+
+/// A worker of a model, with an adapter.
+fn with_adapter<const MODEL_NUMBER: u8>(worker: Arc<Worker>) -> axum::Router {
+    let models = async || {
+        let base = match MODEL_NUMBER {
+            0 => MODEL.to_owned(),
+            number => format!("model-{number}"),
+        };
+        axum::Json(json!({"data": [{"id": base}, {"id": "special", "parent": base}]}))
+    };
+    axum::Router::new()
+        .route("/v1/models", axum::routing::get(models))
+        .fallback_service(vllm_routes(worker))
+}
+
+#[tokio::test]
+async fn a_worker_without_the_adapter_does_not_answer_as_its_base() {
+    let fabric = Arc::new(Fabric::default());
+    let with = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
+    let without = FakeWorker::start("w1", "", &fabric, vllm_routes);
+    let router = Router::start(&[url(&with), url(&without)]).await;
+    let body = STREAM.replace(MODEL, "special");
+    let mut seen = 0;
+    for _ in 0..50 {
+        router.post(COMPLETIONS, &body).await;
+        seen = without.bodies().len();
+        if seen > 0 {
+            break;
+        }
+    }
+    assert!(seen > 0, "it was tried");
+    for body in without.bodies() {
+        assert!(body.contains(r#""model":"special""#), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn an_alias_of_an_adapter_is_the_adapter() {
+    let fabric = Arc::new(Fabric::default());
+    let worker = FakeWorker::start("w0", "", &fabric, with_adapter::<0>);
+    let router = Router::tuned(&[url(&worker)], Models::new(Vec::new()), |_, http| {
+        http.foreign_aliases = vec![("mine".to_owned(), "special".to_owned())];
+    })
+    .await;
+    router
+        .post(COMPLETIONS, &STREAM.replace(MODEL, "mine"))
+        .await;
+    let sent = worker.bodies().pop().expect("a request");
+    assert!(sent.contains(r#""model":"special""#), "{sent}");
+}
+
+#[tokio::test]
+async fn two_models_with_an_adapter_of_one_name_stay_two() {
+    let fabric = Arc::new(Fabric::default());
+    let one = FakeWorker::start("w0", "", &fabric, with_adapter::<1>);
+    let other = FakeWorker::start("w1", "", &fabric, with_adapter::<2>);
+    let router = Router::start(&[url(&one), url(&other)]).await;
+    for (model, worker) in [("model-1", &one), ("model-2", &other)] {
+        for _ in 0..5 {
+            let before = worker.legs().len();
+            router
+                .post(COMPLETIONS, &STREAM.replace(MODEL, model))
+                .await;
+            assert_eq!(worker.legs().len(), before + 1, "{model}");
+        }
+    }
 }

@@ -213,6 +213,8 @@ fn info(address: &ForeignAddress, models: &[Model], scrape: &Scrape) -> Option<W
     let base = models.iter().find(|model| model.parent.is_none());
     let base = base.or(models.first())?;
     let others = models.iter().filter(|model| model.id != base.id);
+    let (adapters, others): (Vec<_>, Vec<_>) = others.partition(|model| model.parent.is_some());
+    let ids = |models: Vec<&Model>| models.into_iter().map(|model| model.id.clone()).collect();
     let identity = identity(address.engine, &base.id);
     let endpoint = match address.engine {
         Engine::Vllm => address.authority.clone(),
@@ -227,7 +229,8 @@ fn info(address: &ForeignAddress, models: &[Model], scrape: &Scrape) -> Option<W
         role_epoch: 0,
         role_owner: String::new(),
         model: base.id.clone(),
-        further_names: others.map(|model| model.id.clone()).collect(),
+        further_names: ids(others),
+        adapters: ids(adapters),
         domain: KvDomain {
             backend: address.engine.as_str(),
             identity,
@@ -384,10 +387,7 @@ mod tests {
             .expect("a load");
         assert_eq!((load.running_requests, load.free_blocks), (3, 100));
         let none = scrape(Engine::Vllm, &Samples::new("# nothing\n"));
-        assert_eq!(
-            (none.load, none.sources, none.total_blocks),
-            (None, None, None)
-        );
+        assert!(none.load.is_none() && none.sources.is_none() && none.total_blocks.is_none());
     }
 
     #[test]

@@ -242,9 +242,11 @@ impl Leg<'_> {
     fn with_model(&self, request: &ForeignRequest) -> Object {
         let mut body = request.body.clone();
         let asked: Option<String> = body.read("model");
-        let known = asked
-            .as_ref()
-            .is_some_and(|asked| self.site.names.contains(asked));
+        // An adapter that only other workers have is another model than this one's.
+        let known = asked.as_ref().is_some_and(|asked| {
+            let adapters = || self.site.registry.catalog();
+            self.site.names.contains(asked) || adapters().adapters.contains(asked)
+        });
         if let Some(own) = self.site.names.first()
             && !known
             && request.path.starts_with("/v1/")

@@ -162,7 +162,7 @@ impl Watch {
             ranks,
         } = self.probe().find().await?;
         let names = std::iter::once(&info.model).chain(&info.further_names);
-        let names: Vec<String> = names.cloned().collect();
+        let names: Vec<String> = names.chain(&info.adapters).cloned().collect();
         let (held, let_go) = oneshot::channel();
         let model = info.model.clone();
         let role = info.role;
