@@ -11,13 +11,33 @@ from tasuki.bench import serving
 from tasuki.bench.arguments import words
 from tasuki.bench.batch_command import batch
 from tasuki.bench.errors import BenchError, RunFailedError
-from tasuki.bench.serve_options import serve_flags, with_flags
+from tasuki.bench.serve_options import with_flags
 from tasuki.bench.sweep_file import read_sweep
 
 
-def test_flags_are_known_and_options_with_values_are_not() -> None:
-    assert {"strict-roles", "no-admission", "trust-remote-code", "explain"} <= serve_flags()
-    assert not {"max-model-len", "served-model-name", "help"} & serve_flags()
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("max-model-length", "did you mean max-model-len?"),
+        ("max_model_lenght", "did you mean max-model-len?"),
+        ("strict-role", "did you mean strict-roles?"),
+        ("xyz", "`tasuki serve --help` lists them"),
+    ],
+)
+def test_an_option_that_is_unknown_is_refused_before_anything_starts(
+    name: str, remedy: str
+) -> None:
+    loads = [{"name": "chat", "arguments": {"num-requests": 1}}]
+    own = {"topology": "1m", "serve": {name: 1}}
+    dashed = name.replace("_", "-")
+    for settings, where in (
+        ({"topologies": ["1m"], "serve": {name: 1}}, "serve"),
+        ({"topologies": [own]}, "topology 1m: serve"),
+    ):
+        with pytest.raises(BenchError) as error:
+            read_sweep(None, {**settings, "loads": loads})
+        says = f"{where}: {dashed} is no option of `tasuki serve`: {remedy}"
+        assert str(error.value) == f"flags: {says}"
 
 
 @pytest.mark.parametrize(

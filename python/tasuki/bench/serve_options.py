@@ -1,10 +1,11 @@
-"""Flags of `tasuki serve` among options that are written NAME=VALUE. Pure.
+"""Options of `tasuki serve` that are written NAME=VALUE: known by name, flags as such. Pure.
 
 On a command line a flag has no value, so `strict-roles=true` must become `--strict-roles`.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -18,28 +19,35 @@ _VALUES = {"true": True, "false": False}
 
 
 @functools.cache
-def serve_flags() -> frozenset[str]:
-    """Names of the options of `tasuki serve` that have no value, without dashes in front."""
+def _is_flag() -> dict[str, bool]:
+    """Options of `tasuki serve`, without dashes in front: whether they have no value."""
     app = typer.Typer()
     app.command()(serve)
-    flags = [each for each in typer.main.get_command(app).params if getattr(each, "is_flag", False)]
-    return frozenset(name.removeprefix("--") for each in flags for name in each.opts)
+    return {
+        name.removeprefix("--"): bool(getattr(each, "is_flag", False))
+        for each in typer.main.get_command(app).params
+        for name in each.opts
+    }
 
 
 def with_flags(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options, with true or false as the value of every flag.
+    """The options, each known, with true or false as the value of every flag.
 
     Args:
         options: Of `tasuki serve`, by name.
         where: What the options belong to, for an error.
 
     Raises:
-        BenchError: A flag has another value.
+        BenchError: There is no such option, or a flag has another value.
     """
     said = dict(options)
-    for name in said:
-        value = said[name]
-        if value is None or isinstance(value, bool) or name.replace("_", "-") not in serve_flags():
+    for name, value in options.items():
+        dashed = name.replace("_", "-")
+        if dashed not in _is_flag():
+            like = difflib.get_close_matches(dashed, _is_flag(), 1)
+            remedy = f"did you mean {like[0]}?" if like else "`tasuki serve --help` lists them"
+            raise BenchError(f"{where}: {name} is no option of `tasuki serve`: {remedy}")
+        if value is None or isinstance(value, bool) or not _is_flag()[dashed]:
             continue
         if str(value).lower() not in _VALUES:
             raise BenchError(f"{where}: {name} is {value!r}: it is a flag, use true or false")
