@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.processes import REPOSITORY
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.plan import PROBE_SEED, WARMUP_SEED, Plan, load_seed
@@ -156,6 +157,9 @@ def test_every_load_has_prompts_of_its_own_unless_told(tmp_path: Path) -> None:
         ("workers: 2\nloads: [{name: a}, {name: a}]", "2 load entries are called 'a'"),
         ("workers: 2\nloads: [{name: goodput}]", "rename it"),
         ("topologies: [1m, 1m]\nloads: [{name: a}]", "2 topology entries"),
+        ("topologies: [{topology: 1m, name: a b}]", r"topologies.0.name is 'a b'"),
+        ("topologies: [{topology: 1m, serv: {}}]", "topologies.0.serv is no setting: there is"),
+        ("topologies: [7]", "topologies.0 is 7"),
         ("workers: 2\nloads: [{name: a, each: {rate: []}}]", "each rate has no values"),
         (
             "workers: 2\nloads: [{name: a, arguments: {rate: 1}, each: {rate: [2]}}]",
@@ -180,6 +184,11 @@ def test_a_wrong_file_is_refused_by_name_value_and_remedy(
         read(tmp_path, text)
     assert str(tmp_path / "sweep.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "benchmarks").glob("*.yaml")))
+def test_the_sweeps_of_benchmarks_can_be_read(file: Path) -> None:
+    assert read_sweep(file, {}).loads
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.goodput import SearchSettings
@@ -58,11 +65,16 @@ class _Strict(BaseModel):
 
 
 class TopologyEntry(_Strict):
-    """A topology with a name or options of its own."""
+    """A topology, perhaps with a name or options of its own; a word is the topology alone."""
 
     topology: str
     name: Name | None = None
     serve: Options = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, said: Any) -> Any:
+        return {"topology": said} if isinstance(said, str) else said
 
 
 class LoadEntry(_Strict):
@@ -103,7 +115,7 @@ class SweepFile(_Strict):
     model: str = "smollm2-135m"
     serve: Options = {}
     workers: int | None = None
-    topologies: list[str | TopologyEntry] | None = None
+    topologies: list[TopologyEntry] | None = None
     on: str | None = None
     transport: list[str] | None = None
     spread: list[str] | None = None
@@ -189,8 +201,7 @@ def _targets(sweep: SweepFile, common: Mapping[str, Any]) -> list[Target]:
     if not sweep.topologies:
         raise BenchError("topologies is empty: name at least one, such as 1p1d")
     targets = []
-    for entry in sweep.topologies:
-        one = TopologyEntry(topology=entry) if isinstance(entry, str) else entry
+    for one in sweep.topologies:
         topology = parse_topology(one.topology)
         name = one.name or topology_name(topology)
         where = f"topology {name}: serve"
@@ -286,7 +297,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if part != "TopologyEntry")
+    path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _fields_at(first["loc"])
         return f"{path} is no setting: there is {', '.join(known)}"
