@@ -8,6 +8,7 @@
 pub mod args;
 pub mod arrivals;
 pub mod client;
+pub mod console;
 pub mod error;
 pub mod fake;
 pub mod live;

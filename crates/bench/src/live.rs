@@ -9,6 +9,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
+use crate::console::warn;
+
 /// How often the view changes on a terminal.
 const REFRESH: Duration = Duration::from_millis(250);
 /// How often there is a line where there is no terminal.
@@ -193,7 +195,7 @@ async fn show(counters: Arc<Counters>, total: Option<usize>, bar: Option<Progres
             None => {
                 let of = total.map_or(String::new(), |total| format!("/{total}"));
                 let elapsed_s = (now - began).as_secs();
-                eprintln!("{elapsed_s:>5} s  {}{of}  {line}", reading.ended);
+                warn(&format!("{elapsed_s:>5} s  {}{of}  {line}", reading.ended));
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// The machine of the client, which is the server's too in most first runs.
@@ -34,6 +35,12 @@ impl Machine {
             os: format!("{} {}", word(system.sysname()), word(system.release())),
         }
     }
+}
+
+/// CPU time of this process.
+pub fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The commit that is checked out in the current folder, if it is a repository.

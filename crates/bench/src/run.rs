@@ -3,6 +3,7 @@
 use clap::Parser;
 use clap::error::ErrorKind;
 
+use crate::console::warn;
 use crate::fake::serve_until_told;
 use crate::options::{BenchCli, BenchCommand};
 use crate::serve;
@@ -45,7 +46,7 @@ pub fn run(arguments: Vec<String>) -> i32 {
         }
     };
     code.unwrap_or_else(|error| {
-        eprintln!("tasuki bench {name}: {error}");
+        warn(&format!("tasuki bench {name}: {error}"));
         FAILED
     })
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use tasuki_text::{ModelText, TextError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -15,10 +14,11 @@ use crate::client::{
     Client, ClientOptions, Failure, Network, ProbeError, RequestOptions, Stop, Target, TargetError,
     api_path, served_model, wait_ready,
 };
+use crate::console::{PrintError, print, warn};
 use crate::error::PlanError;
 use crate::live::{Counters, LiveView};
 use crate::load::{Load, Sending};
-use crate::machine::{Machine, git_revision};
+use crate::machine::{Machine, cpu_s, git_revision};
 use crate::options::ServeArgs;
 use crate::pacer::Pacer;
 use crate::plan::Workload;
@@ -66,6 +66,8 @@ pub enum RunError {
     },
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Print(#[from] PrintError),
     #[error("cannot run: {0}")]
     System(#[from] std::io::Error),
 }
@@ -78,7 +80,7 @@ pub enum RunError {
 pub fn serve(args: &ServeArgs, command: &[String]) -> Result<Ended, RunError> {
     let run = Run::new(args, command)?;
     if args.output.dry_run {
-        println!("{}", run.described);
+        print(&format!("{}\n", run.described))?;
         return Ok(Ended::Measured);
     }
     if !args.output.no_output {
@@ -270,11 +272,12 @@ impl<'a> Run<'a> {
             cpu_s,
             threads: measuring.threads.into(),
         };
-        print!("{}", report(&heading, &summary));
+        let printed = print(&report(&heading, &summary));
         if !args.output.no_output {
             self.write(&records, &summary, model, cpu_s, interrupted)?;
-            println!("Result file: {}", self.path.display());
+            print(&format!("Result file: {}\n", self.path.display()))?;
         }
+        printed?;
         Ok(match (interrupted, summary.metrics.completed) {
             (true, _) => Ended::Interrupted,
             (false, 0) => Ended::NothingAnswered,
@@ -291,10 +294,10 @@ impl<'a> Run<'a> {
             return None;
         }
         if end_s <= begin_s {
-            eprintln!(
+            warn(&format!(
                 "the last request was due after {end_s:.1} s, before the steady state begins \
                  ({begin_s:.1} s): the whole run is measured; make it longer"
-            );
+            ));
             return None;
         }
         Some((begin_s, end_s))
@@ -372,12 +375,6 @@ fn is_made_up(kind: WorkloadKind) -> bool {
         kind,
         K::Random | K::Fixed | K::PrefillOnly | K::SharedPrefix | K::MultiTurn
     )
-}
-
-/// CPU time of this process.
-fn cpu_s() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Becomes true at the first SIGINT or SIGTERM; the second ends the process.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use tasuki_bench::console::PrintError;
 use tasuki_bench::error::PlanError;
 use tasuki_bench::result::WriteError;
 use tasuki_reqlog::ReadError;
@@ -16,6 +17,8 @@ pub enum SimulateError {
     Log(#[from] ReadError),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Print(#[from] PrintError),
     #[error("cannot read {path}: {reason}")]
     File { path: PathBuf, reason: String },
     #[error("cannot write {path}: {reason}")]

@@ -6,6 +6,7 @@ use std::time::Instant;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use serde_json::{Value, json};
 use tasuki_bench::args::WorkloadKind;
+use tasuki_bench::console::{print, warn};
 use tasuki_bench::machine::{Machine, git_revision};
 use tasuki_bench::recorder::Record;
 use tasuki_bench::report::{Heading, report};
@@ -54,7 +55,7 @@ pub fn run_simulate(arguments: Vec<String>) -> i32 {
         Ok(completed) if completed > 0 => 0,
         Ok(_) => 1,
         Err(error) => {
-            eprintln!("tasuki simulate: {error}");
+            warn(&format!("tasuki simulate: {error}"));
             1
         }
     }
@@ -93,7 +94,7 @@ fn replayed(
     command: &[String],
 ) -> Result<usize, SimulateError> {
     let began = Instant::now();
-    let simulated = replay(args, matches, log)?;
+    let (simulated, text) = replay(args, matches, log)?;
     let (records, summary) = simulated.summary(args)?;
     let file = ResultFile {
         command,
@@ -101,7 +102,7 @@ fn replayed(
         arrival: json!({"kind": "log", "speed": args.replay.speed}),
         cpu_s: began.elapsed().as_secs_f64(),
     };
-    file.write(args, &simulated, &records, &summary)?;
+    file.write(args, &simulated, &records, &summary, text)?;
     Ok(completed(&summary))
 }
 
@@ -133,8 +134,11 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
     let (records, summary) = simulated.summary(args)?;
     let told = told(&simulated.run, &simulated.hardware.source);
     let cpu_s = began.elapsed().as_secs_f64();
-    if args.output.json {
-        println!("{}", json!({"metrics": summary.metrics, "simulated": told}));
+    let text = if args.output.json {
+        format!(
+            "{}\n",
+            json!({"metrics": summary.metrics, "simulated": told})
+        )
     } else {
         let heading = Heading {
             backend: "tasuki, simulated",
@@ -143,16 +147,15 @@ fn run(args: &SimulateArgs, command: &[String]) -> Result<usize, SimulateError> 
             cpu_s,
             threads: 1,
         };
-        print!("{}", report(&heading, &summary));
-        print!("{}", below(&simulated.run, &told, cpu_s));
-    }
+        report(&heading, &summary) + &below(&simulated.run, &told, cpu_s)
+    };
     let file = ResultFile {
         command,
         workload: described,
         arrival: arrival.describe(),
         cpu_s,
     };
-    file.write(args, &simulated, &records, &summary)?;
+    file.write(args, &simulated, &records, &summary, text)?;
     Ok(completed(&summary))
 }
 
@@ -165,16 +168,18 @@ struct ResultFile<'a> {
 }
 
 impl ResultFile<'_> {
-    /// Writes it, if there is to be one.
+    /// Writes it, if there is to be one, and prints the report.
     fn write(
         self,
         args: &SimulateArgs,
         simulated: &Simulated,
         records: &[Record],
         summary: &Summary,
+        report: String,
     ) -> Result<(), SimulateError> {
+        let printed = print(&report);
         let Some(path) = &args.output.output else {
-            return Ok(());
+            return Ok(printed?);
         };
         let gpus = args.hardware.gpu.as_ref();
         let topology = topology(
@@ -212,9 +217,9 @@ impl ResultFile<'_> {
         };
         result.write(path)?;
         if !args.output.json {
-            println!("result: {}", path.display());
+            print(&format!("result: {}\n", path.display()))?;
         }
-        Ok(())
+        Ok(printed?)
     }
 }
 

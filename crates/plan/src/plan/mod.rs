@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser};
 use tasuki_bench::args::WorkloadArgs;
+use tasuki_bench::console::{print, warn};
 use tasuki_bench::result::check_writable;
 
 use self::args::PlanArgs;
@@ -51,7 +52,7 @@ pub fn run_plan(arguments: Vec<String>) -> i32 {
         Ok(true) => 0,
         Ok(false) => 1,
         Err(error) => {
-            eprintln!("tasuki plan: {error}");
+            warn(&format!("tasuki plan: {error}"));
             1
         }
     }
@@ -92,16 +93,17 @@ fn run(args: &PlanArgs) -> Result<bool, SimulateError> {
         check_writable(path)?;
     }
     let plan = planner.plan()?;
-    print!("{}", text(&plan, began.elapsed().as_secs_f64()));
+    let mut printed = print(&text(&plan, began.elapsed().as_secs_f64()));
     if let Some(path) = &args.goal.output {
         let content = serde_json::to_string_pretty(&plan).unwrap_or_default();
         write(path, &(content + "\n"))?;
-        println!("plan: {}", path.display());
+        printed = printed.and_then(|()| print(&format!("plan: {}\n", path.display())));
     }
     if let Some(path) = &args.goal.values {
         write(path, &plan.helm_values)?;
-        println!("values: {}", path.display());
+        printed = printed.and_then(|()| print(&format!("values: {}\n", path.display())));
     }
+    printed?;
     Ok(plan.best.rate > 0.0)
 }
 

@@ -11,6 +11,7 @@ mod compare;
 mod logged;
 mod notes;
 
+use std::fmt::Write;
 use std::time::Instant;
 
 use clap::parser::ValueSource;
@@ -34,7 +35,7 @@ use crate::simulate::Simulated;
 const UNTOLD_STEPS: &str = "the workers told the router of no steps, as vLLM's and SGLang's; the \
                             replay takes a small CPU's: give --steps, --rates or --gpu";
 
-/// Replays a log. Returns the run that the result file is of, and how many requests were served.
+/// Replays a log. Returns the run that the result file is of, and the report.
 ///
 /// # Errors
 ///
@@ -43,7 +44,7 @@ pub fn replay(
     args: &SimulateArgs,
     matches: &ArgMatches,
     path: &std::path::Path,
-) -> Result<Simulated, SimulateError> {
+) -> Result<(Simulated, String), SimulateError> {
     let began = Instant::now();
     refuse_workload(matches)?;
     let mut log = Logged::read(path)?;
@@ -71,6 +72,7 @@ pub fn replay(
         .map(|then| (then, run(&log, &hardware, then, speed)));
     let then = second.as_ref().map(|(_, run)| figures(&run.outcomes, slo));
     let trust = Trust::of(&measured, &replayed);
+    let mut text = String::new();
     if args.output.json {
         let report = Report {
             log: path.display().to_string(),
@@ -84,9 +86,10 @@ pub fn replay(
             what_if: then.as_ref().map(|then| object(then)),
             change_percent: then.as_ref().map(|then| differences(&replayed, then)),
         };
-        println!("{}", json!(report));
+        let _ = writeln!(text, "{}", json!(report));
     } else {
-        println!(
+        let _ = writeln!(
+            text,
             "{}: {} requests in {:.1} s, before {}, policy {}",
             path.display(),
             log.requests.len(),
@@ -95,18 +98,20 @@ pub fn replay(
             real.router.policy,
         );
         for note in &log.notes {
-            println!("note: {note}");
+            let _ = writeln!(text, "note: {note}");
         }
         if let Some((then, _)) = &second {
-            println!("what if: {}", told(then, &real, speed));
+            let _ = writeln!(text, "what if: {}", told(then, &real, speed));
         }
-        print!("{}", table(&measured, &replayed, then.as_deref()));
-        println!(
+        text += &table(&measured, &replayed, then.as_deref());
+        let _ = writeln!(
+            text,
             "The replay is off by {:.1}% in the median and {:.1}% at most, over TTFT, TPOT and throughput: \
              smaller changes mean nothing.",
             trust.median_percent, trust.worst_percent
         );
-        println!(
+        let _ = writeln!(
+            text,
             "Simulated: {}; {:.2} s.",
             hardware.source,
             began.elapsed().as_secs_f64()
@@ -116,12 +121,13 @@ pub fn replay(
         Some((then, run)) => (then.topology.clone(), run),
         None => (real.topology, first),
     };
-    Ok(Simulated {
+    let simulated = Simulated {
         run,
         hardware,
         topology: deployment,
         last_due_s: log.span_s(),
-    })
+    };
+    Ok((simulated, text))
 }
 
 fn real(args: &SimulateArgs, log: &Logged, hardware: &Hardware) -> Deployment {

@@ -345,7 +345,7 @@ fn the_longest_gap_is_an_objective_of_a_replay() {
     let log = Logged::read(&path).unwrap();
     assert_eq!(met(&log.measured), 0.0);
     // Prompts of 1,200 tokens and more come between the tokens of other requests.
-    let replayed = replay(&args, &matches, &path).unwrap();
+    let (replayed, _) = replay(&args, &matches, &path).unwrap();
     assert!(met(&replayed.run.outcomes) < 100.0);
 }
 
