@@ -14,7 +14,7 @@ from bench_fakes import serve_result
 
 from tasuki.bench import load as load_module
 from tasuki.bench.child import end_child, explain, start_child
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import NothingAnsweredError, RunFailedError
 from tasuki.bench.load import LoadRun, run_load
 
 pytestmark = pytest.mark.system
@@ -131,6 +131,18 @@ def test_a_run_that_gives_no_result_says_why(
     with pytest.raises(RunFailedError, match=says):
         run_load(run)
     assert not run.result.exists()
+
+
+def test_a_run_that_nobody_answered_has_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = {**serve_result(), "metrics": {"completed": 0}, "failures": []}
+    result["failures"] = [{"kind": "HTTP 503", "count": 4, "first": "HTTP 503: busy"}]
+    body = WRITE.format(json.dumps(result)) + "raise SystemExit(1)"
+    monkeypatch.setattr(load_module, "start_child", Script(body).start)
+    with pytest.raises(NothingAnsweredError, match="4 x HTTP 503: busy") as error:
+        run_load(run_of(tmp_path))
+    assert error.value.result["failures"] == result["failures"]
 
 
 def test_a_run_that_takes_too_long_is_ended(

@@ -12,7 +12,7 @@ import pytest
 from bench_fakes import FakeSystem, serve_result
 
 from tasuki.bench import sweep_command
-from tasuki.bench.errors import BenchError, RunFailedError
+from tasuki.bench.errors import BenchError, NothingAnsweredError, RunFailedError
 from tasuki.bench.load import LoadRun
 from tasuki.bench.plan import WARMUP_SEED, Plan, load_seed
 from tasuki.bench.sweep import Sweep
@@ -230,6 +230,38 @@ def test_goodput_is_searched_on_a_server_of_known_capacity(tmp_path: Path) -> No
         "b.json",
         "goodput.json",
     }
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_rate_at_which_nobody_is_answered_is_too_high(
+    tmp_path: Path, dies: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = FakeSystem()
+
+    def answer(run: LoadRun) -> Mapping[str, Any] | None:
+        if run.log.stem != "goodput":
+            return None
+        answered = run.options["request-rate"] <= 5.0
+        count = run.options["num-requests"]
+        due_s = [index / run.options["request-rate"] for index in range(count)]
+        window = {"met": [answered] * count, "due_s": due_s, "in_window": [True] * count}
+        result = serve_result(run.label, **window)
+        if answered:
+            return result
+        system.deployed[-1].reason = "out of memory" if dies else None
+        raise NothingAnsweredError("no request was answered", result)
+
+    system.on_run = answer
+    plan = plan_of(topologies=["1m"], goodput={"slo": "ttft=1s", "load": "a"})
+    state = SweepState(plan, tmp_path)
+    failed = Sweep(plan, state, system.deploy, system.measure, print).run()
+    if dies:
+        assert (failed, reasons(tmp_path)["1m/goodput"]) == (1, "out of memory")
+        assert "found before it failed: 4 req/s and perhaps more" in capsys.readouterr().out
+        return
+    assert failed == 0
+    low, high = json.loads((tmp_path / "1m" / "goodput.json").read_text())["interval"]
+    assert low <= 5.0 <= high <= 1.1 * low
 
 
 def test_a_search_without_outcomes_fails_and_says_so(tmp_path: Path) -> None:

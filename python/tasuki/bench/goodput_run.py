@@ -95,7 +95,7 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
         say: Gets a line after each.
 
     Raises:
-        RunFailedError: A probe could not be run.
+        RunFailedError: A probe could not be run; what was found before is said.
     """
     goal = point.work
     assert isinstance(goal, Goal)
@@ -111,7 +111,13 @@ def search_goodput(point: Point, run: RunProbe, say: Callable[[str], None]) -> F
                 "num-requests": goal.search.requests(rate * _turns(goal.options), look),
                 "seed": PROBE_SEED + next(runs),
             }
-            result = run({**goal.options, **how_much})
+            try:
+                result = run({**goal.options, **how_much})
+            except RunFailedError:
+                if probes:
+                    found = Found(goal.search, tuple(probes), slo, workload).one_line()
+                    say(f"  {point.key}: found before it failed: {found}")
+                raise
             probe = _probe(goal.search, rate, result)
             slo, workload = result["slo"], result["workload"]
             say(

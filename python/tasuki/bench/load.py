@@ -11,7 +11,7 @@ from typing import Any
 
 from tasuki.bench.arguments import words
 from tasuki.bench.child import end_child, explain, start_child
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import NothingAnsweredError, RunFailedError
 from tasuki.bench.header import read_result
 from tasuki.launch.process import describe_exit
 
@@ -54,7 +54,8 @@ def run_load(run: LoadRun, defaults: Mapping[str, Any] | None = None) -> dict[st
         The result.
 
     Raises:
-        RunFailedError: It failed, took too long, or no request was answered.
+        NothingAnsweredError: It ran, and every request failed.
+        RunFailedError: It could not run, took too long, or was interrupted.
     """
     part = run.result.with_name(run.result.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +76,19 @@ def run_load(run: LoadRun, defaults: Mapping[str, Any] | None = None) -> dict[st
         raise RunFailedError(f"took longer than {run.timeout_s:g} s (timeout_s)") from error
     finally:
         end_child(process, _END_GRACE_S)
-    if code != 0:
-        raise RunFailedError(
-            f"tasuki bench serve ended ({describe_exit(code)}): {explain(run.log)}"
-        )
+    if code != 0 and not part.exists():
+        raise _ended(code, run.log)
     result = read_result(part, "serve")
     if result.get("interrupted"):
         raise RunFailedError("the run was interrupted")
     if not result["metrics"]["completed"]:
-        raise RunFailedError(f"no request was answered: {explain(run.log)}")
+        reasons = [f"{each['count']} x {each['first']}" for each in result.get("failures", ())]
+        raise NothingAnsweredError(f"no request was answered: {'; '.join(reasons)}", result)
+    if code != 0:
+        raise _ended(code, run.log)
     part.replace(run.result)
     return result
+
+
+def _ended(code: int, log: Path) -> RunFailedError:
+    return RunFailedError(f"tasuki bench serve ended ({describe_exit(code)}): {explain(log)}")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasuki.bench.errors import RunFailedError
+from tasuki.bench.errors import NothingAnsweredError, RunFailedError
 from tasuki.bench.goodput_run import search_goodput
 from tasuki.bench.header import write_result
 from tasuki.bench.load import LoadRun
@@ -174,7 +174,12 @@ class Sweep:
             def probe(options: Mapping[str, Any]) -> Mapping[str, Any]:
                 with tempfile.TemporaryDirectory() as folder:
                     result = Path(folder, "probe.json")
-                    return self._measure(self._load_run(point, deployment, options, result))
+                    try:
+                        return self._measure(self._load_run(point, deployment, options, result))
+                    except NothingAnsweredError as error:
+                        if deployment.ended() is not None:
+                            raise
+                        return error.result  # the rate is too high
 
             found = search_goodput(point, probe, self._say)
             write_result(path, found.result(self._describe(point.target), deployment.model))
