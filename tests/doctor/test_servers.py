@@ -300,6 +300,45 @@ def test_an_address_that_does_not_answer_is_a_finding() -> None:
     assert [each.what for each in found] == ["http://127.0.0.1:1 does not answer"]
 
 
+def test_a_server_that_ends_while_it_is_watched_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack, text = ExitStack(), capture("vllm-split-after-decode")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            stack.close()
+
+    monkeypatch.setattr("tasuki.doctor.look.time.sleep", sleep)
+    with server(text, v1__models=MODELS, **VERSION) as stays, stack:
+        ends = stack.enter_context(server(text, v1__models=MODELS, **VERSION))
+        addresses = [Address.of(stays), Address.of(ends)]
+        look = Look.at(addresses, Settings(window_s=0.1, probe=None, timeout_s=5.0))
+    found = CHECKS["workers"](look.fleet).findings
+    assert [each.what for each in found] == [f"{ends} does not answer"]
+    assert found[0].evidence[0].startswith("it answered at first: ")
+
+
+def test_metrics_that_cannot_be_read_are_told() -> None:
+    with ExitStack() as stack:
+        bare = stack.enter_context(server(v1__models=MODELS, **VERSION))
+        page = stack.enter_context(server("<p>" + 10_000 * "x", v1__models=MODELS, **VERSION))
+        look = Look.at([Address.of(bare), Address.of(page)], Settings(window_s=0.1, probe=None))
+    outcome = CHECKS["workers"](look.fleet)
+    assert not outcome.findings
+    assert outcome.unseen[0] == f"metrics of {bare}: /metrics answers 404"
+    assert "is no Prometheus text: invalid metric name:<p>" in outcome.unseen[1]
+    assert len(outcome.unseen[1]) < 300
+
+
+@pytest.mark.parametrize("models", [[], "ok", {"data": {"id": "m"}}, {"data": ["m"]}])
+def test_an_answer_that_is_no_list_of_models_is_told(models: Any) -> None:
+    with server(v1__models=models) as url, pytest.raises(NoAnswerError, match="no list of models"):
+        identify(Address.of(url), Http(url, timeout_s=5.0))
+
+
 def test_servers_are_known_by_what_they_show() -> None:
     with ExitStack() as stack:
         made = {

@@ -20,6 +20,7 @@ from tasuki.doctor.servers import (
     Server,
     TasukiServer,
     addresses_of,
+    has_ended,
     identify,
     scrape,
 )
@@ -140,6 +141,8 @@ class Look:
                 time.sleep(max(0.0, begin + number * gap_s - time.monotonic()))
                 list(pool.map(scrape, self.servers))
         for server in self.servers:
+            if server.metrics_error:
+                self._explain(server)
             if isinstance(server, EngineServer):
                 server.infer_role()
             elif isinstance(server, TasukiServer):
@@ -148,6 +151,13 @@ class Look:
                 self._reach(server)
         known = {id(worker) for worker in self.fleet.workers}
         self.fleet.workers += [each for each in self.direct.values() if id(each) not in known]
+
+    def _explain(self, server: Server) -> None:
+        """Why a server showed no metrics at the end."""
+        if ended := has_ended(server):
+            self.fleet.silent[server.http.base] = f"it answered at first: {ended}"
+        else:
+            self.fleet.unread[server.http.base] = server.metrics_error
 
     def _is_only_here(self, worker: Worker) -> bool:
         """Whether a router's metrics are all that there is to see of a worker, or it is lost.

@@ -188,6 +188,7 @@ class Fleet:
 
     Attributes:
         silent: Addresses that did not answer, and why.
+        unread: Addresses that answer, but whose metrics cannot be read, and why.
         link_bytes_per_s: What a link must reach; 0: not said.
         advice: What another ratio would give, from the fleet's own log; empty: no log was given.
     """
@@ -196,6 +197,7 @@ class Fleet:
     pairs: list[Pair] = field(default_factory=list)
     routers: list[Router] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
     link_bytes_per_s: float = 0.0
     advice: str = ""
 

@@ -213,8 +213,8 @@ def _samples(http: Http) -> list[Sample]:
         raise NoAnswerError(f"/metrics answers {answer.status}")
     try:
         return parse(answer.body, answer.content_type)
-    except ValueError as error:
-        raise NoAnswerError(f"/metrics is no Prometheus text: {error}") from error
+    except (ValueError, KeyError) as error:
+        raise NoAnswerError(f"/metrics is no Prometheus text: {str(error)[:160]}") from error
 
 
 def identify(address: Address, http: Http) -> Server:
@@ -266,12 +266,24 @@ def _engine_worker(kind: Engine, address: Address, http: Http, models: Mapping[s
     return worker
 
 
+def has_ended(server: Server) -> str:
+    """Why a server that answered at first answers no more; empty: it still does."""
+    try:
+        _models(server.http)
+    except NoAnswerError as error:
+        return str(error)
+    return ""
+
+
 def _models(http: Http) -> Mapping[str, Any]:
     answer = http.get("/v1/models")
     if answer.status != 200:
         raise NoAnswerError(f"/v1/models answers {answer.status}" + _key_hint(answer.status))
-    data = answer.json().get("data") or [{}]
-    return dict(data[0])
+    found = answer.json()
+    data = found.get("data") or [{}] if isinstance(found, dict) else None
+    if not isinstance(data, list) or not isinstance(data[0], dict):
+        raise NoAnswerError(f"/v1/models is no list of models: {answer.body[:80]!r}")
+    return data[0]
 
 
 def _key_hint(status: int) -> str:

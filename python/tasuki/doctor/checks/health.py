@@ -42,6 +42,7 @@ def workers(fleet: Fleet) -> Outcome:
                 )
             )
         outcome.looked_at.append(worker.name)
+    outcome.unseen += [f"metrics of {where}: {why}" for where, why in fleet.unread.items()]
     return outcome
 
 
