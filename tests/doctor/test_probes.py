@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from tasuki.doctor import probes
+from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.checks.speed import looks_slow, slow_worker
-from tasuki.doctor.http import NoAnswerError
+from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.probes import Plan, Timed, time_workers
 
@@ -66,6 +67,24 @@ def test_one_that_stops_answering_is_asked_no_more() -> None:
     fleet = compared(lambda _: 0.1, breaks)
     assert rounds(fleet) == [list(range(1, 8)), [1, 2]]
     assert fleet.workers[1].probe_error == "gone"
+
+
+def test_a_probe_that_fails_by_the_servers_fault_is_a_finding() -> None:
+    for status, findings in ((500, 1), (502, 1), (503, 0), (404, 0)):
+
+        def fails(round_: int, status: int = status) -> float:
+            raise not_answered(status, "out of memory")
+
+        fleet = compared(fails)
+        found = CHECKS["errors"](fleet).findings
+        assert len(found) == findings, status
+        if findings:
+            assert found[0].evidence == (f"probe: status {status}: out of memory",)
+
+
+def test_a_probe_without_an_answer_failed() -> None:
+    with pytest.raises(FailedError, match="refused"):
+        Http("http://127.0.0.1:1").timed("/v1/completions", {}, 1)
 
 
 def test_the_added_rounds_have_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,10 @@ class NoAnswerError(Exception):
     """Why a server did not answer as it should; one line."""
 
 
+class FailedError(NoAnswerError):
+    """A request that failed by the server's fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, whatever its status."""
@@ -75,7 +79,8 @@ class Http:
         """A streamed completion and how quickly its tokens came.
 
         Raises:
-            NoAnswerError: It failed, or had fewer than two tokens.
+            FailedError: It failed by the server's fault.
+            NoAnswerError: It was refused, or had fewer than two tokens.
         """
         began, times = time.monotonic(), []
         try:
@@ -84,12 +89,12 @@ class Http:
                 for line in answer:
                     if line.startswith(b"data: {"):
                         if b'"error"' in line[:20]:
-                            raise NoAnswerError(line.decode(errors="replace").strip()[:200])
+                            raise FailedError(line.decode(errors="replace").strip()[:200])
                         times.append(time.monotonic())
         except urllib.error.HTTPError as error:
-            raise NoAnswerError(_told(error.code, error.read().decode(errors="replace"))) from error
+            raise not_answered(error.code, error.read().decode(errors="replace")) from error
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(_said(error)) from error
+            raise FailedError(_said(error)) from error
         if len(times) < 3:
             raise NoAnswerError(
                 f"an answer of {len(times)} events, where 3 are needed for its pace"
@@ -125,5 +130,7 @@ def _said(error: BaseException) -> str:
     return str(reason) or type(reason).__name__
 
 
-def _told(status: int, body: str) -> str:
-    return f"status {status}: {' '.join(body.split())[:160]}"
+def not_answered(status: int, body: str) -> NoAnswerError:
+    """What an error status comes to: 503 is the answer to too much load, 4xx are our fault."""
+    kind = FailedError if status >= 500 and status != 503 else NoAnswerError
+    return kind(f"status {status}: {' '.join(body.split())[:160]}")

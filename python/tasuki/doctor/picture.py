@@ -118,7 +118,7 @@ class Worker:
         config: What must be equal among workers, by our names: `version`, `model`, `dtype`, …
         probes: Requests sent to it directly.
         probe_error: Why there are none.
-        lost: Why it does not serve; empty: it does.
+        fails: It failed one of them by its own fault: `probe_error` says how.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Worker:
     scrapes: Scrapes = field(default_factory=Scrapes)
     probes: list[Probe] = field(default_factory=list)
     probe_error: str = ""
-    lost: str = ""
+    fails: bool = False
 
 
 @dataclass(slots=True)
@@ -171,6 +171,7 @@ class Router:
         repeats: Of prompts that were sent twice: tokens that were cached the second time.
         repeat_tokens: Of such a prompt.
         repeat_error: Why none was sent.
+        fails: One of them failed by the fleet's fault: `repeat_error` says how.
     """
 
     name: str
@@ -180,6 +181,7 @@ class Router:
     repeats: list[int] = field(default_factory=list)
     repeat_tokens: int = 0
     repeat_error: str = ""
+    fails: bool = False
 
 
 @dataclass(slots=True)

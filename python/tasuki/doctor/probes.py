@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasuki.doctor.http import Http, NoAnswerError
+from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
 from tasuki.doctor.picture import Pair, Probe, Router, Worker
 from tasuki.doctor.servers import EngineServer
 
@@ -94,6 +94,7 @@ def _time(subjects: list[tuple[Worker, Timed]], rounds: range, budget_s: float) 
                 probe = timed(round_)
             except NoAnswerError as error:
                 worker.probe_error = str(error)
+                worker.fails = isinstance(error, FailedError)
                 continue
             if round_:
                 worker.probes.append(probe)
@@ -133,14 +134,14 @@ def repeat(router: Router, http: Http, model: str, run: str, plan: Plan) -> None
             router.repeats.append(cached)
     except NoAnswerError as error:
         router.repeat_error = str(error)
+        router.fails = isinstance(error, FailedError)
 
 
 def _cached(http: Http, body: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens of a prompt, and how many of them were cached."""
     answer = http.post("/v1/completions", body)
     if answer.status != 200:
-        text = " ".join(answer.body.split())[:160]
-        raise NoAnswerError(f"status {answer.status}: {text}")
+        raise not_answered(answer.status, answer.body)
     usage = answer.json().get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     if details.get("cached_tokens") is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from tasuki.doctor.http import NoAnswerError
+from tasuki.doctor.http import FailedError, NoAnswerError
 from tasuki.doctor.picture import Probe, Role, Worker
 from tasuki.kv.fleet import DIRECT, FLEET_NAME
 from tasuki.kv.fleet import Fleet as Certificates
@@ -48,7 +48,7 @@ def _stream(
     try:
         yield call, outgoing
     except grpc.RpcError as error:
-        raise NoAnswerError(f"{error.code().name.lower()}: {error.details()}") from error
+        raise FailedError(f"{error.code().name.lower()}: {error.details()}") from error
     finally:
         call.cancel()
         outgoing.put(None)
@@ -121,7 +121,8 @@ def timed(
                 times.append((time.monotonic(), found))
             for end in message.step.ended:
                 if end.reason != pb.LEG_END_FINISHED or len(times) < 2:
-                    raise NoAnswerError(
+                    failed = end.reason == pb.LEG_END_FAILED
+                    raise (FailedError if failed else NoAnswerError)(
                         f"its answer ended by {end.message or pb.LegEndReason.Name(end.reason)}"
                     )
                 decoded = sum(count for _, count in times[1:])

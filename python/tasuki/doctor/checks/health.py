@@ -11,6 +11,7 @@ _PREEMPTED_SHARE = 0.05
 _FULL = 0.85  # on average: what waits next needs more than the rest
 # Statuses: 4xx are the clients', and 503 is the answer to too much load and to probes at the start.
 _OUR_FAULT = ("500", "502", "504")
+_READ_LOG = "read its log at that time: an error there has the cause"
 
 
 def workers(fleet: Fleet) -> Outcome:
@@ -27,7 +28,7 @@ def workers(fleet: Fleet) -> Outcome:
         )
     for worker in fleet.workers:
         last = worker.scrapes.last
-        why = worker.lost
+        why = ""
         if last("up") == 0:
             why = f"{worker.scrapes.source('up')} is 0: the router is not connected to it"
         elif last("failing"):
@@ -49,6 +50,12 @@ def workers(fleet: Fleet) -> Outcome:
 def errors(fleet: Fleet) -> Outcome:
     """Requests that fail by the fleet's fault."""
     outcome = Outcome()
+    failed = [(each.name, each.repeat_error) for each in fleet.routers if each.fails]
+    failed += [(each.name, each.probe_error) for each in fleet.workers if each.fails]
+    for name, why in failed:
+        outcome.findings.append(
+            Finding(f"{name} failed a small request", (f"probe: {why}",), _READ_LOG, (name,))
+        )
     for router in fleet.routers:
         if router.engine == "tasuki":
             outcome.looked_at.append(router.name)
@@ -70,7 +77,7 @@ def errors(fleet: Fleet) -> Outcome:
                         f"{scrapes.source(name)}: {found.value:.0f} of {requests.value:.0f}"
                         f" requests {found.when}",
                     ),
-                    "read its log at that time: an error there has the cause",
+                    _READ_LOG,
                     (worker.name,),
                     {name: found.value, "requests": requests.value},
                 )
