@@ -281,6 +281,14 @@ def test_errors_preemptions_and_full_memory_are_found() -> None:
         assert not found(check, Fleet([worker("w", {**good, "requests": 0.0}, good)])), check
 
 
+def test_errors_of_a_router_that_was_started_again_are_found() -> None:
+    reason = "tasuki_failures_total", "worker"
+    shown = scrapes({"requests": 500.0}, {"requests": 40.0})
+    for before, after, findings in ((90.0, 8.0, 1), (90.0, 0.0, 0), (2.0, 8.0, 1)):
+        router = Router("r", "tasuki", scrapes=shown, by_reason={reason: (before, after)})
+        assert len(found("errors", Fleet(routers=[router]))) == findings, (before, after)
+
+
 def test_preemptions_of_our_workers_are_judged_by_their_routers_requests() -> None:
     ours = worker(
         "w",

@@ -26,6 +26,11 @@ class Reading:
     when: str
 
 
+def growth(before: float, after: float) -> float:
+    """How much a counter grew; one that is smaller than before began again at 0."""
+    return after - before if after >= before else after
+
+
 @dataclass(slots=True)
 class Scrapes:
     """Values of one thing at several moments.
@@ -69,9 +74,7 @@ class Scrapes:
     def gained(self, name: str) -> float | None:
         """How much a counter grew in the window; after a restart what it has since then."""
         found = self.all(name)
-        if len(found) < 2:
-            return None
-        return found[-1] - found[0] if found[-1] >= found[0] else found[-1]
+        return None if len(found) < 2 else growth(found[0], found[-1])
 
     def recent(self, name: str, of: str, least: float) -> Reading | None:
         """A counter in the window, if enough happened in it, else since the start.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasuki.doctor.picture import Fleet, Pair, Worker
+from tasuki.doctor.picture import Fleet, Pair, Worker, growth
 from tasuki.doctor.result import Finding, Outcome
 
 LEAST_REQUESTS = 5
@@ -32,8 +32,8 @@ def recomputed(fleet: Fleet) -> Outcome:
                     Finding(
                         f"{after:.0f} prompts of vLLM workers were computed twice ({reason})",
                         (
-                            f'{metric}{{reason="{reason}"}}: {after:.0f}, {after - before:.0f} of'
-                            " them in the window",
+                            f'{metric}{{reason="{reason}"}}: {after:.0f},'
+                            f" {growth(before, after):.0f} of them in the window",
                         ),
                         _REMEDIES.get(reason, _REMEDIES["not_loaded"]),
                         (router.name,),

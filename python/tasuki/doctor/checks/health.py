@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasuki.doctor.picture import Fleet, Router, Worker
+from tasuki.doctor.picture import Fleet, Router, Worker, growth
 from tasuki.doctor.result import Finding, Outcome
 
 _LEAST_REQUESTS = 5
@@ -93,7 +93,7 @@ def _router_errors(router: Router, outcome: Outcome) -> None:
     windowed = requests.when.startswith("in ")
     for metric in ("tasuki_failures_total", "tasuki_http_errors_total"):
         by_reason = {
-            reason: after - before if windowed else after
+            reason: growth(before, after) if windowed else after
             for (name, reason), (before, after) in router.by_reason.items()
             if name == metric and (metric == "tasuki_failures_total" or reason in _OUR_FAULT)
         }
