@@ -8,6 +8,8 @@ import pytest
 
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.picture import Engine, Fleet, Pair, Probe, Role, Router, Scrapes, Worker
+from tasuki.doctor.samples import parse, read
+from tasuki.doctor.series import VLLM
 
 
 def scrapes(*moments: Mapping[str, float], gap_s: float = 2.0) -> Scrapes:
@@ -312,3 +314,16 @@ def test_an_empty_picture_has_no_findings() -> None:
     for name, check in CHECKS.items():
         assert not check(Fleet()).findings, name
         assert not check(Fleet([worker("a"), worker("b", role="decode")])).findings, name
+
+
+def test_a_counter_that_appears_with_its_first_error_has_grown_from_nothing() -> None:
+    shown = Scrapes()
+    success, errors = "vllm:request_success_total", "http_requests_total"
+    for now, count in ((0.0, 0), (1.0, 30), (2.0, 30)):
+        lines = [f'{success}{{finished_reason="stop"}} {100 + 100 * now}']
+        lines.append(f'{errors}{{status="2xx"}} {100 + 100 * now}')
+        lines += [f'{errors}{{status="5xx"}} {count}'] if count else []
+        shown.add(now, *read(parse("\n".join(lines) + "\n"), VLLM))
+    fleet = Fleet([Worker("w", "vllm", "mixed", "m", scrapes=shown)])
+    (finding,) = CHECKS["errors"](fleet).findings
+    assert finding.evidence == ('http_requests_total{status="5*"}: 30 of 200 requests in 2 s',)

@@ -80,6 +80,12 @@ def read(
             values[name] = series.scale * (total / len(found) if series.how == "mean" else total)
             sources[name] = str(series)
             break
+        else:
+            # A counter has a label's samples from the first event on: until then it is 0.
+            for series in choices:
+                if series.labels and series.name.endswith("_total") and series.name in by_name:
+                    values[name], sources[name] = 0.0, str(series)
+                    break
     return values, sources
 
 
