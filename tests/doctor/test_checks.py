@@ -327,3 +327,14 @@ def test_a_counter_that_appears_with_its_first_error_has_grown_from_nothing() ->
     fleet = Fleet([Worker("w", "vllm", "mixed", "m", scrapes=shown)])
     (finding,) = CHECKS["errors"](fleet).findings
     assert finding.evidence == ('http_requests_total{status="5*"}: 30 of 200 requests in 2 s',)
+
+
+def test_a_ratio_is_judged_for_each_model() -> None:
+    fleet = sides(WAITS, ROOM)
+    for other in sides(IDLE, IDLE).workers:
+        other.model, other.name = "n", f"{other.name} of n"
+        fleet.workers.append(other)
+    (finding,) = CHECKS["ratio"](fleet).findings
+    assert finding.what.startswith("1 prefill : 1 decode of m is the wrong ratio")
+    assert finding.workers == ("p",)
+    assert len(CHECKS["ratio"](fleet).looked_at) == 2

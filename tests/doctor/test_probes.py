@@ -11,8 +11,10 @@ from tasuki.doctor import probes
 from tasuki.doctor.checks import CHECKS
 from tasuki.doctor.checks.speed import looks_slow, slow_worker
 from tasuki.doctor.http import FailedError, Http, NoAnswerError, not_answered
+from tasuki.doctor.look import Look, Settings
 from tasuki.doctor.picture import Fleet, Probe, Worker
 from tasuki.doctor.probes import Plan, Timed, time_workers
+from tasuki.doctor.servers import EngineServer
 
 PLAN = Plan(rounds=7)
 UNLUCKY = range(1, 8)
@@ -110,3 +112,15 @@ def test_one_that_is_slow_by_its_metrics_alone_adds_no_rounds() -> None:
             worker.scrapes.add(tokens, {"output_tokens": tokens, "decode_step_s": step_s})
     assert [finding.workers for finding in slow_worker(fleet).findings] == [("b",)]
     assert not looks_slow(fleet)
+
+
+def test_only_servers_of_one_model_are_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "split", lambda *_: None)
+    look = Look(Settings())
+    for model in ("m", "n"):
+        for role in ("prefill", "decode"):
+            served = Worker(f"{role} of {model}", "vllm", role, model)  # type: ignore[arg-type]
+            look.servers.append(EngineServer(Http("http://127.0.0.1:1"), served))
+    look._split("run")
+    pairs = [pair.name for pair in look.fleet.pairs]
+    assert pairs == ["prefill of m → decode of m", "prefill of n → decode of n"]

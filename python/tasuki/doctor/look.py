@@ -260,6 +260,8 @@ class Look:
         """A request over each pair of vLLM workers whose roles are known."""
         for prefill in self._vllm("prefill"):
             for decode in self._vllm("decode"):
+                if prefill.worker.model != decode.worker.model:
+                    continue
                 if len(self.fleet.pairs) >= _MOST_PAIRS:
                     return
                 pair = Pair(prefill.worker, decode.worker)

@@ -17,19 +17,30 @@ _LEAST_SCRAPES = 4
 def ratio(fleet: Fleet) -> Outcome:
     """A queue on one side that lasts, and room on the other."""
     outcome = Outcome()
-    sides = {role: fleet.of_role(role) for role in ("prefill", "decode")}
-    if not all(sides.values()):
-        if any(sides.values()) or not fleet.workers:
-            outcome.unseen.append("only one role is known: say the others' (…?role=prefill)")
-        return outcome
+    models = [_sides(workers) for workers in fleet.peers()]
+    split = [sides for sides in models if all(sides.values())]
+    if not split and (fleet.of_role("prefill", "decode") or not fleet.workers):
+        outcome.unseen.append("only one role is known: say the others' (…?role=prefill)")
+    for sides in split:
+        model = f" of {sides['prefill'][0].model}" if len(split) > 1 else ""
+        _judge(fleet, sides, model, outcome)
+    return outcome
+
+
+def _sides(workers: Sequence[Worker]) -> dict[str, list[Worker]]:
+    return {role: [w for w in workers if w.role == role] for role in ("prefill", "decode")}
+
+
+def _judge(fleet: Fleet, sides: dict[str, list[Worker]], model: str, outcome: Outcome) -> None:
+    """Of the workers of one model; `model` names it where there are several."""
     counts = [len(w.scrapes.values) for side in sides.values() for w in side]
     if min(counts) < _LEAST_SCRAPES:
-        outcome.unseen.append("how busy the workers are: metrics of some are missing")
-        return outcome
+        outcome.unseen.append(f"how busy the workers{model} are: metrics of some are missing")
+        return
     busy = {role: _busy(side) for role, side in sides.items()}
     queued = {role: _queued(side) for role, side in sides.items()}
     admission = _admission(fleet)
-    shape = f"{len(sides['prefill'])} prefill : {len(sides['decode'])} decode"
+    shape = f"{len(sides['prefill'])} prefill : {len(sides['decode'])} decode{model}"
     outcome.looked_at.append(
         f"{shape}, busy {busy['prefill']:.0%} : {busy['decode']:.0%}, queue"
         f" {queued['prefill']:.0%} : {queued['decode']:.0%} of the time"
@@ -49,12 +60,11 @@ def ratio(fleet: Fleet) -> Outcome:
                     f"requests waited for {short} in {waits:.0%} of the scrapes, for {other} in"
                     f" {queued[other]:.0%}",
                 ),
-                fleet.advice or _remedy(short, other, sides),
+                (not model and fleet.advice) or _remedy(short, other, sides),
                 tuple(each.name for each in sides[short]),
                 {f"{role}_busy_share": share for role, share in busy.items()},
             )
         )
-    return outcome
 
 
 def _remedy(short: str, other: str, sides: dict[str, list[Worker]]) -> str:
