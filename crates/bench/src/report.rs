@@ -121,7 +121,7 @@ fn source(source: TokenCountSource) -> &'static str {
 }
 
 fn goodput(table: &mut Table, slo: Option<&Slo>, summary: &Summary) {
-    let (Some(slo), Some(goodput)) = (slo, summary.metrics.goodput) else {
+    let Some(slo) = slo else {
         return;
     };
     table.title("Goodput", '-');
@@ -136,6 +136,11 @@ fn goodput(table: &mut Table, slo: Option<&Slo>, summary: &Summary) {
             table.number(&format!("{name} at most (ms):"), limit_s * 1e3);
         }
     }
+    let Some(goodput) = summary.metrics.goodput else {
+        let unknown = "Not known which requests met it, as nobody counted tokens.\n";
+        table.text.push_str(unknown);
+        return;
+    };
     table.number("Request goodput (req/s):", goodput);
     let attainment = summary.metrics.attainment.unwrap_or(0.0);
     table.number("Requests that met it (%):", attainment * 100.0);

@@ -57,6 +57,12 @@ impl Slo {
         *self == Self::default()
     }
 
+    /// Whether a limit is of later tokens than the first, which somebody must count.
+    #[must_use]
+    pub fn is_of_tokens(&self) -> bool {
+        self.ttst_s.is_some() || self.tpot_s.is_some() || self.itl_s.is_some()
+    }
+
     /// Whether a successful request kept every limit. What an answer is too
     /// short to have keeps its limit.
     #[must_use]

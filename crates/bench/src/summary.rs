@@ -93,7 +93,7 @@ pub struct Summary {
     pub token_count_source: TokenCountSource,
     /// Whether each record is measured.
     pub in_window: Vec<bool>,
-    /// Whether each record met every objective; None without objectives.
+    /// Whether each record met every objective; None without objectives, or not known.
     pub met: Vec<Option<bool>>,
     /// Requests that were in flight when the run was stopped.
     pub interrupted: usize,
@@ -167,10 +167,11 @@ fn metrics(
         .filter(|record| record.failure.is_none())
         .collect();
     let seen: Vec<Seen> = completed.iter().filter_map(|record| seen(record)).collect();
-    let is_good = |record: &&&Record| met(record, measuring.slo) == Some(true);
-    let good = measuring
+    let verdicts = measured.iter().map(|record| met(record, measuring.slo));
+    let verdicts = measuring
         .slo
-        .map(|_| measured.iter().filter(is_good).count() as f64);
+        .and_then(|_| verdicts.collect::<Option<Vec<bool>>>());
+    let good = verdicts.map(|met| met.into_iter().filter(|met| *met).count() as f64);
     let output_throughput = rate(counts.output_tokens as f64);
     let input_throughput = rate(counts.input_tokens as f64);
     let queue = || milliseconds(measured.iter().map(|r| Some(r.sent_s - r.due_s)));
@@ -219,10 +220,14 @@ fn milliseconds(seconds: impl Iterator<Item = Option<f64>>) -> Option<Spread> {
         .spread()
 }
 
-/// Whether a request met every objective; a failed one has met none.
+/// Whether a request met every objective; a failed one has met none. None: there are none, or they
+/// are of tokens that nobody counted.
 fn met(record: &Record, slo: Option<&Slo>) -> Option<bool> {
-    let answered = || record.failure.is_none().then(|| seen(record)).flatten();
-    slo.map(|slo| answered().is_some_and(|seen| slo.is_met(&seen)))
+    let slo = slo?;
+    let seen = record.failure.is_none().then(|| seen(record)).flatten();
+    let is_met = seen.is_some_and(|seen| slo.is_met(&seen));
+    let is_known = record.source != TokenCountSource::Unknown || !slo.is_of_tokens();
+    (is_known || !is_met).then_some(is_met)
 }
 
 /// What the user of a completed request saw; None if it had no token.

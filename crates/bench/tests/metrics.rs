@@ -158,6 +158,28 @@ async fn a_total_alone_is_shared_and_nobodys_count_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn without_counts_objectives_of_tokens_are_not_called_met() {
+    let script = |asked: &Asked| stream(asked, &[(30, 2), (20, 1), (60, 3)]);
+    let mut setting = Setting::new(ONE_A_SECOND);
+    setting.usage = UsageStats::None;
+    let run = run(setting, requests(1, 6), script).await;
+    let judged = |objectives: &str| {
+        let slo = objectives.parse().unwrap();
+        let measuring = Measuring {
+            slo: Some(&slo),
+            ..Measuring::default()
+        };
+        let summary = summarize(&run.records, measuring);
+        (summary.met[0], summary.metrics.attainment)
+    };
+    for unknown in ["tpot=1us", "ttst=1us", "itl=1us", "ttft=1s,tpot=1s"] {
+        assert_eq!(judged(unknown), (None, None), "{unknown}");
+    }
+    assert_eq!(judged("ttft=1us,tpot=1s"), (Some(false), Some(0.0)));
+    assert_eq!(judged("ttft=1s,e2e=1s"), (Some(true), Some(1.0)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stall_is_seen_where_it_is() {
     let script = |asked: &Asked| stream(asked, &[(40, 1), (10, 1), (500, 1), (10, 1)]);
     let run = run(Setting::new(ONE_A_SECOND), requests(1, 4), script).await;

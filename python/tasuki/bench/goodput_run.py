@@ -159,6 +159,9 @@ def outcomes_of(result: Mapping[str, Any]) -> list[bool]:
     requests = result["requests"]
     met, due_s, in_window = (requests.get(name) for name in ("met", "due_s", "in_window"))
     if not met or None in met:
-        raise RunFailedError("the result does not say which requests met the SLO")
+        raise RunFailedError(
+            "the result does not say which requests met the SLO: if nobody counted their tokens,"
+            " give tokenizer"
+        )
     order = sorted(range(len(met)), key=lambda index: due_s[index])
     return [bool(met[index]) for index in order if in_window[index]]
