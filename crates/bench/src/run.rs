@@ -5,6 +5,7 @@ use clap::error::ErrorKind;
 
 use crate::console::warn;
 use crate::fake::serve_until_told;
+use crate::machine::raise_open_files;
 use crate::options::{BenchCli, BenchCommand};
 use crate::serve;
 
@@ -31,6 +32,7 @@ pub fn run(arguments: Vec<String>) -> i32 {
             };
         }
     };
+    raise_open_files();
     let (name, code) = match cli.command {
         BenchCommand::FakeServer(args) => {
             let served = serve_until_told(args);
@@ -88,6 +90,21 @@ mod tests {
             without_secrets(&words).join(" "),
             "serve --api-key *** --seed 1 --header=*** --header ***"
         );
+    }
+
+    #[test]
+    fn a_command_may_open_as_many_files_as_the_system_allows() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        let files = getrlimit(Resource::Nofile);
+        let most = files.maximum.unwrap_or(1 << 20);
+        let lowered = Rlimit {
+            current: Some(most - 1),
+            maximum: files.maximum,
+        };
+        setrlimit(Resource::Nofile, lowered).unwrap();
+        assert_eq!(run(vec!["serve".to_owned(), "--dry-run".to_owned()]), 0);
+        assert_eq!(getrlimit(Resource::Nofile).current, files.maximum);
     }
 
     #[test]
