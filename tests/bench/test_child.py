@@ -29,6 +29,15 @@ def test_a_child_that_fails_is_explained_by_its_own_last_words(tmp_path: Path) -
     assert "nowhere" not in explain(log)
 
 
+def test_a_log_that_cannot_be_written_fails_one_run(tmp_path: Path) -> None:
+    full, file = tmp_path / "full.log", tmp_path / "file"
+    full.symlink_to("/dev/full")
+    file.write_text("")
+    for log, why in ((full, "No space left on device"), (file / "x.log", "exists")):
+        with pytest.raises(RunFailedError, match=f"{log.name} cannot be written .*{why}"):
+            start_child(["model", "list"], log)
+
+
 def test_a_child_that_does_not_listen_is_killed() -> None:
     body = "import signal; signal.signal(2, signal.SIG_IGN); print('deaf', flush=True); input()"
     process = subprocess.Popen(

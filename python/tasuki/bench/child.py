@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tasuki.bench.errors import RunFailedError
 from tasuki.launch.parent_death import PARENT_VARIABLE
 from tasuki.launch.supervisor import last_words
 
@@ -25,11 +26,21 @@ _TAIL_LINES = 12
 def start_child(
     arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run `tasuki ARGUMENTS`, with more variables; its output is appended to `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        output.write(f"--- tasuki {' '.join(arguments)}\n".encode())
-        output.flush()
+    """Run `tasuki ARGUMENTS`, with more variables; its output is appended to `log`.
+
+    Raises:
+        RunFailedError: The log cannot be written.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        output = log.open("ab", buffering=0)
+    except OSError as error:
+        raise _not_written(log, error) from error
+    with output:
+        try:
+            output.write(f"--- tasuki {' '.join(arguments)}\n".encode())
+        except OSError as error:
+            raise _not_written(log, error) from error
         return subprocess.Popen(
             [sys.executable, "-m", "tasuki", *arguments],
             stdin=subprocess.DEVNULL,
@@ -43,6 +54,10 @@ def start_child(
             },
             start_new_session=True,
         )
+
+
+def _not_written(log: Path, error: OSError) -> RunFailedError:
+    return RunFailedError(f"{log} cannot be written ({error.strerror}): make room for logs there")
 
 
 def end_child(process: subprocess.Popen[bytes], grace_s: float) -> None:
